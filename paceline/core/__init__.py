@@ -1,0 +1,1 @@
+"""Values and arithmetic: pure functions over frozen values, no input or output."""

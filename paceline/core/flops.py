@@ -1,0 +1,156 @@
+"""FLOPs of one training step in the conventions of the field, by name.
+
+The same step gives different FLOP counts depending on who counts; a figure is comparable only
+inside one convention. `model` FLOPs count the arithmetic of the mathematics once; `hardware` FLOPs
+add what activation recomputation does again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.layout import Recompute
+from paceline.core.shape import DecoderShape, LoraSpec, linear_sizes, num_parameters
+
+
+@dataclass(frozen=True)
+class FlopsInput:
+    """What a convention may look at."""
+
+    shape: DecoderShape
+    seq_len: int
+    recompute: Recompute = "none"
+    lora: LoraSpec | None = None
+    nominal_parameters: float | None = None
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A way to count: training FLOPs of one token, and what it is called in print."""
+
+    name: str
+    kind: str
+    """`model` or `hardware`."""
+    describes: str
+    per_token: Callable[[FlopsInput], float]
+
+
+CONVENTIONS: dict[str, Convention] = {}
+
+
+def _convention(
+    name: str, kind: str, describes: str
+) -> Callable[[Callable[[FlopsInput], float]], Callable[[FlopsInput], float]]:
+    def register(per_token: Callable[[FlopsInput], float]) -> Callable[[FlopsInput], float]:
+        CONVENTIONS[name] = Convention(name, kind, describes, per_token)
+        return per_token
+
+    return register
+
+
+@_convention("full-attention", "model", "every query attends to every key; causal mask ignored")
+def full_attention(x: FlopsInput) -> float:
+    """FLOPs per token: 6 per weight of each matrix product + 12 L (a d) s.
+
+    For Llama this is 12 L h^2 (1 + g/a + s/h) + 18 L f h + 6 V h. Used by NVIDIA's Llama 3.1
+    recipe, Megatron-LM up to core 0.11, NeMo up to 25.07. The embedding look-up counts nothing.
+    """
+    return linear_per_token(x) + attention_per_token(x)
+
+
+@_convention("causal", "model", "the masked half of attention is not counted")
+def causal(x: FlopsInput) -> float:
+    """FLOPs per token as full-attention, with attention halved: 6 L (a d) s.
+
+    Used by Megatron-LM from core 0.12, Megatron-Bridge and MLPerf.
+    """
+    return linear_per_token(x) + 0.5 * attention_per_token(x)
+
+
+@_convention("six-n", "hardware", "2 P per token and pass, 3 passes, 4 with full recompute")
+def six_n(x: FlopsInput) -> float:
+    """FLOPs per token: 6 P, or 8 P with full recompute (BigScience's 1.3B study).
+
+    P is the nominal count if one is given (the study uses 1.3e9), else the exact count.
+    """
+    parameters = x.nominal_parameters or num_parameters(x.shape)
+    return 2.0 * parameters * (4 if x.recompute == "full" else 3)
+
+
+@_convention("narayanan-hw", "hardware", "Megatron's closed form for GPT")
+def narayanan_hw(x: FlopsInput) -> float:
+    """FLOPs per token: 96 l h^2 (1 + s/6h + V/16lh) with full recompute, else 72 (...V/12lh).
+
+    Narayanan et al., arXiv:2104.04473, section 5.1. The head is not recomputed, hence V/16 of 96
+    and V/12 of 72 are the same 6 V h.
+    """
+    coefficient, head = (96, 16) if x.recompute == "full" else (72, 12)
+    return _narayanan(x, coefficient, head)
+
+
+@_convention("megatron-deepspeed", "hardware", "narayanan's form with V/16 for both cases")
+def megatron_deepspeed(x: FlopsInput) -> float:
+    """FLOPs per token: 24 f l h^2 (1 + s/6h + V/16lh), f = 4 with full recompute, else 3.
+
+    Printed by Megatron-DeepSpeed and DeepSpeed-Chat; without recompute it undercounts the head.
+    """
+    return _narayanan(x, 96 if x.recompute == "full" else 72, 16)
+
+
+def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
+    layers, h, vocab = x.shape.num_layers, x.shape.hidden_size, x.shape.padded_vocab()
+    bracket = 1 + x.seq_len / (6 * h) + vocab / (head * layers * h)
+    return coefficient * layers * h**2 * bracket
+
+
+def linear_per_token(x: FlopsInput) -> float:
+    """FLOPs per token of all weight matrices: 2 forward, 2 for the input's gradient, 2 for the weight's.
+
+    With LoRA a frozen matrix has no weight gradient (4 instead of 6) and its adapters add
+    6 r (in + out). Projections and a tied head count like any matrix.
+    """
+    shape, lora = x.shape, x.lora
+    per_block = 0.0
+    for name, (rows, columns) in linear_sizes(shape).items():
+        adapted = lora is not None and name in lora.targets
+        frozen = lora is not None and (adapted or not lora.train_rest)
+        per_block += (4 if frozen else 6) * rows * columns
+        if adapted and lora is not None:
+            per_block += 6 * lora.rank * (rows + columns)
+    head_factor = 4 if lora is not None and not lora.train_rest else 6
+    head = shape.padded_vocab() * shape.embed_dim
+    if shape.embed_dim != shape.hidden_size:
+        head += 2 * shape.embed_dim * shape.hidden_size
+    return shape.num_layers * per_block + head_factor * head
+
+
+def attention_per_token(x: FlopsInput) -> float:
+    """FLOPs per token of both attention products without a mask: 3 passes x 4 L (a d) s."""
+    return 12.0 * x.shape.num_layers * x.shape.attention_size * x.seq_len
+
+
+def flops_per_token(convention: str, x: FlopsInput) -> float:
+    """Training FLOPs of one token in `convention`; raises KeyError for an unknown name."""
+    return CONVENTIONS[convention].per_token(x)
+
+
+def flops_per_sample(convention: str, x: FlopsInput) -> float:
+    """Training FLOPs of one sequence of seq_len tokens: seed figure 3.9439e15 for Llama 3.1 70B."""
+    return x.seq_len * flops_per_token(convention, x)
+
+
+def hardware_flops_per_token(convention: str, x: FlopsInput) -> float:
+    """FLOPs per token that the device executes: full recompute adds one forward of the blocks.
+
+    The head is not recomputed, and flash attention's own recomputation is not counted. Hardware
+    conventions already include it.
+    """
+    model = flops_per_token(convention, x)
+    if CONVENTIONS[convention].kind == "hardware" or x.recompute == "none":
+        return model
+    attention = attention_per_token(x) * (0.5 if convention == "causal" else 1.0) / 3
+    if x.recompute == "selective":
+        return model + attention
+    forward = sum(2.0 * rows * columns for rows, columns in linear_sizes(x.shape).values())
+    return model + x.shape.num_layers * forward + attention

@@ -1,0 +1,81 @@
+"""Devices, links and clusters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from paceline.core.value import Value
+
+Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+
+
+class Peak(Value):
+    """A dense peak: FLOP/s without structured sparsity, and where the figure is printed."""
+
+    flops_per_s: PositiveFloat
+    source: str
+
+
+class Device(Value):
+    """One accelerator (or `cpu`) as its data sheet describes it."""
+
+    name: str
+    vendor: str
+    family: str
+    """What an unstated variant resolves to, for example `H100`."""
+    aliases: tuple[str, ...] = ()
+    peaks: dict[Dtype, Peak] = {}
+    """Dense peaks by dtype; a dtype that the device lacks is absent."""
+    memory_bytes: PositiveFloat | None = None
+    memory_bytes_per_s: PositiveFloat | None = None
+    memory_source: str | None = None
+    context_bytes: PositiveFloat | None = None
+    """Memory taken by the driver's context before any tensor, where measured."""
+    power_w: PositiveFloat | None = None
+    note: str | None = None
+
+    def peak_flops_per_s(self, dtype: Dtype) -> float | None:
+        """Dense peak in FLOP/s, or None when no data sheet states one."""
+        peak = self.peaks.get(dtype)
+        return peak.flops_per_s if peak else None
+
+
+class Link(Value):
+    """A class of interconnect, per device and per direction."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    kind: Literal["intra", "inter"]
+    bytes_per_s: PositiveFloat
+    """Nominal bandwidth of one device in one direction."""
+    latency_s: NonNegativeFloat | None = None
+    source: str
+    note: str | None = None
+
+
+class Cluster(Value):
+    """Where a run happens: devices of one kind in equal nodes, and how programs start there."""
+
+    name: str
+    device: str
+    """A name of the device catalog."""
+    device_label: str | None = None
+    """What the machine itself calls its device, for example the CPU's model name."""
+    nodes: PositiveInt = 1
+    devices_per_node: PositiveInt
+    device_memory_bytes: PositiveFloat | None = None
+    """Overrides the catalog; for `cpu` the host memory divided by the processes."""
+    intra_link: str | None = None
+    inter_link: str | None = None
+    launcher: Literal["local", "ssh", "slurm"] = "local"
+    python: str | None = None
+    """Interpreter on the nodes; None is the one that runs Paceline."""
+    threads_per_device: PositiveInt | None = None
+    env: dict[str, str] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Devices, one rank each."""
+        return self.nodes * self.devices_per_node

@@ -1,0 +1,127 @@
+"""What a run yields: status, metrics with their spread and window, verdict."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from paceline.core.value import Value
+
+Status = Literal[
+    "queued", "running", "ok", "oom", "timeout", "nan", "failed", "incomplete", "cancelled"
+]
+FINAL: frozenset[str] = frozenset({"ok", "oom", "timeout", "nan", "failed", "cancelled"})
+"""Statuses that a controller writes when it is done; `incomplete` is found by others."""
+
+
+class WindowRecord(Value):
+    """Which steps a figure is taken from, and by which rule."""
+
+    rule: str
+    """`auto` (the steady window), `last`, `35:44`, `skip:5` or `as printed`."""
+    first_step: int | None
+    """Step number as the log prints it; None when there are no steps."""
+    last_step: int | None
+    n: NonNegativeInt
+    n_warmup: NonNegativeInt
+    state: Literal["steady", "short", "drifting", "none"]
+    half_width_s: float | None = None
+    """The band around the median in which a step counts as steady."""
+    drift: float | None = None
+    """Relative change of the step time over the window by the Theil-Sen slope."""
+    global_batch: int | None = None
+    seq_len: int | None = None
+
+
+class Metric(Value):
+    """One figure with what is needed to believe it; None = unknown, and `note` says why."""
+
+    value: float | None
+    unit: str
+    n: NonNegativeInt | None = None
+    """Number of steps (or ranks) behind the value."""
+    spread: float | None = None
+    """Robust relative spread, 1.4826 x MAD / median."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval; `interval` says of what kind."""
+    interval: str | None = None
+    statistic: str | None = None
+    """How the value comes from the steps: `median`, `mean`, `p95`, `max`, `sum`."""
+    convention: str | None = None
+    source: str | None = None
+    note: str | None = None
+
+
+class RankSummary(Value):
+    """One rank over the window, in median seconds of a step."""
+
+    rank: NonNegativeInt
+    host: str
+    step_time_s: float | None
+    busy_time_s: float | None
+    comm_wait_s: float | None
+    data_wait_s: float | None
+    memory_bytes: dict[str, float] = {}
+    """Peaks by kind: allocated, reserved, resident."""
+
+
+class Straggler(Value):
+    """The rank with the largest busy time, which the others wait for."""
+
+    rank: NonNegativeInt
+    host: str
+    excess: float
+    """Its busy time over the median rank's, minus 1."""
+    share_of_steps: float
+    """Share of the window's steps in which this rank was the busiest."""
+    named: bool
+    """True when the excess is beyond chance and 1 %: only then is it blamed."""
+
+
+class ReferenceComparison(Value):
+    """This run beside one published row."""
+
+    reference: str
+    source: str
+    metric: str
+    reference_value: float
+    unit: str
+    ratio: float | None
+    comparable: bool
+    why_not: str | None = None
+
+
+class Verdict(Value):
+    """What the run says when held against its best reference."""
+
+    kind: Literal["pass", "slower", "faster", "undecided", "invalid", "none"]
+    confidence: Literal["low", "normal"] = "low"
+    sentence: str
+
+
+class Result(Value):
+    """The outcome of one run; `paceline run --json` prints it."""
+
+    schema_version: int = 1
+    run: str
+    recipe: str
+    status: Status
+    reason: str | None = None
+    """Why the status is not ok, in one sentence."""
+    log_tail: tuple[str, ...] = ()
+    created: str | None = None
+    """ISO 8601, UTC."""
+    metrics: dict[str, Metric] = {}
+    window: WindowRecord | None = None
+    conventions: dict[str, str] = {}
+    verdict: Verdict
+    references: tuple[ReferenceComparison, ...] = ()
+    ranks: tuple[RankSummary, ...] = ()
+    straggler: Straggler | None = None
+    versions: dict[str, str] = {}
+    num_parameters: int | None = None
+    steps_done: NonNegativeInt = 0
+    steps_asked: NonNegativeInt = 0
+    warnings: tuple[str, ...] = ()

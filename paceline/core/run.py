@@ -1,0 +1,108 @@
+"""RunSpec: one fully resolved run. Job: all that an engine and a launcher share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from paceline.core.hardware import Cluster, Dtype
+from paceline.core.layout import Layout
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.value import Value
+
+DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens"]
+MatmulPrecision = Literal["highest", "high", "medium"]
+
+
+class Training(Value):
+    """What is trained, apart from the model's shape."""
+
+    seq_len: PositiveInt
+    global_batch: PositiveInt
+    """Sequences per optimizer step over all devices."""
+    steps: PositiveInt
+    dtype: Dtype = "bf16"
+    matmul_precision: MatmulPrecision = "high"
+    """torch.set_float32_matmul_precision for fp32 matrix products."""
+    lr: PositiveFloat = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+    seed: NonNegativeInt = 1234
+    total_tokens: PositiveFloat | None = 1e12
+    """Length of the whole training for which days are computed."""
+
+
+class Data(Value):
+    """Where tokens come from."""
+
+    source: DataSource = "synthetic"
+    path: str | None = None
+    """File for `text`, `jsonl` and `tokens`."""
+    token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
+    text_key: str = "text"
+    """Field of a jsonl record that holds the text."""
+    real_tokens_per_sample: PositiveFloat | None = None
+    """For padded workloads: mean unpadded tokens; None means packed, without padding."""
+
+
+class RunSpec(Value):
+    """Everything that decides what runs; equal specs have equal keys."""
+
+    recipe: str
+    variant: str | None = None
+    engine: str = "native"
+    model: DecoderShape
+    lora: LoraSpec | None = None
+    training: Training
+    data: Data = Data()
+    layout: Layout = Layout()
+    cluster: Cluster
+    flops_convention: str = "causal"
+    nominal_parameters: PositiveFloat | None = None
+    """P of the six-n convention when a source uses a rounded one (1.3e9)."""
+    time_limit_s: PositiveFloat | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self.cluster.world_size
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas."""
+        return self.layout.dp(self.world_size)
+
+    @property
+    def key(self) -> str:
+        """Eight hexadecimal digits of the content: what runs, not what it is called."""
+        content = self.model_dump(mode="json", exclude={"recipe", "variant", "references"})
+        content["cluster"].pop("name")
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to start on every node of an allocation.
+
+    `argv` runs with the run folder as working directory, so paths in it are relative to that.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """Text files that must lie in the run folder before the start, by relative path."""
+    nodes: int = 1
+    devices_per_node: int = 1
+    timeout_s: float | None = None
+    container: str | None = None
+    mounts: tuple[str, ...] = ()

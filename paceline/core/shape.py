@@ -1,0 +1,167 @@
+"""Model shapes and their exact parameter counts."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from paceline.core.value import Value
+
+LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
+
+
+class DecoderShape(Value):
+    """A decoder-only transformer: GPT-2/Megatron, OPT and Llama are settings of it."""
+
+    num_layers: PositiveInt
+    hidden_size: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt | None = None
+    """Key/value heads (grouped-query attention); None means one per query head."""
+    head_size: PositiveInt | None = None
+    """Width of one head; None means hidden_size / num_heads."""
+    ffn_size: PositiveInt
+    vocab_size: PositiveInt
+    vocab_multiple: PositiveInt = 1
+    """The embedding is padded to a multiple of this (Megatron: 128 x tp)."""
+    gated_ffn: bool = False
+    activation: Literal["silu", "gelu", "relu"] = "gelu"
+    norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_eps: PositiveFloat = 1e-5
+    final_norm: bool = True
+    embedding_norm: bool = False
+    """A norm directly after the embedding (BigScience's `--embed-layernorm`)."""
+    positions: Literal["rope", "learned"] = "learned"
+    max_positions: PositiveInt = 2048
+    position_offset: NonNegativeInt = 0
+    """Unused leading rows of the position table (OPT: 2)."""
+    rope_theta: PositiveFloat = 10_000.0
+    bias: bool = True
+    tied_embeddings: bool = True
+    embedding_size: PositiveInt | None = None
+    """Width of the token embedding if it differs from hidden_size (OPT-350M: 512)."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.head_size is None and self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}"
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(f"rope needs an even head size, not {self.head_dim}")
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads, with the default filled in."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head, with the default filled in."""
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def attention_size(self) -> int:
+        """num_heads x head_dim: the width of queries and of attention's output."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """num_kv_heads x head_dim: the width of keys and of values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def embed_dim(self) -> int:
+        """Width of the token embedding, with the default filled in."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def num_ffn_matrices(self) -> int:
+        """3 with a gate (SwiGLU), else 2."""
+        return 3 if self.gated_ffn else 2
+
+    def padded_vocab(self, tp: int = 1) -> int:
+        """Rows of the embedding: vocab_size rounded up to vocab_multiple x tp."""
+        multiple = self.vocab_multiple * tp if self.vocab_multiple > 1 else 1
+        return -(-self.vocab_size // multiple) * multiple
+
+
+class LoraSpec(Value):
+    """Low-rank adapters on linear layers (Hu et al., arXiv:2106.09685)."""
+
+    rank: PositiveInt
+    alpha: PositiveFloat
+    targets: tuple[LoraTarget, ...]
+    train_rest: bool = False
+    """True: embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
+
+
+def linear_sizes(shape: DecoderShape) -> dict[LoraTarget, tuple[int, int]]:
+    """(in, out) features of the linear layers of one block."""
+    h, a, kv, f = shape.hidden_size, shape.attention_size, shape.kv_size, shape.ffn_size
+    sizes: dict[LoraTarget, tuple[int, int]] = {
+        "q": (h, a), "k": (h, kv), "v": (h, kv), "o": (a, h), "up": (h, f), "down": (f, h),
+    }  # fmt: skip
+    if shape.gated_ffn:
+        sizes["gate"] = (h, f)
+    return sizes
+
+
+def norm_parameters(shape: DecoderShape) -> int:
+    """Parameters of one norm: a weight per feature, and a bias for layernorm."""
+    return shape.hidden_size * (2 if shape.norm == "layernorm" else 1)
+
+
+def block_parameters(shape: DecoderShape) -> int:
+    """Parameters of one transformer block: linear layers, their biases, two norms."""
+    sizes = linear_sizes(shape).values()
+    weights = sum(rows * columns for rows, columns in sizes)
+    biases = sum(columns for _, columns in sizes) if shape.bias else 0
+    return weights + biases + 2 * norm_parameters(shape)
+
+
+def parameter_parts(shape: DecoderShape, tp: int = 1) -> dict[str, int]:
+    """Parameters by part (embedding, positions, blocks, norms, projections, head), adapters excluded."""
+    vocab = shape.padded_vocab(tp)
+    position_rows = shape.max_positions + shape.position_offset
+    projected = shape.embed_dim != shape.hidden_size
+    return {
+        "embedding": vocab * shape.embed_dim,
+        "positions": position_rows * shape.hidden_size if shape.positions == "learned" else 0,
+        "blocks": shape.num_layers * block_parameters(shape),
+        "norms": norm_parameters(shape) * (shape.final_norm + shape.embedding_norm),
+        "projections": 2 * shape.embed_dim * shape.hidden_size if projected else 0,
+        "head": 0 if shape.tied_embeddings else vocab * shape.embed_dim,
+    }
+
+
+def num_parameters(shape: DecoderShape, tp: int = 1) -> int:
+    """Parameters of the whole model, adapters excluded.
+
+    For a GPT this is l(12h^2+13h) + Vh + sh + 2h (Narayanan et al., arXiv:2104.04473, equation 2).
+    """
+    return sum(parameter_parts(shape, tp).values())
+
+
+def lora_parameters(shape: DecoderShape, lora: LoraSpec) -> int:
+    """Parameters of all adapters: rank x (in + out) for every target of every block."""
+    sizes = linear_sizes(shape)
+    return shape.num_layers * sum(lora.rank * sum(sizes[t]) for t in lora.targets if t in sizes)
+
+
+def trainable_parameters(shape: DecoderShape, lora: LoraSpec | None = None, tp: int = 1) -> int:
+    """Parameters with a gradient: all of them, or with LoRA the adapters and what `train_rest` adds."""
+    if lora is None:
+        return num_parameters(shape, tp)
+    if not lora.train_rest:
+        return lora_parameters(shape, lora)
+    sizes = linear_sizes(shape)
+    frozen = shape.num_layers * sum(sizes[t][0] * sizes[t][1] for t in lora.targets if t in sizes)
+    return num_parameters(shape, tp) - frozen + lora_parameters(shape, lora)

@@ -1,0 +1,88 @@
+"""Steps as columns: what every log dialect is read into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+FloatColumn = npt.NDArray[np.float64]
+IntColumn = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step as a log tells it; None = the log did not say."""
+
+    index: int
+    step_time_s: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    tokens: float | None = None
+    samples: float | None = None
+    global_batch: float | None = None
+    seq_len: float | None = None
+    busy_time_s: float | None = None
+    comm_wait_s: float | None = None
+    data_wait_s: float | None = None
+    flops_per_s_per_device: float | None = None
+    allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+    resident_bytes: float | None = None
+    averaged_over: int = 1
+    """How many steps the step time is a mean of."""
+    skipped: bool = False
+    """True when the optimizer did not step (fp16 overflow)."""
+
+
+_FLOATS = tuple(f.name for f in fields(Step) if f.name not in ("index", "averaged_over", "skipped"))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Columns of equal length n; NaN = the log did not say."""
+
+    index: IntColumn
+    averaged_over: IntColumn
+    skipped: npt.NDArray[np.bool_]
+    columns: dict[str, FloatColumn]
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Steps:
+        """Columns of `steps`, in their order."""
+        rows = list(steps)
+        return cls(
+            index=np.array([s.index for s in rows], dtype=np.int64),
+            averaged_over=np.array([s.averaged_over for s in rows], dtype=np.int64),
+            skipped=np.array([s.skipped for s in rows], dtype=np.bool_),
+            columns={
+                name: np.array([_nan(getattr(s, name)) for s in rows], dtype=np.float64)
+                for name in _FLOATS
+            },
+        )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, name: str) -> FloatColumn:
+        """The float column `name`, for example `step_time_s`."""
+        return self.columns[name]
+
+    def known(self, name: str) -> bool:
+        """True when the log says `name` for at least one step."""
+        return bool(np.isfinite(self.columns[name]).any())
+
+    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> Steps:
+        """The rows picked by a mask, indices or slice."""
+        return Steps(
+            self.index[rows],
+            self.averaged_over[rows],
+            self.skipped[rows],
+            {name: column[rows] for name, column in self.columns.items()},
+        )
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value

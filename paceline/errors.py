@@ -1,0 +1,45 @@
+"""What a user is told when something is wrong, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_BAD_INPUT = 1
+EXIT_SYSTEM_FAULT = 2
+EXIT_GATE_FAILED = 3
+EXIT_INCOMPLETE = 4
+
+
+class PacelineError(Exception):
+    """One sentence for the user: `where: what; allowed; remedy`."""
+
+    exit_code = EXIT_SYSTEM_FAULT
+
+    def __init__(
+        self, where: str, what: str, *, allowed: str | None = None, remedy: str | None = None
+    ) -> None:
+        self.where, self.what, self.allowed, self.remedy = where, what, allowed, remedy
+        parts = [f"{where}: {what}"]
+        parts += [f"allowed: {allowed}"] if allowed else []
+        parts += [remedy] if remedy else []
+        super().__init__("; ".join(parts))
+
+
+class UserError(PacelineError):
+    """The input is wrong (exit code 1)."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class SystemFaultError(PacelineError):
+    """The machine, not the input, is at fault (exit code 2)."""
+
+    exit_code = EXIT_SYSTEM_FAULT
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the closest of `choices`, or an empty string."""
+    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""

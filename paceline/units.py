@@ -1,0 +1,57 @@
+"""Units: constants, and numbers written for people.
+
+In code every quantity stands in its base unit (seconds, bytes, FLOP/s) and its name says so; only
+reports scale it. GB is 1e9 bytes, GiB is 2**30 bytes.
+"""
+
+from __future__ import annotations
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+GB = 10**9
+TERA = 10**12
+SECONDS_PER_DAY = 86_400
+
+_SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def si(value: float, unit: str, digits: int = 3) -> str:
+    """`value` with an SI prefix and `digits` significant digits: `si(9.9e11, "FLOP/s")` = `990 GFLOP/s`."""
+    for factor, prefix in _SI:
+        if abs(value) >= factor:
+            return f"{significant(value / factor, digits)} {prefix}{unit}"
+    return f"{significant(value, digits)} {unit}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with at least `digits` significant digits, never in exponent form."""
+    if value == 0:
+        return "0"
+    magnitude = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    decimals = max(0, digits - magnitude)
+    if magnitude == 0:
+        leading_zeros = len(f"{abs(value):.12f}".split(".")[1]) - len(
+            f"{abs(value):.12f}".split(".")[1].lstrip("0")
+        )
+        decimals = digits + leading_zeros
+    return f"{value:,.{decimals}f}"
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as GiB with two decimals: `0.61 GiB`."""
+    return f"{num_bytes / GIB:,.2f} GiB"
+
+
+def seconds(value_s: float) -> str:
+    """Seconds with four decimals below 1 s, in hours and minutes above two minutes."""
+    if value_s >= 120:
+        minutes, rest = divmod(round(value_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    return f"{value_s:.4f} s" if value_s < 10 else f"{value_s:.1f} s"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """A fraction as per cent: `percent(0.361)` = `36.1 %`."""
+    return f"{100 * fraction:.{digits}f} %"

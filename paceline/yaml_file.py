@@ -1,0 +1,135 @@
+"""YAML files into frozen values, with errors that name file, line and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from paceline.errors import UserError, did_you_mean
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Document = dict[str, Any]
+
+
+def read_document(path: Path) -> Document:
+    """The mapping in `path`, with line numbers kept; raises UserError for anything else.
+
+    YAML 1.2: `1e12` is a number, `no` is a word, duplicate keys are refused.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(str(path), f"cannot be read: {error}") from error
+    try:
+        document = YAML(typ="rt").load(text)
+    except DuplicateKeyError as error:
+        raise UserError(_at(path, error), f"duplicate key: {error.problem}") from error
+    except MarkedYAMLError as error:
+        raise UserError(_at(path, error), f"is not YAML: {error.problem}") from error
+    except YAMLError as error:
+        raise UserError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise UserError(str(path), "holds no mapping", allowed="`key: value` lines")
+    return cast(Document, document)
+
+
+def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
+    """`document` as a `model`; raises UserError that names the line, the allowed and the nearest."""
+    try:
+        return model.model_validate(plain(document))
+    except ValidationError as error:
+        raise _explain(error.errors(), model, document, where) from error
+
+
+def plain(node: Any) -> Any:
+    """A copy of a parsed document in plain dicts, lists and scalars."""
+    if isinstance(node, dict):
+        return {str(key): plain(value) for key, value in cast(Document, node).items()}
+    if isinstance(node, list):
+        return [plain(value) for value in cast(list[Any], node)]
+    if isinstance(node, bool) or node is None:
+        return node
+    for scalar in (int, float, str):
+        if isinstance(node, scalar):
+            return scalar(node)
+    return node
+
+
+def line_of(document: Any, path: tuple[int | str, ...]) -> int | None:
+    """1-based line on which the deepest existing part of `path` stands, or None."""
+    line: int | None = None
+    node = document
+    for part in path:
+        try:
+            line = (
+                int(node.lc.key(part)[0] if isinstance(node, dict) else node.lc.item(part)[0]) + 1
+            )
+            node = node[part]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            break
+    return line
+
+
+def _at(path: Path, error: MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    return f"{path}:{mark.line + 1}" if mark else str(path)
+
+
+def _explain(
+    errors: list[ErrorDetails], model: type[BaseModel], document: Document, where: str
+) -> UserError:
+    first = errors[0]
+    loc = tuple(first["loc"])
+    line = line_of(document, loc)
+    place = f"{where}:{line}" if line else where
+    field = ".".join(str(part) for part in loc) or "(the whole file)"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    what, allowed = _sentence(first, model, loc)
+    remedy = None
+    if first["type"] == "extra_forbidden":
+        remedy = did_you_mean(str(loc[-1]), _fields_at(model, loc[:-1])) or None
+    elif first["type"] == "literal_error":
+        remedy = did_you_mean(str(first["input"]), (allowed or "").replace("'", "").split(", "))
+    return UserError(place, f"{field}: {what}{more}", allowed=allowed, remedy=remedy or None)
+
+
+def _sentence(
+    error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]
+) -> tuple[str, str | None]:
+    if error["type"] == "extra_forbidden":
+        return "is not a known field", ", ".join(_fields_at(model, loc[:-1])) or None
+    if error["type"] == "missing":
+        return "is required but missing", None
+    if error["type"] == "literal_error":
+        expected = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
+        return f"{error['input']!r} is not one of the choices", expected
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}, not {error['input']!r}"[:300], None
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that `loc` leads to."""
+    current: type[BaseModel] = model
+    for part in loc:
+        field = current.model_fields.get(str(part))
+        nested = _model_in(field.annotation) if field else None
+        if nested is None:
+            return sorted(current.model_fields) if field is None else []
+        current = nested
+    return sorted(current.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found:
+            return found
+    return None
