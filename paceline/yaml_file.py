@@ -47,6 +47,14 @@ def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
         raise _explain(error.errors(), model, document, where) from error
 
 
+def parse_value(text: str, where: str) -> Any:
+    """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
+    try:
+        return plain(YAML(typ="rt").load(text)) if text.strip() else None
+    except YAMLError as error:
+        raise UserError(where, "the value is not YAML") from error
+
+
 def plain(node: Any) -> Any:
     """A copy of a parsed document in plain dicts, lists and scalars."""
     if isinstance(node, dict):
@@ -66,12 +74,13 @@ def line_of(document: Any, path: tuple[int | str, ...]) -> int | None:
     line: int | None = None
     node = document
     for part in path:
+        marks = getattr(node, "lc", None)
+        if marks is None:
+            break
         try:
-            line = (
-                int(node.lc.key(part)[0] if isinstance(node, dict) else node.lc.item(part)[0]) + 1
-            )
+            line = (marks.key if isinstance(node, dict) else marks.item)(part)[0] + 1
             node = node[part]
-        except (AttributeError, KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError):
             break
     return line
 
@@ -84,8 +93,10 @@ def _at(path: Path, error: MarkedYAMLError) -> str:
 def _explain(
     errors: list[ErrorDetails], model: type[BaseModel], document: Document, where: str
 ) -> UserError:
-    first = errors[0]
-    loc = tuple(first["loc"])
+    # A mistyped name also leaves its field missing; the typing error is the one to show.
+    first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
+    # A union adds its member's type to the path ("literal['a','b']"), which is no field.
+    loc = tuple(part for part in first["loc"] if "[" not in str(part))
     line = line_of(document, loc)
     place = f"{where}:{line}" if line else where
     field = ".".join(str(part) for part in loc) or "(the whole file)"
@@ -110,7 +121,9 @@ def _sentence(
         expected = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
         return f"{error['input']!r} is not one of the choices", expected
     message = error["msg"].removeprefix("Value error, ")
-    return f"{message[:1].lower()}{message[1:]}, not {error['input']!r}"[:300], None
+    found = error["input"]
+    suffix = "" if isinstance(found, dict | list) else f", not {found!r}"
+    return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.layout import Recompute
-from paceline.core.shape import DecoderShape, LoraSpec, linear_sizes, num_parameters
+from paceline.core.shape import (
+    DecoderShape,
+    LoraSpec,
+    linear_sizes,
+    lora_parameters,
+    num_parameters,
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def flops_per_token(convention: str, x: FlopsInput) -> float:
 
 
 def flops_per_sample(convention: str, x: FlopsInput) -> float:
-    """Training FLOPs of one sequence of seq_len tokens: seed figure 3.9439e15 for Llama 3.1 70B."""
+    """Training FLOPs of one sequence of seq_len tokens."""
     return x.seq_len * flops_per_token(convention, x)
 
 
@@ -152,5 +158,6 @@ def hardware_flops_per_token(convention: str, x: FlopsInput) -> float:
     attention = attention_per_token(x) * (0.5 if convention == "causal" else 1.0) / 3
     if x.recompute == "selective":
         return model + attention
-    forward = sum(2.0 * rows * columns for rows, columns in linear_sizes(x.shape).values())
-    return model + x.shape.num_layers * forward + attention
+    weights = x.shape.num_layers * sum(i * o for i, o in linear_sizes(x.shape).values())
+    adapters = lora_parameters(x.shape, x.lora) if x.lora else 0
+    return model + 2.0 * (weights + adapters) + attention

@@ -48,8 +48,8 @@ class Link(Value):
     name: str
     aliases: tuple[str, ...] = ()
     kind: Literal["intra", "inter"]
-    bytes_per_s: PositiveFloat
-    """Nominal bandwidth of one device in one direction."""
+    bytes_per_s: PositiveFloat | None = None
+    """Nominal bandwidth of one device in one direction; None where only a measurement can tell."""
     latency_s: NonNegativeFloat | None = None
     source: str
     note: str | None = None

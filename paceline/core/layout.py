@@ -70,9 +70,12 @@ def layout_problems(
         )
     if shape.kv_heads % layout.tp:
         problems.append(f"tp {layout.tp} does not divide {shape.kv_heads} key/value heads")
-    if shape.num_layers % (layout.pp * layout.vp):
+    stages = layout.pp * layout.vp
+    if shape.num_layers % stages and (shape.num_layers + 2) % stages:
+        # Megatron may count embedding and head as a layer each: 126 + 2 for Llama 3.1 405B.
         problems.append(
-            f"pp {layout.pp} x vp {layout.vp} does not divide {shape.num_layers} layers"
+            f"pp {layout.pp} x vp {layout.vp} divides neither {shape.num_layers} layers "
+            f"nor {shape.num_layers + 2} with embedding and head"
         )
     if layout.vp > 1 and layout.pp == 1:
         problems.append(f"vp {layout.vp} needs pp > 1")

@@ -18,14 +18,11 @@ DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 
 
-class Training(Value):
-    """What is trained, apart from the model's shape."""
+class TrainingBase(Value):
+    """What is trained, apart from the model's shape, the batch and the dtype."""
 
     seq_len: PositiveInt
-    global_batch: PositiveInt
-    """Sequences per optimizer step over all devices."""
     steps: PositiveInt
-    dtype: Dtype = "bf16"
     matmul_precision: MatmulPrecision = "high"
     """torch.set_float32_matmul_precision for fp32 matrix products."""
     lr: PositiveFloat = 3e-4
@@ -37,6 +34,14 @@ class Training(Value):
     seed: NonNegativeInt = 1234
     total_tokens: PositiveFloat | None = 1e12
     """Length of the whole training for which days are computed."""
+
+
+class Training(TrainingBase):
+    """TrainingBase with everything resolved."""
+
+    global_batch: PositiveInt
+    """Sequences per optimizer step over all devices."""
+    dtype: Dtype
 
 
 class Data(Value):
@@ -91,13 +96,17 @@ class RunSpec(Value):
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start on every node of an allocation.
+    """A distributed program: what an engine wants started, and what a launcher starts.
 
-    `argv` runs with the run folder as working directory, so paths in it are relative to that.
+    Working directory is the run folder, so paths in `program` are relative to that. How ranks find
+    each other is the launcher's matter.
     """
 
     name: str
-    argv: tuple[str, ...]
+    python: str
+    """Interpreter on the machine that runs it."""
+    program: tuple[str, ...]
+    """Python file and its arguments, run once per device."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     files: dict[str, str] = field(default_factory=dict[str, str])
     """Text files that must lie in the run folder before the start, by relative path."""

@@ -156,12 +156,16 @@ def lora_parameters(shape: DecoderShape, lora: LoraSpec) -> int:
     return shape.num_layers * sum(lora.rank * sum(sizes[t]) for t in lora.targets if t in sizes)
 
 
+def adapted_weights(shape: DecoderShape, lora: LoraSpec) -> int:
+    """Weights of all matrices that carry an adapter and are frozen for it."""
+    sizes = linear_sizes(shape)
+    return shape.num_layers * sum(sizes[t][0] * sizes[t][1] for t in lora.targets if t in sizes)
+
+
 def trainable_parameters(shape: DecoderShape, lora: LoraSpec | None = None, tp: int = 1) -> int:
     """Parameters with a gradient: all of them, or with LoRA the adapters and what `train_rest` adds."""
     if lora is None:
         return num_parameters(shape, tp)
     if not lora.train_rest:
         return lora_parameters(shape, lora)
-    sizes = linear_sizes(shape)
-    frozen = shape.num_layers * sum(sizes[t][0] * sizes[t][1] for t in lora.targets if t in sizes)
-    return num_parameters(shape, tp) - frozen + lora_parameters(shape, lora)
+    return num_parameters(shape, tp) - adapted_weights(shape, lora) + lora_parameters(shape, lora)

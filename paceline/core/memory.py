@@ -1,0 +1,234 @@
+"""Whether a run can fit at all: a coarse static lower bound of memory per device.
+
+It counts what must be there: training states, compute copies, saved activations, one chunk of
+logits and the driver's context. It leaves out fragmentation, communication buffers and kernel
+workspaces, and assumes attention that does not store its score matrix. So a run that it refuses
+cannot fit, while one that it accepts may still run out of memory. (Under LoRA it counts saved
+activations as in full training, a little more than some layers need.)
+
+States follow the native trainer: fp32 master weights (4 bytes a parameter), fp32 gradients (4) and
+Adam's two moments (8) = 16 bytes, besides 16-bit copies to compute with. ZeRO stages shard as in
+Rajbhandari et al., arXiv:1910.02054; activations follow Korthikanti et al., arXiv:2205.05198.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from paceline.core.hardware import Dtype
+from paceline.core.layout import Layout
+from paceline.core.shape import (
+    DecoderShape,
+    LoraSpec,
+    adapted_weights,
+    lora_parameters,
+    parameter_parts,
+)
+
+MASTER_BYTES = 4
+GRADIENT_BYTES = 4
+ADAM_BYTES = 8
+LOGIT_BYTES = 10
+"""A 16-bit logit, its fp32 copy and the fp32 gradient."""
+LOSS_CHUNK_TOKENS = 1024
+GATHERED_BLOCKS = 2
+"""Blocks whose weights ZeRO-3 holds whole at a time: the current one and the one prefetched."""
+MAX_DEVICES = 2**16
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the most loaded device, by part."""
+
+    weights_bytes: float
+    """fp32 masters; frozen weights in the compute dtype."""
+    gradients_bytes: float
+    optimizer_bytes: float
+    copies_bytes: float
+    """16-bit weights to compute with, and weights gathered from other ranks."""
+    activations_bytes: float
+    logits_bytes: float
+    context_bytes: float
+
+    @property
+    def states_bytes(self) -> float:
+        """Weights, gradients and optimizer: 16 bytes a parameter at ZeRO-0 without LoRA."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all parts."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What all stages of one run have in common."""
+
+    shape: DecoderShape
+    layout: Layout
+    shards: int
+    """Ranks over which ZeRO spreads states."""
+    tokens: float
+    """Tokens of one micro-batch on one rank."""
+    num_microbatches: int
+    compute_bytes: int
+    lora: LoraSpec | None
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What one tp rank of a pipeline stage holds."""
+
+    frozen: float
+    """Parameters without a gradient."""
+    trained: float
+    gathered: float
+    """Parameters that ZeRO-3 needs whole at a time."""
+    layers: int
+    in_flight: float
+    """Micro-batches whose activations are alive at once."""
+    has_head: bool
+
+
+def memory_per_device(
+    shape: DecoderShape,
+    layout: Layout,
+    dp: int,
+    seq_len: int,
+    dtype: Dtype,
+    lora: LoraSpec | None = None,
+    num_microbatches: int | None = None,
+    context_bytes: float = 0.0,
+) -> Memory:
+    """Memory in bytes of the most loaded rank of the most loaded pipeline stage.
+
+    The first stage holds the embedding and the most micro-batches in flight, the last one the
+    head and the logits; no other stage holds more than both. `num_microbatches` None stands for
+    a full pipeline; ZeRO shards over dp x cp. Types narrower than 16 bit count as 16 bit.
+    """
+    setting = _Setting(
+        shape=shape,
+        layout=layout,
+        shards=dp * layout.cp,
+        tokens=layout.micro_batch * seq_len / layout.cp,
+        num_microbatches=num_microbatches or layout.pp,
+        compute_bytes=4 if dtype == "fp32" else 2,
+        lora=lora,
+    )
+    ends = [(True, True)] if layout.pp == 1 else [(True, False), (False, True)]
+    stages = (_stage(setting, first, last) for first, last in ends)
+    memories = (_memory(setting, stage, context_bytes) for stage in stages)
+    return max(memories, key=lambda memory: memory.total_bytes)
+
+
+def smallest_fit(
+    shape: DecoderShape,
+    seq_len: int,
+    dtype: Dtype,
+    device_memory_bytes: float,
+    lora: LoraSpec | None = None,
+    context_bytes: float = 0.0,
+) -> int | None:
+    """Smallest power of two of devices on which the bound is met; None beyond 65,536.
+
+    Each device holds one sequence with ZeRO-3 and full recomputation, the leanest data-parallel
+    form. More devices shard the states only; what one sequence needs stays.
+    """
+    layout = Layout(zero_stage=3, recompute="full", micro_batch=1)
+    num_devices = 1
+    while num_devices <= MAX_DEVICES:
+        memory = memory_per_device(
+            shape, layout, num_devices, seq_len, dtype, lora, context_bytes=context_bytes
+        )
+        if memory.total_bytes <= device_memory_bytes:
+            return num_devices
+        num_devices *= 2
+    return None
+
+
+def activation_bytes_per_token(shape: DecoderShape, layout: Layout, compute_bytes: int) -> float:
+    """Bytes that one block saves for the backward pass, per token.
+
+    c (4 h + (2 a d + 2 g d + n f) / tp) with c bytes a number: inputs and outputs of both norms,
+    q, k, v and attention's output, and n tensors of the ffn (2, or 3 with a gate). Sequence
+    parallelism divides the first term as well. For GPT in 16 bit this is h (8 + 24/tp): Korthikanti
+    et al., equation 2, without dropout masks and with attention that recomputes its scores.
+    """
+    replicated = 4.0 * shape.hidden_size / (layout.tp if layout.sequence_parallel else 1)
+    widths = 2 * shape.attention_size + 2 * shape.kv_size + shape.num_ffn_matrices * shape.ffn_size
+    return compute_bytes * (replicated + widths / layout.tp)
+
+
+def _stage(x: _Setting, first: bool, last: bool) -> _Stage:
+    parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
+    layers = -(-x.shape.num_layers // layout.pp)
+    block = parts["blocks"] / x.shape.num_layers / layout.tp
+    tied_copy = parts["embedding"] if layout.pp > 1 else 0
+    embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
+    head = ((parts["head"] or tied_copy) + parts["projections"] / 2) / layout.tp + parts["norms"]
+    ends = embedding * first + head * last
+    frozen, trained = _frozen_and_trained(x, layers * block + ends, layers)
+    return _Stage(
+        frozen=frozen,
+        trained=trained,
+        gathered=min(GATHERED_BLOCKS, layers) * block + ends,
+        layers=layers,
+        in_flight=_in_flight(x) if first else 1.0,
+        has_head=last,
+    )
+
+
+def _frozen_and_trained(x: _Setting, parameters: float, layers: int) -> tuple[float, float]:
+    if x.lora is None:
+        return 0.0, parameters
+    share = layers / x.shape.num_layers / x.layout.tp
+    adapters = lora_parameters(x.shape, x.lora) * share
+    frozen = adapted_weights(x.shape, x.lora) * share if x.lora.train_rest else parameters
+    return frozen, parameters - frozen + adapters
+
+
+def _in_flight(x: _Setting) -> float:
+    """Micro-batches alive on the first stage: all with GPipe, at most p with 1F1B.
+
+    Interleaving keeps 1 + (p - 1) / (p v) times as much alive (Korthikanti et al., section 4.2.3).
+    """
+    pp, vp = x.layout.pp, x.layout.vp
+    if x.layout.schedule == "gpipe":
+        return x.num_microbatches
+    interleaving = 1 + (pp - 1) / (pp * vp) if vp > 1 else 1.0
+    return min(x.num_microbatches, pp * interleaving)
+
+
+def _memory(x: _Setting, stage: _Stage, context_bytes: float) -> Memory:
+    zero = x.layout.zero_stage
+    shards = x.shards if zero >= 2 else 1
+    head_tokens = min(x.tokens, LOSS_CHUNK_TOKENS) if stage.has_head else 0
+    return Memory(
+        weights_bytes=(MASTER_BYTES * stage.trained + x.compute_bytes * stage.frozen) / shards,
+        gradients_bytes=GRADIENT_BYTES * stage.trained / shards,
+        optimizer_bytes=ADAM_BYTES * stage.trained / (x.shards if zero >= 1 else 1),
+        copies_bytes=_copies(x, stage),
+        activations_bytes=_activations(x, stage),
+        logits_bytes=LOGIT_BYTES * head_tokens * x.shape.padded_vocab(x.layout.tp) / x.layout.tp,
+        context_bytes=context_bytes,
+    )
+
+
+def _copies(x: _Setting, stage: _Stage) -> float:
+    """Weights held only to compute: gathered ones with ZeRO-2 and 3, else 16-bit copies."""
+    if x.shards > 1 and x.layout.zero_stage == 3:
+        return x.compute_bytes * stage.gathered
+    if x.shards > 1 and x.layout.zero_stage == 2:
+        return x.compute_bytes * (stage.frozen + stage.trained)
+    return 0.0 if x.compute_bytes == MASTER_BYTES else x.compute_bytes * stage.trained
+
+
+def _activations(x: _Setting, stage: _Stage) -> float:
+    """Kept for the backward pass: whole blocks, or with full recomputation their inputs and one block."""
+    block = x.tokens * activation_bytes_per_token(x.shape, x.layout, x.compute_bytes)
+    if x.layout.recompute != "full":
+        return stage.in_flight * stage.layers * block
+    tp = x.layout.tp if x.layout.sequence_parallel else 1
+    inputs = x.tokens * x.shape.hidden_size * x.compute_bytes / tp
+    return stage.in_flight * stage.layers * inputs + block

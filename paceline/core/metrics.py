@@ -1,0 +1,315 @@
+"""Metrics: one function each, registered by name with its unit and meaning.
+
+A metric looks at one `Measured` run and returns a value, or None with the reason why there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.flops import FlopsInput, flops_per_sample, hardware_flops_per_token
+from paceline.core.rates import days, flops_per_s_per_device, mfu, samples_per_s, tokens_per_s
+from paceline.core.result import Metric
+from paceline.core.run import RunSpec
+from paceline.core.stats import Summary, summarize
+from paceline.core.steps import FloatColumn, Steps
+
+WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run as the metrics see it."""
+
+    spec: RunSpec
+    steps: Steps
+    """All steps, ranks merged."""
+    window: Steps
+    """The steps of the steady window."""
+    times: Summary
+    """Step times of the window, in seconds."""
+    peak_flops_per_s: float | None
+    """Data-sheet peak of one device in the run's dtype."""
+    peak_source: str | None
+    achievable_flops_per_s: float | None
+    """Reachable rate of all devices together, as probed on this machine."""
+    achievable_source: str | None
+    startup_s: float | None
+
+    @property
+    def flops_input(self) -> FlopsInput:
+        """What the FLOPs conventions look at."""
+        spec = self.spec
+        return FlopsInput(
+            spec.model,
+            spec.training.seq_len,
+            spec.layout.recompute,
+            spec.lora,
+            spec.nominal_parameters,
+        )
+
+    @property
+    def global_batch(self) -> float:
+        """Samples per step in the window."""
+        return float(self.window["global_batch"][0])
+
+    @property
+    def flops_per_s_per_device(self) -> float:
+        """FLOP/s of one device in the run's convention at the median step."""
+        flops = flops_per_sample(self.spec.flops_convention, self.flops_input)
+        return flops_per_s_per_device(
+            flops, self.global_batch, self.times.median, self.spec.world_size
+        )
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """A metric's name, what it means, and the function that computes it."""
+
+    name: str
+    describes: str
+    compute: Callable[[Measured], Metric]
+
+
+METRICS: dict[str, MetricKind] = {}
+
+
+def measure(run: Measured) -> dict[str, Metric]:
+    """Every registered metric of one run, by name."""
+    return {name: kind.compute(run) for name, kind in METRICS.items()}
+
+
+def measured(
+    spec: RunSpec,
+    steps: Steps,
+    window: Steps,
+    *,
+    peak_flops_per_s: float | None = None,
+    peak_source: str | None = None,
+    achievable_flops_per_s: float | None = None,
+    achievable_source: str | None = None,
+    startup_s: float | None = None,
+) -> Measured:
+    """A Measured with the window's step times summarized; the window must not be empty."""
+    return Measured(
+        spec, steps, window, summarize(window["step_time_s"]), peak_flops_per_s, peak_source,
+        achievable_flops_per_s, achievable_source, startup_s,
+    )  # fmt: skip
+
+
+def _metric(
+    name: str, describes: str
+) -> Callable[[Callable[[Measured], Metric]], Callable[[Measured], Metric]]:
+    def register(compute: Callable[[Measured], Metric]) -> Callable[[Measured], Metric]:
+        METRICS[name] = MetricKind(name, describes, compute)
+        return compute
+
+    return register
+
+
+@_metric("step_time_s", "Median steady step: what the machine can do.")
+def _step_time(run: Measured) -> Metric:
+    t = run.times
+    return Metric(
+        value=t.median, unit="s", n=t.n, spread=t.relative_spread, low=t.low, high=t.high,
+        interval=WITHIN_RUN if t.low is not None else None, statistic="median",
+    )  # fmt: skip
+
+
+@_metric("step_time_mean_s", "Mean of the window, spikes included: what the clock pays.")
+def _step_time_mean(run: Measured) -> Metric:
+    return Metric(value=run.times.mean, unit="s", n=run.times.n, statistic="mean")
+
+
+@_metric("step_time_p05_s", "5th percentile of the window's step times.")
+def _step_time_p05(run: Measured) -> Metric:
+    return Metric(value=run.times.p05, unit="s", n=run.times.n, statistic="p05")
+
+
+@_metric("step_time_p95_s", "95th percentile of the window's step times.")
+def _step_time_p95(run: Measured) -> Metric:
+    return Metric(value=run.times.p95, unit="s", n=run.times.n, statistic="p95")
+
+
+@_metric("jitter_tax", "Mean over median step time, minus 1: what spikes cost.")
+def _jitter_tax(run: Measured) -> Metric:
+    return Metric(value=run.times.jitter_tax, unit="fraction", n=run.times.n)
+
+
+@_metric("tokens_per_s", "Real (unpadded) tokens per second at the median step, all devices.")
+def _tokens_per_s(run: Measured) -> Metric:
+    return _rate(run, _real_tokens_per_s(run), "tokens/s")
+
+
+@_metric("tokens_per_s_per_device", "Real tokens per second at the median step and device.")
+def _tokens_per_s_per_device(run: Measured) -> Metric:
+    rate = _real_tokens_per_s(run)
+    per_device = None if rate is None else rate / run.spec.world_size
+    return _rate(run, per_device, "tokens/s/device")
+
+
+@_metric("padded_tokens_per_s", "Token positions per second, padding included, all devices.")
+def _padded_tokens_per_s(run: Measured) -> Metric:
+    seq_len = run.spec.training.seq_len
+    return _rate(run, tokens_per_s(seq_len, run.global_batch, run.times.median), "tokens/s")
+
+
+@_metric("real_token_fraction", "Real tokens over token positions.")
+def _real_token_fraction(run: Measured) -> Metric:
+    real = _mean(run.window["tokens"])
+    positions = run.global_batch * run.spec.training.seq_len
+    return Metric(value=None if real is None else real / positions, unit="fraction", n=run.times.n)
+
+
+@_metric("samples_per_s", "Sequences per second at the median step, all devices.")
+def _samples_per_s(run: Measured) -> Metric:
+    return _rate(run, samples_per_s(run.global_batch, run.times.median), "samples/s")
+
+
+@_metric("model_flops_per_s_per_device", "FLOP/s of one device in the named convention.")
+def _flops(run: Measured) -> Metric:
+    metric = _rate(run, run.flops_per_s_per_device, "FLOP/s")
+    return metric.model_copy(update={"convention": run.spec.flops_convention})
+
+
+@_metric("mfu", "Model FLOP/s over the device's dense data-sheet peak.")
+def _mfu(run: Measured) -> Metric:
+    return _share(run, run.flops_per_s_per_device, run.peak_flops_per_s, run.peak_source)
+
+
+@_metric("hfu", "As MFU, with the configured recomputation counted as work.")
+def _hfu(run: Measured) -> Metric:
+    flops = run.spec.training.seq_len * hardware_flops_per_token(
+        run.spec.flops_convention, run.flops_input
+    )
+    rate = flops_per_s_per_device(flops, run.global_batch, run.times.median, run.spec.world_size)
+    return _share(run, rate, run.peak_flops_per_s, run.peak_source)
+
+
+@_metric("of_achievable", "Model FLOP/s over the best matrix product measured on this machine.")
+def _of_achievable(run: Measured) -> Metric:
+    total = run.flops_per_s_per_device * run.spec.world_size
+    return _share(
+        run, total, run.achievable_flops_per_s, run.achievable_source,
+        missing="the reachable rate was not probed",
+    )  # fmt: skip
+
+
+@_metric("achievable_flops_per_s", "Best matrix product measured here, all devices together.")
+def _achievable(run: Measured) -> Metric:
+    return Metric(value=run.achievable_flops_per_s, unit="FLOP/s", source=run.achievable_source)
+
+
+@_metric("startup_s", "From the launch to the first step's begin.")
+def _startup(run: Measured) -> Metric:
+    return Metric(value=run.startup_s, unit="s", n=1 if run.startup_s is not None else None)
+
+
+@_metric("first_step_s", "The first step, with lazy initialisation and compilation.")
+def _first_step(run: Measured) -> Metric:
+    return Metric(value=_value(run.steps["step_time_s"][:1]), unit="s", n=1)
+
+
+@_metric("memory_allocated_bytes", "Peak of the allocator's live tensors, largest rank.")
+def _memory_allocated(run: Measured) -> Metric:
+    return _peak_memory(run, "allocated")
+
+
+@_metric("memory_reserved_bytes", "Peak that the allocator holds from the device, largest rank.")
+def _memory_reserved(run: Measured) -> Metric:
+    return _peak_memory(run, "reserved")
+
+
+@_metric("memory_resident_bytes", "Peak resident set of the process, largest rank.")
+def _memory_resident(run: Measured) -> Metric:
+    return _peak_memory(run, "resident")
+
+
+@_metric("data_wait_fraction", "Share of the step that waits for the loader, slowest rank.")
+def _data_wait(run: Measured) -> Metric:
+    return _fraction_of_step(run, "data_wait_s")
+
+
+@_metric("comm_wait_fraction", "Share of the step blocked in collectives, median rank.")
+def _comm_wait(run: Measured) -> Metric:
+    return _fraction_of_step(run, "comm_wait_s")
+
+
+@_metric("days_to_train", "Days for the recipe's total tokens at the mean step, no failures.")
+def _days_to_train(run: Measured) -> Metric:
+    total, tokens = run.spec.training.total_tokens, _mean(run.window["tokens"])
+    if total is None or tokens is None:
+        return Metric(value=None, unit="days", note="the recipe names no total of tokens")
+    value = days(total, tokens / run.times.mean)
+    return Metric(value=value, unit="days", n=run.times.n, statistic="mean",
+                  note=f"for {total:.4g} tokens")  # fmt: skip
+
+
+@_metric("loss_last", "Mean loss of the window's last five steps.")
+def _loss_last(run: Measured) -> Metric:
+    last = run.window["loss"][-5:]
+    return Metric(value=_mean(last), unit="nats/token", n=len(last), statistic="mean")
+
+
+def _rate(run: Measured, value: float | None, unit: str) -> Metric:
+    """A rate at the median step, with the step time's interval turned round."""
+    t = run.times
+    if value is None:
+        return Metric(value=None, unit=unit, note="the log does not say")
+    return Metric(
+        value=value,
+        unit=unit,
+        n=t.n,
+        spread=t.relative_spread,
+        low=None if t.high is None else value * t.median / t.high,
+        high=None if t.low is None else value * t.median / t.low,
+        interval=WITHIN_RUN if t.low is not None else None,
+        statistic="at the median step",
+    )
+
+
+def _share(
+    run: Measured, rate: float, limit: float | None, source: str | None, missing: str | None = None
+) -> Metric:
+    """rate / limit, with the reason when there is no limit."""
+    note = None
+    if limit is None:
+        device, dtype = run.spec.cluster.device, run.spec.training.dtype
+        note = missing or f"no data-sheet peak for {device} in {dtype}"
+    return Metric(
+        value=mfu(rate, limit), unit="fraction", n=run.times.n, spread=run.times.relative_spread,
+        convention=run.spec.flops_convention, source=source, note=note,
+    )  # fmt: skip
+
+
+def _peak_memory(run: Measured, kind: str) -> Metric:
+    column = run.steps[f"{kind}_bytes"]
+    known = column[np.isfinite(column)]
+    if not len(known):
+        return Metric(value=None, unit="bytes", note=f"this device reports no {kind} memory")
+    return Metric(value=float(known.max()), unit="bytes", n=run.spec.world_size, statistic="max")
+
+
+def _fraction_of_step(run: Measured, name: str) -> Metric:
+    share = run.window[name] / run.window["step_time_s"]
+    known = share[np.isfinite(share)]
+    if not len(known):
+        return Metric(value=None, unit="fraction", note="the log does not say")
+    return Metric(value=float(np.median(known)), unit="fraction", n=len(known), statistic="median")
+
+
+def _real_tokens_per_s(run: Measured) -> float | None:
+    tokens = _mean(run.window["tokens"])
+    return None if tokens is None else tokens / run.times.median
+
+
+def _mean(column: FloatColumn) -> float | None:
+    known = column[np.isfinite(column)]
+    return float(known.mean()) if len(known) else None
+
+
+def _value(column: FloatColumn) -> float | None:
+    return float(column[0]) if len(column) and np.isfinite(column[0]) else None

@@ -1,0 +1,138 @@
+"""Ranks of one run: merged into one step series, and the one that the others wait for.
+
+Collectives make all ranks take the same time, so the slow rank is not the one with the longest
+step but the one that waits least: the largest busy time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.result import RankSummary, Straggler
+from paceline.core.steps import FloatColumn, IntColumn, Steps
+
+NAMED_EXCESS = 0.01
+"""A rank less than 1 % busier than the median is not worth a name."""
+
+NAMED_CHANCE = 0.001
+"""Probability below which being busiest so often is no chance among equal ranks."""
+
+
+def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
+    """One series over the steps that every rank finished.
+
+    Times and memory are the largest over ranks, tokens and samples the sum, the loss is weighted
+    by tokens, waiting for collectives is the median rank's.
+    """
+    if not ranks:
+        return Steps.of([])
+    common = _common_steps(ranks)
+    aligned = [_at(steps, common) for _, steps in sorted(ranks.items())]
+    first = aligned[0]
+    stacked = {name: np.stack([s[name] for s in aligned]) for name in first.columns}
+    columns = {name: _largest(values) for name, values in stacked.items()}
+    for name in ("tokens", "samples"):
+        columns[name] = stacked[name].sum(axis=0)
+    columns["comm_wait_s"] = np.median(stacked["comm_wait_s"], axis=0)
+    columns["loss"] = _weighted_mean(stacked["loss"], stacked["tokens"])
+    skipped = np.any([s.skipped for s in aligned], axis=0)
+    return Steps(first.index, first.averaged_over, skipped, columns)
+
+
+def rank_summaries(
+    ranks: Mapping[int, Steps], hosts: Mapping[int, str], window: IntColumn
+) -> tuple[RankSummary, ...]:
+    """Medians of each rank over the steps numbered in `window`."""
+    summaries: list[RankSummary] = []
+    for rank, steps in sorted(ranks.items()):
+        inside = steps.select(np.isin(steps.index, window))
+        memory = {
+            kind: float(np.nanmax(steps[f"{kind}_bytes"]))
+            for kind in ("allocated", "reserved", "resident")
+            if steps.known(f"{kind}_bytes")
+        }
+        summaries.append(
+            RankSummary(
+                rank=rank,
+                host=hosts.get(rank, "unknown"),
+                step_time_s=_median(inside, "step_time_s"),
+                busy_time_s=_median(inside, "busy_time_s"),
+                comm_wait_s=_median(inside, "comm_wait_s"),
+                data_wait_s=_median(inside, "data_wait_s"),
+                memory_bytes=memory,
+            )
+        )
+    return tuple(summaries)
+
+
+def find_straggler(
+    ranks: Mapping[int, Steps], hosts: Mapping[int, str], window: IntColumn
+) -> Straggler | None:
+    """The rank with the largest median busy time; None below two ranks or without busy times.
+
+    It is named only when it exceeds the median of the others by more than 1 % and is the busiest
+    more often than chance allows among equal ranks (one-sided binomial test).
+    """
+    order = sorted(ranks)
+    if len(order) < 2 or len(window) == 0:
+        return None
+    common = np.intersect1d(_common_steps(ranks), window)
+    busy = np.stack([_at(ranks[rank], common)["busy_time_s"] for rank in order])
+    if busy.size == 0 or not np.isfinite(busy).all():
+        return None
+    medians = np.median(busy, axis=1)
+    slowest = int(np.argmax(medians))
+    excess = float(medians[slowest] / np.median(np.delete(medians, slowest)) - 1)
+    wins = int((np.argmax(busy, axis=0) == slowest).sum())
+    chance = _binomial_tail(wins, busy.shape[1], 1 / len(order))
+    rank = order[slowest]
+    return Straggler(
+        rank=rank,
+        host=hosts.get(rank, "unknown"),
+        excess=excess,
+        share_of_steps=wins / busy.shape[1],
+        named=excess > NAMED_EXCESS and chance < NAMED_CHANCE,
+    )
+
+
+def _binomial_tail(wins: int, trials: int, chance: float) -> float:
+    """P(at least `wins` of `trials`) when each has probability `chance`."""
+    return sum(
+        comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(wins, trials + 1)
+    )
+
+
+def _common_steps(ranks: Mapping[int, Steps]) -> IntColumn:
+    common: IntColumn | None = None
+    for steps in ranks.values():
+        common = steps.index if common is None else np.intersect1d(common, steps.index)
+    return np.unique(common) if common is not None else np.array([], dtype=np.int64)
+
+
+def _at(steps: Steps, index: IntColumn) -> Steps:
+    """The rows with the step numbers `index`, which all exist; the last wins when one repeats."""
+    order = np.argsort(steps.index, kind="stable")
+    last = np.searchsorted(steps.index[order], index, side="right") - 1
+    return steps.select(order[last])
+
+
+def _largest(values: npt.NDArray[np.float64]) -> FloatColumn:
+    return np.where(np.isnan(values).all(axis=0), np.nan, np.fmax.reduce(values, axis=0))
+
+
+def _weighted_mean(
+    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
+) -> FloatColumn:
+    """Mean over ranks weighted by tokens; one unknown loss makes the step's loss unknown."""
+    total = weights.sum(axis=0)
+    weighted = (values * weights).sum(axis=0)
+    return np.divide(weighted, total, out=np.full_like(total, np.nan), where=total > 0)
+
+
+def _median(steps: Steps, name: str) -> float | None:
+    column = steps[name][np.isfinite(steps[name])]
+    return float(np.median(column)) if len(column) else None

@@ -1,0 +1,1 @@
+"""Frameworks: each turns a RunSpec into a Job and its log into steps."""

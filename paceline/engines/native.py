@@ -1,0 +1,121 @@
+"""The native trainer as an engine: its Job, and its event lines as steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from paceline.core.layout import Layout
+from paceline.core.run import Job, RunSpec
+from paceline.core.shape import num_parameters
+from paceline.core.steps import Step
+from paceline.events import EndEvent, StartEvent, StepEvent, read_events, to_step
+
+NAME = "native"
+SETTINGS_FILE = "trainer.json"
+TRAINER_FOLDER = "native"
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """What one rank's event lines say; None = it did not come that far."""
+
+    start: StartEvent | None
+    steps: tuple[Step, ...]
+    end: EndEvent | None
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What this trainer cannot do of `spec`, one sentence each."""
+    problems = [
+        f"{axis} {size} is not in the native trainer, which is data-parallel (ZeRO 0-3)"
+        for axis, size in _model_axes(spec.layout).items()
+        if size > 1
+    ]
+    if spec.training.dtype not in DTYPES:
+        problems.append(f"dtype {spec.training.dtype} is not among {', '.join(DTYPES)}")
+    if spec.training.dtype == "fp16" and spec.cluster.device == "cpu":
+        problems.append("fp16 on a CPU is emulated, hundreds of times slower than bf16 or fp32")
+    if spec.layout.recompute == "selective":
+        problems.append("recompute selective is not in the native trainer; none or full are")
+    if spec.lora is not None:
+        problems.append("LoRA adapters are not in the native trainer")
+    return problems
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """The Job that trains `spec`: the trainer's own folder and its settings travel with it."""
+    files = {
+        f"{TRAINER_FOLDER}/{file.name}": file.read_text(encoding="utf-8")
+        for file in sorted((resources.files("paceline") / "native").iterdir(), key=lambda f: f.name)
+        if file.name.endswith(".py")
+    }
+    files[SETTINGS_FILE] = json.dumps(settings(spec), indent=2) + "\n"
+    return Job(
+        name=name,
+        python=spec.cluster.python or sys.executable,
+        program=(f"{TRAINER_FOLDER}/main.py", SETTINGS_FILE),
+        env=_environment(spec),
+        files=files,
+        nodes=spec.cluster.nodes,
+        devices_per_node=spec.cluster.devices_per_node,
+        timeout_s=spec.time_limit_s,
+    )
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The resolved JSON that the trainer reads, schema 1."""
+    model = spec.model.model_dump(mode="json")
+    model["padded_vocab"] = spec.model.padded_vocab(spec.layout.tp)
+    return {
+        "schema": 1,
+        "model": model,
+        "training": spec.training.model_dump(mode="json", exclude={"total_tokens"}),
+        "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample"}),
+        "layout": spec.layout.model_dump(mode="json"),
+        "dp": spec.dp,
+        "num_microbatches": spec.layout.num_microbatches(
+            spec.world_size, spec.training.global_batch
+        ),
+        "device": "cpu" if spec.cluster.device == "cpu" else "cuda",
+        "threads": spec.cluster.threads_per_device,
+        "expected_parameters": num_parameters(spec.model, spec.layout.tp),
+        "events": "steps",
+        "logs": "logs",
+    }
+
+
+def steps(lines: Iterable[str]) -> Iterator[Step]:
+    """The steps in one rank's event lines."""
+    return (to_step(event) for event in read_events(lines) if isinstance(event, StepEvent))
+
+
+def read_rank(lines: Iterable[str]) -> RankLog:
+    """Everything in one rank's event lines."""
+    start: StartEvent | None = None
+    end: EndEvent | None = None
+    found: list[Step] = []
+    for event in read_events(lines):
+        if isinstance(event, StartEvent):
+            start = event
+        elif isinstance(event, EndEvent):
+            end = event
+        else:
+            found.append(to_step(event))
+    return RankLog(start, tuple(found), end)
+
+
+def _model_axes(layout: Layout) -> dict[str, int]:
+    return {axis: getattr(layout, axis) for axis in ("tp", "pp", "cp", "vp", "ep")}
+
+
+def _environment(spec: RunSpec) -> dict[str, str]:
+    environment = {"PYTHONUNBUFFERED": "1"}
+    if spec.cluster.threads_per_device:
+        environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
+    return environment | spec.cluster.env

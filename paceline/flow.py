@@ -1,0 +1,252 @@
+"""One run from start to report: the only module that joins engine, launcher, probe and store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from paceline import __version__, outcome
+from paceline.core.run import RunSpec
+from paceline.core.steps import Step
+from paceline.engines import native
+from paceline.errors import SystemFaultError
+from paceline.launchers import local
+from paceline.outcome import Ending
+from paceline.plan import Plan, reachable_rate
+from paceline.probe.inventory import oom_kills
+from paceline.report.html import render_html
+from paceline.report.page import RunReport
+from paceline.rundir import (
+    INVENTORY_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+    RUN_FILE,
+    STEPS_FILE,
+    STEPS_FOLDER,
+    RunRecord,
+    new_run_folder,
+    this_controller,
+    write_text,
+    write_value,
+)
+from paceline.store.index import Index
+from paceline.units import si
+
+POLL_S = 0.2
+TEARDOWN_LIMIT_S = 60.0
+"""How long a launcher may take to end after the first rank has finished all its steps."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told: a phase by name, or the latest step."""
+
+    phase: str
+    step: Step | None = None
+    total_steps: int = 0
+    tokens_per_step: int = 0
+
+
+Watcher = Callable[[Progress], None]
+
+
+@dataclass
+class _Follower:
+    """Reads the lines that one rank has added to its step file since the last look."""
+
+    path: Path
+    _file: IO[str] | None = None
+    _rest: str = ""
+    finished: bool = field(default=False)
+
+    def new_steps(self) -> list[Step]:
+        if self._file is None:
+            if not self.path.exists():
+                return []
+            self._file = self.path.open(encoding="utf-8", errors="replace")
+        text = self._rest + self._file.read()
+        complete, newline, self._rest = text.rpartition("\n")
+        log = native.read_rank(complete.splitlines() if newline else [])
+        self.finished = self.finished or log.end is not None
+        return list(log.steps)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def run(
+    plan: Plan,
+    root: Path,
+    command: list[str],
+    watch: Watcher,
+    *,
+    tag: str | None = None,
+    probe: bool = True,
+) -> RunReport:
+    """Train as planned and return the report; the run folder holds everything at every moment.
+
+    A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
+    processes, records it as cancelled and is raised again.
+    """
+    folder = new_run_folder(root, plan.spec, tag)
+    record = _new_record(plan, folder, command, tag)
+    write_value(folder / RUN_FILE, record)
+    write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
+    try:
+        if probe:
+            watch(Progress("measuring the reachable rate"))
+            record = _with_reachable_rate(record, plan)
+        watch(Progress("starting"))
+        record = _launch_and_wait(plan, folder, record, watch)
+    except KeyboardInterrupt:
+        record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
+        write_value(folder / RUN_FILE, record)
+        with contextlib.suppress(SystemFaultError):
+            finish(folder, root)
+        raise
+    except SystemFaultError as fault:
+        with contextlib.suppress(SystemFaultError):
+            write_value(
+                folder / RUN_FILE, _ended(record, Ending("failed", str(fault)), None, folder)
+            )
+        raise
+    write_value(folder / RUN_FILE, record)
+    watch(Progress("writing the report"))
+    return finish(folder, root)
+
+
+def finish(folder: Path, root: Path) -> RunReport:
+    """Compute a folder's result from its raw files, write result, merged steps and report, index it."""
+    report = outcome.evaluate(folder)
+    write_value(folder / RESULT_FILE, report.result)
+    write_text(folder / STEPS_FILE, _merged_lines(report))
+    write_text(folder / REPORT_FILE, render_html(report))
+    Index.open(root).add(folder, report.result)
+    return report
+
+
+def _new_record(plan: Plan, folder: Path, command: list[str], tag: str | None) -> RunRecord:
+    return RunRecord(
+        name=folder.name,
+        tag=tag,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command),
+        spec=plan.spec,
+        status="queued",
+        controller=this_controller(),
+        paceline_version=__version__,
+        warnings=plan.notices,
+    )
+
+
+def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
+    probe = reachable_rate(plan.spec, plan.inventory)
+    best = probe.best(plan.spec.training.dtype) if probe else None
+    if probe is None or best is None:
+        warning = "the reachable rate of this machine could not be measured"
+        return record.model_copy(update={"warnings": (*record.warnings, warning)})
+    on_cpu = plan.spec.cluster.device == "cpu"
+    devices = 1 if on_cpu else plan.spec.world_size
+    where = f"{probe.threads} threads" if on_cpu else "one device"
+    source = (
+        f"best of {sum(r.dtype == best.dtype for r in probe.rows)} matrix products on {where}: "
+        f"{best.m}x{best.n}x{best.k} {best.dtype} {si(best.flops_per_s, 'FLOP/s')}, "
+        f"median of {best.repeats}, spread {best.spread:.1%}"
+    )
+    return record.model_copy(
+        update={
+            "achievable_flops_per_s": best.flops_per_s * devices,
+            "achievable_source": source,
+        }
+    )
+
+
+def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher) -> RunRecord:
+    local.prepare(plan.job, folder)
+    kills_before = oom_kills()
+    record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
+    write_value(folder / RUN_FILE, record)
+    job = local.submit(plan.job, folder)
+    try:
+        code, ending = _watch(job, plan.spec, folder, watch)
+    except BaseException:
+        job.stop()
+        raise
+    if ending is None:
+        tail = outcome.log_tail(folder)
+        ending = outcome.judge(
+            outcome.read_ranks(folder), plan.spec.world_size, code, oom_kills() > kills_before, tail
+        )
+    return _ended(record, ending, code, folder)
+
+
+def _watch(
+    job: local.LocalRun, spec: RunSpec, folder: Path, watch: Watcher
+) -> tuple[int, Ending | None]:
+    """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
+    follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl")
+    finished_at: float | None = None
+    try:
+        while True:
+            code = job.poll()
+            for step in follower.new_steps():
+                watch(_progress(spec, step))
+            if code is not None:
+                job.sweep()
+                return code, None
+            if job.timed_out:
+                limit = f"the time limit of {spec.time_limit_s:g} s passed"
+                return job.stop(), Ending("timeout", limit)
+            if follower.finished:
+                finished_at = finished_at or time.monotonic()
+                if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
+                    return job.stop(), None
+            time.sleep(POLL_S)
+    finally:
+        follower.close()
+
+
+def _progress(spec: RunSpec, step: Step) -> Progress:
+    tokens = spec.training.global_batch * spec.training.seq_len
+    return Progress("training", step, spec.training.steps, tokens)
+
+
+def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
+    tail = () if ending.status == "ok" else tuple(outcome.log_tail(folder))
+    return record.model_copy(
+        update={
+            "status": ending.status,
+            "reason": ending.reason,
+            "warnings": (*record.warnings, *ending.warnings),
+            "ended_unix": time.time(),
+            "exit_code": code,
+            "log_tail": tail,
+        }
+    )
+
+
+def _merged_lines(report: RunReport) -> str:
+    """The ranks merged, one JSON object a step; null where the log did not say."""
+    steps = report.steps
+    lines: list[str] = []
+    for row, index in enumerate(steps.index):
+        values: dict[str, Any] = {"step": int(index)}
+        for name, column in steps.columns.items():
+            value = float(column[row])
+            values[name] = value if value == value else None
+        lines.append(json.dumps(values, allow_nan=False))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def command_line() -> list[str]:
+    """How this process was called, for the record."""
+    return [os.path.basename(sys.argv[0]), *sys.argv[1:]]  # noqa: PTH119

@@ -1,0 +1,1 @@
+"""Machines: each renders a Job as a script, starts that very script and watches it."""

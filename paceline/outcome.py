@@ -1,0 +1,285 @@
+"""From a run folder to its result: what happened, how fast, how sure.
+
+It reads only files, so it works while a run goes on, after it was killed, and years later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paceline import references
+from paceline.core.metrics import Measured, measure, measured
+from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
+from paceline.core.result import Metric, ReferenceComparison, Result, Status, WindowRecord
+from paceline.core.run import RunSpec
+from paceline.core.steps import Steps
+from paceline.core.verdict import single_run_verdict
+from paceline.core.window import MIN_STEADY, Window, steady_window
+from paceline.engines import native
+from paceline.engines.native import RankLog
+from paceline.plan import find_device
+from paceline.report.page import RunReport
+from paceline.rundir import (
+    INVENTORY_FILE,
+    LOGS_FOLDER,
+    SCRIPT_FILE,
+    STEPS_FOLDER,
+    RunRecord,
+    current_status,
+    read_json,
+    read_record,
+)
+
+TAIL_LINES = 15
+BUSY_STEPS_NOTE = "spikes: the mean step is {:.0%} above the median"
+JITTER_WARNING = 0.1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, and the sentence that says why if it did not end well."""
+
+    status: Status
+    reason: str | None
+    warnings: tuple[str, ...] = ()
+
+
+def read_ranks(folder: Path) -> dict[int, RankLog]:
+    """Every rank's event lines in a run folder, by rank."""
+    logs: dict[int, RankLog] = {}
+    for path in sorted((folder / STEPS_FOLDER).glob("rank-*.jsonl")):
+        number = path.stem.removeprefix("rank-")
+        if number.isdigit():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                logs[int(number)] = native.read_rank(lines)
+    return logs
+
+
+def judge(
+    ranks: Mapping[int, RankLog], world_size: int, exit_code: int, oom_killed: bool, tail: list[str]
+) -> Ending:
+    """How a run ended, from the ranks' last lines first and the exit code second."""
+    ends = [log.end for log in ranks.values() if log.end is not None]
+    for status in ("oom", "nan", "failed"):
+        for end in ends:
+            if end.status == status:
+                return Ending(status, end.reason)
+    if len(ends) == world_size:
+        late = f"all ranks finished, yet the launcher ended with code {exit_code}"
+        return Ending("ok", None, (late,) if exit_code else ())
+    if oom_killed:
+        return Ending("oom", "the kernel killed a rank because the machine ran out of memory")
+    reason = _last_error(tail) or f"the launcher ended with code {exit_code}"
+    return Ending("failed", reason)
+
+
+def log_tail(folder: Path) -> list[str]:
+    """The last lines of the logs: the first rank's that has any error, else the launcher's."""
+    logs = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
+    tails = [tail for tail in map(_tail, [*logs, folder / LOGS_FOLDER / "launcher.log"]) if tail]
+    with_error = [tail for tail in tails if _last_error(tail)]
+    return (with_error or tails[-1:] or [[]])[0]
+
+
+def evaluate(folder: Path) -> RunReport:
+    """The report of a run folder, computed from its raw files.
+
+    Raises UserError when run.json is missing or not readable.
+    """
+    record = read_record(folder)
+    ranks = read_ranks(folder)
+    series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
+    merged = merge_ranks(series)
+    status = current_status(record)
+    window = steady_window(merged) if len(merged) else None
+    status, reason = _final(record, status, window)
+    result = _result(folder, record, ranks, series, merged, window, status, reason)
+    return RunReport(
+        result=result,
+        steps=merged,
+        spec=record.spec,
+        command=" ".join(record.command),
+        job_script=_text(folder / SCRIPT_FILE),
+        inventory=read_json(folder / INVENTORY_FILE),
+        folder=str(folder),
+        files=tuple(sorted(str(p.relative_to(folder)) for p in _files(folder))),
+    )
+
+
+def compare_with_references(
+    spec: RunSpec, metrics: Mapping[str, Metric]
+) -> tuple[ReferenceComparison, ...]:
+    """This run beside each published row of its recipe, comparable rows first."""
+    rows = [row for name in spec.references for row in references.named(name)]
+    timed = [row for row in rows if row.recipe == spec.recipe and row.step_time_s is not None]
+    found = [_compare(spec, row, metrics) for row in timed]
+    return tuple(sorted(found, key=lambda c: not c.comparable))
+
+
+def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:
+    if status == "incomplete":
+        return status, record.reason or "the controller ended before the run did"
+    if status == "ok" and (window is None or window.record.n < MIN_STEADY):
+        found = window.record.n if window else 0
+        return "incomplete", f"{found} steady steps; a figure needs at least {MIN_STEADY}"
+    return status, record.reason
+
+
+def _result(
+    folder: Path,
+    record: RunRecord,
+    ranks: Mapping[int, RankLog],
+    series: Mapping[int, Steps],
+    merged: Steps,
+    window: Window | None,
+    status: Status,
+    reason: str | None,
+) -> Result:
+    spec = record.spec
+    hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
+    numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
+    trusted = window is not None and window.record.state in ("steady", "drifting")
+    metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
+    comparisons = compare_with_references(spec, metrics)
+    return Result(
+        run=folder.name,
+        recipe=spec.recipe,
+        status=status,
+        reason=reason,
+        log_tail=record.log_tail if status not in ("ok", "queued", "running") else (),
+        created=record.created,
+        metrics=metrics,
+        window=window.record if window else None,
+        conventions=_conventions(spec),
+        verdict=single_run_verdict(
+            status, reason, window.record if window and trusted else None, comparisons
+        ),
+        references=comparisons,
+        ranks=rank_summaries(series, hosts, numbers),
+        straggler=find_straggler(series, hosts, numbers),
+        versions=_versions(record, ranks),
+        num_parameters=next(
+            (log.start.num_parameters for log in ranks.values() if log.start), None
+        ),
+        steps_done=len(merged),
+        steps_asked=spec.training.steps,
+        warnings=_warnings(record, window.record if window else None, metrics),
+    )
+
+
+def _measured(
+    record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
+) -> Measured:
+    device = find_device(record.spec.cluster.device)
+    peak = device.peaks.get(record.spec.training.dtype) if device else None
+    ready = [log.start.time_unix for log in ranks.values() if log.start]
+    started = record.launched_unix
+    return measured(
+        record.spec,
+        merged,
+        merged.select(window.rows),
+        peak_flops_per_s=peak.flops_per_s if peak else None,
+        peak_source=peak.source if peak else None,
+        achievable_flops_per_s=record.achievable_flops_per_s,
+        achievable_source=record.achievable_source,
+        startup_s=max(ready) - started if ready and started else None,
+    )
+
+
+def _conventions(spec: RunSpec) -> dict[str, str]:
+    return {
+        "flops": spec.flops_convention,
+        "peak": "dense data-sheet peak of one device",
+        "step_time": "median of the steady window; step_time_mean_s includes spikes",
+        "memory": "largest rank's peak; the kind is in the metric's name",
+        "tokens": "real tokens; padded_tokens_per_s counts every position",
+    }
+
+
+def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]:
+    versions = {"paceline": record.paceline_version}
+    start = next((log.start for log in ranks.values() if log.start), None)
+    if start:
+        versions |= {"torch": start.torch, "python": start.python}
+        versions |= {"cuda": start.cuda} if start.cuda else {}
+    return versions
+
+
+def _warnings(
+    record: RunRecord, window: WindowRecord | None, metrics: Mapping[str, Metric]
+) -> tuple[str, ...]:
+    found = list(record.warnings)
+    if window and window.state == "drifting" and window.drift is not None:
+        found.append(f"the step time drifts by {window.drift:+.1%} over the window")
+    jitter = metrics.get("jitter_tax")
+    if jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
+        found.append(BUSY_STEPS_NOTE.format(jitter.value))
+    return tuple(found)
+
+
+def _compare(
+    spec: RunSpec, row: references.Row, metrics: Mapping[str, Metric]
+) -> ReferenceComparison:
+    by_samples = "samples_per_s" in row.printed
+    name, unit = ("samples_per_s", "samples/s") if by_samples else ("tokens_per_s", "tokens/s")
+    published = (row.samples_per_s if by_samples else row.tokens_per_s) or 0.0
+    measured_value = metrics[name].value if name in metrics else None
+    why_not = _difference(spec, row)
+    comparable = why_not is None and measured_value is not None and published > 0
+    return ReferenceComparison(
+        reference=row.id,
+        source=row.source,
+        metric=name,
+        reference_value=published,
+        unit=unit,
+        ratio=measured_value / published if comparable and measured_value else None,
+        comparable=comparable,
+        why_not=why_not,
+    )
+
+
+def _difference(spec: RunSpec, row: references.Row) -> str | None:
+    """The first setting in which the run and the published row differ, as a phrase."""
+    pairs: dict[str, tuple[object, object]] = {
+        "device": (spec.cluster.device, row.device),
+        "devices": (spec.world_size, row.num_devices),
+        "dtype": (spec.training.dtype, row.dtype),
+        "sequence length": (spec.training.seq_len, row.seq_len),
+        "global batch": (spec.training.global_batch, row.global_batch),
+    }
+    pairs |= {
+        name.replace("_", " "): (getattr(spec.layout, name), getattr(row.layout, name))
+        for name in ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recompute")
+    }
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            return f"{name} {ours} here, {theirs} there"
+    return None
+
+
+def _last_error(tail: list[str]) -> str | None:
+    errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
+    return errors[-1][:300] if errors else None
+
+
+def _tail(path: Path) -> list[str]:
+    lines = _text(path, last_bytes=16_384).splitlines()
+    return [line[:500] for line in lines[-TAIL_LINES:]]
+
+
+def _text(path: Path, last_bytes: int | None = None) -> str:
+    try:
+        with path.open("rb") as file:
+            if last_bytes:
+                file.seek(max(0, path.stat().st_size - last_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))

@@ -1,0 +1,230 @@
+"""From a recipe and this machine to what exactly will run, or why it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline import catalog
+from paceline.core.hardware import Cluster, Device
+from paceline.core.memory import memory_per_device, smallest_fit
+from paceline.core.run import Job, RunSpec
+from paceline.core.shape import num_parameters
+from paceline.engines import native
+from paceline.errors import SystemFaultError, UserError
+from paceline.launchers import local
+from paceline.probe.gemm import GemmProbe, probe_gemm
+from paceline.probe.inventory import inventory, local_cluster
+from paceline.recipe import Recipe, load_recipe, resolve
+from paceline.units import gib
+
+SUGGESTED = ("H100-SXM-80GB", "H200-SXM-141GB", "B200", "MI300X")
+"""Devices that a refusal names as places where the run would fit."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for on the command line."""
+
+    recipe: str
+    variant: str | None = None
+    overrides: tuple[str, ...] = ()
+    devices: int | None = None
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    cluster: str | None = None
+    timeout_s: float | None = None
+    force: bool = False
+    """Run although the memory bound says that it cannot fit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before anything starts."""
+
+    spec: RunSpec
+    job: Job
+    inventory: dict[str, Any]
+    notices: tuple[str, ...] = field(default=())
+
+    @property
+    def script(self) -> str:
+        """The very text that runs."""
+        return local.render(self.job)
+
+
+def make_plan(request: Request) -> Plan:
+    """The plan for a request on this machine; raises UserError when it cannot run here."""
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    found = inventory()
+    cluster, notices = _cluster(request, recipe, found)
+    if not request.force:
+        refuse_what_cannot_fit(recipe, cluster)
+    spec = resolve(recipe, cluster, _native_bf16(cluster, found), request.variant)
+    if request.timeout_s is not None:
+        spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
+    _check(spec, request.force)
+    _check_torch(spec)
+    notices += _busy_notice(found)
+    return Plan(spec, native.job(spec, spec.recipe), found, tuple(notices))
+
+
+def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
+    """Raise UserError when even the training states exceed all memory of the cluster together."""
+    memory_bytes = _device_memory_bytes(cluster)
+    if memory_bytes is None:
+        return
+    whole = memory_per_device(
+        recipe.model, recipe.layout.model_copy(update=_ONE_DEVICE), 1,
+        recipe.training.seq_len, "bf16", recipe.lora,
+    )  # fmt: skip
+    total = memory_bytes * cluster.world_size
+    if whole.states_bytes > total:
+        raise UserError(
+            f"{recipe.name} on {_describe(cluster)}",
+            f"cannot fit: weights, gradients and optimizer of {num_parameters(recipe.model):,} "
+            f"parameters take {gib(whole.states_bytes)}, all memory here is {gib(total)}",
+            remedy=f"would fit: {would_fit(recipe)}; here try `paceline run tiny-llama`",
+        )
+
+
+_ONE_DEVICE = {"tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "sequence_parallel": False}
+
+
+def would_fit(recipe: Recipe) -> str:
+    """The fewest devices (power of two) of some catalog kinds that hold the run, as a phrase."""
+    phrases: list[str] = []
+    for name in SUGGESTED:
+        device = catalog.device(name)
+        count = smallest_fit(
+            recipe.model, recipe.training.seq_len, "bf16", device.memory_bytes or 0.0,
+            recipe.lora, device.context_bytes or 0.0,
+        )  # fmt: skip
+        if count:
+            phrases.append(f"{count} x {name}")
+    return f"{', '.join(phrases)} (ZeRO-3, full recomputation, by the static bound)"
+
+
+def reachable_rate(spec: RunSpec, found: dict[str, Any], fresh: bool = False) -> GemmProbe | None:
+    """The matrix-product probe for the run's dtype and device; None when it cannot be measured."""
+    on_cpu = spec.cluster.device == "cpu"
+    identity = {
+        "device": found["cpu"]["model"] if on_cpu else found["gpus"],
+        "cores": found["cpu"]["usable_cores"],
+        "torch": found["packages"].get("torch"),
+    }
+    try:
+        return probe_gemm(
+            native.job(spec, spec.recipe).python,
+            identity,
+            "cpu" if on_cpu else "cuda",
+            (spec.training.dtype,),
+            found["cpu"]["usable_cores"] if on_cpu else None,
+            spec.training.matmul_precision,
+            fresh,
+        )
+    except SystemFaultError:
+        return None
+
+
+def find_device(name: str) -> Device | None:
+    """The catalog's entry for a device, None when the catalog does not know it."""
+    try:
+        return catalog.find_device(name).device
+    except UserError:
+        return None
+
+
+def _cluster(request: Request, recipe: Recipe, found: dict[str, Any]) -> tuple[Cluster, list[str]]:
+    if request.cluster is not None:
+        cluster = catalog.cluster(request.cluster)
+        if cluster.launcher != "local" or cluster.nodes > 1:
+            raise UserError(
+                f"cluster {cluster.name}",
+                f"launcher {cluster.launcher} over {cluster.nodes} nodes is not available",
+                allowed="launcher local with one node",
+            )
+        return cluster, []
+    kind, notices = _device_kind(request, found)
+    if kind == "cpu":
+        return local_cluster(found, "cpu", None, request.devices), notices
+    available = len(found["gpus"])
+    count = request.devices or min(recipe.devices or available, available)
+    if count > available:
+        raise UserError(f"--devices {count}", f"this machine has {available} GPUs")
+    device = find_device(found["gpus"][0]["name"])
+    name = device.name if device else found["gpus"][0]["name"]
+    memory = found["gpus"][0]["memory_bytes"]
+    return local_cluster(found, name, memory, count), notices
+
+
+def _device_kind(request: Request, found: dict[str, Any]) -> tuple[str, list[str]]:
+    cpu_torch = "+cpu" in found["packages"].get("torch", "")
+    if request.device == "cpu" or (request.device == "auto" and not found["gpus"]):
+        return "cpu", []
+    if not found["gpus"]:
+        raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
+    if request.device == "auto" and cpu_torch:
+        return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
+    return "cuda", []
+
+
+def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:
+    if cluster.device == "cpu":
+        return bool(found["cpu"]["native_bf16"])
+    device = find_device(cluster.device)
+    return device is None or device.peak_flops_per_s("bf16") is not None
+
+
+def _check(spec: RunSpec, force: bool) -> None:
+    problems = native.unsupported(spec)
+    if problems:
+        raise UserError(f"{spec.recipe} on {_describe(spec.cluster)}", _listed(problems),
+                        remedy="change it with --set")  # fmt: skip
+    limit = _device_memory_bytes(spec.cluster)
+    if force or limit is None:
+        return
+    need = memory_per_device(
+        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora
+    )
+    if need.total_bytes > limit:
+        raise UserError(
+            f"{spec.recipe} on {_describe(spec.cluster)}",
+            f"cannot fit: a device needs at least {gib(need.total_bytes)} "
+            f"(states {gib(need.states_bytes)}, activations {gib(need.activations_bytes)}) "
+            f"and has {gib(limit)}",
+            remedy="try --set layout.zero_stage=3, --set layout.recompute=full or a smaller "
+            "layout.micro_batch; --force runs it all the same",
+        )
+
+
+def _check_torch(spec: RunSpec) -> None:
+    if spec.cluster.python is None and importlib.util.find_spec("torch") is None:
+        raise UserError("engine native", "torch is not installed beside Paceline",
+                        remedy="pip install 'paceline[native]'")  # fmt: skip
+
+
+def _busy_notice(found: dict[str, Any]) -> list[str]:
+    load, cores = found["load_average_1min"], found["cpu"]["usable_cores"]
+    if load <= 0.5 * cores:
+        return []
+    return [f"this machine is busy (load {load:.1f} on {cores} cores): expect a wider spread"]
+
+
+def _device_memory_bytes(cluster: Cluster) -> float | None:
+    if cluster.device_memory_bytes:
+        return cluster.device_memory_bytes
+    device = find_device(cluster.device)
+    return device.memory_bytes if device else None
+
+
+def _describe(cluster: Cluster) -> str:
+    memory = _device_memory_bytes(cluster)
+    room = f" with {gib(memory)} each" if memory else ""
+    return f"{cluster.world_size} x {cluster.device}{room}"
+
+
+def _listed(problems: Sequence[str]) -> str:
+    return "; ".join(problems)

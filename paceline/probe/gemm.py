@@ -1,0 +1,125 @@
+"""The dense matrix rate that this machine really reaches, per dtype, measured once and kept.
+
+A data sheet's peak is not reachable and a CPU has none, so a step's FLOP/s are also held against
+the best matrix product that the same torch runs here with the same settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.core.hardware import Dtype
+from paceline.core.run import MatmulPrecision
+from paceline.core.value import Value
+from paceline.errors import SystemFaultError
+from paceline.rundir import write_value
+
+SECONDS_PER_DTYPE = 1.0
+TIME_LIMIT_S = 120.0
+
+
+class GemmRow(Value):
+    """One matrix product: median rate over n repeats."""
+
+    dtype: Dtype
+    m: int
+    n: int
+    k: int
+    flops_per_s: float
+    repeats: int
+    spread: float
+    """1.4826 x MAD / median of the repeats."""
+
+
+class GemmProbe(Value):
+    """All shapes measured for one device with one setting; `best` is the reachable rate."""
+
+    device_name: str
+    torch: str
+    threads: int | None
+    matmul_precision: str
+    rows: tuple[GemmRow, ...]
+    skipped: dict[str, str] = {}
+    """Dtypes without a row, and why."""
+
+    def best(self, dtype: Dtype) -> GemmRow | None:
+        """The fastest row of `dtype`, or None."""
+        rows = [row for row in self.rows if row.dtype == dtype]
+        return max(rows, key=lambda row: row.flops_per_s) if rows else None
+
+
+def probe_gemm(
+    python: str,
+    identity: dict[str, Any],
+    device: str,
+    dtypes: tuple[Dtype, ...],
+    threads: int | None,
+    matmul_precision: MatmulPrecision = "high",
+    fresh: bool = False,
+) -> GemmProbe:
+    """The reachable rates of one device, from the cache unless `fresh`.
+
+    `identity` is what must be equal for an old figure to hold: CPU or GPU, driver, torch version.
+    Raises SystemFaultError when the probe program fails.
+    """
+    question = {"device": device, "dtypes": list(dtypes), "threads": threads,
+                "matmul_precision": matmul_precision, "seconds": SECONDS_PER_DTYPE}  # fmt: skip
+    path = _cache_file({"python": python, **identity, **question})
+    if not fresh and path.is_file():
+        try:
+            return GemmProbe.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
+            path.unlink(missing_ok=True)
+    result = _measure(python, question)
+    write_value(path, result)
+    return result
+
+
+def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
+    program = str(resources.files("paceline") / "native" / "gemm.py")
+    environment = dict(os.environ)
+    if question["threads"]:
+        environment["OMP_NUM_THREADS"] = str(question["threads"])
+    try:
+        done = subprocess.run(
+            [python, program, json.dumps(question)],
+            capture_output=True, text=True, timeout=TIME_LIMIT_S, env=environment, check=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SystemFaultError("gemm probe", f"did not end within {TIME_LIMIT_S:.0f} s") from error
+    except (OSError, subprocess.CalledProcessError) as error:
+        tail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        raise SystemFaultError("gemm probe", " ".join(tail) or "failed") from error
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [line for line in lines if line.get("event") == "gemm"]
+    skipped = {line["dtype"]: line["reason"] for line in lines if line.get("event") == "skipped"}
+    if not rows:
+        raise SystemFaultError("gemm probe", f"measured nothing: {skipped or done.stderr[-300:]}")
+    return GemmProbe(
+        device_name=rows[0]["device_name"],
+        torch=rows[0]["torch"],
+        threads=rows[0]["threads"],
+        matmul_precision=question["matmul_precision"],
+        rows=tuple(_row(row) for row in rows),
+        skipped=skipped,
+    )
+
+
+def _row(line: dict[str, Any]) -> GemmRow:
+    m, n, k = line["shape"]
+    return GemmRow(dtype=line["dtype"], m=m, n=n, k=k, flops_per_s=line["flops_per_s"],
+                   repeats=line["n"], spread=line["spread"])  # fmt: skip
+
+
+def _cache_file(key: dict[str, Any]) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return cache / f"gemm-{digest}.json"

@@ -1,0 +1,209 @@
+"""Recipes: what to train and measure, one YAML file each; resolving one gives a RunSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from paceline.core.flops import CONVENTIONS
+from paceline.core.hardware import Cluster, Dtype
+from paceline.core.layout import Layout, layout_problems
+from paceline.core.run import Data, RunSpec, Training, TrainingBase
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.value import Value
+from paceline.errors import UserError, did_you_mean
+from paceline.yaml_file import Document, parse_value, plain, read_document, validate
+
+
+class RecipeTraining(TrainingBase):
+    """Training as a recipe states it: the batch per step or per device, the dtype or `auto`."""
+
+    global_batch: PositiveInt | None = None
+    """Sequences per optimizer step over all devices (strong scaling)."""
+    batch_per_device: PositiveInt | None = None
+    """Sequences per optimizer step and device (weak scaling)."""
+    dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    """`auto`: bf16 where the device computes it natively, else fp32."""
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Self:
+        if (self.global_batch is None) == (self.batch_per_device is None):
+            raise ValueError("exactly one of global_batch and batch_per_device must be given")
+        return self
+
+
+class Recipe(Value):
+    """One workload: model, training, data, layout, and the published rows it is held against."""
+
+    name: str
+    title: str
+    description: str = ""
+    engine: Literal["native"] = "native"
+    model: DecoderShape
+    lora: LoraSpec | None = None
+    training: RecipeTraining
+    data: Data = Data()
+    layout: Layout = Layout()
+    devices: PositiveInt | None = None
+    """Devices to run on; None is every accelerator, or two processes on a CPU."""
+    flops_convention: str = "causal"
+    nominal_parameters: PositiveFloat | None = None
+    time_limit_s: PositiveFloat | None = 3600.0
+    references: tuple[str, ...] = ()
+    """Reference tables or rows by id."""
+    variants: dict[str, dict[str, Any]] = {}
+    """Named sets of overrides, by dotted field."""
+
+    @model_validator(mode="after")
+    def _known_convention(self) -> Self:
+        if self.flops_convention not in CONVENTIONS:
+            raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
+        return self
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with Paceline."""
+    folder = resources.files("paceline") / "recipes"
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe given by name or path; raises UserError with the nearest name."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    names = recipe_names()
+    if name not in names:
+        hint = did_you_mean(name, names) or "`paceline recipes` lists them"
+        raise UserError(f"recipe {name!r}", "is unknown", allowed=", ".join(names), remedy=hint)
+    return Path(str(resources.files("paceline") / "recipes" / f"{name}.yaml"))
+
+
+def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe `name` (or file) with a variant and `key=value` overrides applied, in that order.
+
+    Raises UserError with file and line for the file, with the option's text for an override.
+    """
+    path = recipe_path(name)
+    document = read_document(path)
+    recipe = validate(Recipe, document, str(path))
+    if variant is None and not overrides:
+        return recipe
+    content = cast(Document, plain(document))
+    if variant is not None:
+        for key, value in _variant(recipe, variant, path).items():
+            content = _checked(_with(content, key, value), f"variant {variant}: {key}")
+    for text in overrides:
+        key, value = parse_override(text)
+        content = _checked(_with(content, key, value), f"--set {text}")
+    return Recipe.model_validate(content)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` as (dotted key, YAML value); `steps` alone means `training.steps`."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text}", "is not key=value", remedy="for example --set steps=20")
+    value = parse_value(raw, f"--set {text}")
+    return full_key(key.strip()), value
+
+
+def override_keys() -> list[str]:
+    """Every dotted field that `--set` takes."""
+    return sorted(_dotted(Recipe, ""))
+
+
+def full_key(key: str) -> str:
+    """The dotted field for `key`; a last name that occurs once may stand alone."""
+    keys = override_keys()
+    if key in keys or key.rpartition(".")[0] in keys:
+        return key
+    matches = [known for known in keys if known.rpartition(".")[2] == key]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"--set {key}", "names several fields", allowed=", ".join(matches))
+    leaves = [*keys, *(known.rpartition(".")[2] for known in keys)]
+    raise UserError(
+        f"--set {key}",
+        "is not a field of a recipe",
+        remedy=did_you_mean(key, leaves) or "`paceline recipes --fields` lists them",
+    )
+
+
+def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
+    """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
+    wanted = recipe.training
+    world_size = cluster.world_size
+    global_batch = wanted.global_batch or (wanted.batch_per_device or 1) * world_size
+    automatic: Dtype = "bf16" if native_bf16 else "fp32"
+    dtype = automatic if wanted.dtype == "auto" else wanted.dtype
+    fields = wanted.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
+    training = Training(**fields, global_batch=global_batch, dtype=dtype)
+    problems = layout_problems(recipe.layout, recipe.model, world_size, global_batch)
+    if problems:
+        raise UserError(
+            f"{recipe.name} on {world_size} x {cluster.device}",
+            "; ".join(problems),
+            remedy="change the layout (--set layout.tp=...), the batch or --devices",
+        )
+    return RunSpec(
+        recipe=recipe.name,
+        variant=variant,
+        engine=recipe.engine,
+        model=recipe.model,
+        lora=recipe.lora,
+        training=training,
+        data=recipe.data,
+        layout=recipe.layout,
+        cluster=cluster,
+        flops_convention=recipe.flops_convention,
+        nominal_parameters=recipe.nominal_parameters,
+        time_limit_s=recipe.time_limit_s,
+        references=recipe.references,
+    )
+
+
+def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
+    if variant not in recipe.variants:
+        raise UserError(
+            f"{path}: variant {variant!r}",
+            "is unknown",
+            allowed=", ".join(recipe.variants) or "this recipe has none",
+            remedy=did_you_mean(variant, recipe.variants) or None,
+        )
+    return {full_key(key): value for key, value in recipe.variants[variant].items()}
+
+
+def _with(content: Document, key: str, value: Any) -> Document:
+    """A copy of `content` in which the dotted `key` is `value`; giving one batch drops the other."""
+    head, _, rest = key.partition(".")
+    if rest:
+        inner = content.get(head)
+        value = _with(cast(Document, inner) if isinstance(inner, dict) else {}, rest, value)
+    changed = {**content, head: value}
+    rival = {"global_batch": "batch_per_device", "batch_per_device": "global_batch"}.get(head)
+    if rival:
+        changed.pop(rival, None)
+    return changed
+
+
+def _checked(content: Document, where: str) -> Document:
+    validate(Recipe, content, where)
+    return content
+
+
+def _dotted(model: type[Value], prefix: str) -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        annotation: Any = field.annotation
+        inner = [annotation, *getattr(annotation, "__args__", ())]
+        nested = [t for t in inner if isinstance(t, type) and issubclass(t, Value)]
+        keys += _dotted(nested[0], f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
+    return keys

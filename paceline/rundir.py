@@ -1,0 +1,243 @@
+"""Run folders: the truth about a run, written atomically, readable at every moment.
+
+run.json      the resolved spec, the command, the controller's identity, status
+job.sh        exactly what was started
+inventory.json  the machine
+logs/         what the programs printed, one file a rank
+steps/        the trainer's event lines, one file a rank
+steps.jsonl   the ranks merged
+result.json   metrics, window, verdict
+report.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from pydantic import BaseModel, PositiveInt, ValidationError
+
+from paceline.core.result import FINAL, Status
+from paceline.core.run import RunSpec
+from paceline.core.value import Value
+from paceline.errors import SystemFaultError, UserError
+
+RUN_FILE = "run.json"
+RESULT_FILE = "result.json"
+INVENTORY_FILE = "inventory.json"
+SCRIPT_FILE = "job.sh"
+STEPS_FILE = "steps.jsonl"
+STEPS_FOLDER = "steps"
+LOGS_FOLDER = "logs"
+REPORT_FILE = "report.html"
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Controller(Value):
+    """The process that watches a run; it is alive only if all three still match."""
+
+    pid: PositiveInt
+    boot_id: str
+    started_unix: float
+    host: str
+
+
+class RunRecord(Value):
+    """run.json: what was asked for and what is known while it runs."""
+
+    schema_version: int = 1
+    name: str
+    tag: str | None = None
+    created: str
+    command: tuple[str, ...]
+    spec: RunSpec
+    status: Status
+    reason: str | None = None
+    controller: Controller | None = None
+    launched_unix: float | None = None
+    ended_unix: float | None = None
+    exit_code: int | None = None
+    achievable_flops_per_s: float | None = None
+    """Reachable rate of this machine in the run's dtype, all devices together, as probed before."""
+    achievable_source: str | None = None
+    paceline_version: str
+    log_tail: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def runs_root(option: Path | None) -> Path:
+    """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
+    return (option or Path(os.environ.get("PACELINE_RUNS") or "runs")).expanduser()
+
+
+def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
+    """`<date>-<recipe>-<layout>-<n>x<device>-<key>`, with the tag if there is one."""
+    layout = spec.layout.label(spec.world_size).replace(" ", "")
+    parts = [f"{when:%Y-%m-%d}", spec.recipe, spec.variant, tag, layout,
+             f"{spec.world_size}x{spec.cluster.device}", spec.key]  # fmt: skip
+    return "-".join(_slug(part) for part in parts if part)
+
+
+def new_run_folder(root: Path, spec: RunSpec, tag: str | None = None) -> Path:
+    """A new folder for one run under `root`; a number is added when the name is taken."""
+    base = folder_name(spec, datetime.now(UTC), tag)
+    for number in range(1, 10_000):
+        folder = root / (base if number == 1 else f"{base}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SystemFaultError(
+                str(root), f"the run folder cannot be made: {error.strerror}",
+                remedy="give another place with --runs-dir",
+            ) from error  # fmt: skip
+        return folder
+    raise SystemFaultError(str(root), f"holds 10,000 runs named {base}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never a part."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+
+
+def write_value(path: Path, value: BaseModel) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_text(path, value.model_dump_json(indent=2) + "\n")
+
+
+def read_value(path: Path, model: type[ModelT]) -> ModelT:
+    """The value in a JSON file; raises UserError when it is missing or not of that form."""
+    try:
+        return model.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(str(path), "is missing") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemFaultError(str(path), f"cannot be read: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UserError(str(path), f"{field}: {first['msg']}") from error
+
+
+def read_record(folder: Path) -> RunRecord:
+    """run.json of a folder."""
+    return read_value(folder / RUN_FILE, RunRecord)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, empty when the file is missing or torn."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def this_controller() -> Controller:
+    """The identity of the running process."""
+    process = psutil.Process()
+    return Controller(
+        pid=process.pid,
+        boot_id=boot_id(),
+        started_unix=process.create_time(),
+        host=os.uname().nodename,
+    )
+
+
+def boot_id() -> str:
+    """A text that changes at every boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"boot-{psutil.boot_time():.0f}"
+
+
+def is_alive(controller: Controller) -> bool:
+    """True while the very process that `controller` describes runs on this machine.
+
+    A controller on another host is taken to be alive: this machine cannot know.
+    """
+    if controller.host != os.uname().nodename:
+        return True
+    if controller.boot_id != boot_id():
+        return False
+    try:
+        started = psutil.Process(controller.pid).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    return abs(started - controller.started_unix) < 1.0
+
+
+def current_status(record: RunRecord) -> Status:
+    """The status now: a run whose controller is gone without a final word is `incomplete`."""
+    if record.status in FINAL or record.status == "incomplete":
+        return record.status
+    if record.controller is None or is_alive(record.controller):
+        return record.status
+    return "incomplete"
+
+
+def run_folders(root: Path) -> list[Path]:
+    """All run folders under `root`, oldest first by their creation time."""
+    if not root.is_dir():
+        return []
+    folders = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
+    return sorted(folders, key=lambda folder: (_created(folder), folder.name))
+
+
+def find_run(root: Path, name: str) -> Path:
+    """The folder of a run named by path, folder name, unique prefix, tag or `last`."""
+    if (Path(name) / RUN_FILE).is_file():
+        return Path(name)
+    folders = run_folders(root)
+    if not folders:
+        raise UserError(
+            str(root), "holds no runs", remedy="start one with `paceline run tiny-llama`"
+        )
+    if name == "last":
+        return folders[-1]
+    matches = [f for f in folders if f.name == name] or [
+        f for f in folders if f.name.startswith(name) or _created_tag(f) == name
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise UserError(
+            f"run {name!r}", f"is not in {root}", remedy="`paceline list` shows the runs"
+        )
+    shown = ", ".join(f.name for f in matches[:5])
+    raise UserError(f"run {name!r}", f"names {len(matches)} runs", allowed=shown)
+
+
+def _created(folder: Path) -> str:
+    return str(read_json(folder / RUN_FILE).get("created", ""))
+
+
+def _created_tag(folder: Path) -> str | None:
+    return read_json(folder / RUN_FILE).get("tag")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") or "run"
