@@ -1,0 +1,97 @@
+"""Metrics say what they are, and are None with a reason rather than invented."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.flops import FlopsInput, flops_per_token
+from paceline.core.metrics import METRICS, Measured, measure, measured
+from paceline.core.run import RunSpec
+from tests.example import make_spec, make_steps
+
+
+def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields: float) -> Measured:
+    spec = spec or make_spec()
+    times = times or [0.5] * 20
+    tokens = float(spec.training.global_batch * spec.training.seq_len)
+    n = len(times)
+    steps = make_steps(
+        times, tokens=[tokens] * n, global_batch=[float(spec.training.global_batch)] * n,
+        seq_len=[32.0] * n, loss=[3.0] * n, resident_bytes=[1e9] * n, comm_wait_s=[0.1] * n,
+        data_wait_s=[0.0] * n,
+    )  # fmt: skip
+    return measured(spec, steps, steps, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_has_a_unit_and_a_description(name: str):
+    assert measure(run())[name].unit
+    assert METRICS[name].describes.endswith(".")
+
+
+def test_throughput_follows_from_the_step_time():
+    metrics = measure(run())
+    assert metrics["tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
+    assert metrics["samples_per_s"].value == pytest.approx(8 / 0.5)
+    assert metrics["tokens_per_s_per_device"].value == pytest.approx(8 * 32 / 0.5 / 2)
+
+
+def test_the_mean_pays_for_spikes_and_the_median_does_not():
+    metrics = measure(run(times=[0.5] * 19 + [1.5]))
+    assert metrics["step_time_s"].value == 0.5
+    assert metrics["step_time_mean_s"].value == pytest.approx(0.55)
+    assert metrics["jitter_tax"].value == pytest.approx(0.1)
+
+
+def test_without_a_data_sheet_there_is_no_mfu_but_a_reason():
+    mfu = measure(run())["mfu"]
+    assert mfu.value is None and mfu.note is not None and "no data-sheet peak for cpu" in mfu.note
+
+
+def test_mfu_is_model_flops_over_the_peak():
+    spec = make_spec()
+    flops = flops_per_token("causal", FlopsInput(spec.model, 32)) * 8 * 32
+    metrics = measure(run(peak_flops_per_s=1e9))
+    assert metrics["mfu"].value == pytest.approx(flops / 0.5 / 2 / 1e9)
+    assert metrics["mfu"].convention == "causal"
+
+
+def test_full_recomputation_raises_hfu_and_not_mfu():
+    plain = measure(run(peak_flops_per_s=1e9))
+    layout = make_spec().layout.model_copy(update={"recompute": "full"})
+    again = measure(run(make_spec(layout=layout), peak_flops_per_s=1e9))
+    assert plain["hfu"].value == plain["mfu"].value == again["mfu"].value
+    assert again["hfu"].value is not None and plain["hfu"].value is not None
+    assert 1.1 < again["hfu"].value / plain["hfu"].value < 4 / 3
+
+
+def test_of_achievable_counts_all_devices_together():
+    metrics = measure(run(achievable_flops_per_s=1e9))
+    rate = metrics["model_flops_per_s_per_device"].value
+    assert rate is not None and metrics["of_achievable"].value == pytest.approx(2 * rate / 1e9)
+    assert measure(run())["of_achievable"].value is None
+
+
+def test_memory_that_the_device_does_not_report_is_unknown_and_not_zero():
+    metrics = measure(run())
+    assert metrics["memory_resident_bytes"].value == 1e9
+    assert metrics["memory_allocated_bytes"].value is None
+
+
+def test_days_need_a_total():
+    training = make_spec().training.model_copy(update={"total_tokens": None})
+    assert measure(run(make_spec(training=training)))["days_to_train"].value is None
+    days = measure(run())["days_to_train"]
+    assert days.value == pytest.approx(1e12 / (8 * 32 / 0.5) / 86_400)
+
+
+def test_an_interval_says_of_what_kind_it_is():
+    step_time = measure(run(times=[0.5, 0.51] * 10))["step_time_s"]
+    assert step_time.low is not None and step_time.interval is not None
+    assert "within-run" in step_time.interval
+
+
+def test_a_rates_interval_is_the_step_times_turned_round():
+    metrics = measure(run(times=[0.5, 0.52, 0.51] * 10))
+    step, rate = metrics["step_time_s"], metrics["samples_per_s"]
+    assert step.low is not None and rate.high == pytest.approx(8 / step.low)

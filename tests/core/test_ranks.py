@@ -1,0 +1,88 @@
+"""Ranks are merged, and the one that waits least is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
+from paceline.core.steps import Steps
+from tests.example import make_steps, noisy
+
+HOSTS = {0: "a", 1: "b", 2: "c", 3: "d"}
+
+
+def busy_ranks(excess: float, ranks: int = 4, n: int = 60) -> dict[int, Steps]:
+    """Ranks of equal step time; the last one is `excess` busier."""
+    found: dict[int, Steps] = {}
+    for rank in range(ranks):
+        factor = 1 + (excess if rank == ranks - 1 else 0)
+        busy = [factor * b for b in noisy(n, 0.15, 0.002, seed=rank)]
+        found[rank] = make_steps([0.2] * n, busy_time_s=busy)
+    return found
+
+
+WINDOW = np.arange(1, 61)
+
+
+def test_the_busiest_rank_is_named_when_it_is_ten_per_cent_slower():
+    straggler = find_straggler(busy_ranks(0.10), HOSTS, WINDOW)
+    assert straggler is not None
+    assert (straggler.rank, straggler.host, straggler.named) == (3, "d", True)
+    assert straggler.excess == pytest.approx(0.10, abs=0.02)
+
+
+def test_equal_ranks_are_not_blamed():
+    blamed = 0
+    for seed in range(50):
+        ranks = {
+            r: make_steps([0.2] * 60, busy_time_s=noisy(60, 0.15, 0.004, seed=seed * 4 + r))
+            for r in range(4)
+        }
+        straggler = find_straggler(ranks, HOSTS, WINDOW)
+        blamed += straggler is not None and straggler.named
+    assert blamed == 0
+
+
+def test_half_a_per_cent_is_not_worth_a_name():
+    straggler = find_straggler(busy_ranks(0.005), HOSTS, WINDOW)
+    assert straggler is not None and not straggler.named
+
+
+def test_one_rank_has_no_straggler():
+    assert find_straggler({0: make_steps([0.2] * 9)}, HOSTS, WINDOW) is None
+
+
+def test_merging_takes_the_longest_time_and_sums_tokens():
+    ranks = {
+        0: make_steps([1.0, 2.0], tokens=[10, 10], loss=[4.0, 2.0], comm_wait_s=[0.1, 0.1]),
+        1: make_steps([1.5, 1.0], tokens=[30, 30], loss=[0.0, 6.0], comm_wait_s=[0.3, 0.5]),
+    }
+    merged = merge_ranks(ranks)
+    assert list(merged["step_time_s"]) == [1.5, 2.0]
+    assert list(merged["tokens"]) == [40, 40]
+    assert list(merged["loss"]) == pytest.approx([1.0, 5.0])
+    assert list(merged["comm_wait_s"]) == pytest.approx([0.2, 0.3])
+
+
+def test_only_steps_that_every_rank_finished_count():
+    merged = merge_ranks({0: make_steps([1.0] * 5), 1: make_steps([1.0] * 3)})
+    assert list(merged.index) == [1, 2, 3]
+
+
+def test_no_rank_gives_no_steps():
+    assert len(merge_ranks({})) == 0
+
+
+def test_one_unknown_loss_makes_the_steps_loss_unknown():
+    ranks = {
+        0: make_steps([1.0], tokens=[10], loss=[float("nan")]),
+        1: make_steps([1.0], tokens=[10], loss=[2.0]),
+    }
+    assert np.isnan(merge_ranks(ranks)["loss"][0])
+
+
+def test_summaries_look_only_at_the_window():
+    ranks = {0: make_steps([9.0, 1.0, 1.0], busy_time_s=[9.0, 0.5, 0.5])}
+    (summary,) = rank_summaries(ranks, {0: "a"}, np.array([2, 3]))
+    assert summary.busy_time_s == 0.5 and summary.comm_wait_s is None

@@ -1,0 +1,87 @@
+"""The steady window finds the end of warm-up and refuses what is not steady."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.window import band_half_width, relative_drift, steady_window, warmup_steps
+from tests.example import make_steps, noisy
+
+
+def test_warmup_is_left_out():
+    window = steady_window(make_steps([2.0, 0.9, 0.4, *noisy(50)]))
+    assert window.record.state == "steady"
+    assert 3 <= window.record.n_warmup <= 5
+    assert window.record.last_step == 53
+
+
+def test_a_single_spike_stays_inside_the_window():
+    times = noisy(40)
+    times[20] = 1.0
+    window = steady_window(make_steps(times))
+    assert window.record.n == 40 - window.record.n_warmup
+    assert 21 in window.rows + 1
+
+
+def test_a_spike_does_not_end_the_warmup_early():
+    times = np.array([1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2])
+    assert warmup_steps(times, 0.01) == 6
+
+
+def test_the_window_never_mixes_batch_sizes():
+    steps = make_steps(noisy(30), global_batch=[8.0] * 10 + [16.0] * 20, seq_len=[64.0] * 30)
+    window = steady_window(steps)
+    assert window.record.global_batch == 16
+    assert window.record.first_step is not None and window.record.first_step >= 11
+
+
+def test_equal_printed_times_are_steady():
+    assert steady_window(make_steps([0.2] * 12)).record.state == "steady"
+
+
+def test_whole_second_logs_use_their_resolution():
+    times = [29.0, 28.0] * 10
+    window = steady_window(make_steps(times), resolution_s=1.0)
+    assert window.record.n_warmup == 0
+
+
+def test_four_steps_are_too_few():
+    assert steady_window(make_steps([0.2] * 4)).record.state == "short"
+
+
+def test_no_timed_step_gives_an_empty_window():
+    record = steady_window(make_steps([float("nan")] * 3)).record
+    assert (record.state, record.n, record.first_step) == ("none", 0, None)
+
+
+def test_a_step_time_that_keeps_growing_is_called_drifting():
+    times = [0.2 * (1 + 0.002 * i) for i in range(100)]
+    record = steady_window(make_steps(times)).record
+    assert record.state == "drifting"
+    assert record.drift == pytest.approx(0.2, rel=0.4)
+
+
+def test_drift_of_a_straight_line_is_its_rise():
+    assert relative_drift(np.linspace(1.0, 1.1, 101)) == pytest.approx(0.1 / 1.05)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=80))
+def test_window_is_always_a_suffix_of_the_steps(times: list[float]):
+    window = steady_window(make_steps(times))
+    assert list(window.rows) == list(range(len(times) - len(window.rows), len(times)))
+    assert window.record.n + window.record.n_warmup == len(times)
+
+
+@given(st.floats(0.01, 100), st.integers(5, 60))
+def test_scaling_all_times_does_not_move_the_window(factor: float, n: int):
+    times = [3.0, 1.0, *noisy(n)]
+    plain = steady_window(make_steps(times))
+    scaled = steady_window(make_steps([factor * t for t in times]))
+    assert abs(plain.record.n_warmup - scaled.record.n_warmup) <= 0
+
+
+def test_half_width_is_at_least_a_thousandth_of_the_median():
+    assert band_half_width(np.full(10, 2.0)) == pytest.approx(0.002)

@@ -1,0 +1,47 @@
+"""Shapes that the tests share, written out here so that no recipe can bend a count."""
+
+from __future__ import annotations
+
+from paceline.core.shape import DecoderShape, LoraSpec
+
+
+def llama(layers: int, hidden: int, heads: int, ffn: int) -> DecoderShape:
+    """A Llama 3.1: 8 key/value heads, gated ffn, untied head, no biases."""
+    return DecoderShape(
+        num_layers=layers, hidden_size=hidden, num_heads=heads, num_kv_heads=8, ffn_size=ffn,
+        vocab_size=128256, gated_ffn=True, activation="silu", norm="rmsnorm", positions="rope",
+        max_positions=8192, rope_theta=500_000, bias=False, tied_embeddings=False,
+    )  # fmt: skip
+
+
+LLAMA_8B = llama(32, 4096, 32, 14336)
+LLAMA_70B = llama(80, 8192, 64, 28672)
+LLAMA_405B = llama(126, 16384, 128, 53248)
+
+OPT_350M = DecoderShape(
+    num_layers=24, hidden_size=1024, num_heads=16, ffn_size=4096, vocab_size=50272,
+    activation="relu", norm_position="post", final_norm=False, position_offset=2,
+    embedding_size=512,
+)  # fmt: skip
+OPT_13B = DecoderShape(
+    num_layers=40, hidden_size=5120, num_heads=40, ffn_size=20480, vocab_size=50272,
+    activation="relu", position_offset=2,
+)  # fmt: skip
+OPT_13B_LORA = LoraSpec(
+    rank=128, alpha=1, targets=("q", "k", "v", "o", "up", "down"), train_rest=True
+)
+
+GPT_1B3 = DecoderShape(
+    num_layers=24, hidden_size=2048, num_heads=16, ffn_size=8192, vocab_size=50257
+)
+GPT_1B3_PADDED = GPT_1B3.model_copy(update={"vocab_multiple": 128, "embedding_norm": True})
+
+TINY = DecoderShape(num_layers=2, hidden_size=64, num_heads=4, ffn_size=256, vocab_size=300)
+
+SHAPES = {
+    "llama31-70b": LLAMA_70B,
+    "opt-350m-sft": OPT_350M,
+    "opt-13b-sft": OPT_13B,
+    "gpt-1b3": GPT_1B3_PADDED,
+}
+"""By the recipe that the published rows name."""
