@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline import __version__, outcome
+from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
 from paceline.core.steps import Step
 from paceline.engines import native
 from paceline.errors import SystemFaultError
 from paceline.launchers import local
 from paceline.outcome import Ending
-from paceline.plan import Plan, reachable_rate
-from paceline.probe.inventory import oom_kills
+from paceline.plan import Plan, device_kind, probe_machine, reachable_rate
+from paceline.probe.gemm import GemmProbe
+from paceline.probe.inventory import inventory, oom_kills
 from paceline.report.html import render_html
 from paceline.report.page import RunReport
 from paceline.rundir import (
@@ -245,6 +247,13 @@ def _merged_lines(report: RunReport) -> str:
             values[name] = value if value == value else None
         lines.append(json.dumps(values, allow_nan=False))
     return "".join(f"{line}\n" for line in lines)
+
+
+def probe_this_machine(dtypes: tuple[Dtype, ...], device: str, fresh: bool) -> GemmProbe:
+    """The matrix-product probe of this machine's device (`auto`, `cpu` or `cuda`)."""
+    found = inventory()
+    kind, _ = device_kind(device, found)
+    return probe_machine(found, kind, dtypes, fresh=fresh)
 
 
 def command_line() -> list[str]:

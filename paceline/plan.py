@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import catalog
-from paceline.core.hardware import Cluster, Device
+from paceline.core.hardware import Cluster, Device, Dtype
 from paceline.core.memory import memory_per_device, smallest_fit
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.engines import native
 from paceline.errors import SystemFaultError, UserError
@@ -20,7 +21,7 @@ from paceline.probe.inventory import inventory, local_cluster
 from paceline.recipe import Recipe, load_recipe, resolve
 from paceline.units import gib
 
-SUGGESTED = ("H100-SXM-80GB", "H200-SXM-141GB", "B200", "MI300X")
+SUGGESTED = ("H100-SXM", "H200-SXM", "B200", "MI300X")
 """Devices that a refusal names as places where the run would fit."""
 
 
@@ -107,26 +108,50 @@ def would_fit(recipe: Recipe) -> str:
     return f"{', '.join(phrases)} (ZeRO-3, full recomputation, by the static bound)"
 
 
-def reachable_rate(spec: RunSpec, found: dict[str, Any], fresh: bool = False) -> GemmProbe | None:
+def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:
     """The matrix-product probe for the run's dtype and device; None when it cannot be measured."""
-    on_cpu = spec.cluster.device == "cpu"
-    identity = {
-        "device": found["cpu"]["model"] if on_cpu else found["gpus"],
-        "cores": found["cpu"]["usable_cores"],
-        "torch": found["packages"].get("torch"),
-    }
+    kind = "cpu" if spec.cluster.device == "cpu" else "cuda"
     try:
-        return probe_gemm(
-            native.job(spec, spec.recipe).python,
-            identity,
-            "cpu" if on_cpu else "cuda",
-            (spec.training.dtype,),
-            found["cpu"]["usable_cores"] if on_cpu else None,
-            spec.training.matmul_precision,
-            fresh,
-        )
+        return probe_machine(
+            found, kind, (spec.training.dtype,), spec.training.matmul_precision,
+            python=spec.cluster.python,
+        )  # fmt: skip
     except SystemFaultError:
         return None
+
+
+def probe_machine(
+    found: dict[str, Any],
+    kind: str,
+    dtypes: tuple[Dtype, ...],
+    matmul_precision: MatmulPrecision = "high",
+    *,
+    python: str | None = None,
+    fresh: bool = False,
+) -> GemmProbe:
+    """The matrix-product probe of one GPU, or of all cores of a CPU (`kind` cpu or cuda)."""
+    cores = found["cpu"]["usable_cores"]
+    identity = {
+        "device": found["cpu"]["model"] if kind == "cpu" else found["gpus"],
+        "cores": cores,
+        "torch": found["packages"].get("torch"),
+    }
+    threads = cores if kind == "cpu" else None
+    return probe_gemm(
+        python or sys.executable, identity, kind, dtypes, threads, matmul_precision, fresh
+    )
+
+
+def device_kind(wanted: str, found: dict[str, Any]) -> tuple[str, list[str]]:
+    """cpu or cuda for `wanted` (auto, cpu, cuda), and what should be told about the choice."""
+    cpu_torch = "+cpu" in found["packages"].get("torch", "")
+    if wanted == "cpu" or (wanted == "auto" and not found["gpus"]):
+        return "cpu", []
+    if not found["gpus"]:
+        raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
+    if wanted == "auto" and cpu_torch:
+        return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
+    return "cuda", []
 
 
 def find_device(name: str) -> Device | None:
@@ -147,7 +172,7 @@ def _cluster(request: Request, recipe: Recipe, found: dict[str, Any]) -> tuple[C
                 allowed="launcher local with one node",
             )
         return cluster, []
-    kind, notices = _device_kind(request, found)
+    kind, notices = device_kind(request.device, found)
     if kind == "cpu":
         return local_cluster(found, "cpu", None, request.devices), notices
     available = len(found["gpus"])
@@ -158,17 +183,6 @@ def _cluster(request: Request, recipe: Recipe, found: dict[str, Any]) -> tuple[C
     name = device.name if device else found["gpus"][0]["name"]
     memory = found["gpus"][0]["memory_bytes"]
     return local_cluster(found, name, memory, count), notices
-
-
-def _device_kind(request: Request, found: dict[str, Any]) -> tuple[str, list[str]]:
-    cpu_torch = "+cpu" in found["packages"].get("torch", "")
-    if request.device == "cpu" or (request.device == "auto" and not found["gpus"]):
-        return "cpu", []
-    if not found["gpus"]:
-        raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
-    if request.device == "auto" and cpu_torch:
-        return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
-    return "cuda", []
 
 
 def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:
@@ -186,9 +200,12 @@ def _check(spec: RunSpec, force: bool) -> None:
     limit = _device_memory_bytes(spec.cluster)
     if force or limit is None:
         return
+    device = find_device(spec.cluster.device)
     need = memory_per_device(
-        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora
-    )
+        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora,
+        spec.layout.num_microbatches(spec.world_size, spec.training.global_batch),
+        (device and device.context_bytes) or 0.0,
+    )  # fmt: skip
     if need.total_bytes > limit:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",

@@ -24,6 +24,14 @@ def si(value: float, unit: str, digits: int = 3) -> str:
     return f"{significant(value, digits)} {unit}"
 
 
+def count(value: float, digits: int = 3) -> str:
+    """A large count as the field writes it: `70.6B` parameters, `3.41M`."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= factor:
+            return f"{significant(value / factor, digits)}{letter}"
+    return f"{value:,.0f}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """`value` with at least `digits` significant digits, never in exponent form."""
     if value == 0:

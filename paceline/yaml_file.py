@@ -130,7 +130,9 @@ def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Field names of the model that `loc` leads to."""
     current: type[BaseModel] = model
     for part in loc:
-        field = current.model_fields.get(str(part))
+        if isinstance(part, int):
+            continue
+        field = current.model_fields.get(part)
         nested = _model_in(field.annotation) if field else None
         if nested is None:
             return sorted(current.model_fields) if field is None else []

@@ -1,0 +1,63 @@
+"""The command line: the only place that prints or exits; one file per verb."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from paceline.cli.db import app as db_app
+from paceline.cli.devices import devices
+from paceline.cli.list import list_runs
+from paceline.cli.probe import app as probe_app
+from paceline.cli.recipes import recipes
+from paceline.cli.report import report
+from paceline.cli.run import run
+from paceline.cli.show import show
+from paceline.cli.version import version
+from paceline.errors import EXIT_BAD_INPUT, PacelineError
+
+EPILOG = (
+    "First steps: `paceline run tiny-llama` measures this machine in a minute; "
+    "`paceline recipes` lists what else can be run; `paceline show last` repeats the report. "
+    "Exit codes: 0 ok, 1 bad input, 2 system fault, 3 gate failed, 4 incomplete."
+)
+
+app = typer.Typer(
+    name="paceline",
+    help="Measure how fast this machine or cluster trains large language models, "
+    "and what holds it back.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run)
+app.command("recipes")(recipes)
+app.command("devices")(devices)
+app.command("list")(list_runs)
+app.command("show")(show)
+app.command("report")(report)
+app.add_typer(probe_app, name="probe")
+app.add_typer(db_app, name="db")
+app.command("version")(version)
+
+# A wrong option is bad input like any other; the command-line library would exit with 2.
+typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Run the command line; an expected error is one line on standard error and its exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """SIGTERM ends a run as Ctrl-C does: its processes go and the folder says what happened."""
+    raise KeyboardInterrupt

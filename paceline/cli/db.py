@@ -1,0 +1,35 @@
+"""`paceline db`: the index of runs."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+
+app = typer.Typer(help="The index of runs, which can be deleted and rebuilt.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """The index of runs: a copy for quick listing. The run folders are the truth."""
+
+
+@app.command()
+def rebuild(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+    """Read every run folder again and make the index anew.
+
+    Example: paceline db rebuild --runs-dir /shared/runs
+    """
+    import json
+
+    from paceline.rundir import runs_root
+    from paceline.store.index import Index
+
+    root = runs_root(runs_dir)
+    count, unreadable = Index.open(root).rebuild(root)
+    for problem in unreadable:
+        typer.echo(f"left out: {problem}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"runs": count, "unreadable": unreadable}, indent=2))
+    else:
+        typer.echo(f"{count} runs indexed from {root}")

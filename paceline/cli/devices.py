@@ -1,0 +1,168 @@
+"""`paceline devices`: the hardware catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+
+if TYPE_CHECKING:
+    from paceline.core.hardware import Device, Dtype, Link
+
+_FOR_PEOPLE = (TableFormat.text, TableFormat.md)
+
+
+def devices(
+    name: Annotated[
+        str | None, typer.Argument(help="One device or link, e.g. H100 or 'NVIDIA H200'.")
+    ] = None,
+    links: Annotated[bool, typer.Option("--links", help="Interconnects instead.")] = False,
+    where: Where = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """List the hardware that Paceline knows, every figure with its source.
+
+    MFU divides by these peaks. They are dense: vendors also print figures
+    with 2:4 sparsity, twice as high, which training does not reach. A dtype
+    without a figure is one that the vendor does not state.
+
+    Names are forgiving: h100-sxm, "NVIDIA H100 80GB HBM3" and H100-SXM5-80GB
+    are one device. A name that leaves the variant open, like H100, takes the
+    first of its family and says so.
+
+    Examples:
+
+      paceline devices                   all devices
+
+      paceline devices H100              one device, every figure with its source
+
+      paceline devices --links           interconnects, per device and direction
+
+      paceline devices --where vendor=AMD --format csv
+    """
+    form = TableFormat.json if as_json else form
+    if links:
+        _show_links(name, where, form)
+    elif name is None:
+        _list_devices(where, form)
+    else:
+        _show_device(name, form)
+
+
+def _list_devices(where: list[str] | None, form: TableFormat) -> None:
+    from typing import get_args
+
+    from paceline import catalog
+    from paceline.core.hardware import Dtype
+
+    dtypes: tuple[Dtype, ...] = get_args(Dtype)
+    known = {device.name: device for device in catalog.devices()}
+    rows = select_rows([_summary(device, dtypes) for device in known.values()], where)
+    columns = [
+        Column("name", "device"),
+        *(Column(f"{dtype}_flops_per_s", dtype, _tera, "right") for dtype in dtypes),
+        Column("memory_bytes", "GiB", _gib, "right"),
+        Column("memory_bytes_per_s", "TB/s", _tera, "right"),
+        Column("source", "source", lambda source: source.partition(":")[0]),
+    ]
+    if form in _FOR_PEOPLE:
+        typer.echo("Dense peaks by dtype in TFLOP/s, memory in GiB, its bandwidth in TB/s\n")
+    document = [known[row["name"]].model_dump(mode="json") for row in rows]
+    emit_table(rows, columns, form, document=document)
+
+
+def _summary(device: Device, dtypes: tuple[Dtype, ...]) -> dict[str, Any]:
+    fields = {"name", "vendor", "family", "memory_bytes", "memory_bytes_per_s", "power_w"}
+    peaks = {f"{dtype}_flops_per_s": device.peak_flops_per_s(dtype) for dtype in dtypes}
+    main = device.peaks.get("bf16") or device.peaks.get("fp16")
+    return {**device.model_dump(include=fields), **peaks, "source": main.source if main else None}
+
+
+def _show_device(name: str, form: TableFormat) -> None:
+    from paceline.catalog import find_device
+
+    match = find_device(name)
+    device = match.device
+    if match.note:
+        typer.echo(f"note: {match.note}", err=True)
+    if form in _FOR_PEOPLE:
+        typer.echo(f"{device.name} (vendor: {device.vendor}, family: {device.family})\n")
+    document = {**device.model_dump(mode="json"), "exact": match.exact, "match_note": match.note}
+    figures = _figures(device)
+    if figures or form not in _FOR_PEOPLE:
+        emit_table(figures, _figure_columns(form), form, document=document)
+    if form in _FOR_PEOPLE:
+        names = f"\nAlso known as: {', '.join(device.aliases)}" if device.aliases else None
+        typer.echo("\n".join(filter(None, (names, device.note))))
+
+
+def _figures(device: Device) -> list[dict[str, Any]]:
+    """One row for each figure: value in base units, the same for people, and its source."""
+    memory, sheet = device.memory_source, "as the peaks, unless the note says otherwise"
+    figures = [
+        (f"peak {dtype}", peak.flops_per_s, "FLOP/s", _tera, "TFLOP/s", peak.source)
+        for dtype, peak in device.peaks.items()
+    ] + [
+        ("memory", device.memory_bytes, "B", _gib, "GiB", memory),
+        ("memory bandwidth", device.memory_bytes_per_s, "B/s", _tera, "TB/s", memory),
+        ("driver context", device.context_bytes, "B", _gib, "GiB", "measured, see the note"),
+        ("power limit", device.power_w, "W", _number, "W", sheet),
+    ]
+    return [
+        {"figure": figure, "value": value, "unit": unit, "source": source,
+         "shown": f"{scale(value)} {shown_unit}"}
+        for figure, value, unit, scale, shown_unit, source in figures
+        if value is not None
+    ]  # fmt: skip
+
+
+def _figure_columns(form: TableFormat) -> list[Column]:
+    value = [Column("shown", "value", justify="right")]
+    if form is TableFormat.csv:
+        value = [Column("value", "value"), Column("unit", "unit")]
+    return [Column("figure", "figure"), *value, Column("source", "source", wraps=True)]
+
+
+def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
+    from paceline import catalog
+
+    if name is None:
+        known: tuple[Link, ...] = catalog.links()
+    else:
+        match = catalog.find_link(name)
+        if match.note:
+            typer.echo(f"note: {match.note}", err=True)
+        known = (match.link,) if match.link else ()
+    columns = [
+        Column("name", "link"),
+        Column("kind", "between", {"intra": "devices of a node", "inter": "nodes"}.__getitem__),
+        Column("bytes_per_s", "GB/s", _giga, "right"),
+        Column("source", "source", wraps=True),
+    ]
+    if form in _FOR_PEOPLE:
+        typer.echo("Nominal bandwidth of one device in one direction\n")
+    rows = select_rows([link.model_dump(mode="json") for link in known], where)
+    emit_table(rows, columns, form)
+
+
+def _tera(value: float) -> str:
+    return _number(value / 1e12)
+
+
+def _giga(value: float) -> str:
+    return _number(value / 1e9)
+
+
+def _gib(value: float) -> str:
+    from paceline.units import GIB
+
+    return f"{value / GIB:.1f}"
+
+
+def _number(value: float) -> str:
+    """Up to three decimals, without trailing zeros: `989.5`, `2250`, `15.754`."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,50 @@
+"""`paceline list`: all runs."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+
+
+def list_runs(
+    runs_dir: RunsDir = None,
+    where: Where = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """List runs, oldest first, with their status and headline figures.
+
+    A run whose controller was killed shows as `incomplete`.
+
+    Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
+    """
+    from paceline.rundir import runs_root
+    from paceline.store.index import Index
+
+    root = runs_root(runs_dir)
+    rows = [{k: v for k, v in row.items() if k != "root"} for row in Index.open(root).rows(root)]
+    form = TableFormat.json if as_json else form
+    if not rows and form is TableFormat.text:
+        typer.echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
+        return
+    emit_table(select_rows(rows, where), _columns(form), form)
+
+
+def _columns(form: TableFormat) -> list[Column]:
+    from paceline.units import percent, significant
+
+    shown = [
+        Column("run", "run"),
+        Column("status", "status"),
+        Column("tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", "right"),
+        Column("step_time_s", "step s", lambda v: significant(v, 4), "right"),
+        Column("mfu", "MFU", percent, "right"),
+        Column("of_achievable", "of achievable", percent, "right"),
+        Column("steps", "steps", str, "right"),
+    ]
+    if form is not TableFormat.csv:
+        return shown
+    names = ("created", "recipe", "tag", "device", "devices", "layout", "dtype", "key")
+    return [*shown, *(Column(name, name) for name in names)]

@@ -1,0 +1,149 @@
+"""Tables on standard output in the four formats that every verb offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import typer
+
+
+class TableFormat(StrEnum):
+    """Forms in which a table is printed."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+    md = "md"
+
+
+TableForm = Annotated[
+    TableFormat, typer.Option("--format", help="json and csv are unrounded, in base units.")
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where", metavar="COLUMN=VALUE", help="Only rows in which a column has a value."
+    ),
+]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: the row's key, and how text and Markdown show it (csv and json stay unrounded)."""
+
+    key: str
+    title: str
+    format: Callable[[Any], str] = str
+    justify: Literal["left", "right"] = "left"
+    wraps: bool = False
+    """Whether the last column, when the terminal is narrow, takes more lines or is cut."""
+
+
+def emit_table(
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    form: TableFormat,
+    *,
+    document: object = None,
+) -> None:
+    """Write `rows` to standard output: a rich table on a terminal, plain aligned text in a pipe.
+
+    JSON is `document` if there is one, else the rows as they are. None shows as `-`, in csv as an
+    empty field.
+    """
+    if form is TableFormat.json:
+        emit_json(rows if document is None else document)
+    elif form is TableFormat.csv:
+        typer.echo(_csv(rows, columns), nl=False)
+    elif form is TableFormat.md:
+        typer.echo(_markdown(rows, columns))
+    elif _on_terminal():
+        _print_rich(rows, columns)
+    else:
+        typer.echo(_plain(rows, columns))
+
+
+def select_rows(rows: Sequence[Row], where: list[str] | None) -> list[Row]:
+    """The rows that meet every `column=value`; raises UserError for an unknown column."""
+    from paceline.errors import UserError, did_you_mean
+
+    selected = list(rows)
+    for condition in where or []:
+        column, equals, value = condition.partition("=")
+        if not equals:
+            raise UserError(f"--where {condition}", "is not column=value")
+        if selected and column not in selected[0]:
+            names = list(selected[0])
+            raise UserError(f"--where {condition}", "is not a column", allowed=", ".join(names),
+                            remedy=did_you_mean(column, names) or None)  # fmt: skip
+        selected = [row for row in selected if str(row[column]).lower() == value.lower()]
+    return selected
+
+
+def emit_json(document: object) -> None:
+    """Write `document` to standard output as JSON, numbers unrounded; NaN is an error, not output."""
+    import json
+
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _on_terminal() -> bool:
+    import sys
+
+    return sys.stdout.isatty()
+
+
+def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
+    values = [(column, row.get(column.key)) for column in columns]
+    return ["-" if value is None else column.format(value) for column, value in values]
+
+
+def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    import csv
+    import io
+
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([column.key for column in columns])
+    writer.writerows([[row.get(column.key) for column in columns] for row in rows])
+    return buffer.getvalue()
+
+
+def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    rule = ["---:" if column.justify == "right" else "---" for column in columns]
+    body = [[cell.replace("|", "\\|") for cell in _cells(row, columns)] for row in rows]
+    lines = [[column.title for column in columns], rule, *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if column.justify == "right" else cell.ljust(width)
+            for cell, width, column in zip(line, widths, columns, strict=True)
+        )
+        for line in lines
+    ]
+    return "\n".join(line.rstrip() for line in aligned)
+
+
+def _print_rich(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """A table in the terminal's width; only the last column gives way when that is too narrow."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column.title, justify=column.justify, no_wrap=column is not columns[-1])
+    for row in rows:
+        cells = zip(_cells(row, columns), columns, strict=True)
+        table.add_row(*(Text(cell, no_wrap=not c.wraps, overflow="ellipsis") for cell, c in cells))
+    Console().print(table)

@@ -1,0 +1,78 @@
+"""What a user sees when something is wrong: one line, the documented exit code, nothing on stdout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def paceline(*arguments: str, runs: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    environment.pop("PACELINE_DB", None)
+    if runs:
+        environment |= {"PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True, text=True, timeout=300, env=environment, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "tiny-lama"], 1, "did you mean 'tiny-llama'"),
+        (["run", "tiny-llama", "--set", "stpes=3"], 1, "did you mean 'steps'"),
+        (["run", "tiny-llama", "--variant", "x"], 1, "this recipe has none"),
+        (["run", "tiny-llama", "--device", "tpu"], 1, "auto, cpu or cuda"),
+        (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),
+        (["run", "/no/such/file.yaml"], 1, "cannot be read"),
+        (["run", "llama31-70b", "--device", "cpu"], 1, "cannot fit"),
+        (["run", "tiny-llama", "--devices", "0"], 1, "devices"),
+        (["run"], 1, "Missing argument"),
+        (["run", "tiny-llama", "--no-such-option"], 1, "No such option"),
+        (["no-such-verb"], 1, "No such command"),
+        (["devices", "H10"], 1, "devices"),
+        (["show", "nothing"], 1, "holds no runs"),
+        (["list", "--where", "status"], 0, ""),
+        (["report", "last"], 1, "holds no runs"),
+        (["probe", "gemm", "--dtype", "fp12"], 1, "is no list of dtypes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], code: int, words: str):
+    done = paceline(*arguments, runs=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    if code:
+        assert done.stdout == ""
+
+
+def test_a_place_that_cannot_be_written_is_a_system_fault(tmp_path: Path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = paceline("run", "tiny-llama", "--no-probe", "--runs-dir", str(blocked), runs=tmp_path)
+    assert done.returncode == 2 and "run folder cannot be made" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["run", "recipes", "devices", "list", "show", "report", "version"])
+def test_help_teaches_with_an_example(verb: str):
+    text = paceline(verb, "--help").stdout
+    assert "Usage" in text and (verb == "version" or "xample" in text)
+
+
+def test_help_without_arguments_lists_the_verbs():
+    text = paceline("--help").stdout
+    assert all(
+        verb in text for verb in ("run", "recipes", "devices", "list", "show", "report", "db")
+    )
+
+
+def test_completion_can_be_shown():
+    done = paceline("--show-completion", "bash")
+    assert "complete" in done.stdout.lower()

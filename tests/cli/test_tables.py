@@ -1,0 +1,63 @@
+"""Tables come in four formats, rows can be selected, and JSON stands alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from paceline.recipe import recipe_names
+from tests.cli.test_errors import paceline
+from tests.test_rundir import make_run
+
+
+def test_recipes_in_every_format():
+    assert [r["recipe"] for r in json.loads(paceline("recipes", "--json").stdout)] == recipe_names()
+    rows = list(csv.DictReader(io.StringIO(paceline("recipes", "--format", "csv").stdout)))
+    assert [r["recipe"] for r in rows] == recipe_names()
+    assert paceline("recipes", "--format", "md").stdout.startswith("| recipe |")
+    assert "70.6B" in paceline("recipes").stdout
+
+
+def test_one_recipe_prints_as_a_file_that_can_be_run(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(paceline("recipes", "tiny-llama").stdout)
+    done = paceline("run", str(path), "--dry-run")
+    assert done.returncode == 0 and "torch.distributed.run" in done.stdout
+
+
+def test_fields_list_what_set_takes():
+    assert "layout.zero_stage" in paceline("recipes", "--fields").stdout
+
+
+def test_a_dry_run_writes_nothing_and_prints_the_script_alone(tmp_path: Path):
+    done = paceline("run", "tiny-llama", "--dry-run", runs=tmp_path)
+    assert done.stdout.startswith("#!/usr/bin/env bash\n")
+    assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == []
+    content = json.loads(paceline("run", "tiny-llama", "--dry-run", "--json").stdout)
+    assert content["script"] == done.stdout and content["trainer"]["schema"] == 1
+
+
+def test_list_shows_selects_and_rebuilds(tmp_path: Path):
+    make_run(tmp_path, "a", created="2026-01-01")
+    make_run(tmp_path, "b", created="2026-01-02", status="failed")
+    assert [r["run"] for r in json.loads(paceline("list", "--json", runs=tmp_path).stdout)] == [
+        "a",
+        "b",
+    ]
+    chosen = paceline("list", "--where", "status=failed", "--json", runs=tmp_path)
+    assert [r["run"] for r in json.loads(chosen.stdout)] == ["b"]
+    wrong = paceline("list", "--where", "state=ok", runs=tmp_path)
+    assert wrong.returncode == 1 and "is not a column" in wrong.stderr
+    assert json.loads(paceline("db", "rebuild", "--json", runs=tmp_path).stdout)["runs"] == 2
+
+
+def test_an_empty_list_is_no_error_and_valid_json(tmp_path: Path):
+    done = paceline("list", "--json", runs=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout) == []
+    assert "paceline run tiny-llama" in paceline("list", runs=tmp_path).stderr
+
+
+def test_version_as_json():
+    assert {"paceline", "python", "torch"} == set(json.loads(paceline("version", "--json").stdout))

@@ -1,0 +1,69 @@
+"""Event lines are read back whole, and a torn line costs only itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.engines.native import read_rank, steps
+from paceline.events import EndEvent, StartEvent, read_events
+
+START: dict[str, Any] = {
+    "event": "start", "schema": 1, "rank": 0, "world_size": 1, "local_rank": 0, "host": "h",
+    "pid": 1, "time_unix": 1.0, "torch": "2", "python": "3", "cuda": None, "backend": None,
+    "device_name": "cpu", "num_parameters": 1, "trainable_parameters": 1, "layout": {},
+    "dtype": "fp32", "matmul_precision": "high", "threads": 1, "data": {},
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "event": "step", "step": 1, "loss": 2.0, "grad_norm": 1.0, "tokens": 64, "samples": 2,
+    "global_batch": 4, "seq_len": 32, "step_time_s": 0.2, "busy_time_s": 0.1, "comm_wait_s": 0.1,
+    "data_wait_s": 0.0, "memory_bytes": {"allocated": None, "reserved": None, "resident": 5.0},
+}  # fmt: skip
+END: dict[str, Any] = {
+    "event": "end", "status": "ok", "reason": None, "steps": 1, "time_unix": 2.0,
+}  # fmt: skip
+
+
+def lines(*events: dict[str, Any]) -> list[str]:
+    return [json.dumps(event) + "\n" for event in events]
+
+
+def test_a_rank_reads_back():
+    log = read_rank(lines(START, STEP, END))
+    assert log.start is not None and log.end is not None
+    assert (log.steps[0].index, log.steps[0].resident_bytes, log.steps[0].allocated_bytes) == (
+        1, 5.0, None,
+    )  # fmt: skip
+
+
+def test_a_torn_last_line_costs_only_itself():
+    text = lines(START, STEP, {**STEP, "step": 2})
+    log = read_rank([*text[:2], text[2][:40]])
+    assert [s.index for s in log.steps] == [1] and log.end is None
+
+
+def test_foreign_and_wrong_lines_are_passed_over():
+    noise = ["warning: x\n", "{}\n", '{"event": "step"}\n', "{nonsense\n", '{"event": "other"}\n']
+    assert [s.index for s in steps([*noise, *lines(STEP), *noise])] == [1]
+
+
+def test_a_nan_loss_is_kept_as_nan():
+    (step,) = steps([json.dumps({**STEP, "loss": float("nan")})])
+    assert step.loss is not None and step.loss != step.loss
+
+
+@given(st.lists(st.text(max_size=60), max_size=10))
+def test_any_text_is_read_without_an_exception(text: list[str]):
+    assert all(isinstance(e, StartEvent | EndEvent | object) for e in read_events(text))
+
+
+@given(st.binary(max_size=300))
+def test_cutting_a_file_anywhere_keeps_the_whole_lines(tail: bytes):
+    whole = "".join(lines(START, STEP, {**STEP, "step": 2}))
+    for cut in (len(whole) // 3, len(whole) // 2, len(whole) - 2):
+        text = whole[:cut] + tail.decode("latin-1").replace("\n", " ")
+        found = [s.index for s in read_rank(text.splitlines()).steps]
+        assert found == [1, 2][: len(found)]

@@ -1,0 +1,75 @@
+"""Before anything starts: what cannot run here is refused with the reason and what would do."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.engines import native
+from paceline.errors import UserError
+from paceline.plan import Request, device_kind, make_plan
+from tests.example import make_spec
+
+
+def test_a_plan_is_the_script_that_will_run():
+    plan = make_plan(Request("tiny-llama", devices=2))
+    assert "--nproc-per-node=2" in plan.script and "native/main.py trainer.json" in plan.script
+    assert {"trainer.json", "native/main.py"} <= set(plan.job.files)
+
+
+def test_seventy_billion_parameters_are_refused_with_what_would_fit():
+    with pytest.raises(UserError) as caught:
+        make_plan(Request("llama31-70b", device="cpu"))
+    message = str(caught.value)
+    assert "cannot fit" in message and "1,051.33 GiB" in message
+    assert "x H100-SXM" in message and "tiny-llama" in message
+
+
+def test_a_layout_too_large_for_one_device_says_how_much_it_needs():
+    with pytest.raises(UserError, match="cannot fit: a device needs at least"):
+        make_plan(
+            Request("tiny-llama", overrides=("layout.micro_batch=100000", "global_batch=200000"),
+                    devices=2)
+        )  # fmt: skip
+
+
+def test_force_runs_what_the_bound_refuses():
+    overrides = ("layout.micro_batch=100000", "global_batch=200000")
+    assert make_plan(Request("tiny-llama", overrides=overrides, devices=2, force=True)).script
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("dtype=fp16",), "fp16 on a CPU is emulated"),
+        (("dtype=fp8",), "dtype fp8 is not among"),
+        (("layout.tp=2", "global_batch=8"), "tp 2 is not in the native trainer"),
+        (("layout.recompute=selective",), "recompute selective"),
+    ],
+)
+def test_what_the_trainer_cannot_do_is_said_before_it_starts(
+    overrides: tuple[str, ...], words: str
+):
+    with pytest.raises(UserError, match=words):
+        make_plan(Request("tiny-llama", overrides=overrides, devices=2))
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="no NVIDIA GPU"):
+        device_kind("cuda", {"gpus": [], "packages": {}})
+
+
+def test_a_cpu_build_of_torch_leaves_gpus_alone_and_says_so():
+    kind, notices = device_kind("auto", {"gpus": [{}], "packages": {"torch": "2.13.0+cpu"}})
+    assert kind == "cpu" and "CPU build" in notices[0]
+
+
+def test_ranks_share_the_cores_and_the_memory():
+    one, two = (make_plan(Request("tiny-llama", devices=n)).spec.cluster for n in (1, 2))
+    assert one.device_memory_bytes == pytest.approx(2 * (two.device_memory_bytes or 0))
+    assert (one.threads_per_device or 0) >= (two.threads_per_device or 0) >= 1
+
+
+def test_settings_carry_what_the_trainer_needs():
+    content = native.settings(make_spec())
+    assert content["expected_parameters"] > 0 and content["num_microbatches"] == 1
+    assert content["model"]["padded_vocab"] == 320 and content["device"] == "cpu"
