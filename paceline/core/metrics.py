@@ -159,7 +159,7 @@ def _padded_tokens_per_s(run: Measured) -> Metric:
 
 @_metric("real_token_fraction", "Real tokens over token positions.")
 def _real_token_fraction(run: Measured) -> Metric:
-    real = _mean(run.window["tokens"])
+    real = _real_tokens(run)
     positions = run.global_batch * run.spec.training.seq_len
     return Metric(value=None if real is None else real / positions, unit="fraction", n=run.times.n)
 
@@ -240,7 +240,7 @@ def _comm_wait(run: Measured) -> Metric:
 
 @_metric("days_to_train", "Days for the recipe's total tokens at the mean step, no failures.")
 def _days_to_train(run: Measured) -> Metric:
-    total, tokens = run.spec.training.total_tokens, _mean(run.window["tokens"])
+    total, tokens = run.spec.training.total_tokens, _real_tokens(run)
     if total is None or tokens is None:
         return Metric(value=None, unit="days", note="the recipe names no total of tokens")
     value = days(total, tokens / run.times.mean)
@@ -302,8 +302,14 @@ def _fraction_of_step(run: Measured, name: str) -> Metric:
 
 
 def _real_tokens_per_s(run: Measured) -> float | None:
-    tokens = _mean(run.window["tokens"])
+    tokens = _real_tokens(run)
     return None if tokens is None else tokens / run.times.median
+
+
+def _real_tokens(run: Measured) -> float | None:
+    """Unpadded tokens of a step: what the recipe states for padded data, else what the ranks count."""
+    stated = run.spec.data.real_tokens_per_sample
+    return stated * run.global_batch if stated else _mean(run.window["tokens"])
 
 
 def _mean(column: FloatColumn) -> float | None:

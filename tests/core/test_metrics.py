@@ -95,3 +95,11 @@ def test_a_rates_interval_is_the_step_times_turned_round():
     metrics = measure(run(times=[0.5, 0.52, 0.51] * 10))
     step, rate = metrics["step_time_s"], metrics["samples_per_s"]
     assert step.low is not None and rate.high == pytest.approx(8 / step.low)
+
+
+def test_padded_data_counts_only_real_tokens():
+    data = make_spec().data.model_copy(update={"real_tokens_per_sample": 8.0})
+    metrics = measure(run(make_spec(data=data)))
+    assert metrics["real_token_fraction"].value == pytest.approx(8 / 32)
+    assert metrics["tokens_per_s"].value == pytest.approx(8 * 8 / 0.5)
+    assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)

@@ -1,0 +1,217 @@
+"""Real runs on this machine, end to end, and every way in which a run can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.rundir import LOGS_FOLDER, REPORT_FILE, RESULT_FILE, STEPS_FOLDER
+from tests.cli.test_errors import paceline
+
+SMALL = [
+    "--set", "model.num_layers=1", "--set", "model.hidden_size=64", "--set", "model.ffn_size=128",
+    "--set", "seq_len=64", "--set", "dtype=fp32", "--set", "global_batch=16",
+]  # fmt: skip
+
+
+def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`paceline run tiny-llama` in the background."""
+    environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def only_run(runs: Path) -> Path:
+    (folder,) = [path.parent for path in runs.glob("*/run.json")]
+    return folder
+
+
+def wait_for_steps(runs: Path, count: int, within_s: float = 90) -> list[int]:
+    """Wait until rank 0 has written `count` lines; the ranks' process ids."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        files = sorted(runs.glob(f"*/{STEPS_FOLDER}/rank-*.jsonl"))
+        if len(files) == 2 and all(len(f.read_text().splitlines()) > count for f in files):
+            return [json.loads(f.read_text().splitlines()[0])["pid"] for f in files]
+        time.sleep(0.1)
+    raise AssertionError("the run did not come so far")
+
+
+def assert_gone(pids: list[int], within_s: float = 30) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not [p for p in pids if psutil.pid_exists(p)]:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still running: {pids}")
+
+
+def result_of(runs: Path) -> dict[str, Any]:
+    return json.loads(paceline("show", "last", "--json", runs=runs).stdout)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One real run of 40 steps with two ranks: (runs folder, what --json printed)."""
+    runs = tmp_path_factory.mktemp("runs")
+    done = paceline("run", "tiny-llama", *SMALL, "--set", "steps=40", "--devices", "2",
+                    "--tag", "first", "--json", runs=runs)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return runs, json.loads(done.stdout)
+
+
+def test_json_stands_alone_and_says_how_fast(finished: tuple[Path, dict[str, Any]]):
+    _, result = finished
+    assert result["status"] == "ok" and result["steps_done"] == 40
+    tokens = result["metrics"]["tokens_per_s"]
+    assert tokens["value"] > 0 and tokens["unit"] == "tokens/s" and tokens["n"] >= 5
+    assert tokens["low"] <= tokens["value"] <= tokens["high"]
+    assert 0 < result["metrics"]["of_achievable"]["value"] < 1.5
+    assert result["window"]["n"] == tokens["n"]
+
+
+def test_the_folder_holds_everything(finished: tuple[Path, dict[str, Any]]):
+    runs, result = finished
+    names = {str(p.relative_to(runs / result["run"])) for p in (runs / result["run"]).rglob("*")}
+    assert {"run.json", "job.sh", "trainer.json", "inventory.json", RESULT_FILE, REPORT_FILE,
+            "steps.jsonl", f"{STEPS_FOLDER}/rank-00001.jsonl", f"{LOGS_FOLDER}/rank-00000.log",
+            "native/main.py"} <= names  # fmt: skip
+
+
+def test_the_loss_falls_on_real_text(finished: tuple[Path, dict[str, Any]]):
+    runs, result = finished
+    lines = (runs / result["run"] / "steps.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_ranks_see_different_data_and_the_same_steps(finished: tuple[Path, dict[str, Any]]):
+    _, result = finished
+    assert [r["rank"] for r in result["ranks"]] == [0, 1]
+    assert result["metrics"]["samples_per_s"]["value"] * result["metrics"]["step_time_s"][
+        "value"
+    ] == pytest.approx(16)
+
+
+def test_show_computes_the_same_figures_from_the_files(finished: tuple[Path, dict[str, Any]]):
+    runs, result = finished
+    assert result_of(runs)["metrics"] == result["metrics"]
+    assert json.loads((runs / result["run"] / RESULT_FILE).read_text()) == result
+
+
+def test_the_run_is_listed_and_found_by_its_tag(finished: tuple[Path, dict[str, Any]]):
+    runs, result = finished
+    rows = json.loads(paceline("list", "--json", runs=runs).stdout)
+    assert rows[-1]["run"] == result["run"] and rows[-1]["status"] == "ok"
+    assert "tokens/s" in paceline("show", "first", runs=runs).stdout
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "md", "html"])
+def test_the_report_comes_in_every_form(finished: tuple[Path, dict[str, Any]], form: str):
+    runs, result = finished
+    done = paceline("show", result["run"], "--format", form, runs=runs)
+    assert done.returncode == 0 and "tokens" in done.stdout
+    assert "\x1b[" not in done.stdout
+
+
+def test_charts_are_saved_as_pictures(finished: tuple[Path, dict[str, Any]]):
+    runs, _ = finished
+    done = paceline("report", "last", "--charts", "svg,png", runs=runs)
+    paths = [Path(line) for line in done.stdout.splitlines()]
+    assert all(path.stat().st_size > 0 for path in paths)
+    assert {path.suffix for path in paths} == {".svg", ".png", ".html"}
+
+
+def test_what_the_dry_run_printed_is_what_ran(finished: tuple[Path, dict[str, Any]]):
+    runs, result = finished
+    dry = paceline("run", "tiny-llama", *SMALL, "--set", "steps=40", "--devices", "2", "--dry-run")
+    assert (runs / result["run"] / "job.sh").read_text() == dry.stdout
+
+
+def test_a_diverging_run_ends_as_nan(tmp_path: Path):
+    process = start(tmp_path, "--set", "lr=1e30", "--set", "grad_clip=0", "--set", "steps=60")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    result = result_of(tmp_path)
+    assert result["status"] == "nan" and result["verdict"]["kind"] == "invalid"
+    assert "Traceback" not in output + errors
+
+
+def test_a_missing_corpus_is_a_reason_and_not_a_stack_trace(tmp_path: Path):
+    process = start(tmp_path, "--set", "data.source=text", "--set", "data.path=/no/such/corpus")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    result = result_of(tmp_path)
+    assert result["status"] == "failed" and "/no/such/corpus" in result["reason"]
+    assert "Traceback" not in errors and "/no/such/corpus" in output.replace("\n", "")
+
+
+def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
+    process = start(tmp_path, "--timeout", "12", "--set", "steps=1000000")
+    pids = wait_for_steps(tmp_path, 3)
+    process.communicate(timeout=120)
+    result = result_of(tmp_path)
+    assert process.returncode == 2 and result["status"] == "timeout"
+    assert result["steps_done"] >= 3
+    assert_gone(pids)
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_every_process_and_is_recorded(tmp_path: Path, which: signal.Signals):
+    process = start(tmp_path, "--set", "steps=1000000")
+    pids = wait_for_steps(tmp_path, 10)
+    process.send_signal(which)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 4 and "Traceback" not in errors
+    assert_gone(pids)
+    result = result_of(tmp_path)
+    assert result["status"] == "cancelled" and result["steps_done"] >= 10
+    assert (only_run(tmp_path) / REPORT_FILE).exists()
+
+
+def test_a_killed_controller_leaves_an_incomplete_run_and_no_orphans(tmp_path: Path):
+    process = start(tmp_path, "--set", "steps=1000000")
+    pids = wait_for_steps(tmp_path, 10)
+    process.kill()
+    process.communicate(timeout=60)
+    assert_gone(pids, within_s=60)
+    result = result_of(tmp_path)
+    assert result["status"] == "incomplete" and result["steps_done"] >= 10
+    assert json.loads(paceline("list", "--json", runs=tmp_path).stdout)[0]["status"] == "incomplete"
+
+
+def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
+    process = start(tmp_path, "--set", "steps=1000000")
+    pids = wait_for_steps(tmp_path, 3)
+    os.kill(pids[1], signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert process.returncode == 2 and result_of(tmp_path)["status"] == "failed"
+    assert_gone(pids)
+
+
+def test_running_out_of_memory_is_a_status(tmp_path: Path):
+    """Address space is limited to what start-up needs and the step's activations exceed."""
+    command = (
+        "ulimit -v 12000000; exec "
+        f"{sys.executable} -m paceline run tiny-llama --no-probe --force --devices 1 "
+        "--set steps=20 --set seq_len=4096 --set global_batch=64 --set layout.micro_batch=64 "
+        "--set dtype=fp32 --set model.hidden_size=1024 --set model.num_layers=8"
+    )
+    environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300
+    )
+    result = result_of(tmp_path)
+    assert (done.returncode, result["status"]) == (2, "oom"), result["reason"]
+    assert "memory" in result["reason"]
