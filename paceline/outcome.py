@@ -35,8 +35,8 @@ from paceline.rundir import (
 )
 
 TAIL_LINES = 15
-BUSY_STEPS_NOTE = "spikes: the mean step is {:.0%} above the median"
 JITTER_WARNING = 0.1
+SPREAD_WARNING = 0.1
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,14 @@ def _warnings(
     found = list(record.warnings)
     if window and window.state == "drifting" and window.drift is not None:
         found.append(f"the step time drifts by {window.drift:+.1%} over the window")
-    jitter = metrics.get("jitter_tax")
+    jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")
     if jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
-        found.append(BUSY_STEPS_NOTE.format(jitter.value))
+        found.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
+    if step and step.spread is not None and step.spread > SPREAD_WARNING:
+        found.append(
+            f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
+            "this machine, and the figures are uncertain"
+        )
     return tuple(found)
 
 

@@ -49,9 +49,8 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
         record = _record(steps, stretch[start:], start, "short", half_width, None)
         return Window(stretch[start:], record)
     rows = stretch[warmup:]
-    drift = relative_drift(times[warmup:])
-    trending = abs(drift) > max(DRIFT_LIMIT, half_width / float(np.median(times[warmup:])))
-    state = "drifting" if trending else "steady"
+    drift, noise = relative_drift(times[warmup:])
+    state = "drifting" if abs(drift) > max(DRIFT_LIMIT, 3 * noise) else "steady"
     return Window(rows, _record(steps, rows, warmup, state, half_width, drift))
 
 
@@ -73,12 +72,20 @@ def warmup_steps(times: FloatColumn, half_width: float) -> int | None:
     return None
 
 
-def relative_drift(times: FloatColumn) -> float:
-    """Change of the step time from the window's start to its end by the Theil-Sen slope."""
-    thinned = times[:: max(1, len(times) // 500)]
+def relative_drift(times: FloatColumn) -> tuple[float, float]:
+    """Change of the step time over the window relative to its median, and that figure's own noise.
+
+    The change is the Theil-Sen slope times the window's length. Its standard error is that of a
+    least-squares slope, sigma sqrt(12 / n), with sigma from the MAD of what the line leaves.
+    """
+    n = len(times)
+    thinned = times[:: max(1, n // 500)]
     first, second = np.triu_indices(len(thinned), 1)
     slope = float(np.median((thinned[second] - thinned[first]) / (second - first)))
-    return slope * (len(thinned) - 1) / float(np.median(thinned))
+    centre = float(np.median(thinned))
+    rest = thinned - slope * np.arange(len(thinned))
+    sigma = NORMAL_MAD * float(np.median(np.abs(rest - np.median(rest)))) / centre
+    return slope * (len(thinned) - 1) / centre, sigma * (12 / n) ** 0.5
 
 
 def _one_batch_size(steps: Steps) -> npt.NDArray[np.int64]:

@@ -65,7 +65,8 @@ def test_a_step_time_that_keeps_growing_is_called_drifting():
 
 
 def test_drift_of_a_straight_line_is_its_rise():
-    assert relative_drift(np.linspace(1.0, 1.1, 101)) == pytest.approx(0.1 / 1.05)
+    drift, noise = relative_drift(np.linspace(1.0, 1.1, 101))
+    assert drift == pytest.approx(0.1 / 1.05) and noise == pytest.approx(0, abs=1e-9)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=80))
@@ -85,3 +86,14 @@ def test_scaling_all_times_does_not_move_the_window(factor: float, n: int):
 
 def test_half_width_is_at_least_a_thousandth_of_the_median():
     assert band_half_width(np.full(10, 2.0)) == pytest.approx(0.002)
+
+
+def test_noise_alone_is_rarely_called_a_drift():
+    states = [steady_window(make_steps(noisy(60, seed=seed))).record.state for seed in range(200)]
+    assert states.count("drifting") <= 4
+
+
+def test_a_machine_that_gets_busy_is_called_drifting_however_wide_the_band():
+    rng = np.random.default_rng(0)
+    times = [0.3 * (1 + i / 30 + abs(rng.normal(0, 0.3))) for i in range(60)]
+    assert steady_window(make_steps(times)).record.state == "drifting"
