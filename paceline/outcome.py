@@ -223,6 +223,12 @@ def _warnings(
             f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
             "this machine, and the figures are uncertain"
         )
+    share = metrics.get("of_achievable")
+    if share and share.value is not None and share.value > 1:
+        found.append(
+            "the run was faster than the reachable rate that was probed; something disturbed the "
+            "probe: `paceline probe gemm --fresh` repeats it"
+        )
     return tuple(found)
 
 

@@ -205,7 +205,7 @@ def test_running_out_of_memory_is_a_status(tmp_path: Path):
     command = (
         "ulimit -v 12000000; exec "
         f"{sys.executable} -m paceline run tiny-llama --no-probe --force --devices 1 "
-        "--set steps=20 --set seq_len=4096 --set global_batch=64 --set layout.micro_batch=64 "
+        "--set steps=20 --set seq_len=4096 --set global_batch=1024 --set layout.micro_batch=1024 "
         "--set dtype=fp32 --set model.hidden_size=1024 --set model.num_layers=8"
     )
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
