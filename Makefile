@@ -1,0 +1,116 @@
+# `make` alone says what can be made.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= 2.13.0
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
+TESTED := native,stage,mlperf,dev,test
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+BROWSER_PACKAGES := chromium fonts-dejavu-core
+CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge \
+  slurmdbd slurm-wlm-mysql-plugin mariadb-server squashfs-tools skopeo umoci bubblewrap \
+  mmdebstrap docker-registry docker.io gcc libslurm-dev
+# Files that begin with _ are the other side of a comparison, started by the benchmark itself.
+BENCHMARKS = $(wildcard benchmarks/[a-z]*.py)
+SUITES := clusters numerics browser
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: quickstart
+quickstart: $(VENV)/.installed-native ## train a small model here, measure it, and write the report
+	$(BIN)/paceline run tiny-llama
+	@echo "report: $$(ls -t "$${PACELINE_RUNS:-runs}"/*/report.html | head -n 1)"
+	@echo "more:   $(BIN)/paceline recipes"
+
+.PHONY: install
+install: $(VENV)/.installed-tested ## make the virtual environment with all that the tests need
+
+.PHONY: test
+test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
+	$(BIN)/python -m pytest --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
+
+.PHONY: test-numerics test-browser test-clusters
+test-numerics: ## every layout against the single process
+test-browser: ## the HTML report in a real Chromium (see deps-browser)
+test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters)
+test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
+	@test -d tests/$* || { echo "there is no suite tests/$* yet" >&2; exit 1; }
+	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed-tested ## ruff and pyright
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+.PHONY: bench
+bench: $(VENV)/.installed-bench ## run every benchmark in benchmarks/ (one alone: make bench-NAME)
+	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file"; done
+
+bench-%: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/$*.py
+
+.PHONY: constraints
+constraints: ## resolve constraints.txt afresh, for the torch named by TORCH
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	$(PYTHON) -m venv "$$scratch/venv"; \
+	echo "torch==$(TORCH)" > "$$scratch/torch.txt"; \
+	"$$scratch/venv/bin/python" -m pip install -c "$$scratch/torch.txt" -e '.[$(TESTED),bench]'; \
+	"$$scratch/venv/bin/python" -m pip check; \
+	{ sed -n '/^#/p' constraints.txt; \
+	  "$$scratch/venv/bin/python" -m pip freeze --all --exclude-editable | grep -v '^pip==' \
+	    | sed 's/+[a-z0-9]*$$//' | LC_ALL=C sort -f; } > "$$scratch/new.txt"; \
+	cp "$$scratch/new.txt" constraints.txt
+
+.PHONY: deps-browser deps-clusters
+deps-browser: packages = $(BROWSER_PACKAGES)
+deps-browser: ## install Chromium from Debian
+deps-clusters: packages = $(CLUSTER_PACKAGES)
+deps-clusters: ## install Slurm, SSH and container tools from Debian, without starting them
+# The packages' scripts would start daemons of their own; exit code 101 of policy-rc.d forbids it.
+deps-browser deps-clusters:
+	@command -v apt-get > /dev/null || { \
+	  echo "this is not Debian; needed are: $(packages)" >&2; exit 1; }
+	@policy=/usr/sbin/policy-rc.d; \
+	if [ ! -e $$policy ]; then \
+	  trap "$(SUDO) rm -f $$policy" EXIT; \
+	  printf '#!/bin/sh\nexit 101\n' | $(SUDO) install -m 755 /dev/stdin $$policy; \
+	fi; \
+	$(SUDO) apt-get update; \
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive \
+	  apt-get install -y --no-install-recommends $(packages)
+
+.PHONY: clean
+clean: ## remove what tools leave behind; runs/ and the virtual environment stay
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find paceline tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing that a new environment gets, so a half-made one is made again. The venv
+# module refuses a link, hence the folder that it leads to.
+$(BIN)/pip:
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "$(PYTHON) is not found; Paceline needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$$($(PYTHON) --version) is too old; Paceline needs 3.11 or newer: make PYTHON=python3.12 ..." >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv "$$(cd $(VENV) 2> /dev/null && pwd -P || echo $(VENV))" || { \
+	  echo "no environment in $(VENV), see above; on Debian it takes the package python3-venv" >&2; \
+	  exit 1; }
+
+# One stamp for each set of packages, older than these files when it has to be installed again.
+$(VENV)/.installed-native: extras = native
+$(VENV)/.installed-tested: extras = $(TESTED)
+$(VENV)/.installed-bench: extras = native,bench
+$(VENV)/.installed-native $(VENV)/.installed-tested $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing paceline[$(extras)] into $(VENV); the first time takes minutes"
+	$(PIP) -e '.[$(extras)]'
+	@touch $@
