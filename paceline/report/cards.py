@@ -1,0 +1,132 @@
+"""The four figures at the top of the page: how fast, how long a step, how far from the limit, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.core.result import Metric, Result
+from paceline.report.figures import (
+    interval_name,
+    known,
+    memory_by_kind,
+    plus_minus,
+    printable,
+    reason_for_none,
+    split_unit,
+    throughput,
+    value_text,
+    written,
+)
+from paceline.report.page import RunReport
+from paceline.units import percent
+
+
+@dataclass(frozen=True)
+class Card:
+    """One large figure with what stands around it."""
+
+    label: str
+    number: str
+    unit: str
+    sure: str
+    """The interval and its kind, else the spread, else empty."""
+    lines: tuple[str, ...]
+
+
+def cards(report: RunReport) -> list[Card]:
+    """Throughput, step time, share of the limit, memory; none of them when nothing was measured."""
+    result = report.result
+    if not any(known(metric) is not None for metric in result.metrics.values()):
+        return []
+    return [_throughput(result), _step_time(result), _limit(report), _memory(report)]
+
+
+def _card(label: str, text: str, metric: Metric | None, lines: Iterable[str | None]) -> Card:
+    number, unit = split_unit(text)
+    return Card(label, number, unit, _sure(metric), tuple(line for line in lines if line))
+
+
+def _sure(metric: Metric | None) -> str:
+    """The interval, else the spread."""
+    if metric is None or known(metric) is None:
+        return ""
+    interval = plus_minus(metric)
+    if interval:
+        return f"{interval} {interval_name(metric)}"
+    return f"spread {percent(metric.spread)} over {metric.n} steps" if metric.spread else ""
+
+
+def _named(result: Result, name: str, pattern: str) -> str | None:
+    """`pattern` filled with the figure `name`, None when that is unknown."""
+    metric = result.metrics.get(name)
+    return None if known(metric) is None else pattern.format(value_text(metric))
+
+
+def _throughput(result: Result) -> Card:
+    found = throughput(result)
+    name, metric = found if found else ("tokens_per_s", result.metrics.get("tokens_per_s"))
+    padded = (known(result.metrics.get("real_token_fraction")) or 1.0) < 1.0
+    lines = [
+        _named(result, "tokens_per_s_per_device", "{}"),
+        _named(result, "samples_per_s", "{}") if name != "samples_per_s" else None,
+        _named(result, "real_token_fraction", "{} of the tokens are real") if padded else None,
+        _named(result, "days_to_train", "{} for the whole training"),
+    ]
+    text = value_text(metric) if found else "none"
+    return _card("Throughput", text, metric, lines if found else [reason_for_none(metric)])
+
+
+def _step_time(result: Result) -> Card:
+    metric = result.metrics.get("step_time_s")
+    low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
+    span = None
+    if known(low) is not None and known(high) is not None:
+        span = f"{value_text(low)} to {value_text(high)} from the 5th to the 95th percentile"
+    jitter = _named(result, "jitter_tax", ", jitter tax {}") or ""
+    lines = [
+        _named(result, "step_time_mean_s", "{} mean" + jitter),
+        span,
+        _named(result, "startup_s", "{} start-up"),
+    ]
+    text = value_text(metric) if known(metric) is not None else "none"
+    return _card("Step time, median", text, metric, lines if text != "none" else _reason(metric))
+
+
+def _limit(report: RunReport) -> Card:
+    """Share of the measured reachable rate, else MFU; the other one below it."""
+    metrics = report.result.metrics
+    reached, mfu = metrics.get("of_achievable"), metrics.get("mfu")
+    dtype = f" in {report.spec.training.dtype}" if report.spec else ""
+    convention = f", {printable(mfu.convention)} FLOPs" if mfu and mfu.convention else ""
+    mfu_text = f"MFU: {reason_for_none(mfu)}"
+    if known(mfu) is not None:
+        mfu_text = f"MFU {value_text(mfu)} of the data-sheet peak{convention}"
+    if known(reached) is not None:
+        limit = _named(report.result, "achievable_flops_per_s", "of the {} this machine reaches")
+        first = (limit or "of what this machine reaches") + dtype
+        return _card("Share of the limit", value_text(reached), reached, [first, mfu_text])
+    missing = f"Share of what this machine reaches: {reason_for_none(reached)}"
+    if known(mfu) is not None:
+        first = f"MFU: of the data-sheet peak{dtype}{convention}"
+        return _card("Share of the limit", value_text(mfu), mfu, [first, missing])
+    return _card("Share of the limit", "none", None, [mfu_text, missing])
+
+
+def _memory(report: RunReport) -> Card:
+    kinds = memory_by_kind(report.result)
+    if not kinds:
+        metric = report.result.metrics.get("memory_resident_bytes")
+        return _card("Memory", "none", None, _reason(metric))
+    kind, value = next(iter(kinds.items()))
+    metric = report.result.metrics[f"memory_{kind}_bytes"]
+    ranks = f", fullest of {metric.n:,} ranks" if metric.n and metric.n > 1 else ""
+    limit = report.spec.cluster.device_memory_bytes if report.spec else None
+    lines = [f"{kind} peak{ranks}"]
+    lines += [f"{percent(value / limit)} of {written(limit, 'bytes')} a device"] if limit else []
+    lines += [f"{written(v, 'bytes')} {k} peak" for k, v in kinds.items() if k != kind]
+    return _card("Memory", written(value, "bytes"), None, lines)
+
+
+def _reason(metric: Metric | None) -> list[str]:
+    return [reason_for_none(metric)]

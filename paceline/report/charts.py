@@ -1,0 +1,56 @@
+"""All charts of one run, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import altair as alt
+
+from paceline.errors import SystemFaultError, UserError
+from paceline.report import machine_charts, step_charts
+from paceline.report.page import RunReport
+from paceline.report.theme import EXPORT, Look
+
+CHARTS: dict[str, Callable[[RunReport, Look], alt.LayerChart | None]] = {
+    "step-times": step_charts.step_series,
+    "distribution": step_charts.distribution,
+    "ranks": machine_charts.ranks,
+    "loss": step_charts.loss,
+    "memory": machine_charts.memory,
+    "references": machine_charts.references,
+}
+"""Charts in the page's order; each returns None when the run has no data for it."""
+
+FORMATS = ("svg", "png")
+PIXELS_PER_UNIT = 2
+
+
+def run_charts(report: RunReport, look: Look) -> dict[str, alt.LayerChart]:
+    """The charts that the run has data for, by name."""
+    drawn = {name: draw(report, look) for name, draw in CHARTS.items()}
+    return {name: chart for name, chart in drawn.items() if chart is not None}
+
+
+def save_chart(chart: alt.LayerChart, path: Path) -> Path:
+    """Write one chart as .svg or .png (two pixels a unit), by the path's suffix."""
+    form = path.suffix.removeprefix(".")
+    if form not in FORMATS:
+        raise UserError(str(path), "charts are not written in this format",
+                        allowed=", ".join(FORMATS))  # fmt: skip
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chart.save(path, format=form, scale_factor=PIXELS_PER_UNIT if form == "png" else 1)
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    return path
+
+
+def save_charts(report: RunReport, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
+    """Write every chart of the run into `folder`, one file per format; returns the files."""
+    charts = run_charts(report, EXPORT)
+    return [
+        save_chart(chart, folder / f"{name}.{form}")
+        for form in formats
+        for name, chart in charts.items()
+    ]

@@ -1,0 +1,173 @@
+"""Figures written for people: a value with its unit, its interval and its name."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from paceline.core.result import Metric, Result, Straggler
+from paceline.report.page import step_range
+from paceline.units import GIB, MIB, percent, seconds, si, significant
+
+LABELS: dict[str, str] = {
+    "tokens_per_s": "Throughput",
+    "tokens_per_s_per_device": "Throughput per device",
+    "padded_tokens_per_s": "Throughput with padding",
+    "samples_per_s": "Samples",
+    "real_token_fraction": "Real tokens",
+    "step_time_s": "Step time, median",
+    "step_time_mean_s": "Step time, mean",
+    "step_time_p05_s": "Step time, 5th percentile",
+    "step_time_p95_s": "Step time, 95th percentile",
+    "jitter_tax": "Jitter tax",
+    "model_flops_per_s_per_device": "Model FLOP/s per device",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "of_achievable": "Of what is reachable here",
+    "achievable_flops_per_s": "Reachable on this machine",
+    "startup_s": "Start-up",
+    "first_step_s": "First step",
+    "memory_allocated_bytes": "Memory, allocated peak",
+    "memory_reserved_bytes": "Memory, reserved peak",
+    "memory_resident_bytes": "Memory, resident peak",
+    "data_wait_fraction": "Waiting for data",
+    "comm_wait_fraction": "Waiting in collectives",
+    "days_to_train": "Whole training",
+    "loss_last": "Loss at the end",
+}
+
+NOT_FROM_WINDOW = frozenset(
+    {"startup_s", "first_step_s", "achievable_flops_per_s"}
+    | {f"memory_{kind}_bytes" for kind in ("allocated", "reserved", "resident")}
+)
+"""Figures that look at the whole run or at the machine."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` without terminal sequences; other control and direction characters become U+FFFD."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ANSI.sub("", text.replace("\r\n", "\n")))
+
+
+def label(name: str) -> str:
+    """A metric's name for people."""
+    return LABELS.get(name) or printable(name).replace("_", " ")
+
+
+def known(metric: Metric | None) -> float | None:
+    """The metric's value if it is a finite number."""
+    if metric is None or metric.value is None or not math.isfinite(metric.value):
+        return None
+    return metric.value
+
+
+def written(value: float, unit: str, digits: int = 3) -> str:
+    """`value` with its unit as people write it; fractions as per cent, bytes as GiB or MiB.
+
+    `digits` are the significant ones of a rate in FLOP/s or B/s.
+    """
+    match unit:
+        case "fraction" | "1" | "" if 1e-5 <= abs(value) < 1e-3:
+            return f"{significant(100 * value, 2)} %"
+        case "fraction" | "1" | "":
+            return percent(0.0 if abs(value) < 1e-5 else value)
+        case "s" if abs(value) < 0.1:
+            return f"{significant(value, 4)} s"
+        case "s":
+            return seconds(value)
+        case "bytes" | "B":
+            return f"{value / GIB:,.2f} GiB" if value >= 0.1 * GIB else f"{value / MIB:,.1f} MiB"
+        case "FLOP/s" | "B/s":
+            return si(value, unit, digits)
+        case _:
+            return f"{significant(value, 4)} {printable(unit)}"
+
+
+def value_text(metric: Metric | None) -> str:
+    """The figure with its unit, or `none: reason`."""
+    value = known(metric)
+    if metric is None or value is None:
+        return f"none: {reason_for_none(metric)}"
+    if metric.unit == "s" and metric.n == 1 and 0.1 <= value < 120:
+        # One observation does not carry the four decimals of a median.
+        return f"{significant(value)} s"
+    return written(value, metric.unit)
+
+
+def reason_for_none(metric: Metric | None) -> str:
+    """Why there is no value."""
+    return printable((metric.note if metric else None) or "not measured")
+
+
+def half_width(metric: Metric | None) -> float | None:
+    """Half of the 95 % interval relative to the value (the wider side), or None."""
+    value = known(metric)
+    if metric is None or not value or metric.low is None or metric.high is None:
+        return None
+    wider = max(metric.high - value, value - metric.low)
+    return wider / abs(value) if math.isfinite(wider) else None
+
+
+def plus_minus(metric: Metric | None) -> str | None:
+    """`± 0.4 %`, or None when there is no interval."""
+    half = half_width(metric)
+    if half is None:
+        return None
+    return f"± {100 * half:.1f} %" if half >= 0.0005 else "± < 0.1 %"
+
+
+def interval_name(metric: Metric) -> str:
+    """The kind of interval in short: what stands before the first comma."""
+    return printable((metric.interval or "95 %").split(",")[0])
+
+
+def interval_text(metric: Metric) -> str | None:
+    """`0.2301 to 0.2322 s`, or None when there is no interval."""
+    if metric.low is None or metric.high is None or not math.isfinite(metric.low + metric.high):
+        return None
+    low, high = (written(end, metric.unit, 4) for end in (metric.low, metric.high))
+    number, unit = split_unit(low)
+    return f"{number} to {high}" if unit == split_unit(high)[1] else f"{low} to {high}"
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """Number and unit of a written figure; all of it is the number if it has several."""
+    match = re.fullmatch(r"(-?[\d.,]+) (\D+)", text)
+    return (match[1], match[2]) if match else (text, "")
+
+
+def window_text(result: Result, name: str) -> str | None:
+    """The steps behind the metric `name`, None when it does not come from the window."""
+    window = result.window
+    if name in NOT_FROM_WINDOW or window is None or window.first_step is None:
+        return None
+    return window.rule if window.rule == "as printed" else step_range(window)
+
+
+def throughput(result: Result) -> tuple[str, Metric] | None:
+    """Name and metric of the headline: tokens/s, else samples/s."""
+    for name in ("tokens_per_s", "padded_tokens_per_s", "samples_per_s"):
+        metric = result.metrics.get(name)
+        if known(metric) is not None and metric is not None:
+            return name, metric
+    return None
+
+
+def memory_by_kind(result: Result) -> dict[str, float]:
+    """Peak bytes of the fullest rank by kind, in the order reserved, allocated, resident."""
+    found: dict[str, float] = {}
+    for kind in ("reserved", "allocated", "resident"):
+        value = known(result.metrics.get(f"memory_{kind}_bytes"))
+        if value is not None:
+            found[kind] = value
+    return found
+
+
+def straggler_text(straggler: Straggler | None) -> str | None:
+    """`rank 1 busiest (+2.1 %)`, or None unless it is named."""
+    if straggler is None or not straggler.named:
+        return None
+    host = f" on {printable(straggler.host)}" if straggler.host else ""
+    return f"rank {straggler.rank}{host} busiest (+{100 * straggler.excess:.1f} %)"

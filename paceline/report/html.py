@@ -1,0 +1,245 @@
+"""The HTML report of one run: a single file that opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+import altair as alt
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from paceline.core.result import RankSummary, ReferenceComparison
+from paceline.report.cards import cards
+from paceline.report.charts import run_charts
+from paceline.report.figures import (
+    half_width,
+    label,
+    plus_minus,
+    printable,
+    throughput,
+    written,
+)
+from paceline.report.page import (
+    STATUS_ADVICE,
+    RunReport,
+    chip_label,
+    describe_rule,
+    describe_setup,
+    describe_time,
+    describe_window,
+    progress,
+)
+from paceline.report.tables import interval_kinds, written_rows
+from paceline.report.theme import DARK, LIGHT, ON_PAGE, css_variables
+
+MOST_RANK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart with its heading and notes as text of the page."""
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    spec: Markup
+
+
+def render_html(report: RunReport) -> str:
+    """The whole page as text; every name, log line and script in it is escaped."""
+    charts = [_figure(name, chart) for name, chart in run_charts(report, ON_PAGE).items()]
+    bundle = _vega_bundle() if charts else ""
+    script = _template_text("page.js")
+    return (
+        _environment()
+        .get_template("run.html.j2")
+        .render(
+            **_outcome(report),
+            **_raw(report),
+            policy=_policy(bundle, script),
+            style=Markup(_template_text("page.css")),
+            light=Markup(css_variables(LIGHT)),
+            dark=Markup(css_variables(DARK)),
+            bundle=Markup(bundle),
+            script=Markup(script),
+            figures={figure.name: figure for figure in charts},
+            cards=cards(report),
+            rows=written_rows(report.result),
+            interval_kinds=interval_kinds(report.result),
+            ranks=[_rank_row(rank) for rank in report.result.ranks[:MOST_RANK_ROWS]],
+            ranks_left_out=max(0, len(report.result.ranks) - MOST_RANK_ROWS),
+            references=[_reference_row(ref) for ref in report.result.references],
+        )
+    )
+
+
+def _outcome(report: RunReport) -> dict[str, Any]:
+    """Name, verdict and how far to believe it."""
+    result = report.result
+    few = result.status == "ok" and throughput(result) is None
+    return {
+        "run": result.run,
+        "recipe": result.recipe,
+        "created": describe_time(result.created),
+        "setup": describe_setup(report)[1:],
+        "chip": chip_label(result),
+        "tone": _tone(report),
+        "sentence": result.verdict.sentence,
+        "failed": result.status != "ok",
+        "reason": result.reason or "",
+        "advice": STATUS_ADVICE.get(result.status, ""),
+        "progress": progress(result),
+        "log_tail": "\n".join(result.log_tail),
+        "warnings": result.warnings,
+        "how_sure": _how_sure(report),
+        "no_figure": f"No figure: {describe_window(result)}." if few else "",
+    }
+
+
+def _raw(report: RunReport) -> dict[str, Any]:
+    """What lies in the folds at the page's end."""
+    spec = report.spec
+    return {
+        "folder": report.folder,
+        "files": [(name, quote(name)) for name in report.files],
+        "command": report.command,
+        "job_script": report.job_script,
+        "spec": json.dumps(spec.model_dump(mode="json"), indent=2) if spec else "",
+        "versions": report.result.versions,
+        "conventions": report.result.conventions,
+        "inventory": dict(flattened(report.inventory)),
+    }
+
+
+def flattened(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as dotted path and text; a list of plain values becomes one line."""
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from flattened(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(content, list) and any(isinstance(item, dict | list) for item in content):
+        for number, item in enumerate(content):
+            yield from flattened(item, f"{path}.{number}")
+    elif isinstance(content, list):
+        yield path, ", ".join(str(item) for item in content) or "none"
+    elif path:
+        none = content is None or content == {}
+        yield path, "none" if none else _plain(path, content)
+
+
+def _plain(path: str, value: Any) -> str:
+    """A single value; a name that ends in _bytes gives the unit."""
+    if path.endswith("_bytes") and isinstance(value, int | float):
+        return written(value, "bytes")
+    return str(value)
+
+
+def _tone(report: RunReport) -> str:
+    """The chip's colour: good, alert or plain."""
+    result = report.result
+    if result.status in ("queued", "running"):
+        return "plain"
+    if result.status != "ok" or result.verdict.kind in ("slower", "invalid"):
+        return "alert"
+    return "good" if result.verdict.kind == "pass" else "plain"
+
+
+def _how_sure(report: RunReport) -> str:
+    """From which steps the figures come and what their interval covers."""
+    result = report.result
+    if result.window is None or result.window.n == 0:
+        return ""
+    basis = f"{describe_window(result).capitalize()}: {describe_rule(result)}."
+    found = throughput(result)
+    if found is None or half_width(found[1]) is None:
+        return f"{basis} Too few steps for an interval."
+    metric = found[1]
+    return (
+        f"{basis} {plus_minus(metric)}: {printable(metric.interval or '95 %')}. It covers the "
+        "scatter of this run's steps, not the change from one run to the next; repeats show that."
+    )
+
+
+def _rank_row(rank: RankSummary) -> list[str]:
+    times = (rank.step_time_s, rank.busy_time_s, rank.comm_wait_s, rank.data_wait_s)
+    memory = ", ".join(f"{written(v, 'bytes')} {kind}" for kind, v in rank.memory_bytes.items())
+    cells = ["unknown" if t is None else written(t, "s") for t in times]
+    return [f"{rank.rank}", printable(rank.host), *cells, memory or "unknown"]
+
+
+def _reference_row(row: ReferenceComparison) -> list[str]:
+    ratio = "none" if row.ratio is None else f"{row.ratio:.3f}"
+    judged = "yes" if row.comparable else f"no: {row.why_not or 'no reason given'}"
+    cells = (row.reference, label(row.metric), written(row.reference_value, row.unit), ratio, judged,
+             row.source)  # fmt: skip
+    return [printable(cell) for cell in cells]
+
+
+def _figure(name: str, chart: alt.LayerChart) -> Figure:
+    """The chart with its title taken out: the page sets and wraps that itself."""
+    spec = chart.to_dict()
+    title = spec.pop("title")
+    return Figure(name, title["text"], tuple(title["subtitle"]), json_for_script(spec))
+
+
+def json_for_script(content: Any) -> Markup:
+    """JSON that no HTML parser can take for markup."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _policy(*scripts: str) -> str:
+    """A content policy: nothing is loaded, and only these very scripts run."""
+    hashes = (hashlib.sha256(script.encode()).digest() for script in scripts if script)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _vega_bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, in the version that the charts are made for."""
+    major_minor = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", major_minor)
+    return re.sub(r"<(?=/script|script|!--)", r"\\x3c", bundle, flags=re.IGNORECASE)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("paceline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters["unbroken"] = unbroken
+    return environment
+
+
+def unbroken(text: str) -> str:
+    """`text` in which a number keeps its unit, and a sign its number, on one line."""
+    return re.sub(r"(?<=±) (?=\d)|(?<=\d) (?=[%A-Za-z])", "\N{NO-BREAK SPACE}", text)
+
+
+def _shown(value: Any) -> Any:
+    """Strings without control characters, except what the page made itself."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _template_text(name: str) -> str:
+    return (resources.files("paceline.report") / "templates" / name).read_text(encoding="utf-8")

@@ -1,0 +1,205 @@
+"""Charts of one run that are not over steps: ranks, memory, references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from paceline.core.result import RankSummary, Straggler
+from paceline.report.figures import memory_by_kind, printable, written
+from paceline.report.page import RunReport
+from paceline.report.step_charts import finish, whole_axis
+from paceline.report.theme import Look
+from paceline.units import GIB
+
+
+def ranks(report: RunReport, look: Look) -> alt.LayerChart | None:
+    """Busy time of each rank as a dot, with a line up to its step time: the waiting."""
+    rows = [row for rank in report.result.ranks if (row := _rank_row(rank)) is not None]
+    if len(rows) < 2:
+        return None
+    straggler = report.result.straggler
+    named = straggler.rank if straggler is not None and straggler.named else None
+    x = alt.X(
+        "rank:Q",
+        title="rank (number)",
+        axis=whole_axis(rows[0]["rank"], rows[-1]["rank"]),
+        scale=alt.Scale(domain=[rows[0]["rank"] - 0.5, rows[-1]["rank"] + 0.5], nice=False),
+    )
+    y = alt.Y("busy:Q", title="time in a step (s)", scale=alt.Scale(zero=False, padding=14))
+    tooltip = [
+        alt.Tooltip("rank:Q"),
+        alt.Tooltip("host:N"),
+        alt.Tooltip("busy:Q", title="busy (s)", format=".4~f"),
+        alt.Tooltip("wait:Q", title="waiting (s)", format=".4~f"),
+    ]
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip)
+    layers = [_waiting(base, named, len(rows), look), _rank_dots(base, named, len(rows), look)]
+    if straggler is not None and named is not None:
+        layers.append(_rank_label(rows, straggler, x, look))
+    return finish(layers, look, "Ranks", [_ranks_sentence(straggler)], 210)
+
+
+def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
+    """Peak memory of the fullest rank by kind, against the device's memory where known."""
+    kinds = memory_by_kind(report.result)
+    if not kinds:
+        return None
+    rows = [
+        {"kind": kind, "gib": value / GIB, "text": written(value, "bytes")}
+        for kind, value in kinds.items()
+    ]
+    limit = report.spec.cluster.device_memory_bytes if report.spec else None
+    # Room for the figure beside the longest bar.
+    reach = max(1.35 * max(kinds.values()), 1.06 * (limit or 0.0)) / GIB
+    x = alt.X(
+        "gib:Q",
+        title="peak memory of the fullest rank (GiB)",
+        scale=alt.Scale(domain=[0, reach], nice=False),
+        axis=alt.Axis(tickCount=5, grid=True),
+    )
+    y = alt.Y("kind:N", title=None, sort=None, axis=alt.Axis(grid=False))
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
+    bars = base.properties(name="kinds").mark_bar(color=look.palette.steady, height=14)
+    layers = [bars, base.mark_text(align="left", dx=6).encode(text="text:N")]
+    notes = [
+        "Resident: host memory of the process. Reserved and allocated: the device's allocator."
+    ]
+    if limit:
+        layers.append(_limit_rule(limit, x, look))
+        notes.append(f"Line: {written(limit, 'bytes')}, what one device has.")
+    return finish(layers, look, "Memory by kind", notes, 44 + 34 * len(rows))
+
+
+def references(report: RunReport, look: Look) -> alt.LayerChart | None:
+    """This run over each reference; hollow where the two are not comparable."""
+    rows: list[dict[str, Any]] = [
+        {
+            "row": number,
+            "ratio": ref.ratio,
+            "name": printable(ref.reference),
+            "published": written(ref.reference_value, ref.unit),
+            "kind": "comparable" if ref.comparable else "not comparable",
+        }
+        for number, ref in enumerate(report.result.references)
+        if ref.ratio is not None
+    ]
+    if not rows:
+        return None
+    ratios = [row["ratio"] for row in rows]
+    low, high = min(0.9, *ratios), max(1.1, *ratios)
+    margin = 0.08 * (high - low)
+    x = alt.X(
+        "ratio:Q",
+        title="this run / reference (ratio)",
+        scale=alt.Scale(domain=[low - margin, high + margin], nice=False),
+        axis=alt.Axis(grid=True, tickCount=5),
+    )
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("row:O", axis=None, title=None))
+    names = base.mark_text(align="left", dy=-13, limit=330).encode(x=alt.value(0), text="name:N")
+    layers = [_parity(look, x), _reference_dots(base, x, look), names]
+    note = "Right of the line: faster than published. Hollow: measured otherwise, not comparable."
+    return finish(layers, look, "Against references", [note], 30 + 46 * len(rows))
+
+
+def _rank_row(rank: RankSummary) -> dict[str, Any] | None:
+    """A rank with a busy time; waiting is what the step has beyond it."""
+    if rank.busy_time_s is None:
+        return None
+    until = rank.step_time_s
+    if until is None:
+        until = rank.busy_time_s + (rank.comm_wait_s or 0.0)
+    return {
+        "rank": rank.rank,
+        "host": printable(rank.host),
+        "busy": rank.busy_time_s,
+        "until": max(until, rank.busy_time_s),
+        "wait": max(until - rank.busy_time_s, 0.0),
+    }
+
+
+def _waiting(base: alt.Chart, named: int | None, count: int, look: Look) -> alt.Chart:
+    """Lines from busy time to step time."""
+    return (
+        base.properties(name="waiting")
+        .mark_rule(strokeWidth=2 if count <= 32 else 1)
+        .encode(y2="until:Q", color=_accented(named, look.palette.warmup, look))
+    )
+
+
+def _rank_dots(base: alt.Chart, named: int | None, count: int, look: Look) -> alt.Chart:
+    return (
+        base.properties(name="ranks")
+        .mark_circle(opacity=1, size=70 if count <= 32 else 30)
+        .encode(color=_accented(named, look.palette.steady, look))
+    )
+
+
+def _accented(named: int | None, colour: str, look: Look) -> Any:
+    """`colour`, or the accent where the rank is the named one."""
+    if named is None:
+        return alt.value(colour)
+    return alt.condition(
+        alt.datum["rank"] == named, alt.value(look.palette.accent), alt.value(colour)
+    )
+
+
+def _rank_label(
+    rows: list[dict[str, Any]], straggler: Straggler, x: alt.X, look: Look
+) -> alt.Chart:
+    """The named rank's excess above its line, where nothing else is drawn."""
+    row = next(row for row in rows if row["rank"] == straggler.rank)
+    place = (row["rank"] - rows[0]["rank"] + 0.5) / (rows[-1]["rank"] - rows[0]["rank"] + 1)
+    text = f"rank {straggler.rank}: +{100 * straggler.excess:.1f} %"
+    return (
+        alt.Chart(alt.Data(values=[{**row, "text": text}]), name="straggler")
+        .mark_text(
+            color=look.palette.accent, fontWeight="bold", dy=-9,
+            align="left" if place < 0.2 else "right" if place > 0.8 else "center",
+        )
+        .encode(x=x, y="until:Q", text="text:N")
+    )  # fmt: skip
+
+
+def _ranks_sentence(straggler: Straggler | None) -> str:
+    words = "Dot: busy, median of the window. Line: waiting for the others, up to the step time."
+    if straggler is None or not straggler.named:
+        return f"{words} No rank stands out by more than chance and 1 %."
+    share = 100 * straggler.share_of_steps
+    return f"{words} Rank {straggler.rank} is the busiest in {share:.0f} % of the steps."
+
+
+def _limit_rule(limit_bytes: float, x: alt.X, look: Look) -> alt.Chart:
+    return (
+        alt.Chart(alt.Data(values=[{"gib": limit_bytes / GIB}]), name="limit")
+        .mark_rule(color=look.palette.accent, strokeWidth=1.5)
+        .encode(x=x)
+    )
+
+
+def _parity(look: Look, x: alt.X) -> alt.Chart:
+    return (
+        alt.Chart(alt.Data(values=[{"ratio": 1.0}]), name="parity")
+        .mark_rule(color=look.palette.ink, strokeDash=[4, 3])
+        .encode(x=x)
+    )
+
+
+def _reference_dots(base: alt.Chart, x: alt.X, look: Look) -> alt.Chart:
+    palette = look.palette
+    comparable = alt.datum["kind"] == "comparable"
+    return (
+        base.properties(name="references")
+        .mark_point(filled=True, size=90, opacity=1, stroke=palette.steady, strokeWidth=1.6)
+        .encode(
+            x=x,
+            fill=alt.condition(comparable, alt.value(palette.steady), alt.value(palette.card)),
+            tooltip=[
+                alt.Tooltip("name:N", title="reference"),
+                alt.Tooltip("published:N"),
+                alt.Tooltip("ratio:Q", format=".3f"),
+                alt.Tooltip("kind:N", title="comparison"),
+            ],
+        )
+    )

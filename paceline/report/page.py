@@ -1,0 +1,147 @@
+"""What a report is made of, and the sentences that its forms share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.result import Result, WindowRecord
+from paceline.core.run import RunSpec
+from paceline.core.steps import Steps
+from paceline.units import count
+
+STATUS_ADVICE: dict[str, str] = {
+    "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "
+    "layout.recompute=full, or more devices.",
+    "nan": "Lower training.lr, train in bf16 or fp32, and look at the last losses before the NaN.",
+    "timeout": "Raise time_limit_s or ask for fewer training.steps; the log's end shows what it "
+    "waited for.",
+    "failed": "Read the log's end below; the whole log is in the run folder, and job.sh repeats "
+    "the start.",
+    "incomplete": "Too little is recorded for a figure: start it again, with more training.steps "
+    "if it came to its end.",
+    "cancelled": "It was stopped on request; start it again for a figure.",
+    "running": "It is still running; the figures are preliminary.",
+    "queued": "It has not started yet.",
+}
+
+VERDICT_LABELS: dict[str, str] = {
+    "pass": "✓ as fast as the reference",
+    "slower": "▼ slower than the reference",
+    "faster": "▲ faster than the reference",
+    "undecided": "? undecided",
+    "invalid": "✕ no valid figure",
+    "none": "measured, no reference",
+}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything that a report of one run shows."""
+
+    result: Result
+    steps: Steps
+    """All steps, ranks merged."""
+    spec: RunSpec | None
+    """None when only logs are known."""
+    command: str
+    job_script: str
+    inventory: dict[str, Any] = field(default_factory=dict[str, Any])
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    """Paths inside `folder`."""
+
+
+def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
+    """Which of the report's steps lie in its window and have a time."""
+    window = report.result.window
+    timed = np.isfinite(report.steps["step_time_s"])
+    if window is None or window.first_step is None or window.last_step is None:
+        return np.zeros(len(report.steps), dtype=np.bool_)
+    index = report.steps.index
+    return timed & (index >= window.first_step) & (index <= window.last_step)
+
+
+def describe_setup(report: RunReport) -> list[str]:
+    """What ran, in short parts: recipe, engine, devices, dtype, layout, batch, parameters."""
+    result, spec = report.result, report.spec
+    parts = [result.recipe]
+    if spec is not None:
+        device = spec.cluster.device
+        label = spec.cluster.device_label
+        parts[0] += f" ({spec.variant})" if spec.variant else ""
+        parts += [
+            spec.engine,
+            f"{spec.world_size} x {device}" + (f" ({label})" if label else ""),
+            spec.training.dtype,
+            spec.layout.label(spec.world_size),
+            f"seq {spec.training.seq_len:,} tokens",
+            f"global batch {spec.training.global_batch:,} sequences",
+        ]
+    if result.num_parameters is not None:
+        parts.append(f"{count(result.num_parameters)} parameters")
+    return parts
+
+
+def describe_window(result: Result) -> str:
+    """The window in words: `52 steady steps (9-60)`."""
+    window = result.window
+    if window is None:
+        return "no window"
+    if window.n == 0:
+        return "no steps with a time"
+    if window.rule == "as printed":
+        return "one figure as the source prints it"
+    kind = {"steady": "steady steps", "drifting": "drifting steps"}.get(window.state, "steps")
+    kind = kind.removesuffix("s") if window.n == 1 else kind
+    few = ", too few for a figure" if window.state == "short" else ""
+    return f"{window.n:,} {kind} ({step_range(window)}{few})"
+
+
+def step_range(window: WindowRecord) -> str:
+    """First and last step number of a window that has steps: `9-60`."""
+    first, last = window.first_step or 0, window.last_step or 0
+    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
+
+
+def describe_rule(result: Result) -> str:
+    """By which rule the window was chosen and what was left out."""
+    window = result.window
+    if window is None:
+        return "no window"
+    parts = [f"rule {window.rule}", f"{window.n_warmup} warm-up steps left out"]
+    if window.global_batch is not None and window.seq_len is not None:
+        parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
+    if window.drift is not None:
+        # Adding 0.0 turns a rounded minus zero into zero.
+        parts.append(f"drift {round(100 * window.drift, 1) + 0.0:+.1f} % over the window")
+    return ", ".join(parts)
+
+
+def describe_time(created: str | None) -> str:
+    """An ISO time as `2026-11-20 14:03:12 UTC`; what is no such time as it is."""
+    try:
+        return f"{datetime.fromisoformat(created or '').astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except ValueError:
+        return created or ""
+
+
+def progress(result: Result) -> str:
+    """How many steps were done of those asked for."""
+    asked = f" of {result.steps_asked:,}" if result.steps_asked else ""
+    return f"{result.steps_done:,}{asked} steps done"
+
+
+def chip_label(result: Result) -> str:
+    """The outcome in a few words: the status unless ok, else the verdict."""
+    if result.status != "ok":
+        return {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ timeout"}.get(
+            result.status, f"✕ {result.status}" if result.status != "running" else "running"
+        )
+    label = VERDICT_LABELS[result.verdict.kind]
+    judged = result.verdict.kind in ("pass", "slower", "faster")
+    return f"{label} (low confidence)" if judged and result.verdict.confidence == "low" else label

@@ -1,0 +1,149 @@
+"""The terminal report of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.core.result import ReferenceComparison, Result
+from paceline.report.figures import (
+    interval_name,
+    known,
+    memory_by_kind,
+    plus_minus,
+    printable,
+    reason_for_none,
+    straggler_text,
+    throughput,
+    value_text,
+    written,
+)
+from paceline.report.page import (
+    STATUS_ADVICE,
+    RunReport,
+    chip_label,
+    describe_setup,
+    describe_window,
+    progress,
+)
+from paceline.units import percent
+
+LOG_LINES = 12
+MOST_REFERENCES = 5
+NAMED_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
+
+Line = tuple[str, str]
+"""Text and its rich style."""
+
+
+def render_text(report: RunReport, console: Console, *, header: bool = True) -> None:
+    """Print the report; names and log lines are plain text, whatever they contain."""
+    result = report.result
+    if header:
+        _print(console, (" · ".join(describe_setup(report)), "bold"))
+        console.print()
+    if result.status != "ok":
+        for line in _outcome(result):
+            _print(console, line)
+    dtype = report.spec.training.dtype if report.spec else None
+    for line in _figures(result, dtype):
+        _print(console, line)
+    for warning in result.warnings:
+        _print(console, (f"  warning: {warning}", "yellow"))
+    for line in _files(report):
+        _print(console, line)
+
+
+def _print(console: Console, line: Line) -> None:
+    # A Text is never parsed as markup; soft_wrap leaves lines whole when piped.
+    console.print(Text(printable(line[0]), style=line[1]), soft_wrap=True, highlight=False)
+
+
+def _outcome(result: Result) -> Iterable[Line]:
+    """What happened, why, the log's end and what to do."""
+    yield f"  {chip_label(result)}: {progress(result)}", "bold red"
+    if result.reason:
+        yield f"  {result.reason}", ""
+    for line in result.log_tail[-LOG_LINES:]:
+        yield f"  | {line}", "dim"
+    yield f"  what to do: {STATUS_ADVICE.get(result.status, 'read the log.')}", ""
+
+
+def _figures(result: Result, dtype: str | None) -> Iterable[Line]:
+    """The measured lines; without a figure, why there is none."""
+    headline = throughput(result)
+    if headline is not None:
+        _, metric = headline
+        interval = plus_minus(metric)
+        sure = interval_name(metric) if interval else "no interval: too few steps"
+        value = f"{value_text(metric)}  {interval}" if interval else value_text(metric)
+        yield f"  {value}      median of {describe_window(result)}; {sure}", "bold"
+        yield f"  {_share(result, dtype)}", ""
+    elif result.status == "ok":
+        yield f"  no figure: {describe_window(result)}", "bold"
+    for line in (_step_time(result), _resources(result)):
+        if line:
+            yield f"  {line}", ""
+    if headline is not None or result.status == "ok":
+        yield f"  against: {result.verdict.sentence or 'no reference'}", ""
+        for row in result.references[:MOST_REFERENCES]:
+            yield f"    {_reference(row)}", ""
+
+
+def _share(result: Result, dtype: str | None) -> str:
+    """The share of what the machine reaches, and MFU with its convention or why there is none."""
+    reached, mfu = result.metrics.get("of_achievable"), result.metrics.get("mfu")
+    limit = known(result.metrics.get("achievable_flops_per_s"))
+    share = known(reached)
+    if share is None:
+        part = f"share of what this machine reaches: {reason_for_none(reached)}"
+    else:
+        within = f" in {dtype}" if dtype else ""
+        of_what = f" ({written(limit, 'FLOP/s')})" if limit is not None else ""
+        part = f"{percent(share)} of what this machine reaches{within}{of_what}"
+    if mfu is None or known(mfu) is None:
+        return f"{part}; MFU: {reason_for_none(mfu)}"
+    convention = f" ({mfu.convention})" if mfu.convention else ""
+    return f"{part}; MFU {value_text(mfu)}{convention}"
+
+
+def _step_time(result: Result) -> str:
+    metrics = result.metrics
+    parts: list[str] = []
+    if known(metrics.get("step_time_s")) is not None:
+        parts.append(f"step {value_text(metrics['step_time_s'])} median")
+    if known(metrics.get("step_time_mean_s")) is not None:
+        jitter = known(metrics.get("jitter_tax"))
+        tax = f" ({written(jitter, 'fraction')} jitter)" if jitter is not None else ""
+        parts.append(f"{value_text(metrics['step_time_mean_s'])} mean{tax}")
+    busiest = straggler_text(result.straggler)
+    return " · ".join(filter(None, [", ".join(parts), busiest]))
+
+
+def _resources(result: Result) -> str:
+    """Memory with its kind, data wait and start-up."""
+    kinds = memory_by_kind(result)
+    parts = [f"memory {written(b, 'bytes')} a rank ({kind})" for kind, b in kinds.items()][:1]
+    named = (("data_wait_fraction", "data wait"), ("startup_s", "start-up"),
+             ("first_step_s", "first step"), ("days_to_train", "whole training"))  # fmt: skip
+    for name, words in named:
+        metric = result.metrics.get(name)
+        if metric is not None and known(metric) is not None:
+            note = f" {metric.note}" if name == "days_to_train" and metric.note else ""
+            parts.append(f"{words} {value_text(metric)}{note}")
+    return " · ".join(parts)
+
+
+def _reference(row: ReferenceComparison) -> str:
+    value = f"{row.reference} {written(row.reference_value, row.unit)}"
+    if row.ratio is None or not row.comparable:
+        return f"{value}, not comparable: {row.why_not or 'no reason given'}"
+    return f"{value}, ratio {row.ratio:.3f}"
+
+
+def _files(report: RunReport) -> Iterable[Line]:
+    names = [name for name in NAMED_FILES if name in report.files]
+    if report.folder:
+        yield "  " + "   ".join([report.folder, *names]), "dim"

@@ -1,0 +1,253 @@
+"""The HTML report as text: complete, self-contained, and nothing in it escapes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.result import Status
+from paceline.report.cards import cards
+from paceline.report.html import flattened, json_for_script, render_html, unbroken
+from paceline.report.theme import DARK, LIGHT, Palette
+from tests.report.example import (
+    HOSTILE,
+    STATUSES,
+    failed_report,
+    hostile_report,
+    referenced_report,
+    report,
+    single_step_report,
+)
+
+VOID = {"meta", "link", "img", "br", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes, visible text and scripts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append((self.elements[-1][1], data))
+        elif self.open and self.open[-1] != "style" and data.strip():
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        """All visible text, with plain spaces."""
+        return " ".join(" ".join(self.texts).replace("\N{NO-BREAK SPACE}", " ").split())
+
+    def attributes(self, name: str) -> Iterator[str]:
+        """The values of one attribute on all elements."""
+        return (
+            value or "" for _, attrs in self.elements for key, value in attrs.items() if key == name
+        )
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    """The page of a run with references."""
+    return Page(render_html(referenced_report()))
+
+
+def test_elements_close_in_order(page: Page) -> None:
+    assert page.open == []
+
+
+def test_the_page_says_how_fast_how_sure_how_far_and_where_the_data_lies(page: Page) -> None:
+    for part in (
+        "17,422 tokens/s", "± 0.2 % within-run 95 %", "62.7 %",
+        "of the 590 GFLOP/s this machine reaches in bf16", "MFU: no data-sheet peak for cpu in bf16",
+        "54 steady steps (7-60): rule auto", "not the change from one run to the next",
+        "runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de", "▲ faster than the reference",
+    ):  # fmt: skip
+        assert part in page.text
+
+
+def test_the_metrics_table_has_a_row_per_metric(page: Page) -> None:
+    assert list(page.attributes("data-metric")) == list(referenced_report().result.metrics)
+
+
+def test_the_folds_hold_command_script_recipe_environment_and_files(page: Page) -> None:
+    assert [tag for tag, _ in page.elements].count("summary") == 6
+    for part in ("paceline run tiny-llama --set steps=60", "torch.distributed.run",
+                 '"hidden_size": 256', "cpu.flags", "avx2, avx512_bf16", "steps/rank1.jsonl"):  # fmt: skip
+        assert part in page.text
+
+
+def test_every_chart_has_its_place_and_its_data(page: Page) -> None:
+    blocks = [attrs["data-chart"] for attrs, _ in page.scripts if "data-chart" in attrs]
+    assert len(blocks) == 6
+    assert set(blocks) <= set(page.attributes("id"))
+    for attrs, text in page.scripts:
+        if "data-chart" in attrs:
+            assert json.loads(text)["width"] == "container"
+
+
+def test_nothing_is_loaded_from_elsewhere(page: Page) -> None:
+    assert all(url.startswith("data:") for url in page.attributes("src"))
+    hrefs = [url for tag, attrs in page.elements if tag == "link" for url in [attrs["href"]]]
+    assert hrefs == ["data:,"]
+    assert not re.search(r"@import|url\(", render_html(failed_report()))
+
+
+def test_the_policy_allows_exactly_the_scripts_of_the_page(page: Page) -> None:
+    policy = next(p for p in page.attributes("content") if "default-src" in p)
+    assert "default-src 'none'" in policy and "unsafe-eval" not in policy
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    run = [text for attrs, text in page.scripts if "type" not in attrs]
+    hashes = {base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in run}
+    assert allowed == hashes and len(run) == 2
+
+
+def test_the_bundle_stands_in_the_page_once(page: Page) -> None:
+    large = [text for _, text in page.scripts if len(text) > 100_000]
+    assert len(large) == 1 and "vegaEmbed" in large[0]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_every_status_makes_a_page(status: Status) -> None:
+    page = Page(render_html(failed_report(status, 3)))
+    assert page.open == []
+    assert ("What to do." in page.text) == (status != "ok")
+
+
+def test_a_failed_run_shows_reason_log_and_advice_and_no_empty_charts() -> None:
+    page = Page(render_html(failed_report("oom")))
+    for part in ("✕ out of memory", "Rank 1 ran out of memory", "[rank 1] exit code 1",
+                 "0 of 60 steps done", "What to do.", "layout.micro_batch"):  # fmt: skip
+        assert part in page.text
+    assert list(page.attributes("data-chart")) == []
+    assert len("".join(text for _, text in page.scripts)) < 10_000, "no charts, no bundle"
+
+
+def test_a_single_step_gives_a_page_without_a_figure() -> None:
+    page = Page(render_html(single_step_report()))
+    assert "No figure: 1 step (1, too few for a figure)." in page.text
+    assert "Too few steps for an interval" in page.text
+
+
+def test_unknown_figures_show_their_reason_and_never_none_or_nan() -> None:
+    result = report().result
+    blank = {
+        name: m.model_copy(update={"value": None, "low": None, "high": None, "note": "not told"})
+        for name, m in result.metrics.items()
+        if name != "startup_s"
+    }
+    text = Page(
+        render_html(report(metrics={**blank, "startup_s": result.metrics["startup_s"]}))
+    ).text
+    assert "none not told" in text
+    assert "None" not in text and "nan" not in text.lower().split()
+
+
+def test_the_share_of_the_limit_is_the_mfu_where_nothing_was_probed() -> None:
+    metrics = dict(report().result.metrics)
+    metrics["mfu"] = metrics["mfu"].model_copy(update={"value": 0.3617, "note": None})
+    metrics["of_achievable"] = metrics["mfu"].model_copy(
+        update={"value": None, "note": "the reachable rate was not probed"}
+    )
+    card = cards(report(metrics=metrics))[2]
+    assert (card.number, card.unit) == ("36.2", "%")
+    assert card.lines == (
+        "MFU: of the data-sheet peak in bf16, causal FLOPs",
+        "Share of what this machine reaches: the reachable rate was not probed",
+    )
+
+
+def test_nothing_measured_means_no_cards() -> None:
+    assert cards(failed_report()) == []
+
+
+def test_hostile_names_stay_text_everywhere() -> None:
+    page = Page(render_html(hostile_report()))
+    assert page.open == []
+    assert not any(tag == "img" for tag, _ in page.elements)
+    assert page.text.count(HOSTILE) > 20
+
+
+def test_a_file_name_cannot_become_another_kind_of_link() -> None:
+    links = [
+        a["href"] or "" for tag, a in Page(render_html(hostile_report())).elements if tag == "a"
+    ]
+    assert len(links) == 2
+    assert not any(":" in link or "<" in link for link in links)
+
+
+@cache
+def tags_of(text: str) -> list[str]:
+    """The elements of a page whose free texts are all `text`."""
+    return [tag for tag, _ in Page(render_html(hostile_report(text))).elements]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.text(max_size=40), st.sampled_from(["<!--<script>", "</style>", "'\" onclick=", "{{7*7}}"])
+)
+def test_any_text_leaves_the_structure_of_the_page_alone(text: str, start: str) -> None:
+    assert tags_of(start + text) == tags_of("plain")
+
+
+@given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner, max_size=3)))
+def test_json_in_a_script_has_no_markup_and_reads_back(content: object) -> None:
+    text = json_for_script(content)
+    assert not set(text) & set("<>&")
+    assert json.loads(text) == content
+
+
+def test_numbers_keep_their_units_on_a_line() -> None:
+    assert unbroken("band ± 1.3 % of 20 steps") == "band ±\xa01.3\xa0% of 20\xa0steps"
+
+
+def test_nested_inventory_becomes_lines() -> None:
+    nested = {"a": {"b": [1, 2], "c_bytes": 2**30}, "d": [{"e": None}], "f": [], "g": {}}
+    assert dict(flattened(nested)) == {
+        "a.b": "1, 2", "a.c_bytes": "1.00 GiB", "d.0.e": "none", "f": "none", "g": "none",
+    }  # fmt: skip
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_text_and_marks_stand_out_from_their_ground(palette: Palette) -> None:
+    for ground in (palette.page, palette.card):
+        for text in (palette.ink, palette.muted, palette.steady, palette.accent, palette.good):
+            assert contrast(text, ground) >= 4.5
+    for mark in (palette.steady, palette.warmup):
+        assert contrast(mark, palette.card) >= 2.5
+    assert contrast(palette.steady, palette.band) >= 3

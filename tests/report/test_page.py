@@ -1,0 +1,94 @@
+"""The sentences that all forms of the report share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+import numpy as np
+import pytest
+
+from paceline.core.result import Status, Verdict, WindowRecord
+from paceline.report import page
+from tests.report.example import STATUSES, failed_report, report
+
+
+def window(**fields: object) -> WindowRecord:
+    """A window of steps 9-60."""
+    values = {"rule": "auto", "first_step": 9, "last_step": 60, "n": 52, "n_warmup": 8,
+              "state": "steady"}  # fmt: skip
+    return WindowRecord.model_validate({**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (window(), "52 steady steps (9-60)"),
+        (window(state="drifting"), "52 drifting steps (9-60)"),
+        (window(n=3, last_step=11, state="short"), "3 steps (9-11, too few for a figure)"),
+        (window(n=1, last_step=9, state="short"), "1 step (9, too few for a figure)"),
+        (window(rule="as printed", n=1), "one figure as the source prints it"),
+        (window(n=0, first_step=None, last_step=None, state="none"), "no steps with a time"),
+        (None, "no window"),
+    ],
+)
+def test_a_window_is_described_by_its_steps(record: WindowRecord | None, text: str) -> None:
+    assert page.describe_window(report(window=record).result) == text
+
+
+def test_the_window_covers_its_steps_and_no_step_without_a_time() -> None:
+    run = report()
+    times = run.steps["step_time_s"].copy()
+    times[30] = np.nan
+    steps = replace(run.steps, columns={**run.steps.columns, "step_time_s": times})
+    mask = page.window_mask(replace(run, steps=steps))
+    assert run.result.window is not None
+    assert mask.sum() == run.result.window.n - 1
+    assert not mask[30] and not mask[0] and mask[-1]
+
+
+def test_the_setup_names_devices_dtype_layout_and_batch() -> None:
+    assert page.describe_setup(report()) == [
+        "tiny-llama", "native", "2 x cpu (Epyc 9654)", "bf16", "dp 2", "seq 256 tokens",
+        "global batch 16 sequences", "3.54M parameters",
+    ]  # fmt: skip
+
+
+def test_the_setup_of_foreign_logs_is_the_recipe_alone() -> None:
+    assert page.describe_setup(replace(failed_report(), spec=None)) == ["tiny-llama"]
+
+
+def test_the_rule_states_warm_up_batch_and_drift() -> None:
+    text = page.describe_rule(
+        report(window=window(drift=-0.0004, global_batch=16, seq_len=256)).result
+    )
+    assert text == (
+        "rule auto, 8 warm-up steps left out, global batch 16 x 256 tokens throughout, "
+        "drift +0.0 % over the window"
+    )  # fmt: skip
+
+
+def test_times_are_written_in_utc_and_anything_else_as_it_is() -> None:
+    assert page.describe_time("2026-11-20T14:03:12Z") == "2026-11-20 14:03:12 UTC"
+    assert page.describe_time("2026-11-20T16:03:12+02:00") == "2026-11-20 14:03:12 UTC"
+    assert page.describe_time("yesterday") == "yesterday"
+    assert page.describe_time(None) == ""
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_every_status_has_a_label_and_all_but_ok_have_advice(status: Status) -> None:
+    assert page.chip_label(report(status=status).result)
+    assert (status in page.STATUS_ADVICE) == (status != "ok")
+
+
+Kind = Literal["pass", "slower", "faster", "undecided", "invalid", "none"]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_judgement_from_one_run_is_marked_as_of_low_confidence(kind: Kind) -> None:
+    low = page.chip_label(report(verdict=Verdict(kind=kind, sentence="x")).result)
+    sure = page.chip_label(
+        report(verdict=Verdict(kind=kind, confidence="normal", sentence="x")).result
+    )
+    assert low.startswith(sure)
+    assert ("low confidence" in low) == (kind in ("pass", "slower", "faster"))
