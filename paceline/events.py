@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
@@ -96,6 +97,30 @@ def read_events(lines: Iterable[str]) -> Iterator[Event]:
             yield _EVENT.validate_python(json.loads(line))
         except (json.JSONDecodeError, ValidationError):
             continue
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """What one rank's event lines say; None = it did not come that far."""
+
+    start: StartEvent | None
+    steps: tuple[Step, ...]
+    end: EndEvent | None
+
+
+def read_rank(lines: Iterable[str]) -> RankLog:
+    """Everything in one rank's event lines."""
+    start: StartEvent | None = None
+    end: EndEvent | None = None
+    found: list[Step] = []
+    for event in read_events(lines):
+        if isinstance(event, StartEvent):
+            start = event
+        elif isinstance(event, EndEvent):
+            end = event
+        else:
+            found.append(to_step(event))
+    return RankLog(start, tuple(found), end)
 
 
 def to_step(event: StepEvent) -> Step:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -17,9 +17,9 @@ from paceline import __version__, outcome
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
 from paceline.core.steps import Step
-from paceline.engines import native
 from paceline.errors import SystemFaultError
-from paceline.launchers import local
+from paceline.events import read_rank
+from paceline.launchers import Handle, launcher
 from paceline.outcome import Ending
 from paceline.plan import Plan, device_kind, probe_machine, reachable_rate
 from paceline.probe.gemm import GemmProbe
@@ -76,7 +76,7 @@ class _Follower:
             self._file = self.path.open(encoding="utf-8", errors="replace")
         text = self._rest + self._file.read()
         complete, newline, self._rest = text.rpartition("\n")
-        log = native.read_rank(complete.splitlines() if newline else [])
+        log = read_rank(complete.splitlines() if newline else [])
         self.finished = self.finished or log.end is not None
         return list(log.steps)
 
@@ -129,6 +129,8 @@ def run(
 def finish(folder: Path, root: Path) -> RunReport:
     """Compute a folder's result from its raw files, write result, merged steps and report, index it."""
     report = outcome.evaluate(folder)
+    written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
+    report = replace(report, files=tuple(sorted({*report.files, *written})))
     write_value(folder / RESULT_FILE, report.result)
     write_text(folder / STEPS_FILE, _merged_lines(report))
     write_text(folder / REPORT_FILE, render_html(report))
@@ -173,11 +175,12 @@ def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
 
 
 def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher) -> RunRecord:
-    local.prepare(plan.job, folder)
+    machine = launcher(plan.spec.cluster.launcher)
+    machine.prepare(plan.job, folder)
     kills_before = oom_kills()
     record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
     write_value(folder / RUN_FILE, record)
-    job = local.submit(plan.job, folder)
+    job = machine.submit(plan.job, folder)
     try:
         code, ending = _watch(job, plan.spec, folder, watch)
     except BaseException:
@@ -191,9 +194,7 @@ def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher
     return _ended(record, ending, code, folder)
 
 
-def _watch(
-    job: local.LocalRun, spec: RunSpec, folder: Path, watch: Watcher
-) -> tuple[int, Ending | None]:
+def _watch(job: Handle, spec: RunSpec, folder: Path, watch: Watcher) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
     follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl")
     finished_at: float | None = None

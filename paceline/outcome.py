@@ -19,8 +19,7 @@ from paceline.core.run import RunSpec
 from paceline.core.steps import Steps
 from paceline.core.verdict import single_run_verdict
 from paceline.core.window import MIN_STEADY, Window, steady_window
-from paceline.engines import native
-from paceline.engines.native import RankLog
+from paceline.events import RankLog, read_rank
 from paceline.plan import find_device
 from paceline.report.page import RunReport
 from paceline.rundir import (
@@ -55,7 +54,7 @@ def read_ranks(folder: Path) -> dict[int, RankLog]:
         number = path.stem.removeprefix("rank-")
         if number.isdigit():
             with path.open(encoding="utf-8", errors="replace") as lines:
-                logs[int(number)] = native.read_rank(lines)
+                logs[int(number)] = read_rank(lines)
     return logs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,9 @@ from paceline.core.hardware import Cluster, Device, Dtype
 from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.run import Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
-from paceline.engines import native
+from paceline.engines import engine
 from paceline.errors import SystemFaultError, UserError
-from paceline.launchers import local
+from paceline.launchers import launcher
 from paceline.probe.gemm import GemmProbe, probe_gemm
 from paceline.probe.inventory import inventory, local_cluster
 from paceline.recipe import Recipe, load_recipe, resolve
@@ -53,7 +52,7 @@ class Plan:
     @property
     def script(self) -> str:
         """The very text that runs."""
-        return local.render(self.job)
+        return launcher(self.spec.cluster.launcher).render(self.job)
 
 
 def make_plan(request: Request) -> Plan:
@@ -67,9 +66,9 @@ def make_plan(request: Request) -> Plan:
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, request.force)
-    _check_torch(spec)
     notices += _busy_notice(found)
-    return Plan(spec, native.job(spec, spec.recipe), found, tuple(notices))
+    job = engine(spec.engine).job(spec, spec.recipe)
+    return Plan(spec, job, found, tuple(notices))
 
 
 def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
@@ -193,10 +192,13 @@ def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:
 
 
 def _check(spec: RunSpec, force: bool) -> None:
-    problems = native.unsupported(spec)
+    problems = engine(spec.engine).unsupported(spec)
     if problems:
         raise UserError(f"{spec.recipe} on {_describe(spec.cluster)}", _listed(problems),
                         remedy="change it with --set")  # fmt: skip
+    absent = engine(spec.engine).missing(spec)
+    if absent:
+        raise UserError(f"engine {spec.engine}", absent)
     limit = _device_memory_bytes(spec.cluster)
     if force or limit is None:
         return
@@ -215,12 +217,6 @@ def _check(spec: RunSpec, force: bool) -> None:
             remedy="try --set layout.zero_stage=3, --set layout.recompute=full or a smaller "
             "layout.micro_batch; --force runs it all the same",
         )
-
-
-def _check_torch(spec: RunSpec) -> None:
-    if spec.cluster.python is None and importlib.util.find_spec("torch") is None:
-        raise UserError("engine native", "torch is not installed beside Paceline",
-                        remedy="pip install 'paceline[native]'")  # fmt: skip
 
 
 def _busy_notice(found: dict[str, Any]) -> list[str]:

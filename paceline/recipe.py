@@ -42,7 +42,8 @@ class Recipe(Value):
     name: str
     title: str
     description: str = ""
-    engine: Literal["native"] = "native"
+    engine: str = "native"
+    """A file of engines/."""
     model: DecoderShape
     lora: LoraSpec | None = None
     training: RecipeTraining

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.native import read_rank, steps
-from paceline.events import EndEvent, StartEvent, read_events
+from paceline.engines.native import steps
+from paceline.events import EndEvent, StartEvent, read_events, read_rank
 
 START: dict[str, Any] = {
     "event": "start", "schema": 1, "rank": 0, "world_size": 1, "local_rank": 0, "host": "h",

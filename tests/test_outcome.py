@@ -11,7 +11,7 @@ import pytest
 from paceline import catalog
 from paceline.core.hardware import Cluster
 from paceline.core.result import Metric
-from paceline.engines.native import RankLog, read_rank
+from paceline.events import RankLog, read_rank
 from paceline.outcome import compare_with_references, evaluate, judge, log_tail
 from paceline.recipe import load_recipe, resolve
 from paceline.rundir import RUN_FILE, Controller, boot_id, write_value

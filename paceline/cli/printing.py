@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from paceline.report.page import RunReport
 
 
-def print_report(report: RunReport, form: ReportFormat) -> None:
-    """Print one run as text, JSON (the Result alone), CSV, Markdown or HTML."""
+def print_report(report: RunReport, form: ReportFormat, header: bool = True) -> None:
+    """Print one run as text, JSON (the Result alone), CSV, Markdown or HTML.
+
+    `header` False leaves out the text's first line, which the progress display has shown.
+    """
     if form is ReportFormat.text:
         from rich.console import Console
 
         from paceline.report.text import render_text
 
-        render_text(report, Console())
+        render_text(report, Console(), header=header)
         return
     typer.echo(rendered(report, form), nl=False)
 

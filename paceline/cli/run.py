@@ -94,25 +94,25 @@ def _execute(
     except KeyboardInterrupt:
         typer.echo(f"cancelled; what was measured lies in {root}", err=True)
         return STATUS_EXIT["cancelled"]
-    print_report(report, form)
+    print_report(report, form, header=False)
     return STATUS_EXIT.get(report.result.status, 2)
 
 
 def _print_plan(plan: Plan, form: ReportFormat) -> None:
     import json
 
-    from paceline.engines.native import settings
+    from paceline.engines import engine
 
     if form is ReportFormat.json:
         content = {
             "spec": plan.spec.model_dump(mode="json"),
             "key": plan.spec.key,
             "script": plan.script,
-            "trainer": settings(plan.spec),
+            "settings": engine(plan.spec.engine).settings(plan.spec),
             "files": sorted(plan.job.files),
         }
         typer.echo(json.dumps(content, indent=2))
         return
-    names = ", ".join(sorted(name for name in plan.job.files if "/" not in name))
-    typer.echo(f"in a new run folder with {names} and the trainer in native/, job.sh:", err=True)
+    names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
+    typer.echo(f"in a new run folder beside {names}, job.sh:", err=True)
     typer.echo(plan.script, nl=False)

@@ -16,6 +16,7 @@ from paceline.core.result import Metric
 from paceline.core.run import RunSpec
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import FloatColumn, Steps
+from paceline.units import count
 
 WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
 
@@ -228,7 +229,10 @@ def _memory_resident(run: Measured) -> Metric:
     return _peak_memory(run, "resident")
 
 
-@_metric("data_wait_fraction", "Share of the step that waits for the loader, slowest rank.")
+@_metric(
+    "data_wait_fraction",
+    "Share of the step that the slowest loader keeps its rank waiting, median step.",
+)
 def _data_wait(run: Measured) -> Metric:
     return _fraction_of_step(run, "data_wait_s")
 
@@ -245,7 +249,7 @@ def _days_to_train(run: Measured) -> Metric:
         return Metric(value=None, unit="days", note="the recipe names no total of tokens")
     value = days(total, tokens / run.times.mean)
     return Metric(value=value, unit="days", n=run.times.n, statistic="mean",
-                  note=f"for {total:.4g} tokens")  # fmt: skip
+                  note=f"for {count(total)} tokens")  # fmt: skip
 
 
 @_metric("loss_last", "Mean loss of the window's last five steps.")

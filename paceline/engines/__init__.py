@@ -1,1 +1,60 @@
-"""Frameworks: each turns a RunSpec into a Job and its log into steps."""
+"""Frameworks: each turns a RunSpec into a Job and its event lines into steps.
+
+One file per framework. A new one is found by its name; nothing else needs to change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, cast
+
+from paceline.core.run import Job, RunSpec
+from paceline.core.steps import Step
+from paceline.errors import UserError, did_you_mean
+from paceline.events import RankLog
+
+
+class Engine(Protocol):
+    """What a module of this folder offers."""
+
+    def unsupported(self, spec: RunSpec) -> list[str]:
+        """What the framework cannot do of `spec`, one sentence each."""
+        ...
+
+    def missing(self, spec: RunSpec) -> str | None:
+        """What is not installed that a start needs, as `what; remedy`, or None."""
+        ...
+
+    def job(self, spec: RunSpec, name: str) -> Job:
+        """The program to start, with every file it needs."""
+        ...
+
+    def settings(self, spec: RunSpec) -> dict[str, Any]:
+        """The resolved settings as the framework reads them."""
+        ...
+
+    def steps(self, lines: Iterable[str]) -> Iterator[Step]:
+        """The steps that log lines tell."""
+        ...
+
+    def read_rank(self, lines: Iterable[str]) -> RankLog:
+        """Everything that one rank's lines tell: start, steps, end."""
+        ...
+
+
+def engine_names() -> list[str]:
+    """Every framework that there is a file for."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def engine(name: str) -> Engine:
+    """The engine called `name`; raises UserError with the nearest name."""
+    names = engine_names()
+    if name not in names:
+        raise UserError(
+            f"engine {name!r}", "is unknown", allowed=", ".join(names),
+            remedy=did_you_mean(name, names) or None,
+        )  # fmt: skip
+    return cast(Engine, importlib.import_module(f"{__name__}.{name}"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -13,21 +13,13 @@ from paceline.core.layout import Layout
 from paceline.core.run import Job, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.steps import Step
-from paceline.events import EndEvent, StartEvent, StepEvent, read_events, to_step
+from paceline.events import StepEvent, read_events, read_rank, to_step
 
-NAME = "native"
+__all__ = ["job", "missing", "read_rank", "settings", "steps", "unsupported"]
+
 SETTINGS_FILE = "trainer.json"
 TRAINER_FOLDER = "native"
 DTYPES = ("fp32", "bf16", "fp16")
-
-
-@dataclass(frozen=True)
-class RankLog:
-    """What one rank's event lines say; None = it did not come that far."""
-
-    start: StartEvent | None
-    steps: tuple[Step, ...]
-    end: EndEvent | None
 
 
 def unsupported(spec: RunSpec) -> list[str]:
@@ -46,6 +38,13 @@ def unsupported(spec: RunSpec) -> list[str]:
     if spec.lora is not None:
         problems.append("LoRA adapters are not in the native trainer")
     return problems
+
+
+def missing(spec: RunSpec) -> str | None:
+    """torch, when it is not beside Paceline and no other interpreter is named."""
+    if spec.cluster.python is not None or importlib.util.find_spec("torch") is not None:
+        return None
+    return "torch is not installed beside Paceline; pip install 'paceline[native]'"
 
 
 def job(spec: RunSpec, name: str) -> Job:
@@ -93,21 +92,6 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 def steps(lines: Iterable[str]) -> Iterator[Step]:
     """The steps in one rank's event lines."""
     return (to_step(event) for event in read_events(lines) if isinstance(event, StepEvent))
-
-
-def read_rank(lines: Iterable[str]) -> RankLog:
-    """Everything in one rank's event lines."""
-    start: StartEvent | None = None
-    end: EndEvent | None = None
-    found: list[Step] = []
-    for event in read_events(lines):
-        if isinstance(event, StartEvent):
-            start = event
-        elif isinstance(event, EndEvent):
-            end = event
-        else:
-            found.append(to_step(event))
-    return RankLog(start, tuple(found), end)
 
 
 def _model_axes(layout: Layout) -> dict[str, int]:

@@ -36,7 +36,7 @@ def paceline(*arguments: str, runs: Path | None = None) -> subprocess.CompletedP
         (["run"], 1, "Missing argument"),
         (["run", "tiny-llama", "--no-such-option"], 1, "No such option"),
         (["no-such-verb"], 1, "No such command"),
-        (["devices", "H10"], 1, "devices"),
+        (["devices", "H10"], 1, "did you mean 'h100'"),
         (["show", "nothing"], 1, "holds no runs"),
         (["list", "--where", "status"], 0, ""),
         (["report", "last"], 1, "holds no runs"),
