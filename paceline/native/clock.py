@@ -1,0 +1,169 @@
+"""Time of a step and of the waits inside it, without stopping the device to look.
+
+A mark is a moment on the device's own time line: the time of day on a CPU, an event in the compute
+stream on CUDA. Marks are read later, when the work before them is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import distributed as dist
+
+
+class Clock(Protocol):
+    """Makes marks and reads the time between them."""
+
+    steps_behind: int
+    """How many steps later a step's figures are read, so that the device's queue never runs dry."""
+
+    def mark(self) -> Any:
+        """This moment on the compute time line."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Time between two settled marks."""
+        ...
+
+    def settle(self, mark: Any) -> None:
+        """Return when everything before the mark has happened."""
+        ...
+
+
+class HostClock:
+    """Marks are readings of the processor's clock."""
+
+    steps_behind = 0
+
+    def mark(self) -> float:
+        """Now, in seconds."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Time between two marks."""
+        return end - start
+
+    def settle(self, mark: float) -> None:
+        """Nothing to wait for: a CPU works in the order it is told."""
+
+
+class DeviceClock:
+    """Marks are events in the compute stream of a CUDA device."""
+
+    steps_behind = 3
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.current_stream(device)
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all work queued so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Time between two events."""
+        return start.elapsed_time(end) / 1e3
+
+    def settle(self, mark: torch.cuda.Event) -> None:
+        """Wait until the device has passed the event."""
+        mark.synchronize()
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Marks of one step: its edges and the waits inside."""
+
+    start: Any
+    end: Any
+    waits: tuple[tuple[Any, Any], ...]
+
+
+class StepClock:
+    """Cuts a rank's time into steps that leave no gap, and collects the waits of each."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._edge: Any = None
+        self._wait_start: Any = None
+        self._waits: list[tuple[Any, Any]] = []
+
+    def start(self) -> None:
+        """The first step begins now."""
+        self._waits.clear()
+        self._edge = self.clock.mark()
+
+    def begin_wait(self) -> None:
+        """From now on the rank only waits for others; nothing inside another wait."""
+        if self._wait_start is None:
+            self._wait_start = self.clock.mark()
+
+    def end_wait(self) -> None:
+        """The rank goes on; nothing when it was not waiting."""
+        if self._wait_start is not None:
+            self._waits.append((self._wait_start, self.clock.mark()))
+            self._wait_start = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What runs inside is a wait for other ranks."""
+        if self._wait_start is not None:
+            yield
+            return
+        self.begin_wait()
+        try:
+            yield
+        finally:
+            self.end_wait()
+
+    def lap(self) -> Lap:
+        """The step ends now and the next one begins."""
+        now = self.clock.mark()
+        lap = Lap(self._edge, now, tuple(self._waits))
+        self._edge = now
+        self._waits.clear()
+        return lap
+
+    def read(self, lap: Lap) -> tuple[float, float]:
+        """(step time, time spent waiting for other ranks) in seconds."""
+        self.clock.settle(lap.end)
+        waits = sum((self.clock.seconds(start, end) for start, end in lap.waits), start=0.0)
+        return self.clock.seconds(lap.start, lap.end), waits
+
+
+def watch_waits(steps: StepClock) -> Callable[[], None]:
+    """Count every wait that PyTorch's Python code does for a collective; returns the undo.
+
+    FSDP and ZeroRedundancyOptimizer wait in `Work.wait` on a CPU. On CUDA that call only queues a
+    wait, and FSDP queues its own with `Stream.wait_event`; both count when it is the compute stream
+    that waits. DDP waits in C++ and is measured from its communication hook.
+    """
+    stream = steps.clock.stream if isinstance(steps.clock, DeviceClock) else None
+    work_wait = dist.Work.wait
+    wait_event = torch.cuda.Stream.wait_event
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if stream is not None and torch.cuda.current_stream() != stream:
+            return work_wait(self, *args, **kwargs)
+        with steps.waiting():
+            return work_wait(self, *args, **kwargs)
+
+    def wait_for(self: Any, event: Any) -> None:
+        if self != stream:
+            wait_event(self, event)
+            return
+        with steps.waiting():
+            wait_event(self, event)
+
+    def undo() -> None:
+        dist.Work.wait = work_wait  # type: ignore[method-assign]
+        torch.cuda.Stream.wait_event = wait_event  # type: ignore[method-assign]
+
+    dist.Work.wait = wait  # type: ignore[method-assign]
+    torch.cuda.Stream.wait_event = wait_for  # type: ignore[method-assign]
+    return undo

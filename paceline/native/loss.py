@@ -1,0 +1,79 @@
+"""Cross-entropy of a language model's head without ever holding all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+IGNORE_INDEX = -100
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**29}
+"""Most bytes of full-precision logits at a time: cache-sized on a CPU, few launches on a GPU."""
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """scale x the sum over tokens of -log softmax(hidden @ weight.T)[target].
+
+    hidden (tokens, width), weight (vocab, width), targets (tokens,) -> scalar in full precision.
+    Softmax and loss are computed in fp32 (or wider) and the matrix products in hidden's dtype.
+    Gradients are made chunk by chunk in the forward pass, while a chunk's logits are at hand, so
+    `scale` must already hold everything that the caller would multiply the loss with: fp16
+    gradients would vanish otherwise.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> Tensor:
+        cast = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        grad_weight: Tensor | None = None
+        rows = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
+        for start in range(0, hidden.shape[0], rows):
+            part = slice(start, start + rows)
+            loss, grad_logits = _chunk(hidden[part], cast, targets[part], scale, wide)
+            total += loss
+            torch.mm(grad_logits, cast, out=grad_hidden[part])
+            product = grad_logits.t() @ hidden[part]
+            # Sums of chunks are kept in full precision, as the parameter's own gradient is.
+            grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+        assert grad_weight is not None, "no tokens"
+        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        # Reading the factor is free on a CPU and would stall a GPU's queue.
+        if grad_output.is_cuda or grad_output.item() != 1:
+            grad_hidden = grad_hidden * grad_output.to(grad_hidden.dtype)
+            grad_weight = grad_weight * grad_output.to(grad_weight.dtype)
+        return grad_hidden, grad_weight, None, None
+
+
+def chunk_rows(device_type: str, vocab: int, element_bytes: int) -> int:
+    """Tokens whose full-precision logits fill one chunk, at least 1."""
+    return max(1, CHUNK_BYTES.get(device_type, CHUNK_BYTES["cpu"]) // (vocab * element_bytes))
+
+
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> Tensor:
+    """scale x summed cross-entropy of (tokens, width) hidden states; IGNORE_INDEX adds nothing."""
+    return ChunkedCrossEntropy.apply(hidden, weight, targets, scale)  # type: ignore[no-any-return]
+
+
+def _chunk(
+    hidden: Tensor, weight: Tensor, targets: Tensor, scale: float, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Summed loss of some tokens, and its gradient by their logits in hidden's dtype."""
+    log_p = torch.log_softmax(functional.linear(hidden, weight), dim=-1, dtype=wide)
+    real = (targets != IGNORE_INDEX).to(wide).unsqueeze(1)
+    index = targets.clamp_min(0).unsqueeze(1)
+    loss = -(log_p.gather(1, index) * real).sum()
+    grad = log_p.exp_()
+    grad.scatter_add_(1, index, grad.new_full(index.shape, -1))
+    factor = real * scale
+    if wide == hidden.dtype:
+        return loss, grad.mul_(factor)
+    return loss, torch.mul(grad, factor, out=torch.empty_like(grad, dtype=hidden.dtype))

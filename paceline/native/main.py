@@ -1,0 +1,75 @@
+"""Trains one model as trainer.json says: python main.py trainer.json, once per rank.
+
+Started by `python -m torch.distributed.run`, or alone for a world of one. Every rank appends JSON
+lines to <events>/rank-NNNNN.jsonl and prints to <logs>/rank-NNNNN.log. The exit code is 0 when all
+steps were done. Paths are relative to the working directory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+
+from config import ConfigError, parse_config, read_json
+from outcome import outcome
+from record import EventLog, redirect_output
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(path: str) -> int:
+    """Train, and leave an end line whatever happens; returns the exit code."""
+    rank = int(os.environ.get("RANK", "0"))
+    parent = os.getppid()
+    if "RANK" in os.environ:
+        die_with_parent(parent)
+    raw = read_json(path)
+    redirect_output(raw.get("logs", "logs"), rank)
+    events = EventLog(raw.get("events", "steps"), rank)
+    try:
+        config = parse_config(raw)
+        # Importing torch takes a second and may fail; both belong after the redirection.
+        from train import train
+
+        train(config, events)
+    except Exception as error:  # the program's edge: every failure becomes an end line
+        traceback.print_exc()
+        status, reason = outcome(error)
+        end(events, status, reason)
+        return 1
+    end(events, "ok", None)
+    return 0
+
+
+def end(events: EventLog, status: str, reason: str | None) -> None:
+    """Write the end line."""
+    events.write(
+        "end", status=status, reason=reason, steps=events.steps_done, time_unix=time.time()
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """Have Linux kill this process when its launcher dies; torchrun's workers outlive it otherwise."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: main.py trainer.json")
+    try:
+        code = main(sys.argv[1])
+    except (OSError, ValueError, ConfigError) as error:
+        sys.exit(f"main.py: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A normal exit may wait for peers that never answer, and gloo's threads can abort it (seen with
+    # PyTorch 2.11: "terminate called without an active exception" after a good run).
+    os._exit(code)

@@ -1,0 +1,53 @@
+"""What a rank leaves behind: JSON lines about its steps, and everything else it prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+class EventLog:
+    """One rank's events, each appended with a single write: a kill tears the last line at most."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"rank-{rank:05d}.jsonl"
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self.steps_done = 0
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one event; a float that JSON cannot say becomes null."""
+        known = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in values.items()
+        }
+        os.write(self._file, (json.dumps({"event": event, **known}) + "\n").encode())
+        self.steps_done += event == "step"
+
+
+def redirect_output(folder: str, rank: int) -> None:
+    """Send this process's standard output and error, C libraries' included, to the rank's log."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"rank-{rank:05d}.log"
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def resident_bytes() -> int:
+    """Peak resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
