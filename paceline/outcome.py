@@ -5,6 +5,7 @@ It reads only files, so it works while a run goes on, after it was killed, and y
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ from paceline.rundir import (
 )
 
 TAIL_LINES = 15
+_STACK_LINE = re.compile(
+    r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
+)
+"""Stack frames and empty lines, which a reason is told without; the whole log keeps them."""
 JITTER_WARNING = 0.1
 SPREAD_WARNING = 0.1
 
@@ -278,7 +283,8 @@ def _last_error(tail: list[str]) -> str | None:
 
 def _tail(path: Path) -> list[str]:
     lines = _text(path, last_bytes=16_384).splitlines()
-    return [line[:500] for line in lines[-TAIL_LINES:]]
+    told = [line[:500] for line in lines if not _STACK_LINE.match(line)]
+    return told[-TAIL_LINES:]
 
 
 def _text(path: Path, last_bytes: int | None = None) -> str:

@@ -127,3 +127,12 @@ def test_a_run_like_the_published_one_is_compared_with_it():
 def test_merged_json_is_strict(tmp_path: Path):
     result = evaluate(make_folder(tmp_path, 20)).result
     json.loads(result.model_dump_json(), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
+
+
+def test_the_tail_tells_the_error_without_the_stack(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-00000.log").write_text(
+        "step 1\nTraceback (most recent call last):\n"
+        '  File "/a/main.py", line 3, in main\n    train()\n    ^^^^^^^\nValueError: too small\n'
+    )
+    assert log_tail(tmp_path) == ["step 1", "ValueError: too small"]

@@ -22,7 +22,7 @@ def single_run_verdict(
         why = next((c.why_not for c in comparisons if c.why_not), None)
         return Verdict(
             kind="none",
-            sentence=f"Nothing to hold it against: {why or 'the recipe has no reference'}.",
+            sentence=f"No comparable published figure: {why or 'the recipe names none'}.",
         )
     best = comparable[0]
     ratio = best.ratio or 0.0
