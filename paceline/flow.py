@@ -128,13 +128,22 @@ def run(
 
 def finish(folder: Path, root: Path) -> RunReport:
     """Compute a folder's result from its raw files, write result, merged steps and report, index it."""
-    report = outcome.evaluate(folder)
+    report = _indexed(outcome.evaluate(folder), folder, root)
     written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
     report = replace(report, files=tuple(sorted({*report.files, *written})))
     write_value(folder / RESULT_FILE, report.result)
     write_text(folder / STEPS_FILE, _merged_lines(report))
     write_text(folder / REPORT_FILE, render_html(report))
-    Index.open(root).add(folder, report.result)
+    return report
+
+
+def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
+    """The report of an indexed run; an index that cannot be written costs a warning, not the run."""
+    try:
+        Index.open(root).add(folder, report.result)
+    except SystemFaultError as fault:
+        warnings = (*report.result.warnings, f"the index was not updated: {fault}")
+        return replace(report, result=report.result.model_copy(update={"warnings": warnings}))
     return report
 
 

@@ -215,3 +215,17 @@ def test_running_out_of_memory_is_a_status(tmp_path: Path):
     result = result_of(tmp_path)
     assert (done.returncode, result["status"]) == (2, "oom"), result["reason"]
     assert "memory" in result["reason"]
+
+
+def test_an_index_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_path: Path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(blocked)}
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "run", "tiny-llama", *SMALL, "--set", "steps=12", "--json"],
+        capture_output=True, text=True, env=environment, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert any("index" in warning for warning in result["warnings"])
+    assert result["metrics"]["of_achievable"]["value"] > 0

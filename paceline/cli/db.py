@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 app = typer.Typer(help="The index of runs, which can be deleted and rebuilt.", no_args_is_help=True)
 
@@ -15,13 +16,13 @@ def _group() -> None:
 
 
 @app.command()
-def rebuild(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+def rebuild(
+    runs_dir: RunsDir = None, form: TableForm = TableFormat.text, as_json: Json = False
+) -> None:
     """Read every run folder again and make the index anew.
 
     Example: paceline db rebuild --runs-dir /shared/runs
     """
-    import json
-
     from paceline.rundir import runs_root
     from paceline.store.index import Index
 
@@ -29,7 +30,11 @@ def rebuild(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     count, unreadable = Index.open(root).rebuild(root)
     for problem in unreadable:
         typer.echo(f"left out: {problem}", err=True)
-    if as_json:
-        typer.echo(json.dumps({"runs": count, "unreadable": unreadable}, indent=2))
-    else:
-        typer.echo(f"{count} runs indexed from {root}")
+    row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}
+    columns = [
+        Column("root", "runs in"),
+        Column("runs", "indexed"),
+        Column("unreadable", "left out"),
+    ]
+    document = {"runs": count, "unreadable": unreadable}
+    emit_table([row], columns, TableFormat.json if as_json else form, document=document)

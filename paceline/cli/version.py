@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import typer
-
 from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 
-def version(as_json: Json = False) -> None:
-    """Print the versions of Paceline, Python and torch."""
-    import json
+def version(form: TableForm = TableFormat.text, as_json: Json = False) -> None:
+    """Print the versions of Paceline, Python and torch.
+
+    Example: paceline version --json
+    """
     import platform
     from importlib import metadata
 
@@ -20,8 +21,6 @@ def version(as_json: Json = False) -> None:
     except metadata.PackageNotFoundError:
         torch = None
     versions = {"paceline": __version__, "python": platform.python_version(), "torch": torch}
-    if as_json:
-        typer.echo(json.dumps(versions, indent=2))
-        return
-    for name, text in versions.items():
-        typer.echo(f"{name} {text or '(not installed)'}")
+    rows = [{"program": name, "version": text} for name, text in versions.items()]
+    columns = [Column("program", "program"), Column("version", "version")]
+    emit_table(rows, columns, TableFormat.json if as_json else form, document=versions)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from config import TrainingConfig
 from parallel import Replica
@@ -29,6 +28,9 @@ def make_optimizer(
     }  # fmt: skip
     if not shard_state:
         return torch.optim.AdamW(groups, **settings)
+    # Its package compiles old optimizers on import: slow, and with deprecation warnings.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     return ZeroRedundancyOptimizer(
         groups, optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, **settings
     )

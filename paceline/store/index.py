@@ -66,8 +66,8 @@ class Index:
 
         Not beside the runs, because SQLite is unsafe on network file systems.
         """
-        url = os.environ.get("PACELINE_DB") or f"sqlite:///{_sqlite_file(root)}"
         try:
+            url = os.environ.get("PACELINE_DB") or f"sqlite:///{_sqlite_file(root)}"
             engine = create_engine(url)
             _METADATA.create_all(engine)
         except (SQLAlchemyError, ImportError, OSError) as error:
@@ -80,9 +80,12 @@ class Index:
         """Put one run into the index, replacing what it said before."""
         row = {"root": self.root, **_row(folder, result)}
         same = (RUNS.c.root == self.root) & (RUNS.c.run == row["run"])
-        with self.engine.begin() as connection:
-            connection.execute(delete(RUNS).where(same))
-            connection.execute(insert(RUNS).values(row))
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(delete(RUNS).where(same))
+                connection.execute(insert(RUNS).values(row))
+        except SQLAlchemyError as error:
+            raise SystemFaultError("index database", _first_line(error)) from error
 
     def rebuild(self, root: Path) -> tuple[int, list[str]]:
         """Empty the index and read every folder again: (runs, folders that cannot be read)."""
