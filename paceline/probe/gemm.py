@@ -73,20 +73,49 @@ def probe_gemm(
     `identity` is what must be equal for an old figure to hold: CPU or GPU, driver, torch version.
     Raises SystemFaultError when the probe program fails.
     """
-    question = {"device": device, "dtypes": list(dtypes), "threads": threads,
-                "matmul_precision": matmul_precision, "seconds": SECONDS_PER_DTYPE}  # fmt: skip
-    path = _cache_file({"python": python, **identity, **question})
-    if not fresh and path.is_file():
-        try:
-            return GemmProbe.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError):
-            path.unlink(missing_ok=True)
-    result = _measure(python, question)
-    best = [result.best(dtype) for dtype in dtypes]
-    if all(row is None or row.spread <= MAX_SPREAD_KEPT for row in best):
-        with contextlib.suppress(SystemFaultError):  # without a cache the next run measures again
-            write_value(path, result)
-    return result
+    question: dict[str, Any] = {
+        "device": device,
+        "threads": threads,
+        "matmul_precision": matmul_precision,
+        "seconds": SECONDS_PER_DTYPE,
+    }
+    files = {d: _cache_file({"python": python, **identity, **question, "dtype": d}) for d in dtypes}
+    kept = {dtype: None if fresh else _kept(file) for dtype, file in files.items()}
+    found = {dtype: probe for dtype, probe in kept.items() if probe is not None}
+    unknown = [dtype for dtype in files if dtype not in found]
+    if unknown:
+        measured = _measure(python, {**question, "dtypes": unknown})
+        found |= {dtype: _only(measured, dtype) for dtype in unknown}
+        for dtype in unknown:
+            _keep(files[dtype], found[dtype], dtype)
+    return _merged([found[dtype] for dtype in dtypes])
+
+
+def _kept(path: Path) -> GemmProbe | None:
+    try:
+        return GemmProbe.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
+
+
+def _keep(path: Path, probe: GemmProbe, dtype: Dtype) -> None:
+    best = probe.best(dtype)
+    if best is not None and best.spread > MAX_SPREAD_KEPT:
+        return
+    with contextlib.suppress(SystemFaultError):  # without a cache the next run measures again
+        write_value(path, probe)
+
+
+def _only(probe: GemmProbe, dtype: Dtype) -> GemmProbe:
+    rows = tuple(row for row in probe.rows if row.dtype == dtype)
+    skipped = {name: reason for name, reason in probe.skipped.items() if name == dtype}
+    return probe.model_copy(update={"rows": rows, "skipped": skipped})
+
+
+def _merged(probes: list[GemmProbe]) -> GemmProbe:
+    rows = tuple(row for probe in probes for row in probe.rows)
+    skipped = {name: reason for probe in probes for name, reason in probe.skipped.items()}
+    return probes[0].model_copy(update={"rows": rows, "skipped": skipped})
 
 
 def _measure(python: str, question: dict[str, Any]) -> GemmProbe:

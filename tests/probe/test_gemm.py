@@ -46,13 +46,13 @@ def keep(folder: Path, spread: float, monkeypatch: pytest.MonkeyPatch) -> list[P
 
 
 def test_a_quiet_probe_is_kept_and_read_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch):
-    assert len(keep(own_cache, 0.01, monkeypatch)) == 1
+    assert len(keep(own_cache, 0.01, monkeypatch)) == 2  # one file a dtype
     monkeypatch.setattr(gemm, "_measure", lambda python, question: pytest.fail("measured again"))
     assert measure().device_name == "d"
 
 
 def test_a_disturbed_probe_is_not_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch):
-    assert keep(own_cache, 0.6, monkeypatch) == []
+    assert len(keep(own_cache, 0.6, monkeypatch)) == 1  # the dtype that was left out, and why
 
 
 def test_fresh_measures_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch):
@@ -62,9 +62,16 @@ def test_fresh_measures_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_torn_cache_file_is_measured_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch):
-    (path,) = keep(own_cache, 0.01, monkeypatch)
+    path = keep(own_cache, 0.01, monkeypatch)[0]
     path.write_text(path.read_text()[:50])
     assert measure().device_name == "d" and json.loads(path.read_text())
+
+
+def test_dtypes_are_kept_apart(own_cache: Path, monkeypatch: pytest.MonkeyPatch):
+    keep(own_cache, 0.01, monkeypatch)
+    monkeypatch.setattr(gemm, "_measure", lambda python, question: pytest.fail("measured again"))
+    alone = probe_gemm(sys.executable, IDENTITY, "cpu", ("fp32",), 1, "highest")
+    assert [row.dtype for row in alone.rows] == ["fp32"]
 
 
 def test_an_interpreter_without_torch_is_one_clear_error():
