@@ -79,7 +79,9 @@ def probe_gemm(
         "matmul_precision": matmul_precision,
         "seconds": SECONDS_PER_DTYPE,
     }
-    files = {d: _cache_file({"python": python, **identity, **question, "dtype": d}) for d in dtypes}
+    files: dict[Dtype, Path] = {
+        d: _cache_file({"python": python, **identity, **question, "dtype": d}) for d in dtypes
+    }
     kept = {dtype: None if fresh else _kept(file) for dtype, file in files.items()}
     found = {dtype: probe for dtype, probe in kept.items() if probe is not None}
     unknown = [dtype for dtype in files if dtype not in found]
