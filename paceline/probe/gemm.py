@@ -82,9 +82,13 @@ def probe_gemm(
     files: dict[Dtype, Path] = {
         d: _cache_file({"python": python, **identity, **question, "dtype": d}) for d in dtypes
     }
-    kept = {dtype: None if fresh else _kept(file) for dtype, file in files.items()}
-    found = {dtype: probe for dtype, probe in kept.items() if probe is not None}
-    unknown = [dtype for dtype in files if dtype not in found]
+    kept: dict[Dtype, GemmProbe | None] = {
+        dtype: None if fresh else _kept(file) for dtype, file in files.items()
+    }
+    found: dict[Dtype, GemmProbe] = {
+        dtype: probe for dtype, probe in kept.items() if probe is not None
+    }
+    unknown: list[Dtype] = [dtype for dtype in files if dtype not in found]
     if unknown:
         measured = _measure(python, {**question, "dtypes": unknown})
         found |= {dtype: _only(measured, dtype) for dtype in unknown}
