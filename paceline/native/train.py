@@ -19,7 +19,7 @@ from batches import Batch, Loader, Sampler
 from clock import DeviceClock, HostClock, Lap, StepClock, watch_waits
 from config import ConfigError, TrainerConfig, config_problems
 from corpus import Corpus, load_corpus
-from machine import cpu_name
+from machine import cpu_name, keep_freed_memory
 from model import Decoder
 from optim import LossScaler, clip_factor, gradient_norm, make_optimizer, scale_gradients
 from outcome import NotFiniteError
@@ -46,6 +46,8 @@ def train(config: TrainerConfig, events: EventLog) -> None:
     if problems:
         raise ConfigError("; ".join(problems))
     check_device(config.device)
+    if config.device == "cpu":
+        keep_freed_memory()
     world = join_world(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -185,7 +187,10 @@ class Trainer:
             self._write(self._pending.popleft())
 
     def step(self, batch: Batch) -> tuple[Tensor, bool]:
-        """Train one step; (loss and gradient norm over the global batch, whether it was skipped)."""
+        """Train one step; (this rank's loss and the global gradient norm, whether it was skipped).
+
+        The mean loss over ranks is the reader's to compute: no collective is spent on it.
+        """
         loss_scale = self.scaler.scale if self.scaler else 1.0
         scale = loss_scale / self.config.tokens_per_rank
         loss = torch.zeros((), device=self.world.device)
@@ -193,15 +198,7 @@ class Trainer:
         for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
             loss = loss + self.replica.train(inputs, targets, scale, last=i == last)
         loss = loss / loss_scale
-        # Overlaps with the optimizer and is waited for at the step's end.
-        mean = (
-            dist.all_reduce(loss, op=dist.ReduceOp.AVG, async_op=True)
-            if self.world.size > 1
-            else None
-        )
         norm, skipped = self._update(loss_scale)
-        if mean is not None:
-            mean.wait()
         return torch.stack([loss, norm.to(loss.dtype)]).to("cpu", non_blocking=True), skipped
 
     def _update(self, loss_scale: float) -> tuple[Tensor, bool]:

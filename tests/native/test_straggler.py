@@ -1,0 +1,91 @@
+"""The rank that the others wait for is the one with the largest busy time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from paceline.core.ranks import find_straggler
+from paceline.core.steps import Steps
+from paceline.events import read_rank
+from tests.native.example import TRAINER, settings, steps, train
+
+RANKS, SLOW, STEPS = 4, 2, 24
+STAGES = (0, 1, 2, 3)
+WORK_S = 0.12
+
+PROGRAM = f"""
+import json, os, sys, time
+sys.path.insert(0, {str(TRAINER)!r})
+import main, model, torch.distributed as dist
+
+work_s = {WORK_S} * (1.1 if os.environ["RANK"] == "{SLOW}" else 1.0)
+compute = model.Decoder.hidden_states
+
+def slowed(self, tokens):
+    time.sleep(work_s)
+    return compute(self, tokens)
+
+model.Decoder.hidden_states = slowed
+dist.init_process_group("gloo")
+dist.init_process_group = lambda *args, **kwargs: None
+dist.destroy_process_group = lambda: None
+with open(sys.argv[1]) as file:
+    raw = json.load(file)
+for stage in {STAGES}:
+    raw["layout"]["zero_stage"], raw["events"] = stage, f"steps-{{stage}}"
+    path = f"trainer-{{stage}}-{{os.environ['RANK']}}.json"
+    with open(path, "w") as file:
+        json.dump(raw, file)
+    if main.main(path):
+        os._exit(1)
+os._exit(0)
+"""
+"""One world trains with every ZeRO stage, and one of its ranks is 10 % slower.
+
+The ranks share two cores, whose scheduling alone differs by more than that, so most of a step is
+not arithmetic but a wait of fixed length, as on a host whose device computes.
+"""
+
+
+@pytest.fixture(scope="module")
+def slowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What that world left behind."""
+    folder = tmp_path_factory.mktemp("straggler")
+    (folder / "slowed.py").write_text(PROGRAM)
+    raw = settings(RANKS, STEPS, source="synthetic", micro_batch=4)
+    assert train(folder, raw, folder / "slowed.py") == 0
+    return folder
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_slow_rank_is_the_busiest_and_waits_least(slowed: Path, stage: int) -> None:
+    busy_s, wait_s = (
+        [
+            median(row[key] for row in steps(slowed, rank, f"steps-{stage}")[4:])
+            for rank in range(RANKS)
+        ]
+        for key in ("busy_time_s", "comm_wait_s")
+    )
+
+    assert max(busy_s) == busy_s[SLOW]
+    assert min(wait_s) == wait_s[SLOW]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_harness_names_it(slowed: Path, stage: int) -> None:
+    folder = slowed / f"steps-{stage}"
+    ranks = {
+        rank: Steps.of(
+            read_rank((folder / f"rank-{rank:05d}.jsonl").read_text().splitlines()).steps
+        )
+        for rank in range(RANKS)
+    }
+
+    straggler = find_straggler(ranks, {}, np.arange(5, STEPS + 1))
+
+    assert straggler is not None
+    assert (straggler.rank, straggler.named) == (SLOW, True)
