@@ -7,19 +7,23 @@ step but the one that waits least: the largest busy time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import comb
+from math import exp, lgamma, log
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.result import RankSummary, Straggler
+from paceline.core.stats import group_medians
 from paceline.core.steps import FloatColumn, IntColumn, Steps
 
 NAMED_EXCESS = 0.01
 """A rank less than 1 % busier than the median is not worth a name."""
 
-NAMED_CHANCE = 0.001
+NAMED_CHANCE = 0.01
 """Probability below which being busiest so often is no chance among equal ranks."""
+
+BLOCK_STEPS = 5
+"""Neighbouring steps are correlated, so blocks of them and not single steps are counted."""
 
 
 def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
@@ -75,7 +79,8 @@ def find_straggler(
     """The rank with the largest median busy time; None below two ranks or without busy times.
 
     It is named only when it exceeds the median of the others by more than 1 % and is the busiest
-    more often than chance allows among equal ranks (one-sided binomial test).
+    in more blocks of five steps than chance allows among equal ranks (one-sided binomial test,
+    times the number of ranks because the busiest was picked from all).
     """
     order = sorted(ranks)
     if len(order) < 2 or len(window) == 0:
@@ -87,23 +92,27 @@ def find_straggler(
     medians = np.median(busy, axis=1)
     slowest = int(np.argmax(medians))
     excess = float(medians[slowest] / np.median(np.delete(medians, slowest)) - 1)
-    wins = int((np.argmax(busy, axis=0) == slowest).sum())
-    chance = _binomial_tail(wins, busy.shape[1], 1 / len(order))
+    blocks = np.stack([group_medians(row, max(1, busy.shape[1] // BLOCK_STEPS)) for row in busy])
+    wins = int((np.argmax(blocks, axis=0) == slowest).sum())
+    chance = len(order) * binomial_tail(wins, blocks.shape[1], 1 / len(order))
     rank = order[slowest]
     return Straggler(
         rank=rank,
         host=hosts.get(rank, "unknown"),
         excess=excess,
-        share_of_steps=wins / busy.shape[1],
+        share_of_steps=float((np.argmax(busy, axis=0) == slowest).mean()),
         named=excess > NAMED_EXCESS and chance < NAMED_CHANCE,
     )
 
 
-def _binomial_tail(wins: int, trials: int, chance: float) -> float:
-    """P(at least `wins` of `trials`) when each has probability `chance`."""
-    return sum(
-        comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(wins, trials + 1)
-    )
+def binomial_tail(wins: int, trials: int, chance: float) -> float:
+    """P(at least `wins` of `trials`) when each has probability `chance`, 0 < chance < 1."""
+
+    def log_p(k: int) -> float:
+        ways = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
+        return ways + k * log(chance) + (trials - k) * log(1 - chance)
+
+    return sum(exp(log_p(k)) for k in range(wins, trials + 1))
 
 
 def _common_steps(ranks: Mapping[int, Steps]) -> IntColumn:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.result import WindowRecord
-from paceline.core.stats import NORMAL_MAD
+from paceline.core.stats import NORMAL_MAD, group_medians
 from paceline.core.steps import FloatColumn, Steps
 
 RUN_LENGTH = 5
@@ -78,14 +78,13 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
     The change is the Theil-Sen slope times the window's length. Its standard error is that of a
     least-squares slope, sigma sqrt(12 / n), with sigma from the MAD of what the line leaves.
     """
-    n = len(times)
-    thinned = times[:: max(1, n // 500)]
+    thinned = group_medians(times, 500)
     first, second = np.triu_indices(len(thinned), 1)
     slope = float(np.median((thinned[second] - thinned[first]) / (second - first)))
     centre = float(np.median(thinned))
     rest = thinned - slope * np.arange(len(thinned))
     sigma = NORMAL_MAD * float(np.median(np.abs(rest - np.median(rest)))) / centre
-    return slope * (len(thinned) - 1) / centre, sigma * (12 / n) ** 0.5
+    return slope * (len(thinned) - 1) / centre, sigma * (12 / len(thinned)) ** 0.5
 
 
 def _one_batch_size(steps: Steps) -> npt.NDArray[np.int64]:

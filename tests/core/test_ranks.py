@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
+from paceline.core.ranks import binomial_tail, find_straggler, merge_ranks, rank_summaries
 from paceline.core.steps import Steps
 from tests.example import make_steps, noisy
 
@@ -42,6 +42,32 @@ def test_equal_ranks_are_not_blamed():
         straggler = find_straggler(ranks, HOSTS, WINDOW)
         blamed += straggler is not None and straggler.named
     assert blamed == 0
+
+
+def test_among_noisy_equal_ranks_few_are_blamed():
+    blamed = 0
+    for seed in range(100):
+        ranks = {
+            r: make_steps([0.2] * 60, busy_time_s=noisy(60, 0.15, 0.03, seed=seed * 4 + r))
+            for r in range(4)
+        }
+        straggler = find_straggler(ranks, HOSTS, WINDOW)
+        blamed += straggler is not None and straggler.named
+    assert blamed <= 4
+
+
+def test_five_thousand_steps_are_judged_too():
+    ranks = {
+        r: make_steps([0.2] * 5000, busy_time_s=noisy(5000, 0.15 + 0.01 * r, seed=r))
+        for r in range(2)
+    }
+    straggler = find_straggler(ranks, HOSTS, np.arange(1, 5001))
+    assert straggler is not None and (straggler.rank, straggler.named) == (1, True)
+
+
+@pytest.mark.parametrize(("wins", "trials", "expected"), [(0, 9, 1.0), (2, 2, 0.25), (1, 2, 0.75)])
+def test_binomial_tail(wins: int, trials: int, expected: float):
+    assert binomial_tail(wins, trials, 0.5) == pytest.approx(expected)
 
 
 def test_half_a_per_cent_is_not_worth_a_name():

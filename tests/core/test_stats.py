@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.stats import median_interval, summarize
+from paceline.core.stats import group_medians, median_interval, summarize
 
 
 def test_mad_of_a_normal_sample_estimates_its_deviation():
@@ -20,11 +21,27 @@ def test_jitter_tax_is_what_spikes_add_to_the_mean():
     assert summarize(values).jitter_tax == pytest.approx(0.1)
 
 
-def test_the_interval_covers_the_true_median_about_as_often_as_it_says():
+def correlated(n: int, rho: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """n values around 1 whose neighbours correlate by rho."""
+    noise = rng.normal(size=n + 50)
+    values = np.empty(n + 50)
+    values[0] = noise[0]
+    for i in range(1, n + 50):
+        values[i] = rho * values[i - 1] + (1 - rho * rho) ** 0.5 * noise[i]
+    return 1 + 0.01 * values[50:]
+
+
+@pytest.mark.parametrize(
+    ("n", "rho", "least"),
+    [(20, 0.0, 0.87), (30, 0.0, 0.87), (60, 0.0, 0.87), (60, 0.7, 0.75), (200, 0.7, 0.82)],
+)
+def test_the_interval_covers_the_true_median_about_as_often_as_it_says(
+    n: int, rho: float, least: float
+):
     rng = np.random.default_rng(2)
-    trials = [median_interval(rng.normal(1.0, 0.01, 60), seed) for seed in range(200)]
+    trials = [median_interval(correlated(n, rho, rng), seed) for seed in range(120)]
     covered = sum(t is not None and t[0] <= 1.0 <= t[1] for t in trials)
-    assert 0.85 <= covered / 200 <= 0.995
+    assert least <= covered / 120 <= 0.998
 
 
 def test_correlated_steps_get_a_wider_interval_than_their_shuffled_copy():
@@ -36,8 +53,19 @@ def test_correlated_steps_get_a_wider_interval_than_their_shuffled_copy():
     assert wide[1] - wide[0] > 1.3 * (narrow[1] - narrow[0])
 
 
-def test_fewer_than_two_blocks_give_no_interval():
-    assert median_interval(np.ones(9)) is None
+def test_fewer_than_four_blocks_give_no_interval():
+    assert median_interval(np.ones(19)) is None
+
+
+def test_a_million_steps_are_summarized_at_once():
+    values = np.random.default_rng(0).normal(1.0, 0.01, 1_000_000)
+    summary = summarize(values)
+    assert summary.low is not None and summary.low < 1.0005
+
+
+def test_group_medians_keep_order_and_level():
+    assert list(group_medians(np.arange(10.0), 5)) == [0.5, 2.5, 4.5, 6.5, 8.5]
+    assert len(group_medians(np.arange(11.0), 5)) <= 5
 
 
 @given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=60))

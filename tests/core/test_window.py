@@ -93,6 +93,14 @@ def test_noise_alone_is_rarely_called_a_drift():
     assert states.count("drifting") <= 4
 
 
+def test_noise_alone_is_rarely_called_a_drift_on_long_runs():
+    states = [
+        steady_window(make_steps(noisy(5000, 0.2, 0.02, seed=seed))).record.state
+        for seed in range(20)
+    ]
+    assert states.count("drifting") <= 1
+
+
 def test_a_machine_that_gets_busy_is_called_drifting_however_wide_the_band():
     rng = np.random.default_rng(0)
     times = [0.3 * (1 + i / 30 + abs(rng.normal(0, 0.3))) for i in range(60)]

@@ -13,9 +13,9 @@ from paceline.core.steps import Steps
 from paceline.events import read_rank
 from tests.native.example import TRAINER, settings, steps, train
 
-RANKS, SLOW, STEPS = 4, 2, 24
+RANKS, SLOW, STEPS = 4, 2, 34
 STAGES = (0, 1, 2, 3)
-WORK_S = 0.12
+WORK_S = 0.08
 
 PROGRAM = f"""
 import json, os, sys, time
