@@ -1,9 +1,10 @@
 """What measuring costs: step time with and without the event line and rank statistics.
 
-    python benchmarks/cost_of_measuring.py [--pairs 8] [--steps 60]
+    python benchmarks/cost_of_measuring.py [--pairs 12] [--steps 60]
 
 Both sides train tiny-llama on two ranks, in turn. The bare side drops the event line, the memory
-readings, the clock marks and the communication hook. The contract is 1 % at a step of 0.2 s.
+readings, the clock marks and the communication hook. The contract is 1 % at a step of 0.2 s, which two
+standard errors above the median must not exceed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def steady_median_s(times: list[float]) -> float:
 def main() -> int:
     """Print and store the cost; 1 when it is beyond the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=60)
     chosen = parser.parse_args()
     train(10, True)
@@ -84,7 +85,7 @@ def main() -> int:
         f"measuring costs {median(costs):+.2%} (standard error {error:.2%}, n {len(costs)} pairs) "
         f"of a {result['bare_step_time_s']:.3f} s step; limit {LIMIT:.0%}"
     )
-    return int(median(costs) - 2 * error > LIMIT)
+    return int(median(costs) + 2 * error > LIMIT)
 
 
 if __name__ == "__main__":

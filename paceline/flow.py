@@ -17,8 +17,8 @@ from paceline import __version__, outcome
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
 from paceline.core.steps import Step
+from paceline.engines import Engine, engine
 from paceline.errors import SystemFaultError
-from paceline.events import read_rank
 from paceline.launchers import Handle, launcher
 from paceline.outcome import Ending
 from paceline.plan import Plan, device_kind, probe_machine, reachable_rate
@@ -35,6 +35,7 @@ from paceline.rundir import (
     STEPS_FOLDER,
     RunRecord,
     new_run_folder,
+    read_record,
     this_controller,
     write_text,
     write_value,
@@ -60,11 +61,28 @@ class Progress:
 Watcher = Callable[[Progress], None]
 
 
+class UnwrittenReportError(SystemFaultError):
+    """A run was measured and its report cannot be written; `report` can still be shown."""
+
+    def __init__(self, fault: SystemFaultError, report: RunReport) -> None:
+        super().__init__(fault.where, fault.what, allowed=fault.allowed, remedy=fault.remedy)
+        self.report = report
+
+
+class CancelledRunError(Exception):
+    """The user stopped the run; `report` tells what it had measured."""
+
+    def __init__(self, report: RunReport) -> None:
+        super().__init__("the run was cancelled")
+        self.report = report
+
+
 @dataclass
 class _Follower:
     """Reads the lines that one rank has added to its step file since the last look."""
 
     path: Path
+    engine: Engine
     _file: IO[str] | None = None
     _rest: str = ""
     finished: bool = field(default=False)
@@ -76,7 +94,7 @@ class _Follower:
             self._file = self.path.open(encoding="utf-8", errors="replace")
         text = self._rest + self._file.read()
         complete, newline, self._rest = text.rpartition("\n")
-        log = read_rank(complete.splitlines() if newline else [])
+        log = self.engine.read_rank(complete.splitlines() if newline else [])
         self.finished = self.finished or log.end is not None
         return list(log.steps)
 
@@ -97,7 +115,7 @@ def run(
     """Train as planned and return the report; the run folder holds everything at every moment.
 
     A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
-    processes, records it as cancelled and is raised again.
+    processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
     """
     folder = new_run_folder(root, plan.spec, tag)
     record = _new_record(plan, folder, command, tag)
@@ -110,16 +128,14 @@ def run(
         watch(Progress("starting"))
         record = _launch_and_wait(plan, folder, record, watch)
     except KeyboardInterrupt:
+        record = read_record(folder)  # it may have been launched meanwhile
         record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
         write_value(folder / RUN_FILE, record)
-        with contextlib.suppress(SystemFaultError):
-            finish(folder, root)
-        raise
+        raise CancelledRunError(finish(folder, root)) from None
     except SystemFaultError as fault:
         with contextlib.suppress(SystemFaultError):
-            write_value(
-                folder / RUN_FILE, _ended(record, Ending("failed", str(fault)), None, folder)
-            )
+            ended = _ended(read_record(folder), Ending("failed", str(fault)), None, folder)
+            write_value(folder / RUN_FILE, ended)
         raise
     write_value(folder / RUN_FILE, record)
     watch(Progress("writing the report"))
@@ -131,9 +147,12 @@ def finish(folder: Path, root: Path) -> RunReport:
     report = _indexed(outcome.evaluate(folder), folder, root)
     written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
     report = replace(report, files=tuple(sorted({*report.files, *written})))
-    write_value(folder / RESULT_FILE, report.result)
-    write_text(folder / STEPS_FILE, _merged_lines(report))
-    write_text(folder / REPORT_FILE, render_html(report))
+    try:
+        write_value(folder / RESULT_FILE, report.result)
+        write_text(folder / STEPS_FILE, _merged_lines(report))
+        write_text(folder / REPORT_FILE, render_html(report))
+    except SystemFaultError as fault:
+        raise UnwrittenReportError(fault, report) from fault
     return report
 
 
@@ -198,14 +217,19 @@ def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher
     if ending is None:
         tail = outcome.log_tail(folder)
         ending = outcome.judge(
-            outcome.read_ranks(folder), plan.spec.world_size, code, oom_kills() > kills_before, tail
+            outcome.read_ranks(folder, plan.spec.engine),
+            plan.spec.world_size,
+            code,
+            oom_kills() > kills_before,
+            tail,
+            outcome.killed_rank(folder),
         )
     return _ended(record, ending, code, folder)
 
 
 def _watch(job: Handle, spec: RunSpec, folder: Path, watch: Watcher) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
-    follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl")
+    follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
     finished_at: float | None = None
     try:
         while True:

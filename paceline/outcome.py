@@ -6,25 +6,29 @@ It reads only files, so it works while a run goes on, after it was killed, and y
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 
 import numpy as np
 
-from paceline import references
+from paceline.comparison import compare_with_references
 from paceline.core.metrics import Measured, measure, measured
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
-from paceline.core.result import Metric, ReferenceComparison, Result, Status, WindowRecord
+from paceline.core.result import Metric, Result, Status, WindowRecord
 from paceline.core.run import RunSpec
 from paceline.core.steps import Steps
 from paceline.core.verdict import single_run_verdict
 from paceline.core.window import MIN_STEADY, Window, steady_window
-from paceline.events import RankLog, read_rank
+from paceline.engines import engine
+from paceline.events import RankLog
 from paceline.plan import find_device
 from paceline.report.page import RunReport
 from paceline.rundir import (
     INVENTORY_FILE,
+    LAUNCHER_LOG,
     LOGS_FOLDER,
     SCRIPT_FILE,
     STEPS_FOLDER,
@@ -35,6 +39,9 @@ from paceline.rundir import (
 )
 
 TAIL_LINES = 15
+LOST_PEER = "another rank ended first"
+"""How the trainer's reason begins when a rank only noticed that another was gone."""
+
 _STACK_LINE = re.compile(
     r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
 )
@@ -52,41 +59,70 @@ class Ending:
     warnings: tuple[str, ...] = ()
 
 
-def read_ranks(folder: Path) -> dict[int, RankLog]:
-    """Every rank's event lines in a run folder, by rank."""
+def read_ranks(folder: Path, engine_name: str) -> dict[int, RankLog]:
+    """Every rank's event lines in a run folder as its engine reads them, by rank."""
+    reader = engine(engine_name)
     logs: dict[int, RankLog] = {}
     for path in sorted((folder / STEPS_FOLDER).glob("rank-*.jsonl")):
         number = path.stem.removeprefix("rank-")
         if number.isdigit():
             with path.open(encoding="utf-8", errors="replace") as lines:
-                logs[int(number)] = read_rank(lines)
+                logs[int(number)] = reader.read_rank(lines)
     return logs
 
 
 def judge(
-    ranks: Mapping[int, RankLog], world_size: int, exit_code: int, oom_killed: bool, tail: list[str]
+    ranks: Mapping[int, RankLog],
+    world_size: int,
+    exit_code: int,
+    oom_killed: bool,
+    tail: list[str],
+    killed: str | None = None,
 ) -> Ending:
-    """How a run ended, from the ranks' last lines first and the exit code second."""
+    """How a run ended, from the ranks' last lines first and the exit code second.
+
+    A rank that only lost its peer says nothing of the cause, so it is heard last.
+    """
     ends = [log.end for log in ranks.values() if log.end is not None]
-    for status in ("oom", "nan", "failed"):
-        for end in ends:
+    causes = [end for end in ends if not (end.reason or "").startswith(LOST_PEER)]
+    for status in ("oom", "nan"):
+        for end in causes:
             if end.status == status:
                 return Ending(status, end.reason)
-    if len(ends) == world_size:
+    if oom_killed and len(ends) < world_size:
+        return Ending("oom", "the kernel killed a rank because the machine ran out of memory")
+    for end in causes:
+        if end.status == "failed":
+            return Ending("failed", end.reason)
+    if len(causes) == world_size:
         late = f"all ranks finished, yet the launcher ended with code {exit_code}"
         return Ending("ok", None, (late,) if exit_code else ())
-    if oom_killed:
-        return Ending("oom", "the kernel killed a rank because the machine ran out of memory")
-    reason = _last_error(tail) or f"the launcher ended with code {exit_code}"
-    return Ending("failed", reason)
+    lost = next((end.reason for end in ends if end not in causes), None)
+    reason = killed or _last_error(tail) or lost
+    return Ending("failed", reason or f"the launcher ended with code {exit_code}")
 
 
 def log_tail(folder: Path) -> list[str]:
-    """The last lines of the logs: the first rank's that has any error, else the launcher's."""
+    """The last lines of the logs, without stack frames.
+
+    Of the first rank that tells an error, else of the launcher.
+    """
     logs = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
-    tails = [tail for tail in map(_tail, [*logs, folder / LOGS_FOLDER / "launcher.log"]) if tail]
+    tails = [tail for tail in map(_tail, [*logs, folder / LOGS_FOLDER / LAUNCHER_LOG]) if tail]
     with_error = [tail for tail in tails if _last_error(tail)]
     return (with_error or tails[-1:] or [[]])[0]
+
+
+def killed_rank(folder: Path) -> str | None:
+    """`rank 1 was killed by SIGKILL` if torch's launcher reports that as the root cause."""
+    text = _text(folder / LOGS_FOLDER / LAUNCHER_LOG, last_bytes=16_384)
+    cause = text.rpartition("Root Cause")[2]
+    found = re.search(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+)", cause)
+    if found is None:
+        return None
+    number = int(found[2])
+    names = {signal.value: signal.name for signal in Signals}
+    return f"rank {found[1]} was killed by {names.get(number, f'signal {number}')}"
 
 
 def evaluate(folder: Path) -> RunReport:
@@ -95,7 +131,7 @@ def evaluate(folder: Path) -> RunReport:
     Raises UserError when run.json is missing or not readable.
     """
     record = read_record(folder)
-    ranks = read_ranks(folder)
+    ranks = read_ranks(folder, record.spec.engine)
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
     status = current_status(record)
@@ -106,22 +142,12 @@ def evaluate(folder: Path) -> RunReport:
         result=result,
         steps=merged,
         spec=record.spec,
-        command=" ".join(record.command),
+        command=shlex.join(record.command),
         job_script=_text(folder / SCRIPT_FILE),
         inventory=read_json(folder / INVENTORY_FILE),
         folder=str(folder),
         files=tuple(sorted(str(p.relative_to(folder)) for p in _files(folder))),
     )
-
-
-def compare_with_references(
-    spec: RunSpec, metrics: Mapping[str, Metric]
-) -> tuple[ReferenceComparison, ...]:
-    """This run beside each published row of its recipe, comparable rows first."""
-    rows = [row for name in spec.references for row in references.named(name)]
-    timed = [row for row in rows if row.recipe == spec.recipe and row.step_time_s is not None]
-    found = [_compare(spec, row, metrics) for row in timed]
-    return tuple(sorted(found, key=lambda c: not c.comparable))
 
 
 def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:
@@ -179,7 +205,8 @@ def _measured(
     record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
 ) -> Measured:
     device = find_device(record.spec.cluster.device)
-    peak = device.peaks.get(record.spec.training.dtype) if device else None
+    no_peak = tensor_float_note(record.spec)
+    peak = device.peaks.get(record.spec.training.dtype) if device and not no_peak else None
     ready = [log.start.time_unix for log in ranks.values() if log.start]
     started = record.launched_unix
     return measured(
@@ -191,6 +218,19 @@ def _measured(
         achievable_flops_per_s=record.achievable_flops_per_s,
         achievable_source=record.achievable_source,
         startup_s=max(ready) - started if ready and started else None,
+        no_peak=no_peak,
+    )
+
+
+def tensor_float_note(spec: RunSpec) -> str | None:
+    """Why fp32 on an accelerator has no MFU unless its products are kept in full fp32."""
+    training = spec.training
+    full = training.dtype != "fp32" or training.matmul_precision == "highest"
+    if full or spec.cluster.device == "cpu":
+        return None
+    return (
+        f"matmul_precision {training.matmul_precision} lets fp32 products run in reduced precision, "
+        "whose peak is not the fp32 one; matmul_precision=highest has an MFU"
     )
 
 
@@ -234,46 +274,6 @@ def _warnings(
             "probe: `paceline probe gemm --fresh` repeats it"
         )
     return tuple(found)
-
-
-def _compare(
-    spec: RunSpec, row: references.Row, metrics: Mapping[str, Metric]
-) -> ReferenceComparison:
-    by_samples = "samples_per_s" in row.printed
-    name, unit = ("samples_per_s", "samples/s") if by_samples else ("tokens_per_s", "tokens/s")
-    published = (row.samples_per_s if by_samples else row.tokens_per_s) or 0.0
-    measured_value = metrics[name].value if name in metrics else None
-    why_not = _difference(spec, row)
-    comparable = why_not is None and measured_value is not None and published > 0
-    return ReferenceComparison(
-        reference=row.id,
-        source=row.source,
-        metric=name,
-        reference_value=published,
-        unit=unit,
-        ratio=measured_value / published if comparable and measured_value else None,
-        comparable=comparable,
-        why_not=why_not,
-    )
-
-
-def _difference(spec: RunSpec, row: references.Row) -> str | None:
-    """The first setting in which the run and the published row differ, as a phrase."""
-    pairs: dict[str, tuple[object, object]] = {
-        "device": (spec.cluster.device, row.device),
-        "devices": (spec.world_size, row.num_devices),
-        "dtype": (spec.training.dtype, row.dtype),
-        "sequence length": (spec.training.seq_len, row.seq_len),
-        "global batch": (spec.training.global_batch, row.global_batch),
-    }
-    pairs |= {
-        name.replace("_", " "): (getattr(spec.layout, name), getattr(row.layout, name))
-        for name in ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recompute")
-    }
-    for name, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            return f"{name} {ours} here, {theirs} there"
-    return None
 
 
 def _last_error(tail: list[str]) -> str | None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from paceline import catalog
+from paceline import catalog, references
 from paceline.core.hardware import Cluster, Device, Dtype
 from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.run import Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.engines import engine
 from paceline.errors import SystemFaultError, UserError
-from paceline.launchers import launcher
+from paceline.launchers import launcher, launcher_names
 from paceline.probe.gemm import GemmProbe, probe_gemm
 from paceline.probe.inventory import inventory, local_cluster
-from paceline.recipe import Recipe, load_recipe, resolve
+from paceline.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.units import gib
 
-SUGGESTED = ("H100-SXM", "H200-SXM", "B200", "MI300X")
+SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
 
 
@@ -58,8 +59,11 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """The plan for a request on this machine; raises UserError when it cannot run here."""
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    for name in recipe.references:
+        references.named(name)
+    recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
     found = inventory()
-    cluster, notices = _cluster(request, recipe, found)
+    cluster, notices = choose_cluster(request, recipe, found)
     if not request.force:
         refuse_what_cannot_fit(recipe, cluster)
     spec = resolve(recipe, cluster, _native_bf16(cluster, found), request.variant)
@@ -78,7 +82,7 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
         return
     whole = memory_per_device(
         recipe.model, recipe.layout.model_copy(update=_ONE_DEVICE), 1,
-        recipe.training.seq_len, "bf16", recipe.lora,
+        recipe.training.seq_len, _dtype(recipe), recipe.lora,
     )  # fmt: skip
     total = memory_bytes * cluster.world_size
     if whole.states_bytes > total:
@@ -93,18 +97,46 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
 _ONE_DEVICE = {"tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "sequence_parallel": False}
 
 
+def _dtype(recipe: Recipe) -> Dtype:
+    return "bf16" if recipe.training.dtype == "auto" else recipe.training.dtype
+
+
+def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
+    """The recipe with an absolute `data.path`, sought from the current folder, then `beside`.
+
+    Raises UserError when the source needs a file and there is none.
+    """
+    data = recipe.data
+    if data.source in ("synthetic", "stdlib"):
+        return recipe
+    if data.path is None:
+        raise UserError(f"{recipe.name}: data.path", f"source {data.source} needs a file",
+                        remedy="--set data.path=FILE")  # fmt: skip
+    for path in (Path(data.path).expanduser(), beside / data.path):
+        if path.is_file():
+            absolute = data.model_copy(update={"path": str(path.resolve())})
+            return recipe.model_copy(update={"data": absolute})
+    raise UserError(f"{recipe.name}: data.path", f"{data.path} is not a file")
+
+
 def would_fit(recipe: Recipe) -> str:
     """The fewest devices (power of two) of some catalog kinds that hold the run, as a phrase."""
     phrases: list[str] = []
     for name in SUGGESTED:
         device = catalog.device(name)
         count = smallest_fit(
-            recipe.model, recipe.training.seq_len, "bf16", device.memory_bytes or 0.0,
+            recipe.model, recipe.training.seq_len, _dtype(recipe), device.memory_bytes or 0.0,
             recipe.lora, device.context_bytes or 0.0,
         )  # fmt: skip
         if count:
             phrases.append(f"{count} x {name}")
-    return f"{', '.join(phrases)} (ZeRO-3, full recomputation, by the static bound)"
+    layout = {"zero_stage": 3, "recompute": "full", "micro_batch": 1, **_ONE_DEVICE}
+    changed = [
+        f"--set layout.{name}={str(value).lower()}"
+        for name, value in layout.items()
+        if getattr(recipe.layout, name) != value
+    ]
+    return f"{' or '.join(phrases)} with {' '.join(changed)}, by the static memory bound"
 
 
 def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:
@@ -161,27 +193,56 @@ def find_device(name: str) -> Device | None:
         return None
 
 
-def _cluster(request: Request, recipe: Recipe, found: dict[str, Any]) -> tuple[Cluster, list[str]]:
+def choose_cluster(
+    request: Request, recipe: Recipe, found: dict[str, Any]
+) -> tuple[Cluster, list[str]]:
+    """Where the request runs on a machine with the inventory `found`, and what should be told."""
     if request.cluster is not None:
-        cluster = catalog.cluster(request.cluster)
-        if cluster.launcher != "local" or cluster.nodes > 1:
-            raise UserError(
-                f"cluster {cluster.name}",
-                f"launcher {cluster.launcher} over {cluster.nodes} nodes is not available",
-                allowed="launcher local with one node",
-            )
-        return cluster, []
+        return _named_cluster(request, request.cluster), []
     kind, notices = device_kind(request.device, found)
     if kind == "cpu":
-        return local_cluster(found, "cpu", None, request.devices), notices
+        cores = found["cpu"]["usable_cores"]
+        count = request.devices or min(recipe.devices or 2, 2, cores)
+        if count > cores:
+            notices.append(f"{count} processes share {cores} cores")
+        return local_cluster(found, "cpu", None, count), notices
+    return _gpus(request, recipe, found, notices)
+
+
+def _named_cluster(request: Request, name: str) -> Cluster:
+    if request.devices is not None or request.device != "auto":
+        raise UserError("--cluster", "names the devices itself",
+                        remedy="leave --devices and --device out")  # fmt: skip
+    cluster = catalog.cluster(name)
+    if cluster.launcher not in launcher_names() or cluster.nodes > 1:
+        raise UserError(
+            f"cluster {cluster.name}",
+            f"launcher {cluster.launcher} over {cluster.nodes} nodes is not available",
+            allowed=f"one node with launcher {', '.join(launcher_names())}",
+        )
+    return cluster
+
+
+def _gpus(
+    request: Request, recipe: Recipe, found: dict[str, Any], notices: list[str]
+) -> tuple[Cluster, list[str]]:
     available = len(found["gpus"])
     count = request.devices or min(recipe.devices or available, available)
     if count > available:
         raise UserError(f"--devices {count}", f"this machine has {available} GPUs")
-    device = find_device(found["gpus"][0]["name"])
-    name = device.name if device else found["gpus"][0]["name"]
-    memory = found["gpus"][0]["memory_bytes"]
-    return local_cluster(found, name, memory, count), notices
+    if request.devices is None and recipe.devices and recipe.devices > count:
+        notices.append(
+            f"the recipe names {recipe.devices} devices; this run takes the {count} here"
+        )
+    first = found["gpus"][0]
+    name = first["name"]
+    try:
+        match = catalog.find_device(name)
+        notices += [f"device {name}: {match.note}"] if match.note else []
+        name = match.device.name
+    except UserError:
+        notices.append(f"device {name} is not in the catalog, so there is no MFU")
+    return local_cluster(found, name, first["memory_bytes"], count), notices
 
 
 def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:

@@ -102,8 +102,8 @@ def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] 
             content = _checked(_with(content, key, value), f"variant {variant}: {key}")
     for text in overrides:
         key, value = parse_override(text)
-        content = _checked(_with(content, key, value), f"--set {text}")
-    return Recipe.model_validate(content)
+        content = _with(content, key, value)
+    return validate(Recipe, content, " ".join(f"--set {text}" for text in overrides) or str(path))
 
 
 def parse_override(text: str) -> tuple[str, Any]:

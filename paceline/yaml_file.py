@@ -32,8 +32,10 @@ def read_document(path: Path) -> Document:
         raise UserError(_at(path, error), f"duplicate key: {error.problem}") from error
     except MarkedYAMLError as error:
         raise UserError(_at(path, error), f"is not YAML: {error.problem}") from error
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:
         raise UserError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UserError(str(path), "is not YAML that can be read: nested too deeply") from error
     if not isinstance(document, dict):
         raise UserError(str(path), "holds no mapping", allowed="`key: value` lines")
     return cast(Document, document)
@@ -51,7 +53,7 @@ def parse_value(text: str, where: str) -> Any:
     """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
     try:
         return plain(YAML(typ="rt").load(text)) if text.strip() else None
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(where, "the value is not YAML") from error
 
 

@@ -148,13 +148,30 @@ def test_a_diverging_run_ends_as_nan(tmp_path: Path):
     assert "Traceback" not in output + errors
 
 
-def test_a_missing_corpus_is_a_reason_and_not_a_stack_trace(tmp_path: Path):
-    process = start(tmp_path, "--set", "data.source=text", "--set", "data.path=/no/such/corpus")
+def test_a_broken_corpus_is_a_reason_and_not_a_stack_trace(tmp_path: Path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "well"}\n{"nothing": 1}\n')
+    process = start(tmp_path, "--set", "data.source=jsonl", "--set", f"data.path={corpus}")
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     result = result_of(tmp_path)
-    assert result["status"] == "failed" and "/no/such/corpus" in result["reason"]
-    assert "Traceback" not in errors and "/no/such/corpus" in output.replace("\n", "")
+    assert (
+        result["status"] == "failed"
+        and "corpus.jsonl:2: the record has no text" in result["reason"]
+    )
+    assert "Traceback" not in output + errors and "corpus.jsonl:2" in output
+
+
+def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be " * 5000)
+    environment = {**os.environ, "PACELINE_RUNS": "here", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", "--json", *SMALL,
+         "--set", "steps=12", "--set", "data.source=text", "--set", "data.path=corpus.txt"],
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "ok"
 
 
 def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
@@ -169,11 +186,12 @@ def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_process_and_is_recorded(tmp_path: Path, which: signal.Signals):
-    process = start(tmp_path, "--set", "steps=1000000")
+    process = start(tmp_path, "--set", "steps=1000000", "--json")
     pids = wait_for_steps(tmp_path, 10)
     process.send_signal(which)
-    _, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 4 and "Traceback" not in errors
+    assert json.loads(output)["status"] == "cancelled"
     assert_gone(pids)
     result = result_of(tmp_path)
     assert result["status"] == "cancelled" and result["steps_done"] >= 10
@@ -196,7 +214,9 @@ def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
     pids = wait_for_steps(tmp_path, 3)
     os.kill(pids[1], signal.SIGKILL)
     process.communicate(timeout=120)
-    assert process.returncode == 2 and result_of(tmp_path)["status"] == "failed"
+    result = result_of(tmp_path)
+    assert process.returncode == 2 and result["status"] == "failed"
+    assert result["reason"] == "rank 1 was killed by SIGKILL"
     assert_gone(pids)
 
 

@@ -17,7 +17,7 @@ LAYERS = (
     ("yaml_file", "catalog", "references", "recipe", "rundir", "events"),
     ("estimate", "engines", "launchers", "stage", "probe", "profile", "mlperf", "native"),
     ("search", "report", "store"),
-    ("plan", "outcome", "flow", "schemas"),
+    ("plan", "comparison", "outcome", "flow", "schemas"),
     ("cli",),
 )
 ORDERED = {2, 5}

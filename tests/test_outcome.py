@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from paceline import catalog
+from paceline.comparison import compare_with_references
 from paceline.core.hardware import Cluster
 from paceline.core.result import Metric
 from paceline.events import RankLog, read_rank
-from paceline.outcome import compare_with_references, evaluate, judge, log_tail
+from paceline.outcome import evaluate, judge, log_tail
 from paceline.recipe import load_recipe, resolve
 from paceline.rundir import RUN_FILE, Controller, boot_id, write_value
 from tests.example import noisy
@@ -43,6 +44,17 @@ def test_one_ranks_trouble_is_the_runs(status: str):
 def test_out_of_memory_explains_the_other_ranks_failure():
     ranks = {0: rank("failed", "connection closed by peer"), 1: rank("oom", "no memory")}
     assert judge(ranks, 2, 1, False, []).status == "oom"
+
+
+def test_a_lost_peer_is_not_the_cause_of_an_out_of_memory_kill():
+    ranks = {0: rank("failed", "another rank ended first: connection closed"), 1: rank(None)}
+    assert judge(ranks, 2, 1, True, []).status == "oom"
+
+
+def test_a_killed_rank_is_named_before_the_peer_that_noticed():
+    ranks = {0: rank("failed", "another rank ended first: connection closed"), 1: rank(None)}
+    ending = judge(ranks, 2, 1, False, ["RuntimeError: connection closed"], "rank 1 was killed")
+    assert (ending.status, ending.reason) == ("failed", "rank 1 was killed")
 
 
 def test_a_rank_killed_by_the_kernel_is_out_of_memory():
@@ -113,14 +125,24 @@ def test_the_tail_prefers_the_rank_that_failed(tmp_path: Path):
     assert log_tail(tmp_path)[-1].endswith("RuntimeError: broken")
 
 
+FIGURES = {
+    "samples_per_s": Metric(value=990.0, unit="samples/s"),
+    "jitter_tax": Metric(value=0.1, unit="fraction"),
+}
+
+
 def test_a_run_like_the_published_one_is_compared_with_it():
     cluster = Cluster(
         name="c", device=catalog.find_device("H100").device.name, nodes=1, devices_per_node=8
     )
     spec = resolve(load_recipe("opt-350m-sft"), cluster, True, None)
-    found = compare_with_references(spec, {"samples_per_s": Metric(value=900.0, unit="samples/s")})
+    found = compare_with_references(spec, FIGURES)
     assert found[0].comparable and found[0].ratio == pytest.approx(900 / 943, abs=0.001)
     assert not any(c.comparable for c in found[1:])
+    assert found[0].statistic == "mean"
+    smaller = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": 2})})
+    changed = compare_with_references(smaller, FIGURES)
+    assert not any(c.comparable for c in changed) and "model" in (changed[0].why_not or "")
     assert found[1].why_not is not None and "devices" in found[1].why_not
 
 

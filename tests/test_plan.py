@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.engines import native
 from paceline.errors import UserError
-from paceline.plan import Request, device_kind, make_plan
+from paceline.plan import Request, choose_cluster, device_kind, make_plan
+from paceline.probe.inventory import inventory
+from paceline.recipe import load_recipe, recipe_path
 from tests.example import make_spec
 
 
@@ -73,3 +77,59 @@ def test_settings_carry_what_the_trainer_needs():
     content = native.settings(make_spec())
     assert content["expected_parameters"] > 0 and content["num_microbatches"] == 1
     assert content["model"]["padded_vocab"] == 320 and content["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("data.source=text",), "needs a file"),
+        (("data.source=jsonl", "data.path=/no/such/file"), "is not a file"),
+        (("model.vocab_size=100",), "no room for text"),
+        (("references=[nope]",), "'nope'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(overrides: tuple[str, ...], words: str):
+    with pytest.raises(UserError, match=words):
+        make_plan(Request("tiny-llama", overrides=overrides, devices=2))
+
+
+def test_learned_positions_limit_the_sequence():
+    with pytest.raises(UserError, match="beyond 256 learned positions"):
+        make_plan(Request("tiny-gpt", overrides=("seq_len=512",), devices=2))
+
+
+def test_a_data_file_is_sought_beside_the_recipe_too(tmp_path: Path):
+    (tmp_path / "corpus.txt").write_text("words")
+    recipe = tmp_path / "mine.yaml"
+    text = recipe_path("tiny-llama").read_text()
+    recipe.write_text(text.replace("source: stdlib", "source: text\n  path: corpus.txt"))
+    assert make_plan(Request(str(recipe))).spec.data.path == str(tmp_path / "corpus.txt")
+
+
+def test_more_ranks_than_cores_are_told():
+    assert any("share" in notice for notice in make_plan(Request("tiny-llama", devices=64)).notices)
+
+
+def test_a_cluster_names_its_devices_itself():
+    with pytest.raises(UserError, match="names the devices itself"):
+        make_plan(Request("tiny-llama", cluster="dgx-h100", devices=2))
+
+
+def test_one_device_in_the_recipe_is_one_rank():
+    assert make_plan(Request("tiny-llama", overrides=("devices=1",))).spec.world_size == 1
+
+
+FOUND_GPUS = {
+    **inventory(), "gpus": [{"name": "Tesla V100-SXM3-32GB", "memory_bytes": 34e9}] * 4,
+    "packages": {"torch": "2.11"},
+}  # fmt: skip
+
+
+def test_a_device_that_is_only_nearly_known_is_told():
+    cluster, notices = choose_cluster(Request("tiny-llama"), load_recipe("tiny-llama"), FOUND_GPUS)
+    assert cluster.world_size == 4 and any("V100-SXM3" in notice for notice in notices)
+
+
+def test_fewer_gpus_than_the_recipe_names_are_told():
+    _, notices = choose_cluster(Request("gpt-1b3"), load_recipe("gpt-1b3"), FOUND_GPUS)
+    assert any("names 8 devices" in notice for notice in notices)

@@ -86,7 +86,10 @@ def test_a_wrong_file_is_answered_with_line_and_remedy(
         assert word in message
 
 
-@pytest.mark.parametrize("content", [b"", b"- a\n", b"\xff\xfe\x00", b"{{{{", b"a: &x [*x]"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"- a\n", b"\xff\xfe\x00", b"{{{{", b"a: &x [*x]", b"a: 2020-13-45", b"[" * 5000],
+)
 def test_what_is_no_recipe_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
@@ -133,6 +136,8 @@ def test_every_field_can_be_named_by_an_override(key: str):
         ("dtype=bf61", "did you mean 'bf16'"),
         ("steps=[", "the value is not YAML"),
         ("steps=0", "greater than 0"),
+        ("steps=2020-13-45", "the value is not YAML"),
+        ("betas=[0.9,1.5]", "less than 1"),
     ],
 )
 def test_a_wrong_override_is_answered(text: str, words: str):

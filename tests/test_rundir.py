@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline import __version__
@@ -129,9 +130,35 @@ def test_a_run_from_before_the_last_boot_is_incomplete():
 
 def test_another_process_with_the_same_pid_is_not_the_controller():
     me = this_controller()
-    impostor = me.model_copy(update={"started_unix": me.started_unix - 100})
-    assert current_status(make_record("running", controller=me)) == "running"
-    assert current_status(make_record("running", controller=impostor)) == "incomplete"
+    by_clock = me.model_copy(update={"started_ticks": None})
+    impostors = (
+        by_clock.model_copy(update={"started_unix": me.started_unix - 100}),
+        me.model_copy(update={"started_ticks": (me.started_ticks or 0) + 1}),
+    )
+    for same in (me, by_clock):
+        assert current_status(make_record("running", controller=same)) == "running"
+    for impostor in impostors[: 2 if sys.platform == "linux" else 1]:
+        assert current_status(make_record("running", controller=impostor)) == "incomplete"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts ticks since boot")
+def test_a_changed_clock_does_not_end_a_run():
+    me = this_controller()
+    before = me.model_copy(update={"started_unix": me.started_unix - 3600})
+    assert current_status(make_record("running", controller=before)) == "running"
+
+
+def test_a_controller_that_nobody_has_waited_for_is_gone():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = psutil.Process(process.pid).create_time()
+    run = make_record("running", controller=Controller(
+        pid=process.pid, boot_id=boot_id(), started_unix=started, host=os.uname().nodename
+    ))  # fmt: skip
+    assert current_status(run) == "running"
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
+    assert current_status(run) == "incomplete"
+    process.communicate()
 
 
 def test_a_torn_record_is_one_clear_error(tmp_path: Path):

@@ -91,9 +91,11 @@ def _execute(
     try:
         with progress_display(plan.spec) as watch:
             report = flow.run(plan, root, flow.command_line(), watch, tag=tag, probe=probe)
-    except KeyboardInterrupt:
-        typer.echo(f"cancelled; what was measured lies in {root}", err=True)
-        return STATUS_EXIT["cancelled"]
+    except flow.UnwrittenReportError as fault:
+        print_report(fault.report, form, header=False)
+        raise
+    except flow.CancelledRunError as cancelled:
+        report = cancelled.report
     print_report(report, form, header=False)
     return STATUS_EXIT.get(report.result.status, 2)
 

@@ -8,7 +8,7 @@ add what activation recomputation does again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.layout import Recompute
 from paceline.core.shape import (
@@ -36,8 +36,8 @@ class Convention:
     """A way to count: training FLOPs of one token, and what it is called in print."""
 
     name: str
-    kind: str
-    """`model` or `hardware`."""
+    counts_recompute: bool
+    """True when full recomputation raises the count, which makes it hardware FLOPs."""
     describes: str
     per_token: Callable[[FlopsInput], float]
 
@@ -46,16 +46,16 @@ CONVENTIONS: dict[str, Convention] = {}
 
 
 def _convention(
-    name: str, kind: str, describes: str
+    name: str, counts_recompute: bool, describes: str
 ) -> Callable[[Callable[[FlopsInput], float]], Callable[[FlopsInput], float]]:
     def register(per_token: Callable[[FlopsInput], float]) -> Callable[[FlopsInput], float]:
-        CONVENTIONS[name] = Convention(name, kind, describes, per_token)
+        CONVENTIONS[name] = Convention(name, counts_recompute, describes, per_token)
         return per_token
 
     return register
 
 
-@_convention("full-attention", "model", "every query attends to every key; causal mask ignored")
+@_convention("full-attention", False, "every query attends to every key; causal mask ignored")
 def full_attention(x: FlopsInput) -> float:
     """FLOPs per token: 6 per weight of each matrix product + 12 L (a d) s.
 
@@ -65,7 +65,7 @@ def full_attention(x: FlopsInput) -> float:
     return linear_per_token(x) + attention_per_token(x)
 
 
-@_convention("causal", "model", "the masked half of attention is not counted")
+@_convention("causal", False, "the masked half of attention is not counted")
 def causal(x: FlopsInput) -> float:
     """FLOPs per token as full-attention, with attention halved: 6 L (a d) s.
 
@@ -74,7 +74,7 @@ def causal(x: FlopsInput) -> float:
     return linear_per_token(x) + 0.5 * attention_per_token(x)
 
 
-@_convention("six-n", "hardware", "2 P per token and pass, 3 passes, 4 with full recompute")
+@_convention("six-n", True, "2 P per token and pass, 3 passes, 4 with full recompute")
 def six_n(x: FlopsInput) -> float:
     """FLOPs per token: 6 P, or 8 P with full recompute (BigScience's 1.3B study).
 
@@ -84,7 +84,7 @@ def six_n(x: FlopsInput) -> float:
     return 2.0 * parameters * (4 if x.recompute == "full" else 3)
 
 
-@_convention("narayanan-hw", "hardware", "Megatron's closed form for GPT")
+@_convention("narayanan-hw", True, "Megatron's closed form for GPT")
 def narayanan_hw(x: FlopsInput) -> float:
     """FLOPs per token: 96 l h^2 (1 + s/6h + V/16lh) with full recompute, else 72 (...V/12lh).
 
@@ -95,7 +95,7 @@ def narayanan_hw(x: FlopsInput) -> float:
     return _narayanan(x, coefficient, head)
 
 
-@_convention("megatron-deepspeed", "hardware", "narayanan's form with V/16 for both cases")
+@_convention("megatron-deepspeed", True, "narayanan's form with V/16 for both cases")
 def megatron_deepspeed(x: FlopsInput) -> float:
     """FLOPs per token: 24 f l h^2 (1 + s/6h + V/16lh), f = 4 with full recompute, else 3.
 
@@ -141,6 +141,11 @@ def flops_per_token(convention: str, x: FlopsInput) -> float:
     return CONVENTIONS[convention].per_token(x)
 
 
+def model_flops_per_token(convention: str, x: FlopsInput) -> float:
+    """FLOPs per token of the mathematics alone, as if nothing were recomputed: MFU's numerator."""
+    return flops_per_token(convention, replace(x, recompute="none"))
+
+
 def flops_per_sample(convention: str, x: FlopsInput) -> float:
     """Training FLOPs of one sequence of seq_len tokens."""
     return x.seq_len * flops_per_token(convention, x)
@@ -153,7 +158,7 @@ def hardware_flops_per_token(convention: str, x: FlopsInput) -> float:
     conventions already include it.
     """
     model = flops_per_token(convention, x)
-    if CONVENTIONS[convention].kind == "hardware" or x.recompute == "none":
+    if CONVENTIONS[convention].counts_recompute or x.recompute == "none":
         return model
     attention = attention_per_token(x) * (0.5 if convention == "causal" else 1.0) / 3
     if x.recompute == "selective":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from paceline.core.value import Value
 
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Names go into scripts unquoted, because a shell takes no others."""
 
 
 class Peak(Value):
@@ -74,6 +78,17 @@ class Cluster(Value):
     """Interpreter on the nodes; None is the one that runs Paceline."""
     threads_per_device: PositiveInt | None = None
     env: dict[str, str] = {}
+
+    @field_validator("env")
+    @classmethod
+    def _names_of_variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if not ENVIRONMENT_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot name an environment variable: use letters, digits and _, "
+                    "and no digit first"
+                )
+        return env
 
     @property
     def world_size(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.flops import FlopsInput, flops_per_sample, hardware_flops_per_token
+from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
 from paceline.core.rates import days, flops_per_s_per_device, mfu, samples_per_s, tokens_per_s
 from paceline.core.result import Metric
 from paceline.core.run import RunSpec
@@ -39,6 +39,8 @@ class Measured:
     """Reachable rate of all devices together, as probed on this machine."""
     achievable_source: str | None
     startup_s: float | None
+    no_peak: str | None = None
+    """Why a peak that the data sheet does state is not this run's."""
 
     @property
     def flops_input(self) -> FlopsInput:
@@ -59,8 +61,20 @@ class Measured:
 
     @property
     def flops_per_s_per_device(self) -> float:
-        """FLOP/s of one device in the run's convention at the median step."""
-        flops = flops_per_sample(self.spec.flops_convention, self.flops_input)
+        """Model FLOP/s of one device in the run's convention at the median step."""
+        return self._per_device(model_flops_per_token(self._convention, self.flops_input))
+
+    @property
+    def hardware_flops_per_s_per_device(self) -> float:
+        """As the model FLOP/s, with the configured recomputation counted."""
+        return self._per_device(hardware_flops_per_token(self._convention, self.flops_input))
+
+    @property
+    def _convention(self) -> str:
+        return self.spec.flops_convention
+
+    def _per_device(self, flops_per_token: float) -> float:
+        flops = flops_per_token * self.spec.training.seq_len
         return flops_per_s_per_device(
             flops, self.global_batch, self.times.median, self.spec.world_size
         )
@@ -93,11 +107,12 @@ def measured(
     achievable_flops_per_s: float | None = None,
     achievable_source: str | None = None,
     startup_s: float | None = None,
+    no_peak: str | None = None,
 ) -> Measured:
     """A Measured with the window's step times summarized; the window must not be empty."""
     return Measured(
         spec, steps, window, summarize(window["step_time_s"]), peak_flops_per_s, peak_source,
-        achievable_flops_per_s, achievable_source, startup_s,
+        achievable_flops_per_s, achievable_source, startup_s, no_peak,
     )  # fmt: skip
 
 
@@ -170,9 +185,15 @@ def _samples_per_s(run: Measured) -> Metric:
     return _rate(run, samples_per_s(run.global_batch, run.times.median), "samples/s")
 
 
-@_metric("model_flops_per_s_per_device", "FLOP/s of one device in the named convention.")
+@_metric("model_flops_per_s_per_device", "FLOP/s of one device, recomputation not counted.")
 def _flops(run: Measured) -> Metric:
     metric = _rate(run, run.flops_per_s_per_device, "FLOP/s")
+    return metric.model_copy(update={"convention": run.spec.flops_convention})
+
+
+@_metric("hardware_flops_per_s_per_device", "As model FLOP/s, recomputation counted as work.")
+def _hardware_flops(run: Measured) -> Metric:
+    metric = _rate(run, run.hardware_flops_per_s_per_device, "FLOP/s")
     return metric.model_copy(update={"convention": run.spec.flops_convention})
 
 
@@ -183,11 +204,7 @@ def _mfu(run: Measured) -> Metric:
 
 @_metric("hfu", "As MFU, with the configured recomputation counted as work.")
 def _hfu(run: Measured) -> Metric:
-    flops = run.spec.training.seq_len * hardware_flops_per_token(
-        run.spec.flops_convention, run.flops_input
-    )
-    rate = flops_per_s_per_device(flops, run.global_batch, run.times.median, run.spec.world_size)
-    return _share(run, rate, run.peak_flops_per_s, run.peak_source)
+    return _share(run, run.hardware_flops_per_s_per_device, run.peak_flops_per_s, run.peak_source)
 
 
 @_metric("of_achievable", "Model FLOP/s over the best matrix product measured on this machine.")
@@ -282,7 +299,7 @@ def _share(
     note = None
     if limit is None:
         device, dtype = run.spec.cluster.device, run.spec.training.dtype
-        note = missing or f"no data-sheet peak for {device} in {dtype}"
+        note = missing or run.no_peak or f"no data-sheet peak for {device} in {dtype}"
     return Metric(
         value=mfu(rate, limit), unit="fraction", n=run.times.n, spread=run.times.relative_spread,
         convention=run.spec.flops_convention, source=source, note=note,

@@ -89,6 +89,8 @@ class ReferenceComparison(Value):
     reference_value: float
     unit: str
     ratio: float | None
+    statistic: str | None = None
+    """Which of this run's step times was held against it: `median`, or `mean` for a printed average."""
     comparable: bool
     why_not: str | None = None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
@@ -15,6 +15,7 @@ from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.core.value import Value
 
 DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 
 
@@ -26,7 +27,7 @@ class TrainingBase(Value):
     matmul_precision: MatmulPrecision = "high"
     """torch.set_float32_matmul_precision for fp32 matrix products."""
     lr: PositiveFloat = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
     grad_clip: NonNegativeFloat = 1.0

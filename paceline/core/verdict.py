@@ -16,7 +16,7 @@ def single_run_verdict(
 ) -> Verdict:
     """The verdict of one run: invalid without a trustworthy figure, none without a reference."""
     if status != "ok" or window is None:
-        return Verdict(kind="invalid", sentence=f"No figure: {reason or status}.")
+        return Verdict(kind="invalid", sentence=f"Not judged: {reason or status}.")
     comparable = [c for c in comparisons if c.comparable and c.ratio is not None]
     if not comparable:
         why = next((c.why_not for c in comparisons if c.why_not), None)

@@ -20,6 +20,8 @@ __all__ = ["job", "missing", "read_rank", "settings", "steps", "unsupported"]
 SETTINGS_FILE = "trainer.json"
 TRAINER_FOLDER = "native"
 DTYPES = ("fp32", "bf16", "fp16")
+TEXT_SOURCES = ("stdlib", "text", "jsonl")
+BYTE_VOCAB = 257
 
 
 def unsupported(spec: RunSpec) -> list[str]:
@@ -35,6 +37,15 @@ def unsupported(spec: RunSpec) -> list[str]:
         problems.append("fp16 on a CPU is emulated, hundreds of times slower than bf16 or fp32")
     if spec.layout.recompute == "selective":
         problems.append("recompute selective is not in the native trainer; none or full are")
+    if spec.model.positions == "learned" and spec.training.seq_len > spec.model.max_positions:
+        problems.append(
+            f"seq_len {spec.training.seq_len} is beyond {spec.model.max_positions} learned positions"
+        )
+    if spec.data.source in TEXT_SOURCES and spec.model.vocab_size < BYTE_VOCAB:
+        problems.append(
+            f"vocab_size {spec.model.vocab_size} has no room for text, which needs {BYTE_VOCAB}: "
+            "one id per byte and one that ends a document"
+        )
     if spec.lora is not None:
         problems.append("LoRA adapters are not in the native trainer")
     return problems

@@ -21,6 +21,7 @@ LABELS: dict[str, str] = {
     "step_time_p95_s": "Step time, 95th percentile",
     "jitter_tax": "Jitter tax",
     "model_flops_per_s_per_device": "Model FLOP/s per device",
+    "hardware_flops_per_s_per_device": "Hardware FLOP/s per device",
     "mfu": "MFU",
     "hfu": "HFU",
     "of_achievable": "Of what is reachable here",

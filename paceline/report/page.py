@@ -22,8 +22,8 @@ STATUS_ADVICE: dict[str, str] = {
     "waited for.",
     "failed": "Read the log's end below; the whole log is in the run folder, and job.sh repeats "
     "the start.",
-    "incomplete": "Too little is recorded for a figure: start it again, with more training.steps "
-    "if it came to its end.",
+    "incomplete": "Start it again, with more training.steps if it came to its end; what it has "
+    "is shown.",
     "cancelled": "It was stopped on request; start it again for a figure.",
     "running": "It is still running; the figures are preliminary.",
     "queued": "It has not started yet.",

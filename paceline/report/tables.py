@@ -89,21 +89,23 @@ def metrics_csv(result: Result) -> str:
     rows: Iterable[MetricRow | None] = metric_rows(result) or [None]
     for row in rows:
         cells = [None] * len(columns) if row is None else list(asdict(row).values())
-        writer.writerow([_cell(cell) for cell in (result.run, result.status, *cells)])
+        writer.writerow([csv_cell(cell) for cell in (result.run, result.status, *cells)])
     return text.getvalue()
 
 
 def metrics_md(result: Result) -> str:
     """Run, verdict and the metrics table as Markdown."""
-    lines = [f"**{_md(result.run)}**: {_md(chip_label(result))}. {_md(result.verdict.sentence)}"]
+    lines = [
+        f"**{md_text(result.run)}**: {md_text(chip_label(result))}. {md_text(result.verdict.sentence)}"
+    ]
     if result.reason:
-        lines += ["", f"Reason: {_md(result.reason)}"]
+        lines += ["", f"Reason: {md_text(result.reason)}"]
     head = ("metric", "value", "95 % interval", "spread", "n", "statistic", "window",
             "convention", "source or note")  # fmt: skip
     rows = [_md_cells(row) for row in written_rows(result)]
     if rows:
         lines += ["", _md_line(head), _md_line(["---"] * len(head)), *map(_md_line, rows)]
-        lines += ["", f"Interval: {_md(kinds)}."] if (kinds := interval_kinds(result)) else []
+        lines += ["", f"Interval: {md_text(kinds)}."] if (kinds := interval_kinds(result)) else []
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +152,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _cell(value: object) -> object:
+def csv_cell(value: object) -> object:
     """A CSV cell; text that a spreadsheet would take for a formula gets a leading apostrophe."""
     if not isinstance(value, str):
         return value
@@ -162,11 +164,11 @@ def _md_cells(row: WrittenRow) -> list[str]:
     remark = "; ".join(part for part in (row.source, row.note) if part)
     cells = (row.value, row.interval, row.spread, row.n, row.statistic, row.window,
              row.convention, remark)  # fmt: skip
-    name = f"`{row.name}`" if re.fullmatch(r"[a-z0-9_]+", row.name) else _md(row.name)
-    return [name, *(_md(cell) for cell in cells)]
+    name = f"`{row.name}`" if re.fullmatch(r"[a-z0-9_]+", row.name) else md_text(row.name)
+    return [name, *(md_text(cell) for cell in cells)]
 
 
-def _md(text: str) -> str:
+def md_text(text: str) -> str:
     """`text` as one line of Markdown in which nothing is markup."""
     flat = " ".join(printable(text).split())
     return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", flat)

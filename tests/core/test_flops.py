@@ -157,7 +157,8 @@ def test_an_unknown_convention_is_an_error():
 def test_every_convention_says_what_it_is():
     for name, convention in CONVENTIONS.items():
         assert convention.name == name
-        assert convention.kind in ("model", "hardware")
+        raised = flops_per_token(name, GPT_FULL) > flops_per_token(name, GPT)
+        assert convention.counts_recompute is raised
         assert convention.describes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.flops import FlopsInput, flops_per_token
+from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
 from paceline.core.metrics import METRICS, Measured, measure, measured
 from paceline.core.run import RunSpec
 from tests.example import make_spec, make_steps
@@ -103,3 +103,13 @@ def test_padded_data_counts_only_real_tokens():
     assert metrics["real_token_fraction"].value == pytest.approx(8 / 32)
     assert metrics["tokens_per_s"].value == pytest.approx(8 * 8 / 0.5)
     assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
+
+
+def test_mfu_never_counts_recomputation_whatever_the_convention():
+    layout = make_spec().layout.model_copy(update={"recompute": "full"})
+    for convention in CONVENTIONS:
+        plain = make_spec(flops_convention=convention)
+        again = make_spec(flops_convention=convention, layout=layout)
+        before, after = (measure(run(s, peak_flops_per_s=1e9)) for s in (plain, again))
+        assert before["mfu"].value == after["mfu"].value
+        assert (after["hfu"].value or 0) > (before["hfu"].value or 0)
