@@ -102,8 +102,8 @@ def _environment(content: dict[str, Any]) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(content["threads"])}
 
 
-def main() -> None:
-    """Run every shape and dtype, print a table, write benchmarks/results/."""
+def main() -> int:
+    """Run every shape and dtype, print a table, write benchmarks/results/; 1 when slower."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=25)
@@ -126,7 +126,8 @@ def main() -> None:
     write_text(
         HERE / "results" / "trainer_vs_transformers.json", json.dumps(result, indent=2) + "\n"
     )
+    return int(any(row["ratio"]["median"] < 1 for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -192,7 +192,7 @@ def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
     source = (
         f"best of {sum(r.dtype == best.dtype for r in probe.rows)} matrix products on {where}: "
         f"{best.m}x{best.n}x{best.k} {best.dtype} {si(best.flops_per_s, 'FLOP/s')}, "
-        f"median of {best.repeats}, spread {best.spread:.1%}"
+        f"{best.statistic.removesuffix(' n')} {best.repeats}, spread {best.spread:.1%}"
     )
     return record.model_copy(
         update={

@@ -35,17 +35,22 @@ SCRIPT_FILE = "job.sh"
 STEPS_FILE = "steps.jsonl"
 STEPS_FOLDER = "steps"
 LOGS_FOLDER = "logs"
+LAUNCHER_LOG = "launcher.log"
 REPORT_FILE = "report.html"
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}-")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Controller(Value):
-    """The process that watches a run; it is alive only if all three still match."""
+    """The process that watches a run; it is alive only if pid, boot and start still match."""
 
     pid: PositiveInt
     boot_id: str
     started_unix: float
+    started_ticks: int | None = None
+    """Start in clock ticks since boot, which no change of the clock moves; None outside Linux."""
     host: str
 
 
@@ -162,6 +167,7 @@ def this_controller() -> Controller:
         pid=process.pid,
         boot_id=boot_id(),
         started_unix=process.create_time(),
+        started_ticks=_start_ticks(process.pid),
         host=os.uname().nodename,
     )
 
@@ -184,10 +190,23 @@ def is_alive(controller: Controller) -> bool:
     if controller.boot_id != boot_id():
         return False
     try:
-        started = psutil.Process(controller.pid).create_time()
+        process = psutil.Process(controller.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        if controller.started_ticks is not None:
+            return _start_ticks(controller.pid) == controller.started_ticks
+        return abs(process.create_time() - controller.started_unix) < 1.0
     except psutil.NoSuchProcess:
         return False
-    return abs(started - controller.started_unix) < 1.0
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # Field 22. The second one, the program's name, may hold blanks and brackets itself.
+    return int(text.rpartition(")")[2].split()[19])
 
 
 def current_status(record: RunRecord) -> Status:
@@ -200,24 +219,35 @@ def current_status(record: RunRecord) -> Status:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """All run folders under `root`, oldest first by their creation time."""
-    if not root.is_dir():
+    """All run folders under `root` by name, which begins with the day; none of them is read.
+
+    Raises UserError when `root` is a file, SystemFaultError when it cannot be read.
+    """
+    try:
+        folders = sorted(root.iterdir())
+    except FileNotFoundError:
         return []
-    folders = [path.parent for path in root.glob(f"*/{RUN_FILE}")]
-    return sorted(folders, key=lambda folder: (_created(folder), folder.name))
+    except NotADirectoryError as error:
+        raise UserError(
+            str(root), "is not a folder", remedy="give the folder of all runs with --runs-dir"
+        ) from error
+    except OSError as error:
+        raise SystemFaultError(str(root), f"cannot be read: {error.strerror}") from error
+    # Unlike Path.is_file, this is False and no error where a folder is closed to this user.
+    return [folder for folder in folders if os.path.isfile(folder / RUN_FILE)]  # noqa: PTH113
 
 
 def find_run(root: Path, name: str) -> Path:
     """The folder of a run named by path, folder name, unique prefix, tag or `last`."""
     if (Path(name) / RUN_FILE).is_file():
-        return Path(name)
+        return Path(name).resolve()
     folders = run_folders(root)
     if not folders:
         raise UserError(
             str(root), "holds no runs", remedy="start one with `paceline run tiny-llama`"
         )
     if name == "last":
-        return folders[-1]
+        return _newest(folders)
     matches = [f for f in folders if f.name == name] or [
         f for f in folders if f.name.startswith(name) or _created_tag(f) == name
     ]
@@ -229,6 +259,14 @@ def find_run(root: Path, name: str) -> Path:
         )
     shown = ", ".join(f.name for f in matches[:5])
     raise UserError(f"run {name!r}", f"names {len(matches)} runs", allowed=shown)
+
+
+def _newest(folders: list[Path]) -> Path:
+    """The run created last; of folders named by their day only those of the last day are read."""
+    days = {folder: day[0] for folder in folders if (day := _DAY.match(folder.name))}
+    last_day = max(days.values(), default="")
+    latest = [folder for folder in folders if days.get(folder, last_day) == last_day]
+    return max(latest, key=lambda folder: (_created(folder), folder.name))
 
 
 def _created(folder: Path) -> str:

@@ -14,15 +14,16 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
 
+from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import Job
 from paceline.errors import SystemFaultError
-from paceline.rundir import LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER, write_text
+from paceline.rundir import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER, write_text
 
-LAUNCHER_LOG = "launcher.log"
 GRACE_S = 5.0
 """How long programs may take to end after SIGTERM before they are killed."""
 
@@ -30,7 +31,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def render(job: Job) -> str:
-    """The bash script that starts `job` on this machine."""
+    """The bash script that starts `job` on this machine.
+
+    Raises ValueError for a variable's name that bash would read as something else.
+    """
+    for name in job.env:
+        if not ENVIRONMENT_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name an environment variable")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(job.env.items())]
     start = [
         job.python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1",
@@ -121,7 +128,9 @@ def submit(job: Job, folder: Path) -> LocalRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=partial(_die_with_parent, os.getpid())
+                if sys.platform == "linux"
+                else None,
             )
     except OSError as error:
         raise SystemFaultError(
@@ -131,8 +140,8 @@ def submit(job: Job, folder: Path) -> LocalRun:
     return LocalRun(process, deadline)
 
 
-def _die_with_parent() -> None:
-    parent = os.getppid()
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel send this process SIGTERM when `parent` dies; at once when it is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

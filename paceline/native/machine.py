@@ -7,7 +7,6 @@ import platform
 import sys
 from pathlib import Path
 
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 GROWTH_BYTES = 64 * 2**20
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -26,20 +27,27 @@ from paceline.rundir import write_value
 SECONDS_PER_DTYPE = 1.0
 TIME_LIMIT_S = 120.0
 MAX_SPREAD_KEPT = 0.05
-"""A rate whose repeats scatter more was disturbed by other programs and is measured again next time."""
+MIN_CPU_SHARE_KEPT = 0.9
+"""Repeats that scatter more, or that had less of their cores, were disturbed by other programs: such
+a rate is not kept, and the next run measures again."""
+MACHINE_ID = Path("/etc/machine-id")
 
 
 class GemmRow(Value):
-    """One matrix product: median rate over n repeats."""
+    """One matrix product: its rate over n repeats."""
 
     dtype: Dtype
     m: int
     n: int
     k: int
     flops_per_s: float
+    statistic: str
+    """Which of the repeats' rates that is."""
     repeats: int
     spread: float
     """1.4826 x MAD / median of the repeats."""
+    cpu_share: float | None = None
+    """CPU time of the process / (wall time x threads); None on a GPU."""
 
 
 class GemmProbe(Value):
@@ -73,15 +81,15 @@ def probe_gemm(
     `identity` is what must be equal for an old figure to hold: CPU or GPU, driver, torch version.
     Raises SystemFaultError when the probe program fails.
     """
+    where = {"host": platform.node(), "machine": _machine_id()}  # homes are shared by machines
     question: dict[str, Any] = {
         "device": device,
         "threads": threads,
         "matmul_precision": matmul_precision,
         "seconds": SECONDS_PER_DTYPE,
     }
-    files: dict[Dtype, Path] = {
-        d: _cache_file({"python": python, **identity, **question, "dtype": d}) for d in dtypes
-    }
+    key = {"python": python, **where, **identity, **question}
+    files: dict[Dtype, Path] = {d: _cache_file({**key, "dtype": d}) for d in dtypes}
     kept: dict[Dtype, GemmProbe | None] = {
         dtype: None if fresh else _kept(file) for dtype, file in files.items()
     }
@@ -105,11 +113,20 @@ def _kept(path: Path) -> GemmProbe | None:
 
 
 def _keep(path: Path, probe: GemmProbe, dtype: Dtype) -> None:
-    best = probe.best(dtype)
-    if best is not None and best.spread > MAX_SPREAD_KEPT:
+    if _disturbed(probe, dtype):
         return
     with contextlib.suppress(SystemFaultError):  # without a cache the next run measures again
         write_value(path, probe)
+
+
+def _disturbed(probe: GemmProbe, dtype: Dtype) -> bool:
+    """True when the best rate is unsteady, or any shape was starved: it may have been the best."""
+    best = probe.best(dtype)
+    shares = [row.cpu_share for row in probe.rows if row.dtype == dtype]
+    return best is not None and (
+        best.spread > MAX_SPREAD_KEPT
+        or any(share is not None and share < MIN_CPU_SHARE_KEPT for share in shares)
+    )
 
 
 def _only(probe: GemmProbe, dtype: Dtype) -> GemmProbe:
@@ -162,7 +179,15 @@ def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
 def _row(line: dict[str, Any]) -> GemmRow:
     m, n, k = line["shape"]
     return GemmRow(dtype=line["dtype"], m=m, n=n, k=k, flops_per_s=line["flops_per_s"],
-                   repeats=line["n"], spread=line["spread"])  # fmt: skip
+                   statistic=line["statistic"], repeats=line["n"], spread=line["spread"],
+                   cpu_share=line["cpu_share"])  # fmt: skip
+
+
+def _machine_id() -> str | None:
+    try:
+        return MACHINE_ID.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
 
 
 def _cache_file(key: dict[str, Any]) -> Path:

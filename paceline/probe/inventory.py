@@ -13,11 +13,24 @@ from typing import Any
 import psutil
 
 from paceline.core.hardware import Cluster
+from paceline.probe import cgroups
+from paceline.probe.cgroups import oom_kills as oom_kills
+from paceline.probe.gpus import gpus
 
 PACKAGES = ("torch", "numpy", "torchao", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-ENVIRONMENT_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH_",
-                        "SLURM_", "UCX_", "PACELINE_")  # fmt: skip
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "GOMP_", "MKL_", "KMP_", "TORCH_", "PYTORCH_",
+                        "TORCHINDUCTOR_", "UCX_")  # fmt: skip
+ENVIRONMENT_NAMES = frozenset({
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_PARTITION", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
+    "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE",
+})  # fmt: skip
+"""Only what can change the speed or says which job it was: any other variable may hold a secret."""
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE", re.IGNORECASE)
+_URL_USER = re.compile(r"(?<=://)\S*@")
+"""Up to the last @, because a password may hold any character."""
 
 
 def inventory() -> dict[str, Any]:
@@ -55,33 +68,14 @@ def cpu() -> dict[str, Any]:
 def usable_cores() -> int:
     """Cores by affinity and by the control group's quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = (_read("/sys/fs/cgroup/cpu.max") or "").split()
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores or 1, max(1, int(quota[0]) // int(quota[1])))
-    return cores or 1
+    quota = cgroups.core_quota()
+    return max(1, min(cores or 1, int(quota) if quota is not None else cores or 1))
 
 
 def memory_limit_bytes() -> int:
     """Host memory, or the control group's limit when that is smaller."""
-    total = psutil.virtual_memory().total
-    limit = _read("/sys/fs/cgroup/memory.max")
-    return min(total, int(limit)) if limit and limit.isdigit() else total
-
-
-def gpus() -> list[dict[str, Any]]:
-    """NVIDIA devices by NVML: name, memory, power limit, driver; empty without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [_gpu(handle, driver) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
+    total, limit = psutil.virtual_memory().total, cgroups.memory_limit_bytes()
+    return total if limit is None else min(total, limit)
 
 
 def local_cluster(
@@ -111,37 +105,6 @@ def local_cluster(
     )
 
 
-def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since boot (0 if unknown)."""
-    match = re.search(r"^oom_kill (\d+)$", _read("/proc/vmstat") or "", re.MULTILINE)
-    return int(match.group(1)) if match else 0
-
-
-def _gpu(handle: Any, driver: Any) -> dict[str, Any]:
-    import pynvml
-
-    def ask(query: Any, *arguments: Any) -> Any:
-        try:
-            return query(handle, *arguments)
-        except pynvml.NVMLError:
-            return None
-
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
-    power_mw = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)
-    return {
-        "name": _text(ask(pynvml.nvmlDeviceGetName)),
-        "uuid": _text(ask(pynvml.nvmlDeviceGetUUID)),
-        "memory_bytes": memory.total if memory else None,
-        "power_limit_w": power_mw / 1000 if power_mw else None,
-        "max_sm_clock_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
-        "driver": _text(driver),
-    }
-
-
-def _text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 def _packages() -> dict[str, str]:
     versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
@@ -154,9 +117,9 @@ def _packages() -> dict[str, str]:
 
 def _environment() -> dict[str, str]:
     return {
-        name: "(redacted)" if _SECRET.search(name) else value
+        name: "(redacted)" if _SECRET.search(name) else _URL_USER.sub("", value)
         for name, value in sorted(os.environ.items())
-        if name.startswith(ENVIRONMENT_PREFIXES)
+        if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
     }
 
 

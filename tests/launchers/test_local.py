@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
+from paceline.core.hardware import Cluster
 from paceline.core.run import Job
 from paceline.launchers import local
 
@@ -112,6 +114,16 @@ def test_hostile_values_stay_words():
     assert "$(touch /tmp/x)" in checked.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    "name", ["A;touch /tmp/owned;B", "A B", "1A", "A\n", "A[$(id)]", "", "\u00c4"]
+)
+def test_a_variable_that_bash_would_read_as_something_else_is_refused(name: str):
+    with pytest.raises(ValueError, match="cannot name an environment variable"):
+        local.render(make_job(env={name: "x"}))
+    with pytest.raises(ValidationError, match="cannot name an environment variable"):
+        Cluster(name="x", device="cpu", devices_per_node=1, env={"A_1": "x", name: "x"})
+
+
 def test_a_newline_in_the_name_cannot_leave_the_comment():
     job = Job(name="x\ntouch /tmp/owned", python="python3", program=("a.py",))
     assert "\ntouch" not in local.render(job)
@@ -154,3 +166,22 @@ def test_killing_the_controller_ends_the_ranks(tmp_path: Path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert wait_gone(pids, within_s=60) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal")
+def test_a_job_whose_controller_died_before_it_could_ask_ends_at_once():
+    program = (
+        "import os, time\n"
+        "from paceline.launchers import local\n"
+        "parent = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    while os.getppid() == parent:\n"
+        "        time.sleep(0.01)\n"
+        "    print('orphaned', flush=True)\n"
+        "    local._die_with_parent(parent)\n"
+        "    print('still there', flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("orphaned\n", "")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import gemm
-from clock import HostClock
+from clock import Clock, HostClock
 from tests.native.example import LIMIT_S, TRAINER
 
 CPU = torch.device("cpu")
@@ -43,23 +46,57 @@ def test_a_row_is_complete(rows: list[dict[str, Any]]) -> None:
         if row["event"] == "gemm":
             assert len(row["shape"]) == 3 and row["n"] >= gemm.FEWEST
             assert row["flops_per_s"] > 1e7 and row["spread"] >= 0
+            assert row["cpu_share"] > 0
 
 
-def test_a_rate_is_two_m_n_k_over_the_median_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "elapsed", lambda multiply, clock, times: 0.004 * times)
+def test_a_rate_is_two_m_n_k_over_the_fastest_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.cycle([0.012, 0.004, 0.008, 0.008, 0.008])
+    monkeypatch.setattr(gemm, "elapsed", lambda multiply, clock, n: next(times) * n)
 
-    row = gemm.measure_shape("fp32", (16, 32, 64), CPU, HostClock(), share_s=0.1)
+    row = gemm.measure_shape("fp32", (16, 32, 64), CPU, HostClock(), share_s=0)
 
     assert row["flops_per_s"] == pytest.approx(2 * 16 * 32 * 64 / 0.004)
-    assert row["n"] == 25 and row["spread"] == 0
+    assert row["statistic"] == "best of n" and row["n"] == gemm.FEWEST
+    assert row["spread"] == pytest.approx(0)  # three of five are equal
 
 
-def test_a_shape_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gemm.SHAPES, "cpu", ((64,) * 3, (2**17,) * 3))
+def test_a_slow_first_shape_does_not_decide_about_the_next_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, ...]] = []
 
-    small, large = gemm.measure_dtype("fp32", CPU, HostClock(), seconds=0.05)
+    def measure(dtype: str, shape: tuple[int, ...], *_: object) -> dict[str, Any]:
+        asked.append(shape)
+        return {"event": "gemm", "flops_per_s": 1.0 if len(asked) == 1 else 1e15}
 
-    assert small["event"] == "gemm"
+    monkeypatch.setattr(gemm, "measure_shape", measure)
+    lines = list(gemm.measure_dtype("fp32", CPU, HostClock(), seconds=1.0))
+
+    assert tuple(asked) == gemm.SHAPES["cpu"]
+    assert all(line["event"] == "gemm" for line in lines)
+
+
+def test_a_share_of_the_processor_below_one_tells_of_other_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = gemm.elapsed
+
+    def starved(multiply: Callable[[], object], clock: Clock, times: int) -> float:
+        time.sleep(0.02)  # as if another program had the core
+        return real(multiply, clock, times)
+
+    monkeypatch.setattr(gemm, "elapsed", starved)
+    row = gemm.measure_shape("fp32", (64,) * 3, CPU, HostClock(), share_s=0)
+
+    assert 0 < row["cpu_share"] < 0.9
+
+
+def test_a_late_shape_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gemm.SHAPES, "cpu", ((64,) * 3,) * gemm.ALWAYS + ((2**17,) * 3,))
+
+    *small, large = gemm.measure_dtype("fp32", CPU, HostClock(), seconds=0.05)
+
+    assert [line["event"] for line in small] == ["gemm"] * gemm.ALWAYS
     assert large["event"] == "skipped" and large["reason"].startswith("needs about")
 
 

@@ -23,10 +23,35 @@ def test_secrets_are_redacted(name: str, monkeypatch: pytest.MonkeyPatch):
     assert "hunter2" not in json.dumps(inventory())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLURM_JWT", "hunter2"),
+        ("PACELINE_DB", "postgresql://me:hunter2@host/db"),
+        ("TORCH_STORE", "https://me:a/b@hunter2@host/x"),
+        ("NCCL_STORE", "see http://hunter2@host"),
+        ("UCX_COOKIE", "hunter2"),
+        ("SLURM_ANYTHING_NEW", "hunter2"),
+    ],
+)
+def test_secrets_under_other_names_stay_out(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, value)
+    assert "hunter2" not in json.dumps(inventory())
+
+
+def test_an_address_without_a_user_is_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCH_A", "tcp://me:pw@host:29500/x")
+    monkeypatch.setenv("TORCH_B", "tcp://host:29500/x")
+    environment = inventory()["environment"]
+    assert environment["TORCH_A"] == environment["TORCH_B"] == "tcp://host:29500/x"
+
+
 def test_the_environment_that_changes_speed_is_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("EDITOR", "vi")
     environment = inventory()["environment"]
+    assert environment["SLURM_JOB_ID"] == "7"
     assert environment["NCCL_IB_HCA"] == "mlx5_1" and "EDITOR" not in environment
 
 

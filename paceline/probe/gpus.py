@@ -1,0 +1,78 @@
+"""The NVIDIA devices that a program started here would see."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Visible NVIDIA devices by NVML: name, memory, power limit, driver; empty without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        found = [_gpu(handle, driver) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(found: list[dict[str, Any]], wanted: str | None) -> list[dict[str, Any]]:
+    """Those of `found` that CUDA_VISIBLE_DEVICES = `wanted` leaves, in its order; None leaves all.
+
+    An entry is an index or the beginning of a UUID that only one device has. As in CUDA, the first
+    entry that names no device ends the list, and naming a device twice leaves none. NVML knows only
+    whole devices, so a MIG slice names none. Indices follow the PCI bus, which is CUDA's own order
+    where all devices are alike.
+    """
+    if wanted is None:
+        return found
+    chosen: list[int] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        index = _index(found, entry)
+        if index is None:
+            break
+        if index in chosen:
+            return []
+        chosen.append(index)
+    return [found[index] for index in chosen]
+
+
+def _index(found: list[dict[str, Any]], entry: str) -> int | None:
+    if entry.isdecimal():
+        return int(entry) if int(entry) < len(found) else None
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [i for i, gpu in enumerate(found) if (gpu["uuid"] or "").startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _gpu(handle: Any, driver: Any) -> dict[str, Any]:
+    import pynvml
+
+    def ask(query: Any, *arguments: Any) -> Any:
+        try:
+            return query(handle, *arguments)
+        except pynvml.NVMLError:
+            return None
+
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
+    power_mw = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)
+    return {
+        "name": _text(ask(pynvml.nvmlDeviceGetName)),
+        "uuid": _text(ask(pynvml.nvmlDeviceGetUUID)),
+        "memory_bytes": memory.total if memory else None,
+        "power_limit_w": power_mw / 1000 if power_mw else None,
+        "max_sm_clock_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
+        "driver": _text(driver),
+    }
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
