@@ -170,7 +170,7 @@ def _new_record(plan: Plan, folder: Path, command: list[str], tag: str | None) -
     return RunRecord(
         name=folder.name,
         tag=tag,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         command=tuple(command),
         spec=plan.spec,
         status="queued",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from paceline.cli.list import computed_result
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
@@ -27,7 +28,7 @@ def rebuild(
     from paceline.store.index import Index
 
     root = runs_root(runs_dir)
-    count, unreadable = Index.open(root).rebuild(root)
+    count, unreadable = Index.open(root, anew=True).rebuild(computed_result)
     for problem in unreadable:
         typer.echo(f"left out: {problem}", err=True)
     row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}

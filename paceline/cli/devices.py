@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import (
+    Column,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_table,
+    refuse_where,
+    select_rows,
+)
 
 if TYPE_CHECKING:
     from paceline.core.hardware import Device, Dtype, Link
@@ -50,6 +58,7 @@ def devices(
     elif name is None:
         _list_devices(where, form)
     else:
+        refuse_where(where, name)
         _show_device(name, form)
 
 
@@ -129,6 +138,7 @@ def _figure_columns(form: TableFormat) -> list[Column]:
 
 def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
     from paceline import catalog
+    from paceline.core.hardware import Link
 
     if name is None:
         known: tuple[Link, ...] = catalog.links()
@@ -143,9 +153,11 @@ def _show_links(name: str | None, where: list[str] | None, form: TableFormat) ->
         Column("bytes_per_s", "GB/s", _giga, "right"),
         Column("source", "source", wraps=True),
     ]
+    rows = select_rows(
+        [link.model_dump(mode="json") for link in known], where, tuple(Link.model_fields)
+    )
     if form in _FOR_PEOPLE:
         typer.echo("Nominal bandwidth of one device in one direction\n")
-    rows = select_rows([link.model_dump(mode="json") for link in known], where)
     emit_table(rows, columns, form)
 
 

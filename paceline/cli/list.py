@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+
+if TYPE_CHECKING:
+    from paceline.core.result import Result
 
 
 def list_runs(
@@ -16,20 +22,33 @@ def list_runs(
 ) -> None:
     """List runs, oldest first, with their status and headline figures.
 
-    A run whose controller was killed shows as `incomplete`.
+    A run whose controller was killed shows as `incomplete`, with the steps and figures it has.
+    Folders that cannot be read are named on standard error.
 
     Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
     """
     from paceline.rundir import runs_root
-    from paceline.store.index import Index
+    from paceline.store.index import COLUMNS, listing
 
     root = runs_root(runs_dir)
-    rows = [{k: v for k, v in row.items() if k != "root"} for row in Index.open(root).rows(root)]
+    found = listing(root, computed_result)
+    rows = select_rows(found.rows, where, COLUMNS)
+    if found.fault:
+        typer.echo(f"note: every folder was read again: {found.fault}", err=True)
+    for problem in found.left_out:
+        typer.echo(f"left out: {problem}", err=True)
     form = TableFormat.json if as_json else form
-    if not rows and form is TableFormat.text:
+    if not (found.rows or found.left_out) and form is TableFormat.text:
         typer.echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
         return
-    emit_table(select_rows(rows, where), _columns(form), form)
+    emit_table(rows, _columns(form), form)
+
+
+def computed_result(folder: Path) -> Result:
+    """The result of a run, computed from its raw files."""
+    from paceline.outcome import evaluate
+
+    return evaluate(folder).result
 
 
 def _columns(form: TableFormat) -> list[Column]:

@@ -67,21 +67,34 @@ def emit_table(
         typer.echo(_plain(rows, columns))
 
 
-def select_rows(rows: Sequence[Row], where: list[str] | None) -> list[Row]:
-    """The rows that meet every `column=value`; raises UserError for an unknown column."""
+def select_rows(
+    rows: Sequence[Row], where: list[str] | None, names: Sequence[str] = ()
+) -> list[Row]:
+    """The rows that meet every `column=value`; raises UserError for an unknown column.
+
+    `names` are the columns of a table that may have no rows.
+    """
     from paceline.errors import UserError, did_you_mean
 
-    selected = list(rows)
+    selected, names = list(rows), list(rows[0]) if rows else names
     for condition in where or []:
         column, equals, value = condition.partition("=")
         if not equals:
             raise UserError(f"--where {condition}", "is not column=value")
-        if selected and column not in selected[0]:
-            names = list(selected[0])
+        if column not in names:
             raise UserError(f"--where {condition}", "is not a column", allowed=", ".join(names),
                             remedy=did_you_mean(column, names) or None)  # fmt: skip
         selected = [row for row in selected if str(row[column]).lower() == value.lower()]
     return selected
+
+
+def refuse_where(where: list[str] | None, name: str) -> None:
+    """Raise UserError when rows are selected although one thing alone is asked for by `name`."""
+    from paceline.errors import UserError
+
+    if where:
+        raise UserError(f"--where {where[0]}", f"selects rows of the list, not of {name!r}",
+                        remedy="leave out the name or --where")  # fmt: skip
 
 
 def emit_json(document: object) -> None:
@@ -106,16 +119,20 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     import csv
     import io
 
+    from paceline.report.tables import csv_cell
+
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.key for column in columns])
-    writer.writerows([[row.get(column.key) for column in columns] for row in rows])
+    writer.writerows([[csv_cell(row.get(column.key)) for column in columns] for row in rows])
     return buffer.getvalue()
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    from paceline.report.tables import md_text
+
     rule = ["---:" if column.justify == "right" else "---" for column in columns]
-    body = [[cell.replace("|", "\\|") for cell in _cells(row, columns)] for row in rows]
+    body = [[md_text(cell) for cell in _cells(row, columns)] for row in rows]
     lines = [[column.title for column in columns], rule, *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -44,7 +44,7 @@ def gemm(
     from typing import get_args
 
     from paceline.core.hardware import Dtype
-    from paceline.errors import UserError
+    from paceline.errors import SystemFaultError, UserError
     from paceline.flow import probe_this_machine
 
     names = tuple(name.strip() for name in dtypes.split(",") if name.strip())
@@ -55,6 +55,8 @@ def gemm(
     probe = probe_this_machine(names, device, fresh)  # type: ignore[arg-type]
     for name, reason in probe.skipped.items():
         typer.echo(f"note: {name} was left out: {reason}", err=True)
+    if not probe.rows:
+        raise SystemFaultError("gemm probe", "measured nothing", remedy="choose another --dtype")
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
         emit_json(_document(probe))
@@ -65,7 +67,7 @@ def gemm(
 def _document(probe: GemmProbe) -> dict[str, Any]:
     rows = [
         {"dtype": r.dtype, "shape": [r.m, r.n, r.k], "flops_per_s": r.flops_per_s,
-         "n": r.repeats, "spread": r.spread}
+         "statistic": r.statistic, "n": r.repeats, "spread": r.spread, "cpu_share": r.cpu_share}
         for r in probe.rows
     ]  # fmt: skip
     best: dict[str, Any] = {}
@@ -80,6 +82,7 @@ def _document(probe: GemmProbe) -> dict[str, Any]:
         "matmul_precision": probe.matmul_precision,
         "rows": rows,
         "best": best,
+        "skipped": probe.skipped,
     }
 
 
@@ -93,7 +96,8 @@ def _columns() -> list[Column]:
     return [
         Column("dtype", "dtype"),
         Column("shape", "m x n x k"),
-        Column("flops_per_s", "median FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
+        Column("flops_per_s", "FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
+        Column("statistic", "from the"),
         Column("n", "n", str, "right"),
         Column("spread", "spread", percent, "right"),
     ]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import (
+    Column,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_json,
+    emit_table,
+    refuse_where,
+    select_rows,
+)
 
 if TYPE_CHECKING:
     from paceline.recipe import Recipe
@@ -34,8 +44,9 @@ def recipes(
     """
     form = TableFormat.json if as_json else form
     if fields:
-        _print_fields(form)
+        _print_fields(where, form)
     elif name is not None:
+        refuse_where(where, name)
         _print_one(name, form)
     else:
         emit_table(select_rows(_rows(), where), _columns(), form)
@@ -79,17 +90,32 @@ def _columns() -> list[Column]:
 
 
 def _print_one(name: str, form: TableFormat) -> None:
-    from paceline.cli.output import emit_json
     from paceline.recipe import load_recipe, recipe_path
 
-    recipe = load_recipe(name)
-    if form is TableFormat.json:
-        emit_json(recipe.model_dump(mode="json"))
-    else:
+    recipe = load_recipe(name).model_dump(mode="json")
+    if form is TableFormat.text:
         typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+    elif form is TableFormat.json:
+        emit_json(recipe)
+    else:
+        rows = [{"field": field, "value": value} for field, value in _flat(recipe)]
+        emit_table(rows, [Column("field", "field"), Column("value", "value")], form)
 
 
-def _print_fields(form: TableFormat) -> None:
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field by its dotted name, as --set takes it, with its value; a list as JSON."""
+    import json
+
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            plain = json.dumps(value) if isinstance(value, dict | list | bool) else value
+            yield f"{above}{name}", plain
+
+
+def _print_fields(where: list[str] | None, form: TableFormat) -> None:
     from paceline.recipe import override_keys
 
-    emit_table([{"field": key} for key in override_keys()], [Column("field", "field")], form)
+    rows = select_rows([{"field": key} for key in override_keys()], where)
+    emit_table(rows, [Column("field", "field")], form)

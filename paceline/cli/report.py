@@ -24,6 +24,9 @@ def report(
         str | None,
         typer.Option(help="Also save every chart: svg, png or svg,png.", metavar="FORMATS"),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the written files as JSON: {report, charts}.")
+    ] = False,
 ) -> None:
     """Write the report of one run as a file, and its charts as pictures.
 
@@ -31,21 +34,31 @@ def report(
 
     Example: paceline report last --charts svg,png
     """
+    from paceline.cli.output import emit_json
     from paceline.cli.printing import print_report, rendered
+    from paceline.errors import UserError
     from paceline.outcome import evaluate
     from paceline.rundir import REPORT_FILE, find_run, runs_root, write_text
 
+    printed = str(output) == "-" or (output is None and form is ReportFormat.text)
+    if printed and as_json:
+        raise UserError("--json", "tells which files were written, and this report is printed",
+                        remedy="name a file with --output")  # fmt: skip
     folder = find_run(runs_root(runs_dir), run)
     content = evaluate(folder)
-    if charts:
-        for path in _saved_charts(content, folder, charts):
-            typer.echo(str(path))
-    if str(output) == "-" or (output is None and form is ReportFormat.text):
+    pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
+    if not as_json:
+        for picture in pictures:
+            typer.echo(picture, err=printed)
+    if printed:
         print_report(content, form)
         return
     path = output or folder / (REPORT_FILE if form is ReportFormat.html else f"report.{form}")
     write_text(path, _as_text(content) if form is ReportFormat.text else rendered(content, form))
-    typer.echo(str(path))
+    if as_json:
+        emit_json({"report": str(path), "charts": pictures})
+    else:
+        typer.echo(str(path))
 
 
 def _saved_charts(content: object, folder: Path, charts: str) -> list[Path]:

@@ -164,12 +164,12 @@ def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
         for line in lines
         if line.get("event") == "skipped" and line["dtype"] not in measured
     }
-    if not rows:
-        raise SystemFaultError("gemm probe", f"measured nothing: {skipped or done.stderr[-300:]}")
+    if not rows and not skipped:
+        raise SystemFaultError("gemm probe", f"measured nothing: {done.stderr[-300:]}")
     return GemmProbe(
-        device_name=rows[0]["device_name"],
-        torch=rows[0]["torch"],
-        threads=rows[0]["threads"],
+        device_name=lines[0]["device_name"],
+        torch=lines[0]["torch"],
+        threads=lines[0]["threads"],
         matmul_precision=question["matmul_precision"],
         rows=tuple(_row(row) for row in rows),
         skipped=skipped,

@@ -38,7 +38,12 @@ def paceline(*arguments: str, runs: Path | None = None) -> subprocess.CompletedP
         (["no-such-verb"], 1, "No such command"),
         (["devices", "H10"], 1, "did you mean 'h100'"),
         (["show", "nothing"], 1, "holds no runs"),
-        (["list", "--where", "status"], 0, ""),
+        (["list", "--where", "status"], 1, "is not column=value"),
+        (["list", "--where", "status=zzz", "--where", "foo=1"], 1, "foo=1: is not a column"),
+        (["devices", "H100", "--where", "vendor=AMD"], 1, "not of 'H100'"),
+        (["devices", "--links", "single node", "--where", "foo=1"], 1, "is not a column"),
+        (["recipes", "tiny-llama", "--where", "dtype=bf16"], 1, "not of 'tiny-llama'"),
+        (["report", "--json", "--output", "-"], 1, "name a file"),
         (["report", "last"], 1, "holds no runs"),
         (["probe", "gemm", "--dtype", "fp12"], 1, "is no list of dtypes"),
     ],
@@ -58,6 +63,13 @@ def test_a_place_that_cannot_be_written_is_a_system_fault(tmp_path: Path):
     blocked.write_text("")
     done = paceline("run", "tiny-llama", "--no-probe", "--runs-dir", str(blocked), runs=tmp_path)
     assert done.returncode == 2 and "run folder cannot be made" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "last"], ["db", "rebuild"]])
+def test_a_runs_folder_that_is_a_file_is_the_users_error(tmp_path: Path, arguments: list[str]):
+    (tmp_path / "file").write_text("")
+    done = paceline(*arguments, "--runs-dir", str(tmp_path / "file"), runs=tmp_path)
+    assert done.returncode == 1 and "is not a folder" in done.stderr and done.stdout == ""
 
 
 @pytest.mark.parametrize("verb", ["run", "recipes", "devices", "list", "show", "report", "version"])

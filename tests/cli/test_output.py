@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.output import Column, TableFormat, emit_json, emit_table
+from paceline.cli.output import Column, TableFormat, emit_json, emit_table, select_rows
+from paceline.errors import UserError
 
 ROWS: list[dict[str, Any]] = [
     {"name": "first", "rate_per_s": 1234567.125, "note": 'a | b, "c"', "hidden": 1},
@@ -65,6 +66,30 @@ def test_markdown_keeps_its_columns_whatever_the_cells_hold(capsys: pytest.Captu
     header, rule, first, second = printed(capsys, TableFormat.md).splitlines()
     assert header == "| name | 1000/s | note |" and rule == "| --- | ---: | --- |"
     assert "a \\| b" in first and second.startswith("| second one | - |")
+
+
+HOSTILE = {"name": "=cmd|'/C calc'!A0", "rate_per_s": -1.5, "note": "a_b|[x](y)\nc"}
+
+
+def test_no_text_in_csv_is_a_formula_and_no_number_becomes_text(
+    capsys: pytest.CaptureFixture[str],
+):
+    emit_table([HOSTILE], COLUMNS, TableFormat.csv)
+    cells = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1]
+    assert cells == ["'=cmd|'/C calc'!A0", "-1.5", HOSTILE["note"]]
+
+
+def test_no_text_in_markdown_is_markup_or_ends_the_row(capsys: pytest.CaptureFixture[str]):
+    emit_table([HOSTILE], COLUMNS, TableFormat.md)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and r"a\_b\|\[x\](y) c" in lines[2]
+
+
+def test_a_condition_on_an_unknown_column_is_refused_even_when_no_row_is_left():
+    assert select_rows(ROWS, ["name=FIRST"]) == ROWS[:1]
+    for rows in (ROWS, []):
+        with pytest.raises(UserError, match="did you mean 'name'"):
+            select_rows(rows, ["name=nobody", "nam=x"], ["name", "rate_per_s"])
 
 
 def test_no_rows_still_give_a_header(capsys: pytest.CaptureFixture[str]):

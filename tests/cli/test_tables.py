@@ -27,6 +27,16 @@ def test_one_recipe_prints_as_a_file_that_can_be_run(tmp_path: Path):
     assert done.returncode == 0 and "torch.distributed.run" in done.stdout
 
 
+def test_one_recipe_as_a_table_has_a_row_for_each_field():
+    shown = paceline("recipes", "tiny-llama", "--format", "csv").stdout
+    rows = {row["field"]: row["value"] for row in csv.DictReader(io.StringIO(shown))}
+    whole = json.loads(paceline("recipes", "tiny-llama", "--json").stdout)
+    assert rows["name"] == "tiny-llama" and not set(rows) & set(whole["training"])
+    assert rows["training.seq_len"] == str(whole["training"]["seq_len"])
+    lines = paceline("recipes", "tiny-llama", "--format", "md").stdout.splitlines()
+    assert lines[0] == "| field | value |" and len(lines) == len(rows) + 2
+
+
 def test_fields_list_what_set_takes():
     assert "layout.zero_stage" in paceline("recipes", "--fields").stdout
 
@@ -51,6 +61,12 @@ def test_list_shows_selects_and_rebuilds(tmp_path: Path):
     wrong = paceline("list", "--where", "state=ok", runs=tmp_path)
     assert wrong.returncode == 1 and "is not a column" in wrong.stderr
     assert json.loads(paceline("db", "rebuild", "--json", runs=tmp_path).stdout)["runs"] == 2
+
+
+def test_a_hostile_tag_is_no_formula_in_the_csv_of_all_runs(tmp_path: Path):
+    make_run(tmp_path, "a", tag="=cmd|x")
+    shown = paceline("list", "--format", "csv", runs=tmp_path).stdout
+    assert next(csv.DictReader(io.StringIO(shown)))["tag"] == "'=cmd|x"
 
 
 def test_an_empty_list_is_no_error_and_valid_json(tmp_path: Path):
