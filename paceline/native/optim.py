@@ -45,7 +45,10 @@ def gradient_norm(gradients: list[Tensor], sharded: bool) -> Tensor:
     if not sharded:
         return norm
     squares = norm.square()
-    dist.all_reduce(squares)
+    # Asynchronous, because a blocking collective on CUDA waits where no clock sees it.
+    work = dist.all_reduce(squares, async_op=True)
+    assert work is not None
+    work.wait()
     return squares.sqrt()
 
 

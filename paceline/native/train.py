@@ -67,9 +67,9 @@ def train(config: TrainerConfig, events: EventLog) -> None:
         if undo is not None:
             undo()
     if world.size > 1:
-        # A rank that closed its connections early would break the last collective of a slower one.
+        # A rank that went early would break the last collective of a slower one. The group itself is
+        # left to the process's end: gloo's destructor can wait forever for a thread of its own.
         dist.barrier()
-        dist.destroy_process_group()
 
 
 def check_device(kind: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -19,7 +21,7 @@ def model_config(shape: DecoderShape) -> ModelConfig:
     return ModelConfig(**fields, padded_vocab=shape.padded_vocab())
 
 
-def small(**changes: object) -> Decoder:
+def small(**changes: Any) -> Decoder:
     """A trained-size-zero decoder with its initial weights, in fp64."""
     config = parse_config(settings(**changes))
     model = Decoder(config.model, config.training.seq_len, torch.float64).double()

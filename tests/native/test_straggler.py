@@ -32,7 +32,6 @@ def slowed(self, tokens):
 model.Decoder.hidden_states = slowed
 dist.init_process_group("gloo")
 dist.init_process_group = lambda *args, **kwargs: None
-dist.destroy_process_group = lambda: None
 with open(sys.argv[1]) as file:
     raw = json.load(file)
 for stage in {STAGES}:
