@@ -1,7 +1,8 @@
 """A plain training loop over transformers' LlamaForCausalLM: the peer of the native trainer.
 
 Reads the native trainer's own settings file and prints one JSON line with every step's seconds, so
-that shape, dtype, batch, threads, optimizer and fp32 matrix-product setting are the same.
+that shape, dtype, batch, threads, optimizer, fp32 matrix-product setting, allocator setting and
+garbage collection are the same.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from machine import keep_freed_memory
 
 
 def build(model: dict[str, Any]) -> LlamaForCausalLM:
@@ -39,6 +44,7 @@ def main() -> None:
     """Train for the settings' steps on one process and print the step times."""
     settings = json.loads(Path(sys.argv[1]).read_text())
     training = settings["training"]
+    keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(training["matmul_precision"])
     torch.manual_seed(training["seed"])

@@ -130,6 +130,8 @@ def would_fit(recipe: Recipe) -> str:
         )  # fmt: skip
         if count:
             phrases.append(f"{count} x {name}")
+    if not phrases:
+        return f"no number of {' or '.join(SUGGESTED)} with data parallelism alone"
     layout = {"zero_stage": 3, "recompute": "full", "micro_batch": 1, **_ONE_DEVICE}
     changed = [
         f"--set layout.{name}={str(value).lower()}"
