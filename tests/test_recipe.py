@@ -166,5 +166,7 @@ def test_the_key_follows_the_content_and_not_the_name():
     recipe = load_recipe("tiny-llama")
     spec = resolve(recipe, CPU, True, None)
     renamed = resolve(recipe.model_copy(update={"name": "other"}), CPU, True, None)
+    elsewhere = CPU.model_copy(update={"name": "other", "device_memory_bytes": 1e9})
+    assert resolve(recipe, elsewhere, True, None).key == spec.key
     longer = resolve(load_recipe("tiny-llama", None, ["steps=61"]), CPU, True, None)
     assert spec.key == renamed.key != longer.key

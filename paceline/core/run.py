@@ -89,8 +89,10 @@ class RunSpec(Value):
     @property
     def key(self) -> str:
         """Eight hexadecimal digits of the content: what runs, not what it is called."""
-        content = self.model_dump(mode="json", exclude={"recipe", "variant", "references"})
-        content["cluster"].pop("name")
+        labels = {"recipe", "variant", "references", "time_limit_s"}
+        content = self.model_dump(mode="json", exclude=labels)
+        for name in ("name", "device_label", "device_memory_bytes"):
+            content["cluster"].pop(name)
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

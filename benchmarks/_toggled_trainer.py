@@ -1,0 +1,49 @@
+"""The native trainer, measuring in every other block of steps and bare in the blocks between.
+
+Run like native/main.py, from a run folder. A bare step writes no event line, reads no clock marks
+and no memory. Rank 0 writes blocks.json: the seconds of each step, by block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path("native").resolve()))
+
+import train
+from config import parse_config, read_json
+from record import EventLog
+
+BLOCK_STEPS = 10
+
+
+def main() -> None:
+    """Train as trainer.json says and keep the time of day after each step."""
+    ends: list[float] = []
+    write = train.Trainer._write
+
+    def toggled(self: Any, done: Any) -> None:
+        if (done.step - 1) // BLOCK_STEPS % 2 == 0:
+            write(self, done)
+        else:
+            done.loss_and_norm.tolist()  # a trainer looks at its loss in any case
+        ends.append(time.perf_counter())
+
+    train.Trainer._write = toggled
+    rank = int(os.environ.get("RANK", "0"))
+    train.train(parse_config(read_json(sys.argv[1])), EventLog("steps", rank))
+    if rank == 0:
+        steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # noqa: RUF007
+        # The first step has no step before it, so block 0 is one short.
+        starts = range(0, len(ends), BLOCK_STEPS)
+        blocks = [steps[max(0, i - 1) : i - 1 + BLOCK_STEPS] for i in starts]
+        Path("blocks.json").write_text(json.dumps(blocks))
+
+
+if __name__ == "__main__":
+    main()
