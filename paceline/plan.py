@@ -19,7 +19,10 @@ from paceline.launchers import launcher, launcher_names
 from paceline.probe.gemm import GemmProbe, probe_gemm
 from paceline.probe.inventory import inventory, local_cluster
 from paceline.recipe import Recipe, load_recipe, recipe_path, resolve
-from paceline.units import gib
+from paceline.units import gib, percent
+
+BUSY_LIMIT = 0.2
+"""Share of the cores in use beyond which a run is told to be disturbed."""
 
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
@@ -70,7 +73,7 @@ def make_plan(request: Request) -> Plan:
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, request.force)
-    notices += _busy_notice(found)
+    notices += busy_notice(found)
     job = engine(spec.engine).job(spec, spec.recipe)
     return Plan(spec, job, found, tuple(notices))
 
@@ -282,11 +285,12 @@ def _check(spec: RunSpec, force: bool) -> None:
         )
 
 
-def _busy_notice(found: dict[str, Any]) -> list[str]:
-    load, cores = found["load_average_1min"], found["cpu"]["usable_cores"]
-    if load <= 0.5 * cores:
+def busy_notice(found: dict[str, Any]) -> list[str]:
+    """What should be told when other programs use the cores before the run begins."""
+    busy = found["cpu_busy_fraction"]
+    if busy <= BUSY_LIMIT:
         return []
-    return [f"this machine is busy (load {load:.1f} on {cores} cores): expect a wider spread"]
+    return [f"other programs use {percent(busy, 0)} of the cores: expect a wider spread"]
 
 
 def _device_memory_bytes(cluster: Cluster) -> float | None:

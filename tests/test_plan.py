@@ -8,7 +8,7 @@ import pytest
 
 from paceline.engines import native
 from paceline.errors import UserError
-from paceline.plan import Request, choose_cluster, device_kind, make_plan
+from paceline.plan import Request, busy_notice, choose_cluster, device_kind, make_plan
 from paceline.probe.inventory import inventory
 from paceline.recipe import load_recipe, recipe_path
 from tests.example import make_spec
@@ -133,3 +133,9 @@ def test_a_device_that_is_only_nearly_known_is_told():
 def test_fewer_gpus_than_the_recipe_names_are_told():
     _, notices = choose_cluster(Request("gpt-1b3"), load_recipe("gpt-1b3"), FOUND_GPUS)
     assert any("names 8 devices" in notice for notice in notices)
+
+
+def test_a_busy_machine_is_told_and_a_quiet_one_is_not():
+    assert busy_notice({"cpu_busy_fraction": 0.05}) == []
+    (notice,) = busy_notice({"cpu_busy_fraction": 0.8})
+    assert "80 %" in notice

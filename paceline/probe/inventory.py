@@ -17,6 +17,9 @@ from paceline.probe import cgroups
 from paceline.probe.cgroups import oom_kills as oom_kills
 from paceline.probe.gpus import gpus
 
+BUSY_SAMPLE_S = 0.2
+"""The load average still remembers what has ended; a look at the cores does not."""
+
 PACKAGES = ("torch", "numpy", "torchao", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "GOMP_", "MKL_", "KMP_", "TORCH_", "PYTORCH_",
                         "TORCHINDUCTOR_", "UCX_")  # fmt: skip
@@ -43,6 +46,7 @@ def inventory() -> dict[str, Any]:
         "memory_bytes": memory_limit_bytes(),
         "swap_bytes": psutil.swap_memory().total,
         "load_average_1min": os.getloadavg()[0],
+        "cpu_busy_fraction": psutil.cpu_percent(BUSY_SAMPLE_S) / 100,
         "gpus": gpus(),
         "python": platform.python_version(),
         "packages": _packages(),
