@@ -120,7 +120,7 @@ def write_text(path: Path, text: str) -> None:
                 os.fsync(file.fileno())
             Path(temporary).chmod(0o644)
             Path(temporary).replace(path)
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no half-written file behind
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:

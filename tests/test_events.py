@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.engines.native import steps
-from paceline.events import EndEvent, StartEvent, read_events, read_rank
+from paceline.events import read_events, read_rank
 
 START: dict[str, Any] = {
     "event": "start", "schema": 1, "rank": 0, "world_size": 1, "local_rank": 0, "host": "h",
@@ -57,7 +57,7 @@ def test_a_nan_loss_is_kept_as_nan():
 
 @given(st.lists(st.text(max_size=60), max_size=10))
 def test_any_text_is_read_without_an_exception(text: list[str]):
-    assert all(isinstance(e, StartEvent | EndEvent | object) for e in read_events(text))
+    assert list(read_events(text)) == []
 
 
 @given(st.binary(max_size=300))

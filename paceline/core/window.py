@@ -1,7 +1,7 @@
 """The steady-state window: which steps a figure may be taken from.
 
-Warm-up ends at the first step from which at least 4 of the next 5 lie within a band around the
-median of the second half. The half-width is the largest of three scaled MADs, the log's
+Warm-up ends at the first step that lies, with at least 4 of the 5 from it on, within a band around
+the median of the second half. The half-width is the largest of three scaled MADs, the log's
 resolution and 0.1 %.
 """
 
@@ -63,7 +63,7 @@ def band_half_width(times: FloatColumn, resolution_s: float = 0.0) -> float:
 
 
 def warmup_steps(times: FloatColumn, half_width: float) -> int | None:
-    """Steps before the first from which 4 of the next 5 are in the band; None if there is none."""
+    """Steps before the first in the band with 4 of the 5 from it on; None if there is none."""
     centre = float(np.median(times[len(times) // 2 :]))
     inside = np.abs(times - centre) <= half_width
     for start in range(len(times) - RUN_LENGTH + 1):
