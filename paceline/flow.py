@@ -16,7 +16,7 @@ from typing import IO, Any
 from paceline import __version__, outcome
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
-from paceline.core.steps import Step
+from paceline.core.steps import FLOATS, Step
 from paceline.engines import Engine, engine
 from paceline.errors import SystemFaultError
 from paceline.launchers import Handle, launcher
@@ -276,8 +276,8 @@ def _merged_lines(report: RunReport) -> str:
     lines: list[str] = []
     for row, index in enumerate(steps.index):
         values: dict[str, Any] = {"step": int(index)}
-        for name, column in steps.columns.items():
-            value = float(column[row])
+        for name in FLOATS:
+            value = float(steps[name][row])
             values[name] = value if value == value else None
         lines.append(json.dumps(values, allow_nan=False))
     return "".join(f"{line}\n" for line in lines)

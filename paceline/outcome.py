@@ -15,10 +15,10 @@ from signal import Signals
 import numpy as np
 
 from paceline.comparison import compare_with_references
+from paceline.core.facts import Facts
 from paceline.core.metrics import Measured, measure, measured
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
 from paceline.core.result import Metric, Result, Status, WindowRecord
-from paceline.core.run import RunSpec
 from paceline.core.steps import Steps
 from paceline.core.verdict import single_run_verdict
 from paceline.core.window import MIN_STEADY, Window, steady_window
@@ -131,7 +131,8 @@ def evaluate(folder: Path) -> RunReport:
     Raises UserError when run.json is missing or not readable.
     """
     record = read_record(folder)
-    ranks = read_ranks(folder, record.spec.engine)
+    facts = record.known
+    ranks = read_ranks(folder, facts.engine) if facts.engine else {}
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
     status = current_status(record)
@@ -142,6 +143,7 @@ def evaluate(folder: Path) -> RunReport:
         result=result,
         steps=merged,
         spec=record.spec,
+        facts=facts,
         command=shlex.join(record.command),
         job_script=_text(folder / SCRIPT_FILE),
         inventory=read_json(folder / INVENTORY_FILE),
@@ -169,22 +171,22 @@ def _result(
     status: Status,
     reason: str | None,
 ) -> Result:
-    spec = record.spec
+    facts, names = record.known, record.spec.references if record.spec else ()
     hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
     trusted = window is not None and window.record.state in ("steady", "drifting")
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
-    comparisons = compare_with_references(spec, metrics)
+    comparisons = compare_with_references(facts, names, metrics)
     return Result(
         run=folder.name,
-        recipe=spec.recipe,
+        recipe=facts.recipe or "unknown",
         status=status,
         reason=reason,
         log_tail=record.log_tail if status not in ("ok", "queued", "running") else (),
         created=record.created,
         metrics=metrics,
         window=window.record if window else None,
-        conventions=_conventions(spec),
+        conventions=_conventions(facts),
         verdict=single_run_verdict(
             status, reason, window.record if window and trusted else None, comparisons
         ),
@@ -196,7 +198,7 @@ def _result(
             (log.start.num_parameters for log in ranks.values() if log.start), None
         ),
         steps_done=len(merged),
-        steps_asked=spec.training.steps,
+        steps_asked=record.spec.training.steps if record.spec else 0,
         warnings=_warnings(record, window.record if window else None, metrics),
     )
 
@@ -204,13 +206,14 @@ def _result(
 def _measured(
     record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
 ) -> Measured:
-    device = find_device(record.spec.cluster.device)
-    no_peak = tensor_float_note(record.spec)
-    peak = device.peaks.get(record.spec.training.dtype) if device and not no_peak else None
+    facts = record.known
+    device = find_device(facts.device) if facts.device else None
+    no_peak = tensor_float_note(facts)
+    peak = device.peaks.get(facts.dtype) if device and facts.dtype and not no_peak else None
     ready = [log.start.time_unix for log in ranks.values() if log.start]
     started = record.launched_unix
     return measured(
-        record.spec,
+        facts,
         merged,
         merged.select(window.rows),
         peak_flops_per_s=peak.flops_per_s if peak else None,
@@ -222,21 +225,20 @@ def _measured(
     )
 
 
-def tensor_float_note(spec: RunSpec) -> str | None:
+def tensor_float_note(facts: Facts) -> str | None:
     """Why fp32 on an accelerator has no MFU unless its products are kept in full fp32."""
-    training = spec.training
-    full = training.dtype != "fp32" or training.matmul_precision == "highest"
-    if full or spec.cluster.device == "cpu":
+    full = facts.dtype != "fp32" or facts.matmul_precision in (None, "highest")
+    if full or facts.device == "cpu":
         return None
     return (
-        f"matmul_precision {training.matmul_precision} lets fp32 products run in reduced precision, "
+        f"matmul_precision {facts.matmul_precision} lets fp32 products run in reduced precision, "
         "whose peak is not the fp32 one; matmul_precision=highest has an MFU"
     )
 
 
-def _conventions(spec: RunSpec) -> dict[str, str]:
+def _conventions(facts: Facts) -> dict[str, str]:
     return {
-        "flops": spec.flops_convention,
+        "flops": facts.flops_convention or "unknown",
         "peak": "dense data-sheet peak of one device",
         "step_time": "median of the steady window; step_time_mean_s includes spikes",
         "memory": "largest rank's peak; the kind is in the metric's name",

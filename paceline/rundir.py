@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import psutil
 from pydantic import BaseModel, PositiveInt, ValidationError
 
+from paceline.core.facts import Facts, facts_of
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
 from paceline.core.value import Value
@@ -62,7 +63,12 @@ class RunRecord(Value):
     tag: str | None = None
     created: str
     command: tuple[str, ...]
-    spec: RunSpec
+    spec: RunSpec | None
+    """What Paceline itself runs; None for an imported log."""
+    facts: Facts | None = None
+    """What is known of an imported log."""
+    group: str | None = None
+    """The set of repeats that the run belongs to."""
     status: Status
     reason: str | None = None
     controller: Controller | None = None
@@ -75,6 +81,16 @@ class RunRecord(Value):
     paceline_version: str
     log_tail: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> Facts:
+        """What is known of the run, started here or imported."""
+        return facts_of(self.spec) if self.spec else self.facts or Facts(origin="imported")
+
+    @property
+    def key(self) -> str | None:
+        """Eight hexadecimal digits of what runs; None for an imported log."""
+        return self.spec.key if self.spec else None
 
 
 def runs_root(option: Path | None) -> Path:
@@ -249,7 +265,7 @@ def find_run(root: Path, name: str) -> Path:
     if name == "last":
         return _newest(folders)
     matches = [f for f in folders if f.name == name] or [
-        f for f in folders if f.name.startswith(name) or _created_tag(f) == name
+        f for f in folders if f.name.startswith(name) or name in (_created_tag(f), _group(f))
     ]
     if len(matches) == 1:
         return matches[0]
@@ -259,6 +275,19 @@ def find_run(root: Path, name: str) -> Path:
         )
     shown = ", ".join(f.name for f in matches[:5])
     raise UserError(f"run {name!r}", f"names {len(matches)} runs", allowed=shown)
+
+
+def find_runs(root: Path, name: str) -> list[Path]:
+    """The folders that a name stands for, oldest first: one run, a group of repeats, all runs of a
+    tag, or several of these joined by commas.
+
+    Raises UserError as find_run does; a prefix must still name one run.
+    """
+    if "," in name:
+        parts = [part.strip() for part in name.split(",") if part.strip()]
+        return list(dict.fromkeys(folder for part in parts for folder in find_runs(root, part)))
+    alike = [f for f in run_folders(root) if name in (_created_tag(f), _group(f))]
+    return sorted(alike, key=_created) if len(alike) > 1 else [find_run(root, name)]
 
 
 def _newest(folders: list[Path]) -> Path:
@@ -275,6 +304,10 @@ def _created(folder: Path) -> str:
 
 def _created_tag(folder: Path) -> str | None:
     return read_json(folder / RUN_FILE).get("tag")
+
+
+def _group(folder: Path) -> str | None:
+    return read_json(folder / RUN_FILE).get("group")
 
 
 def _slug(text: str) -> str:

@@ -14,10 +14,21 @@ PACKAGE = Path(__file__).parents[1] / "paceline"
 LAYERS = (
     ("units", "errors"),
     ("core",),
-    ("yaml_file", "catalog", "references", "recipe", "rundir", "events"),
+    ("yaml_file", "catalog", "references", "recipe", "rundir", "events", "logfile"),
     ("estimate", "engines", "launchers", "stage", "probe", "profile", "mlperf", "native"),
     ("search", "report", "store"),
-    ("plan", "comparison", "outcome", "flow", "schemas"),
+    (
+        "audit",
+        "plan",
+        "comparison",
+        "parsing",
+        "outcome",
+        "gate",
+        "flow",
+        "repeats",
+        "history",
+        "schemas",
+    ),
     ("cli",),
 )
 ORDERED = {2, 5}

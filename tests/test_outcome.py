@@ -10,6 +10,7 @@ import pytest
 
 from paceline import catalog
 from paceline.comparison import compare_with_references
+from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.result import Metric
 from paceline.events import RankLog, read_rank
@@ -136,12 +137,12 @@ def test_a_run_like_the_published_one_is_compared_with_it():
         name="c", device=catalog.find_device("H100").device.name, nodes=1, devices_per_node=8
     )
     spec = resolve(load_recipe("opt-350m-sft"), cluster, True, None)
-    found = compare_with_references(spec, FIGURES)
+    found = compare_with_references(facts_of(spec), spec.references, FIGURES)
     assert found[0].comparable and found[0].ratio == pytest.approx(900 / 943, abs=0.001)
     assert not any(c.comparable for c in found[1:])
     assert found[0].statistic == "mean"
     smaller = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": 2})})
-    changed = compare_with_references(smaller, FIGURES)
+    changed = compare_with_references(facts_of(smaller), smaller.references, FIGURES)
     assert not any(c.comparable for c in changed) and "model" in (changed[0].why_not or "")
     assert found[1].why_not is not None and "devices" in found[1].why_not
 

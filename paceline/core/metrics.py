@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.core.facts import Facts
 from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
 from paceline.core.rates import days, flops_per_s_per_device, mfu, samples_per_s, tokens_per_s
 from paceline.core.result import Metric
-from paceline.core.run import RunSpec
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import FloatColumn, Steps
 from paceline.units import count
+
+COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
+"""Facts without which FLOP/s cannot be told."""
 
 WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
 
@@ -25,7 +28,7 @@ WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
 class Measured:
     """One run as the metrics see it."""
 
-    spec: RunSpec
+    facts: Facts
     steps: Steps
     """All steps, ranks merged."""
     window: Steps
@@ -43,41 +46,35 @@ class Measured:
     """Why a peak that the data sheet does state is not this run's."""
 
     @property
-    def flops_input(self) -> FlopsInput:
-        """What the FLOPs conventions look at."""
-        spec = self.spec
-        return FlopsInput(
-            spec.model,
-            spec.training.seq_len,
-            spec.layout.recompute,
-            spec.lora,
-            spec.nominal_parameters,
-        )
-
-    @property
-    def global_batch(self) -> float:
+    def global_batch(self) -> float | None:
         """Samples per step in the window."""
-        return float(self.window["global_batch"][0])
+        stated = _value(self.window["global_batch"][:1])
+        return self.facts.global_batch if stated is None else stated
 
     @property
-    def flops_per_s_per_device(self) -> float:
+    def seq_len(self) -> float | None:
+        """Token positions of one sample in the window."""
+        stated = _value(self.window["seq_len"][:1])
+        return self.facts.seq_len if stated is None else stated
+
+    @property
+    def flops_per_s_per_device(self) -> float | None:
         """Model FLOP/s of one device in the run's convention at the median step."""
-        return self._per_device(model_flops_per_token(self._convention, self.flops_input))
+        return self._per_device(model_flops_per_token)
 
     @property
-    def hardware_flops_per_s_per_device(self) -> float:
+    def hardware_flops_per_s_per_device(self) -> float | None:
         """As the model FLOP/s, with the configured recomputation counted."""
-        return self._per_device(hardware_flops_per_token(self._convention, self.flops_input))
+        return self._per_device(hardware_flops_per_token) if self.facts.layout else None
 
-    @property
-    def _convention(self) -> str:
-        return self.spec.flops_convention
-
-    def _per_device(self, flops_per_token: float) -> float:
-        flops = flops_per_token * self.spec.training.seq_len
-        return flops_per_s_per_device(
-            flops, self.global_batch, self.times.median, self.spec.world_size
-        )
+    def _per_device(self, per_token: Callable[[str, FlopsInput], float]) -> float | None:
+        facts, batch = self.facts, self.global_batch
+        known = facts.flops_input, facts.flops_convention, facts.num_devices, facts.seq_len
+        x, convention, num_devices, seq_len = known
+        if not (x and convention and num_devices and seq_len and batch):
+            return None
+        flops = per_token(convention, x) * seq_len
+        return flops_per_s_per_device(flops, batch, self.times.median, num_devices)
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def measure(run: Measured) -> dict[str, Metric]:
 
 
 def measured(
-    spec: RunSpec,
+    facts: Facts,
     steps: Steps,
     window: Steps,
     *,
@@ -111,7 +108,7 @@ def measured(
 ) -> Measured:
     """A Measured with the window's step times summarized; the window must not be empty."""
     return Measured(
-        spec, steps, window, summarize(window["step_time_s"]), peak_flops_per_s, peak_source,
+        facts, steps, window, summarize(window["step_time_s"]), peak_flops_per_s, peak_source,
         achievable_flops_per_s, achievable_source, startup_s, no_peak,
     )  # fmt: skip
 
@@ -162,39 +159,43 @@ def _tokens_per_s(run: Measured) -> Metric:
 
 @_metric("tokens_per_s_per_device", "Real tokens per second at the median step and device.")
 def _tokens_per_s_per_device(run: Measured) -> Metric:
-    rate = _real_tokens_per_s(run)
-    per_device = None if rate is None else rate / run.spec.world_size
-    return _rate(run, per_device, "tokens/s/device")
+    rate, num_devices = _real_tokens_per_s(run), run.facts.num_devices
+    per_device = rate / num_devices if rate is not None and num_devices else None
+    return _rate(run, per_device, "tokens/s/device", "num_devices")
 
 
 @_metric("padded_tokens_per_s", "Token positions per second, padding included, all devices.")
 def _padded_tokens_per_s(run: Measured) -> Metric:
-    seq_len = run.spec.training.seq_len
-    return _rate(run, tokens_per_s(seq_len, run.global_batch, run.times.median), "tokens/s")
+    seq_len, batch = run.seq_len, run.global_batch
+    rate = tokens_per_s(seq_len, batch, run.times.median) if seq_len and batch else None
+    return _rate(run, rate, "tokens/s", "seq_len", "global_batch")
 
 
 @_metric("real_token_fraction", "Real tokens over token positions.")
 def _real_token_fraction(run: Measured) -> Metric:
-    real = _real_tokens(run)
-    positions = run.global_batch * run.spec.training.seq_len
-    return Metric(value=None if real is None else real / positions, unit="fraction", n=run.times.n)
+    real, seq_len, batch = _real_tokens(run), run.seq_len, run.global_batch
+    if real is None or not seq_len or not batch:
+        return Metric(
+            value=None, unit="fraction", note=run.facts.unknown("seq_len", "global_batch")
+        )
+    return Metric(value=real / (batch * seq_len), unit="fraction", n=run.times.n)
 
 
 @_metric("samples_per_s", "Sequences per second at the median step, all devices.")
 def _samples_per_s(run: Measured) -> Metric:
-    return _rate(run, samples_per_s(run.global_batch, run.times.median), "samples/s")
+    batch = run.global_batch
+    rate = samples_per_s(batch, run.times.median) if batch else None
+    return _rate(run, rate, "samples/s", "global_batch")
 
 
 @_metric("model_flops_per_s_per_device", "FLOP/s of one device, recomputation not counted.")
 def _flops(run: Measured) -> Metric:
-    metric = _rate(run, run.flops_per_s_per_device, "FLOP/s")
-    return metric.model_copy(update={"convention": run.spec.flops_convention})
+    return _flops_rate(run, run.flops_per_s_per_device, *COUNTED)
 
 
 @_metric("hardware_flops_per_s_per_device", "As model FLOP/s, recomputation counted as work.")
 def _hardware_flops(run: Measured) -> Metric:
-    metric = _rate(run, run.hardware_flops_per_s_per_device, "FLOP/s")
-    return metric.model_copy(update={"convention": run.spec.flops_convention})
+    return _flops_rate(run, run.hardware_flops_per_s_per_device, *COUNTED, "layout")
 
 
 @_metric("mfu", "Model FLOP/s over the device's dense data-sheet peak.")
@@ -209,9 +210,9 @@ def _hfu(run: Measured) -> Metric:
 
 @_metric("of_achievable", "Model FLOP/s over the best matrix product measured on this machine.")
 def _of_achievable(run: Measured) -> Metric:
-    total = run.flops_per_s_per_device * run.spec.world_size
+    rate, num_devices = run.flops_per_s_per_device, run.facts.num_devices
     return _share(
-        run, total, run.achievable_flops_per_s, run.achievable_source,
+        run, rate * num_devices if rate is not None and num_devices else None, run.achievable_flops_per_s, run.achievable_source,
         missing="the reachable rate was not probed",
     )  # fmt: skip
 
@@ -261,9 +262,11 @@ def _comm_wait(run: Measured) -> Metric:
 
 @_metric("days_to_train", "Days for the recipe's total tokens at the mean step, no failures.")
 def _days_to_train(run: Measured) -> Metric:
-    total, tokens = run.spec.training.total_tokens, _real_tokens(run)
-    if total is None or tokens is None:
+    total, tokens = run.facts.total_tokens, _real_tokens(run)
+    if total is None:
         return Metric(value=None, unit="days", note="the recipe names no total of tokens")
+    if tokens is None:
+        return Metric(value=None, unit="days", note=run.facts.unknown("seq_len", "global_batch"))
     value = days(total, tokens / run.times.mean)
     return Metric(value=value, unit="days", n=run.times.n, statistic="mean",
                   note=f"for {count(total)} tokens")  # fmt: skip
@@ -275,11 +278,18 @@ def _loss_last(run: Measured) -> Metric:
     return Metric(value=_mean(last), unit="nats/token", n=len(last), statistic="mean")
 
 
-def _rate(run: Measured, value: float | None, unit: str) -> Metric:
+def _flops_rate(run: Measured, value: float | None, *needs: str) -> Metric:
+    metric = _rate(run, value, "FLOP/s", *needs)
+    return metric.model_copy(update={"convention": run.facts.flops_convention})
+
+
+def _rate(run: Measured, value: float | None, unit: str, *needs: str) -> Metric:
     """A rate at the median step, with the step time's interval turned round."""
     t = run.times
     if value is None:
-        return Metric(value=None, unit=unit, note="the log does not say")
+        return Metric(
+            value=None, unit=unit, note=run.facts.unknown(*needs) or "the log does not say"
+        )
     return Metric(
         value=value,
         unit=unit,
@@ -293,16 +303,23 @@ def _rate(run: Measured, value: float | None, unit: str) -> Metric:
 
 
 def _share(
-    run: Measured, rate: float, limit: float | None, source: str | None, missing: str | None = None
+    run: Measured,
+    rate: float | None,
+    limit: float | None,
+    source: str | None,
+    missing: str | None = None,
 ) -> Metric:
     """rate / limit, with the reason when there is no limit."""
-    note = None
+    facts, note = run.facts, None
     if limit is None:
-        device, dtype = run.spec.cluster.device, run.spec.training.dtype
-        note = missing or run.no_peak or f"no data-sheet peak for {device} in {dtype}"
+        peak = f"no data-sheet peak for {facts.device} in {facts.dtype}"
+        note = missing or run.no_peak or facts.unknown("device", "dtype") or peak
+    elif rate is None:
+        note = facts.unknown(*COUNTED) or "the log does not say"
     return Metric(
-        value=mfu(rate, limit), unit="fraction", n=run.times.n, spread=run.times.relative_spread,
-        convention=run.spec.flops_convention, source=source, note=note,
+        value=None if rate is None else mfu(rate, limit), unit="fraction", n=run.times.n,
+        spread=run.times.relative_spread, convention=facts.flops_convention, source=source,
+        note=note,
     )  # fmt: skip
 
 
@@ -311,7 +328,7 @@ def _peak_memory(run: Measured, kind: str) -> Metric:
     known = column[np.isfinite(column)]
     if not len(known):
         return Metric(value=None, unit="bytes", note=f"this device reports no {kind} memory")
-    return Metric(value=float(known.max()), unit="bytes", n=run.spec.world_size, statistic="max")
+    return Metric(value=float(known.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
 
 
 def _fraction_of_step(run: Measured, name: str) -> Metric:
@@ -328,9 +345,17 @@ def _real_tokens_per_s(run: Measured) -> float | None:
 
 
 def _real_tokens(run: Measured) -> float | None:
-    """Unpadded tokens of a step: what the recipe states for padded data, else what the ranks count."""
-    stated = run.spec.data.real_tokens_per_sample
-    return stated * run.global_batch if stated else _mean(run.window["tokens"])
+    """Unpadded tokens of a step: what the recipe states for padded data, else what the ranks count.
+
+    A foreign log that counts no tokens is taken to be without padding.
+    """
+    stated, batch, seq_len = run.facts.real_tokens_per_sample, run.global_batch, run.seq_len
+    if stated and batch:
+        return stated * batch
+    counted = _mean(run.window["tokens"])
+    if counted is not None or run.facts.origin == "measured":
+        return counted
+    return batch * seq_len if batch and seq_len else None
 
 
 def _mean(column: FloatColumn) -> float | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.core.result import RankSummary, Straggler
 from paceline.core.stats import group_medians
-from paceline.core.steps import FloatColumn, IntColumn, Steps
+from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
 
 NAMED_EXCESS = 0.01
 """A rank less than 1 % busier than the median is not worth a name."""
@@ -37,7 +37,7 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     common = _common_steps(ranks)
     aligned = [_at(steps, common) for _, steps in sorted(ranks.items())]
     first = aligned[0]
-    stacked = {name: np.stack([s[name] for s in aligned]) for name in first.columns}
+    stacked = {name: np.stack([s[name] for s in aligned]) for name in FLOATS}
     columns = {name: _largest(values) for name, values in stacked.items()}
     for name in ("tokens", "samples"):
         columns[name] = stacked[name].sum(axis=0)

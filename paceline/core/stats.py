@@ -52,16 +52,24 @@ def summarize(values: FloatColumn, seed: int = 0) -> Summary:
     """Summary of at least one finite value, with a within-run interval from 20 values on."""
     median = float(np.median(values))
     interval = median_interval(values, seed)
+    p05, p95 = np.quantile(values, [0.05, 0.95])
     return Summary(
         n=len(values),
         median=median,
         mean=float(np.mean(values)),
-        mad=float(np.median(np.abs(values - median))),
-        p05=float(np.quantile(values, 0.05)),
-        p95=float(np.quantile(values, 0.95)),
+        mad=mad_around(values, median),
+        p05=float(p05),
+        p95=float(p95),
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
     )
+
+
+def mad_around(values: FloatColumn, centre: float) -> float:
+    """Median absolute deviation from `centre`, with one copy of `values` in memory."""
+    deviations = values - centre
+    np.abs(deviations, out=deviations)
+    return float(np.median(deviations, overwrite_input=True))
 
 
 def median_interval(values: FloatColumn, seed: int = 0) -> tuple[float, float] | None:

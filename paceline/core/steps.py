@@ -14,7 +14,7 @@ IntColumn = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One training step as a log tells it; None = the log did not say."""
+    """One training step as a log tells it; None = the log did not say, inf = it printed NaN."""
 
     index: int
     step_time_s: float | None = None
@@ -28,6 +28,10 @@ class Step:
     comm_wait_s: float | None = None
     data_wait_s: float | None = None
     flops_per_s_per_device: float | None = None
+    """This and the three below: as the log itself prints them, in its own convention."""
+    samples_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    mfu: float | None = None
     allocated_bytes: float | None = None
     reserved_bytes: float | None = None
     resident_bytes: float | None = None
@@ -37,29 +41,32 @@ class Step:
     """True when the optimizer did not step (fp16 overflow)."""
 
 
-_FLOATS = tuple(f.name for f in fields(Step) if f.name not in ("index", "averaged_over", "skipped"))
+FLOATS = tuple(f.name for f in fields(Step) if f.name not in ("index", "averaged_over", "skipped"))
+"""Names of the float columns."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Columns of equal length n; NaN = the log did not say."""
+    """Columns of equal length n; NaN = the log did not say, inf = it printed NaN or infinity."""
 
     index: IntColumn
     averaged_over: IntColumn
     skipped: npt.NDArray[np.bool_]
     columns: dict[str, FloatColumn]
+    """Those that the log says for some step; every other reads as NaN and takes no memory."""
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Steps:
         """Columns of `steps`, in their order."""
         rows = list(steps)
+        said = [name for name in FLOATS if any(getattr(s, name) is not None for s in rows)]
         return cls(
             index=np.array([s.index for s in rows], dtype=np.int64),
             averaged_over=np.array([s.averaged_over for s in rows], dtype=np.int64),
             skipped=np.array([s.skipped for s in rows], dtype=np.bool_),
             columns={
                 name: np.array([_nan(getattr(s, name)) for s in rows], dtype=np.float64)
-                for name in _FLOATS
+                for name in said
             },
         )
 
@@ -67,12 +74,14 @@ class Steps:
         return len(self.index)
 
     def __getitem__(self, name: str) -> FloatColumn:
-        """The float column `name`, for example `step_time_s`."""
+        """The float column `name`, for example `step_time_s`; raises KeyError for no column's name."""
+        if name not in self.columns and name in FLOATS:
+            return np.broadcast_to(np.nan, len(self))
         return self.columns[name]
 
     def known(self, name: str) -> bool:
         """True when the log says `name` for at least one step."""
-        return bool(np.isfinite(self.columns[name]).any())
+        return name in self.columns and bool(np.isfinite(self.columns[name]).any())
 
     def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> Steps:
         """The rows picked by a mask, indices or slice."""

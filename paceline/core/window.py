@@ -7,15 +7,17 @@ resolution and 0.1 %.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.result import WindowRecord
-from paceline.core.stats import NORMAL_MAD, group_medians
-from paceline.core.steps import FloatColumn, Steps
+from paceline.core.stats import NORMAL_MAD, group_medians, mad_around
+from paceline.core.steps import FloatColumn, IntColumn, Steps
 
 RUN_LENGTH = 5
 RUN_WITHIN = 4
@@ -25,12 +27,50 @@ DRIFT_LIMIT = 0.01
 """A relative change over the window beyond this is called drifting."""
 
 
+Rows = slice | npt.NDArray[np.int64]
+BATCH_SIZES = ("global_batch", "seq_len")
+
+_SKIP = re.compile(r"skip:(\d{1,9})")
+_RANGE = re.compile(r"(\d{1,12}):(\d{1,12})")
+
+
 @dataclass(frozen=True)
 class Window:
     """The picked rows of a step table, and the record that travels with every figure."""
 
-    rows: npt.NDArray[np.int64]
+    rows: Rows
     record: WindowRecord
+
+
+def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -> Window:
+    """The window by a rule: `auto`, `last` (one step), `35:44` (as printed, both ends included) or
+    `skip:5` (all but the first five timed steps).
+
+    Raises ValueError when `rule` is none of these or picks no step.
+    """
+    if rule == "auto":
+        return steady_window(steps, resolution_s)
+    timed = np.isfinite(steps["step_time_s"])
+    rows = np.flatnonzero(timed)
+    n_timed = len(rows)
+    rows = rows[_asked_for(steps.index[rows], rule)]
+    if len(rows) == 0:
+        raise ValueError(f"picks none of the {n_timed} timed steps")
+    skipped = int(timed[: rows[0]].sum())
+    state = "steady" if len(rows) >= MIN_STEADY else "short"
+    record = _record(steps, rows, skipped, state, None, None)
+    return Window(rows, record.model_copy(update={"rule": rule}))
+
+
+def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
+    """Which of the step numbers an explicit rule picks."""
+    if rule == "last":
+        return np.arange(len(numbers)) == len(numbers) - 1
+    if match := _SKIP.fullmatch(rule):
+        return np.arange(len(numbers)) >= int(match[1])
+    if match := _RANGE.fullmatch(rule):
+        return (numbers >= int(match[1])) & (numbers <= int(match[2]))
+    raise ValueError("is none of auto, last, FIRST:LAST, skip:N")
 
 
 def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
@@ -45,10 +85,10 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
     half_width = band_half_width(times, resolution_s)
     warmup = warmup_steps(times, half_width)
     if warmup is None or len(times) - warmup < MIN_STEADY:
-        start = warmup or 0
-        record = _record(steps, stretch[start:], start, "short", half_width, None)
-        return Window(stretch[start:], record)
-    rows = stretch[warmup:]
+        start = _first_inside(times, half_width) if warmup is None else warmup
+        rows = _after(stretch, start)
+        return Window(rows, _record(steps, rows, start, "short", half_width, None))
+    rows = _after(stretch, warmup)
     drift, noise = relative_drift(times[warmup:])
     state = "drifting" if abs(drift) > max(DRIFT_LIMIT, 3 * noise) else "steady"
     return Window(rows, _record(steps, rows, warmup, state, half_width, drift))
@@ -58,18 +98,30 @@ def band_half_width(times: FloatColumn, resolution_s: float = 0.0) -> float:
     """Half-width of the steady band in seconds, from the second half of the steps."""
     half = times[len(times) // 2 :]
     centre = float(np.median(half))
-    mad = float(np.median(np.abs(half - centre)))
-    return max(3 * NORMAL_MAD * mad, resolution_s, MIN_RELATIVE_HALF_WIDTH * centre)
+    return max(
+        3 * NORMAL_MAD * mad_around(half, centre), resolution_s, MIN_RELATIVE_HALF_WIDTH * centre
+    )
 
 
 def warmup_steps(times: FloatColumn, half_width: float) -> int | None:
     """Steps before the first in the band with 4 of the 5 from it on; None if there is none."""
+    inside = _inside(times, half_width)
+    starts = len(times) - RUN_LENGTH + 1
+    if starts < 1:
+        return None
+    within = sum(inside[k : k + starts].astype(np.int8) for k in range(RUN_LENGTH))
+    steady = inside[:starts] & (within >= RUN_WITHIN)
+    return int(np.argmax(steady)) if steady.any() else None
+
+
+def _inside(times: FloatColumn, half_width: float) -> npt.NDArray[np.bool_]:
+    """Which times lie in the band around the second half's median."""
     centre = float(np.median(times[len(times) // 2 :]))
-    inside = np.abs(times - centre) <= half_width
-    for start in range(len(times) - RUN_LENGTH + 1):
-        if inside[start] and inside[start : start + RUN_LENGTH].sum() >= RUN_WITHIN:
-            return start
-    return None
+    return (times >= centre - half_width) & (times <= centre + half_width)
+
+
+def _first_inside(times: FloatColumn, half_width: float) -> int:
+    return int(np.argmax(_inside(times, half_width)))
 
 
 def relative_drift(times: FloatColumn) -> tuple[float, float]:
@@ -87,30 +139,47 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
     return slope * (len(thinned) - 1) / centre, sigma * (12 / len(thinned)) ** 0.5
 
 
-def _one_batch_size(steps: Steps) -> npt.NDArray[np.int64]:
+def _one_batch_size(steps: Steps) -> Rows:
     """Rows of the longest stretch without a change of global batch or sequence length."""
-    timed = np.flatnonzero(np.isfinite(steps["step_time_s"]))
-    if len(timed) == 0:
-        return timed
-    sizes = np.stack([steps["global_batch"][timed], steps["seq_len"][timed]])
-    change = (np.diff(np.nan_to_num(sizes, nan=-1.0), axis=1) != 0).any(axis=0)
-    stretches = np.split(timed, np.flatnonzero(change) + 1)
-    return max(reversed(stretches), key=len)
+    timed = _timed_rows(steps)
+    changes = [np.flatnonzero(_differs(steps[name][timed])) + 1 for name in BATCH_SIZES]
+    bounds = [0, *np.unique(np.concatenate(changes)).tolist(), len(steps["step_time_s"][timed])]
+    stretches = list(pairwise(bounds))
+    start, stop = max(reversed(stretches), key=lambda bound: bound[1] - bound[0])
+    return slice(start, stop) if isinstance(timed, slice) else timed[start:stop]
+
+
+def _timed_rows(steps: Steps) -> Rows:
+    """The rows with a time: one slice, which costs no memory, when all have one."""
+    finite = np.isfinite(steps["step_time_s"])
+    return slice(0, len(steps)) if finite.all() else np.flatnonzero(finite)
+
+
+def _differs(column: FloatColumn) -> npt.NDArray[np.bool_]:
+    """Where a value differs from the one before; unknown follows unknown without a change."""
+    before, after = column[:-1], column[1:]
+    return (before != after) & ~(np.isnan(before) & np.isnan(after))
+
+
+def _after(rows: Rows, start: int) -> Rows:
+    """`rows` without the first `start`."""
+    return slice(rows.start + start, rows.stop) if isinstance(rows, slice) else rows[start:]
 
 
 def _record(
     steps: Steps,
-    rows: npt.NDArray[np.int64],
+    rows: Rows,
     n_warmup: int,
     state: Literal["steady", "short", "drifting", "none"],
     half_width_s: float | None,
     drift: float | None,
 ) -> WindowRecord:
+    numbers = steps.index[rows]
     return WindowRecord(
         rule="auto",
-        first_step=int(steps.index[rows[0]]) if len(rows) else None,
-        last_step=int(steps.index[rows[-1]]) if len(rows) else None,
-        n=len(rows),
+        first_step=int(numbers[0]) if len(numbers) else None,
+        last_step=int(numbers[-1]) if len(numbers) else None,
+        n=len(numbers),
         n_warmup=n_warmup,
         state=state,
         half_width_s=half_width_s,

@@ -97,7 +97,7 @@ def _limit(report: RunReport) -> Card:
     """Share of the measured reachable rate, else MFU; the other one below it."""
     metrics = report.result.metrics
     reached, mfu = metrics.get("of_achievable"), metrics.get("mfu")
-    dtype = f" in {report.spec.training.dtype}" if report.spec else ""
+    dtype = f" in {report.facts.dtype}" if report.facts.dtype else ""
     convention = f", {printable(mfu.convention)} FLOPs" if mfu and mfu.convention else ""
     mfu_text = f"MFU: {reason_for_none(mfu)}"
     if known(mfu) is not None:
@@ -121,7 +121,7 @@ def _memory(report: RunReport) -> Card:
     kind, value = next(iter(kinds.items()))
     metric = report.result.metrics[f"memory_{kind}_bytes"]
     ranks = f", fullest of {metric.n:,} ranks" if metric.n and metric.n > 1 else ""
-    limit = report.spec.cluster.device_memory_bytes if report.spec else None
+    limit = report.facts.device_memory_bytes
     lines = [f"{kind} peak{ranks}"]
     lines += [f"{percent(value / limit)} of {written(limit, 'bytes')} a device"] if limit else []
     lines += [f"{written(v, 'bytes')} {k} peak" for k, v in kinds.items() if k != kind]

@@ -50,7 +50,7 @@ def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
         {"kind": kind, "gib": value / GIB, "text": written(value, "bytes")}
         for kind, value in kinds.items()
     ]
-    limit = report.spec.cluster.device_memory_bytes if report.spec else None
+    limit = report.facts.device_memory_bytes
     # Room for the figure beside the longest bar.
     reach = max(1.35 * max(kinds.values()), 1.06 * (limit or 0.0)) / GIB
     x = alt.X(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.facts import Facts
 from paceline.core.result import Result, WindowRecord
 from paceline.core.run import RunSpec
 from paceline.core.steps import Steps
@@ -48,6 +49,7 @@ class RunReport:
     """All steps, ranks merged."""
     spec: RunSpec | None
     """None when only logs are known."""
+    facts: Facts
     command: str
     job_script: str
     inventory: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -68,20 +70,21 @@ def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
 
 def describe_setup(report: RunReport) -> list[str]:
     """What ran, in short parts: recipe, engine, devices, dtype, layout, batch, parameters."""
-    result, spec = report.result, report.spec
-    parts = [result.recipe]
-    if spec is not None:
-        device = spec.cluster.device
-        label = spec.cluster.device_label
-        parts[0] += f" ({spec.variant})" if spec.variant else ""
-        parts += [
-            spec.engine,
-            f"{spec.world_size} x {device}" + (f" ({label})" if label else ""),
-            spec.training.dtype,
-            spec.layout.label(spec.world_size),
-            f"seq {spec.training.seq_len:,} tokens",
-            f"global batch {spec.training.global_batch:,} sequences",
-        ]
+    result, facts = report.result, report.facts
+    label = f" ({facts.device_label})" if facts.device_label else ""
+    n = facts.num_devices
+    told = [
+        f"{result.recipe} ({facts.variant})" if facts.variant else result.recipe,
+        f"{facts.engine} log" if facts.origin == "imported" else facts.engine,
+        f"{n or 'unknown number'} x {facts.device}{label}"
+        if facts.device
+        else n and f"{n} devices",
+        facts.dtype,
+        facts.layout.label(n) if facts.layout and n else None,
+        f"seq {facts.seq_len:,} tokens" if facts.seq_len else None,
+        f"global batch {facts.global_batch:,} sequences" if facts.global_batch else None,
+    ]
+    parts = [part for part in told if part]
     if result.num_parameters is not None:
         parts.append(f"{count(result.num_parameters)} parameters")
     return parts

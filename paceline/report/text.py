@@ -47,7 +47,7 @@ def render_text(report: RunReport, console: Console, *, header: bool = True) -> 
     if result.status != "ok":
         for line in _outcome(result):
             _print(console, line)
-    dtype = report.spec.training.dtype if report.spec else None
+    dtype = report.facts.dtype
     for line in _figures(result, dtype):
         _print(console, line)
     for warning in result.warnings:

@@ -186,21 +186,22 @@ def _result(folder: Path, record: RunRecord, evaluate: Evaluate) -> Result:
 
 
 def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
-    spec = record.spec
+    facts = record.known
+    layout = facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None
     return {
         "run": folder.name,
         "created": record.created,
-        "recipe": spec.recipe,
+        "recipe": facts.recipe,
         "tag": record.tag,
         "status": result.status,
-        "device": spec.cluster.device,
-        "devices": spec.world_size,
-        "layout": spec.layout.label(spec.world_size),
-        "dtype": spec.training.dtype,
+        "device": facts.device,
+        "devices": facts.num_devices,
+        "layout": layout,
+        "dtype": facts.dtype,
         **{name: _value(result.metrics.get(name)) for name in
            ("tokens_per_s", "step_time_s", "mfu", "of_achievable")},
         "steps": result.steps_done,
-        "key": spec.key,
+        "key": record.key,
         "stamp": _stamp(folder),
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.core.facts import facts_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
 from paceline.core.metrics import METRICS, Measured, measure, measured
 from paceline.core.run import RunSpec
@@ -20,7 +21,7 @@ def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields:
         seq_len=[32.0] * n, loss=[3.0] * n, resident_bytes=[1e9] * n, comm_wait_s=[0.1] * n,
         data_wait_s=[0.0] * n,
     )  # fmt: skip
-    return measured(spec, steps, steps, **fields)  # type: ignore[arg-type]
+    return measured(facts_of(spec), steps, steps, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.metrics import measure, measured
@@ -111,7 +112,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
     numbers = steps.index[window.rows]
     metrics = measure(
         measured(
-            run_spec,
+            facts_of(run_spec),
             steps,
             steps.select(window.rows),
             achievable_flops_per_s=2.95e11 * num_ranks,
@@ -139,6 +140,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
         result=result,
         steps=steps,
         spec=run_spec,
+        facts=facts_of(run_spec),
         command="paceline run tiny-llama --set steps=60",
         job_script="#!/bin/sh\nset -eu\ncd runs/2026-11-20-tiny-llama\npython -m torch.distributed.run"
         " \\\n  --nproc-per-node 2 --log-dir logs \\\n  trainer/main.py job.json\n",
@@ -226,6 +228,7 @@ def hostile_report(text: str = HOSTILE) -> RunReport:
         result=result.model_copy(update=changes),
         steps=whole.steps,
         spec=whole.spec.model_copy(update={"recipe": text, "variant": text}),
+        facts=whole.facts.model_copy(update={"recipe": text, "variant": text}),
         command=text,
         job_script=text,
         inventory={text: {text: [text]}},

@@ -1,0 +1,86 @@
+"""What is known of a run, whoever made it: what figures and comparisons are based on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from paceline.core.flops import FlopsInput
+from paceline.core.hardware import Dtype
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.value import Value
+
+
+class Facts(Value):
+    """One run's settings; None = nobody said, which is never taken for a default."""
+
+    recipe: str | None = None
+    variant: str | None = None
+    engine: str | None = None
+    model: DecoderShape | None = None
+    lora: LoraSpec | None = None
+    dtype: Dtype | None = None
+    matmul_precision: str | None = None
+    seq_len: PositiveInt | None = None
+    global_batch: PositiveInt | None = None
+    """Sequences per optimizer step over all devices; None also while a batch ramps up."""
+    device: str | None = None
+    """A name of the device catalog, or `cpu`."""
+    device_label: str | None = None
+    device_memory_bytes: PositiveFloat | None = None
+    num_devices: PositiveInt | None = None
+    devices_per_node: PositiveInt | None = None
+    layout: Layout | None = None
+    data: str | None = None
+    """Kind of data: `synthetic`, `stdlib`, `text`, ..."""
+    real_tokens_per_sample: PositiveFloat | None = None
+    flops_convention: str | None = None
+    nominal_parameters: PositiveFloat | None = None
+    total_tokens: PositiveFloat | None = None
+    profiled: bool | None = None
+    """Whether a profiler was attached, which slows a run."""
+    origin: Literal["measured", "imported"] = "measured"
+
+    @property
+    def flops_input(self) -> FlopsInput | None:
+        """What the FLOPs conventions look at; None while model or sequence length is unknown."""
+        if self.model is None or self.seq_len is None:
+            return None
+        recompute = self.layout.recompute if self.layout else "none"
+        return FlopsInput(self.model, self.seq_len, recompute, self.lora, self.nominal_parameters)
+
+    def unknown(self, *names: str) -> str | None:
+        """`not known: model, device` for those of `names` that are None, or None."""
+        missing = [name.replace("_", " ") for name in names if getattr(self, name) is None]
+        return f"not known: {', '.join(missing)}" if missing else None
+
+
+def facts_of(spec: RunSpec) -> Facts:
+    """All facts of a run that Paceline itself starts."""
+    cluster, training = spec.cluster, spec.training
+    return Facts(
+        recipe=spec.recipe,
+        variant=spec.variant,
+        engine=spec.engine,
+        model=spec.model,
+        lora=spec.lora,
+        dtype=training.dtype,
+        matmul_precision=training.matmul_precision,
+        seq_len=training.seq_len,
+        global_batch=training.global_batch,
+        device=cluster.device,
+        device_label=cluster.device_label,
+        device_memory_bytes=cluster.device_memory_bytes,
+        num_devices=spec.world_size,
+        devices_per_node=cluster.devices_per_node,
+        layout=spec.layout,
+        data=spec.data.source,
+        real_tokens_per_sample=spec.data.real_tokens_per_sample,
+        flops_convention=spec.flops_convention,
+        nominal_parameters=spec.nominal_parameters,
+        total_tokens=training.total_tokens,
+        profiled=False,
+    )
