@@ -1,14 +1,17 @@
 """Published figures: tables of printed cells with what they were measured on.
 
-A reference is never an expectation of Paceline. Cells keep the source's own characters; where a
-cell contradicts the rest of its source, a slip says so and under which change of input it follows.
+A reference is never an expectation of Paceline. Cells keep the source's own characters, whether they
+follow from the rest of their row or not; `paceline audit` tells which do not, and why.
 """
 
 from __future__ import annotations
 
+import csv
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
@@ -17,6 +20,8 @@ from paceline.core import rates
 from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
+from paceline.core.printed import read_printed
+from paceline.core.shape import DecoderShape
 from paceline.core.value import Value
 from paceline.errors import UserError, did_you_mean
 from paceline.units import GIB, TERA
@@ -25,32 +30,9 @@ from paceline.yaml_file import read_document, validate
 UNIT_SIZES: dict[str, float] = {"%": 0.01, "TFLOP/s": TERA, "GiB": GIB}
 """Size of a printed unit in base units; every other unit is its own base unit."""
 
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:E[+-]?\d+)?", re.IGNORECASE)
-
-
-class Correction(Value):
-    """Inputs with which a marked cell does follow, each None when it stays as stated."""
-
-    step_time_s: PositiveFloat | None = None
-    seq_len: PositiveInt | None = None
-    peak_flops_per_s: PositiveFloat | None = None
-    base_samples_per_s: PositiveFloat | None = None
-    base_num_devices: PositiveInt | None = None
-    rounding: Literal["nearest", "down"] | None = None
-    status: Literal["ok", "oom"] | None = None
-
-
-class Slip(Value):
-    """Cells that contradict their own source: why, and what they follow from instead."""
-
-    columns: tuple[str, ...]
-    slip: str
-    """One sentence."""
-    follows_with: Correction
-
 
 class Row(Value):
-    """One published measurement with everything that decides it."""
+    """One published measurement with what decides it; None is what the source does not state."""
 
     id: str
     table: str
@@ -58,17 +40,27 @@ class Row(Value):
     where: str
     window: str
     """Which steps the source takes its figures from: `last step`, or `as printed` when it is silent."""
-    recipe: str
-    device: str
+    statement: str | None = None
+    """For a claim of the text: what is claimed, in other words than the source's."""
+    recipe: str | None = None
+    model: str | None = None
+    """The source's name of the model, for rows without a recipe."""
+    shape: DecoderShape | None = None
+    """Of the model, for rows without a recipe."""
+    experts_per_token: PositiveInt | None = None
+    """Experts that see a token; `shape.ffn_size` is then that of one expert."""
+    device: str | None = None
     """A name of the device catalog."""
-    devices_per_node: PositiveInt
-    num_devices: PositiveInt
+    devices_per_node: PositiveInt | None = None
+    num_devices: PositiveInt | None = None
+    hosts: str | None = None
     layout: Layout = Layout()
-    dtype: Dtype
-    seq_len: PositiveInt
-    global_batch: PositiveInt
-    convention: str | None
-    """How the source counts FLOPs; None when it counts none."""
+    """Only the fields that were given are stated by the source."""
+    dtype: Dtype | None = None
+    seq_len: PositiveInt | None = None
+    global_batch: PositiveInt | None = None
+    convention: str | None = None
+    """How the source counts FLOPs; None when it counts none, or in no way known here."""
     nominal_parameters: PositiveFloat | None = None
     peak_flops_per_s: PositiveFloat | None = None
     """The peak that the source declares for its MFU."""
@@ -83,9 +75,8 @@ class Row(Value):
     printed: dict[str, str]
     """Cells by metric, as the source prints them."""
     units: dict[str, str]
-    efficiency: dict[PositiveInt, str] = {}
-    """Scaling efficiency by the base's devices; it follows from printed cells and is not printed."""
-    slips: tuple[Slip, ...] = ()
+    resolution: dict[str, PositiveFloat] = {}
+    """What a cell is a multiple of, where that is more than its last digit shows."""
     note: str | None = None
 
     @model_validator(mode="after")
@@ -99,16 +90,14 @@ class Row(Value):
 
     def figure(self, metric: str) -> float | None:
         """The first number of a printed cell in base units (`12.50%` is 0.125), None without one."""
-        number = _NUMBER.search(self.printed.get(metric, ""))
-        if number is None:
-            return None
-        return float(number[0].replace(",", "")) * UNIT_SIZES.get(self.units[metric], 1.0)
+        number = read_printed(self.printed.get(metric, ""))
+        return number and number.value * UNIT_SIZES.get(self.units[metric], 1.0)
 
     @property
     def step_time_s(self) -> float | None:
-        """Seconds a step: printed, or from printed samples/s; None when neither is printed."""
-        samples_per_s = self.figure("samples_per_s")
-        if samples_per_s is not None:
+        """Seconds a step: printed, or from printed samples/s or tokens/s; None without a speed."""
+        samples_per_s = self.figure("samples_per_s") or self._samples_per_s_of_tokens()
+        if samples_per_s and self.global_batch:
             return rates.step_time_s(self.global_batch, samples_per_s)
         return self.figure("step_time_s")
 
@@ -116,25 +105,52 @@ class Row(Value):
     def samples_per_s(self) -> float | None:
         """Sequences per second over all devices, printed or from the step time."""
         step_time_s = self.step_time_s
-        return step_time_s and rates.samples_per_s(self.global_batch, step_time_s)
+        if not (step_time_s and self.global_batch):
+            return None
+        return rates.samples_per_s(self.global_batch, step_time_s)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second over all devices, from the step time and not from a printed cell."""
+        """Tokens per second over all devices, from the row's own speed."""
         step_time_s = self.step_time_s
-        return step_time_s and rates.tokens_per_s(self.seq_len, self.global_batch, step_time_s)
+        if not (step_time_s and self.global_batch and self.seq_len):
+            return None
+        return rates.tokens_per_s(self.seq_len, self.global_batch, step_time_s)
 
-    def slips_in(self, metric: str) -> tuple[Slip, ...]:
-        """The slips that mark the cell of `metric`."""
-        return tuple(slip for slip in self.slips if metric in slip.columns)
+    def _samples_per_s_of_tokens(self) -> float | None:
+        """From printed tokens/s, in rows that print no step time."""
+        if "step_time_s" in self.printed or not self.seq_len:
+            return None
+        total = self.figure("tokens_per_s")
+        per_device = self.figure("tokens_per_s_per_device")
+        tokens_per_s = total or (per_device and self.num_devices and per_device * self.num_devices)
+        return tokens_per_s / self.seq_len if tokens_per_s else None
 
 
 class Table(Value):
-    """Rows that stand together in a source; `common` in the file is filled into each of them."""
+    """Rows that stand together in a source; `common` in the file is filled into each of them.
+
+    Many rows may be written as `rows_csv`: one line a row, columns by their dotted names
+    (`layout.tp`, `printed.step_time_s`), an empty cell for what is not stated.
+    """
 
     id: str
     title: str
     rows: tuple[Row, ...]
+
+
+class ConvergencePoint(Value):
+    """Samples that a benchmark's reference needed to its target in repeated runs, at one batch size."""
+
+    id: str
+    benchmark: str
+    rulesets: tuple[str, ...]
+    """Rounds of MLPerf Training in which it is valid."""
+    global_batch: PositiveInt
+    samples_to_target: tuple[PositiveInt, ...]
+    """One figure a run."""
+    hyperparameters: dict[str, float] = {}
+    platform: str | None = None
 
 
 class Source(Value):
@@ -143,7 +159,8 @@ class Source(Value):
     source: str
     where: str
     window: str
-    tables: tuple[Table, ...]
+    tables: tuple[Table, ...] = ()
+    convergence: tuple[ConvergencePoint, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -157,18 +174,31 @@ class Source(Value):
             filled["tables"] = [_with_filled_rows(table, common) for table in filled["tables"]]
         return filled
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of all its tables."""
+        return tuple(row for table in self.tables for row in table.rows)
+
+
+def source_names() -> list[str]:
+    """Names of the files that come with Paceline, without `.yaml`."""
+    return sorted(_files())
+
 
 @cache
+def source(name: str) -> Source:
+    """The file called `name`; raises UserError for a file with errors, KeyError for an unknown one."""
+    return read_source(_files()[name])
+
+
+def read_source(path: Path) -> Source:
+    """A file in the form of references; raises UserError with its line."""
+    return validate(Source, read_document(path), str(path))
+
+
 def sources() -> dict[str, Source]:
-    """The files that come with Paceline, by name without `.yaml`."""
-    folder = resources.files("paceline") / "references"
-    found: dict[str, Source] = {}
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".yaml"):
-            with resources.as_file(entry) as path:
-                document = read_document(path)
-                found[path.stem] = validate(Source, document, str(path))
-    return found
+    """All files that come with Paceline, by name."""
+    return {name: source(name) for name in source_names()}
 
 
 def tables() -> tuple[Table, ...]:
@@ -183,10 +213,11 @@ def rows() -> tuple[Row, ...]:
 
 def row(row_id: str) -> Row:
     """The row called `row_id`; raises UserError with the nearest name."""
-    by_id = {row.id: row for row in rows()}
-    if row_id not in by_id:
-        raise _unknown(f"reference row {row_id!r}", row_id, list(by_id))
-    return by_id[row_id]
+    for name in _files_with(row_id):
+        for candidate in source(name).rows:
+            if candidate.id == row_id:
+                return candidate
+    raise _unknown(f"reference row {row_id!r}", row_id, [row.id for row in rows()])
 
 
 def named(name: str) -> tuple[Row, ...]:
@@ -194,21 +225,51 @@ def named(name: str) -> tuple[Row, ...]:
 
     They may lack a throughput (out of memory, node schedules) and belong to several recipes.
     """
-    groups = {key: tuple(r for t in s.tables for r in t.rows) for key, s in sources().items()}
-    groups |= {table.id: table.rows for table in tables()}
-    groups |= {row.id: (row,) for row in rows()}
-    if name not in groups:
-        raise _unknown(f"reference {name!r}", name, list(groups))
-    return groups[name]
+    return located(name)[1]
+
+
+def located(name: str) -> tuple[Source, tuple[Row, ...]]:
+    """The source that holds what `name` names, and those of its rows; raises as `named` does.
+
+    Only files that contain the name are read.
+    """
+    if name in _files():
+        return source(name), source(name).rows
+    for file in _files_with(name):
+        found = source(file)
+        for table in found.tables:
+            if table.id == name:
+                return found, table.rows
+        for candidate in found.rows:
+            if candidate.id == name:
+                return found, (candidate,)
+    groups = [*source_names(), *(t.id for t in tables()), *(r.id for r in rows())]
+    raise _unknown(f"reference {name!r}", name, groups)
 
 
 def for_recipe(recipe: str) -> tuple[Row, ...]:
     """Rows of `recipe` with a measured throughput, in the order of the tables."""
-    return tuple(r for r in rows() if r.recipe == recipe and r.step_time_s is not None)
+    found = [row for name in _files_with(recipe) for row in source(name).rows]
+    return tuple(r for r in found if r.recipe == recipe and r.step_time_s is not None)
+
+
+@cache
+def _files() -> dict[str, Path]:
+    folder = resources.files("paceline") / "references"
+    paths = [Path(str(entry)) for entry in folder.iterdir()]
+    return {path.stem: path for path in paths if path.suffix == ".yaml"}
+
+
+def _files_with(name: str) -> Iterator[str]:
+    """Files in whose text `name` stands as a whole, so that no other needs to be parsed."""
+    whole = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    for file in source_names():
+        if whole.search(_files()[file].read_text(encoding="utf-8")):
+            yield file
 
 
 def _unknown(where: str, word: str, choices: list[str]) -> UserError:
-    allowed = ", ".join(sorted(sources()))
+    allowed = ", ".join(source_names())
     hint = did_you_mean(word, choices) or None
     return UserError(
         where, "is unknown", allowed=f"{allowed}, or their tables and rows", remedy=hint
@@ -218,20 +279,56 @@ def _unknown(where: str, word: str, choices: list[str]) -> UserError:
 def _with_filled_rows(table: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     filled = dict(table)
     shared = _merged(_merged(common, {"table": table.get("id")}), filled.pop("common", {}))
+    compact = filled.pop("rows_csv", None)
+    if compact is not None:
+        filled["rows"] = [*filled.get("rows", []), *_expanded(str(compact), str(table.get("id")))]
     if "rows" in filled:
         filled["rows"] = [_merged(shared, row) for row in filled["rows"]]
     return filled
 
 
+def _expanded(text: str, table: str) -> Iterator[dict[str, Any]]:
+    """Rows written as CSV with dotted column names; raises ValueError for a line of another length."""
+    lines = csv.reader(text.splitlines())
+    names = next(lines, [])
+    for number, cells in enumerate(lines, start=2):
+        if len(cells) != len(names):
+            raise ValueError(
+                f"rows_csv of {table}, line {number}: {len(cells)} cells, {len(names)} columns"
+            )
+        row: dict[str, Any] = {}
+        for name, cell in zip(names, cells, strict=True):
+            if cell:
+                _put(row, name, cell)
+        yield row
+
+
+def _put(row: dict[str, Any], name: str, cell: str) -> None:
+    """Sets `a.b` to the cell: text under `printed`, else a number or truth value if it is one."""
+    *above, last = name.split(".")
+    for part in above:
+        row = row.setdefault(part, {})
+    row[last] = cell if above[:1] == ["printed"] else _scalar(cell)
+
+
+def _scalar(cell: str) -> bool | int | float | str:
+    if cell in ("true", "false"):
+        return cell == "true"
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return cell
+
+
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: mappings merge, lists join, anything else is replaced."""
+    """`over` laid on `base`: mappings merge, anything else is replaced."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
         if isinstance(below, dict) and isinstance(value, dict):
             result[key] = _merged(cast(dict[str, Any], below), cast(dict[str, Any], value))
-        elif isinstance(below, list) and isinstance(value, list):
-            result[key] = [*cast(list[Any], below), *cast(list[Any], value)]
         else:
             result[key] = value
     return result

@@ -1,7 +1,12 @@
+"""Published tables: how their files are read, found by name, and what they hold."""
+
 from __future__ import annotations
 
+import csv
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline import catalog, references
@@ -9,8 +14,7 @@ from paceline.core.layout import layout_problems
 from paceline.core.shape import linear_sizes, num_parameters
 from paceline.errors import UserError
 from paceline.recipe import load_recipe
-from paceline.references import Row, Source
-from paceline.yaml_file import read_document, validate
+from paceline.references import Row, Source, read_source
 from tests.shapes import SHAPES
 
 FILE = """
@@ -32,22 +36,39 @@ tables:
     title: The table
     common:
       layout: {tp: 2}
-      slips:
-        - {columns: [mfu], slip: Wrong peak., follows_with: {peak_flops_per_s: 1e12}}
     rows:
       - id: study-8
         num_devices: 8
         layout: {pp: 2}
         printed: {step_time_s: "29", mfu: "36.17%"}
-        slips:
-          - {columns: [mfu], slip: Wrong step., follows_with: {step_time_s: 28}}
 """
+COMPACT = """
+source: A study
+where: page 3
+window: as printed
+common:
+  units: {step_time_s: s, tokens_per_s_per_device: tokens/s/device}
+tables:
+  - id: study-table
+    title: The table
+    common: {seq_len: 1024, layout: {tp: 2}}
+    rows_csv: |
+      id,num_devices,dtype,layout.pp,layout.sequence_parallel,printed.step_time_s,printed.tokens_per_s_per_device,note
+      a,8,bf16,4,true,1.50,,"with a comma, quoted"
+      b,16,,,,,2048,
+"""
+SEEDS = ("bigscience-1b3", "lambda-1cc", "nvidia-llama31")
+SEED_ROWS = [row for name in SEEDS for row in references.source(name).rows]
+
+
+def read_text(tmp_path: Path, text: str) -> Source:
+    path = tmp_path / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_source(path)
 
 
 def read(tmp_path: Path, text: str) -> Row:
-    path = tmp_path / "study.yaml"
-    path.write_text(text, encoding="utf-8")
-    return validate(Source, read_document(path), str(path)).tables[0].rows[0]
+    return read_text(tmp_path, text).rows[0]
 
 
 def test_a_row_inherits_what_its_file_and_table_state_once(tmp_path: Path):
@@ -56,8 +77,37 @@ def test_a_row_inherits_what_its_file_and_table_state_once(tmp_path: Path):
         "A study", "page 3", "as printed", "study-table",
     )  # fmt: skip
     assert (row.layout.zero_stage, row.layout.tp, row.layout.pp) == (1, 2, 2)
-    assert [slip.slip for slip in row.slips_in("mfu")] == ["Wrong peak.", "Wrong step."]
-    assert row.slips_in("step_time_s") == ()
+
+
+def test_many_rows_may_be_written_a_line_each(tmp_path: Path):
+    first, second = read_text(tmp_path, COMPACT).rows
+    assert first.printed == {"step_time_s": "1.50"}
+    assert (first.layout.tp, first.layout.pp, first.layout.sequence_parallel) == (2, 4, True)
+    assert first.layout.model_fields_set == {"tp", "pp", "sequence_parallel"}
+    assert (first.num_devices, first.dtype, first.seq_len) == (8, "bf16", 1024)
+    assert first.note == "with a comma, quoted" and second.note is None
+    assert second.printed == {"tokens_per_s_per_device": "2048"} and second.dtype is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("b,16,,,,,2048,", "b,16,,,,,2048", "rows_csv of study-table, line 3: 7 cells, 8 columns"),
+        ("a,8,bf16", "a,8,bf61", "dtype: 'bf61' is not one of the choices"),
+        ("a,8,bf16", "a,eight,bf16", "num_devices: input should be a valid integer"),
+        ("layout.pp", "layout.qq", "qq: is not a known field"),
+    ],
+)
+def test_a_wrong_line_is_refused(tmp_path: Path, old: str, new: str, complaint: str):
+    with pytest.raises(UserError, match=complaint):
+        read_text(tmp_path, COMPACT.replace(old, new))
+
+
+def test_a_throughput_stands_in_for_a_step_time_that_is_not_printed(tmp_path: Path):
+    _, row = read_text(tmp_path, COMPACT.replace("tp: 2}}", "tp: 2}, global_batch: 32}")).rows
+    assert row.step_time_s == pytest.approx(32 * 1024 / (16 * 2048))
+    assert row.tokens_per_s == 16 * 2048
+    assert read_text(tmp_path, COMPACT).rows[1].step_time_s is None
 
 
 def test_printed_cells_are_numbers_in_base_units(tmp_path: Path):
@@ -87,15 +137,15 @@ def test_the_first_number_of_a_cell_counts(tmp_path: Path, printed: str, value: 
         (
             "num_devices: 8",
             "num_devices: 8\n        num_nodes: 2",
-            r"study.yaml:25: .*num_nodes: is not a known.*num_devices",
+            r"study.yaml:23: .*num_nodes: is not a known.*num_devices",
         ),
-        ("        num_devices: 8\n", "", r"num_devices: is required but missing"),
+        ("    title: The table\n", "", r"title: is required but missing"),
         ("convention: six-n", "convention: six-m", r"convention must be one of full-attention"),
         ('units: {step_time_s: s, mfu: "%"}', "units: {step_time_s: s}", r"no entry for mfu"),
         (
             'step_time_s: "29"',
             "step_time_s: 29",
-            r"study.yaml:26: .*step_time_s: input should be a valid string, not 29",
+            r"study.yaml:24: .*step_time_s: input should be a valid string, not 29",
         ),
         ("tables:", "tabels:", r"study.yaml"),
     ],
@@ -120,6 +170,7 @@ def test_ids_are_unique_over_sources_tables_and_rows():
         *references.sources(),
         *(table.id for table in references.tables()),
         *(row.id for row in references.rows()),
+        *(point.id for source in references.sources().values() for point in source.convergence),
     ]
     assert len(names) == len(set(names))
 
@@ -153,6 +204,13 @@ def test_a_recipe_gets_its_measured_rows(recipe: str, rows: int):
     assert all(row.tokens_per_s for row in found)
 
 
+def test_only_the_files_that_hold_a_name_are_read():
+    references.source.cache_clear()
+    assert references.named("nvidia-llama31-70b-fp8") and references.row("opt-13b-512")
+    assert references.source.cache_info().currsize == 2
+    references.sources()
+
+
 def test_tables_have_as_many_rows_as_their_source():
     sizes = {table.id: len(table.rows) for table in references.tables()}
     assert sizes["nvidia-llama31-70b-bf16"] == sizes["nvidia-llama31-70b-fp8"] == 6
@@ -163,19 +221,31 @@ def test_tables_have_as_many_rows_as_their_source():
 
 def test_rows_that_ran_out_of_memory_have_no_figure():
     oom = [row for row in references.rows() if row.status == "oom"]
-    assert len(oom) == 4
+    assert len(oom) == 4 + 5
     assert all(row.step_time_s is None and row.samples_per_s is None for row in oom)
 
 
-@pytest.mark.parametrize("row", references.rows(), ids=lambda row: row.id)
-def test_every_row_names_a_device_of_the_catalog_and_its_source(row: Row):
-    assert catalog.device(row.device).name == row.device
-    assert row.source and row.where and row.recipe in SHAPES
-    if row.repeats:
-        twin = references.row(row.repeats)
-        assert (twin.num_devices, twin.global_batch, twin.layout, twin.dtype) == (
-            row.num_devices, row.global_batch, row.layout, row.dtype,
-        )  # fmt: skip
+def test_every_row_names_a_device_of_the_catalog_and_its_source():
+    for row in references.rows():
+        assert row.device and catalog.device(row.device).name == row.device, row.id
+        assert row.source and row.where
+        assert row.recipe in SHAPES or (row.recipe is None and row.model and row.shape)
+
+
+def test_no_text_speaks_of_where_the_figures_were_collected():
+    for name in references.source_names():
+        text = "\n".join(
+            f"{r.source} {r.where} {r.note} {r.statement}" for r in references.source(name).rows
+        )
+        assert "helper" not in text and "shared" not in text
+
+
+@pytest.mark.parametrize("row", [r for r in SEED_ROWS if r.repeats], ids=lambda row: row.id)
+def test_a_row_that_repeats_another_states_the_same_configuration(row: Row):
+    twin = references.row(row.repeats or "")
+    assert (twin.num_devices, twin.global_batch, twin.layout, twin.dtype) == (
+        row.num_devices, row.global_batch, row.layout, row.dtype,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
@@ -192,7 +262,100 @@ def test_a_recipe_runs_the_model_and_a_layout_of_its_published_rows(name: str):
     }
 
 
-@pytest.mark.parametrize("row", references.rows(), ids=lambda row: row.id)
-def test_every_layout_is_possible(row: Row):
+@pytest.mark.parametrize("row", SEED_ROWS, ids=lambda row: row.id)
+def test_every_layout_of_the_seeds_is_possible(row: Row):
+    assert row.recipe and row.num_devices and row.global_batch
     shape = SHAPES[row.recipe]
     assert layout_problems(row.layout, shape, row.num_devices, row.global_batch) == []
+
+
+SEED_OF = {"seed1": 16, "seed3": 12, "seed4": 27}
+"""Rows of the public collection that stand in the seeds' own files, by the start of their name."""
+
+
+def test_every_public_measurement_is_a_row(reference_data: Path):
+    with (reference_data / "references/measured_open.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    ours = {row.id: row for row in references.rows()}
+    others = [line for line in lines if line["id"].partition("-")[0] not in SEED_OF]
+    assert len(lines) - len(others) == sum(SEED_OF.values())
+    assert [line["id"] for line in others if line["id"] not in ours] == []
+    for line in others:
+        row = ours[line["id"]]
+        assert str(row.num_devices) == line["num_gpus"] and str(row.layout.tp) == line["tp"]
+        assert str(row.seq_len or "") == line["seq_len"] and row.dtype == catalog.dtype(
+            line["dtype"]
+        )
+        if line["step_time_s"] and not line["id"].startswith("meg21"):
+            assert row.step_time_s == pytest.approx(float(line["step_time_s"]), rel=6e-3), row.id
+        assert (row.status == "oom") is (not line["step_time_s"])
+
+
+def test_the_rows_of_the_seeds_in_the_public_collection_are_those_of_their_own_files(
+    reference_data: Path,
+):
+    with (reference_data / "references/measured_open.csv").open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["id"].startswith("seed")]
+    for line in lines:
+        known = [
+            row for row in SEED_ROWS
+            if str(row.num_devices) == line["num_gpus"] and str(row.layout.tp) == line["tp"]
+            and str(row.layout.pp) == line["pp"] and row.dtype == catalog.dtype(line["dtype"])
+            and str(row.layout.micro_batch) == line["mbs"]
+        ]  # fmt: skip
+        times = [row.step_time_s for row in known]
+        expected = float(line["step_time_s"]) if line["step_time_s"] else None
+        near = [
+            t for t in times if t is expected or (t and expected and abs(t / expected - 1) < 0.02)
+        ]
+        assert near, line["id"]
+
+
+def test_every_sub_cluster_is_a_row(reference_data: Path):
+    with (reference_data / "references/lambda_1cc_subcluster_results.csv").open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["hostfile"] == "allnodes"]
+    rows = references.source("lambda-1cc-subclusters").rows
+    assert len(rows) == len(lines) == 2 * 127
+    assert sorted(row.printed["samples_per_s"] for row in rows) == sorted(
+        line["samples_per_s"] for line in lines
+    )
+    whole = [row for row in rows if row.num_devices == 512]
+    assert {row.hosts for row in whole} == {"node-001 to node-064"}
+
+
+def test_the_published_table_is_the_first_sub_cluster_of_each_size():
+    for short in ("350m", "13b"):
+        first = {
+            row.num_devices: row
+            for row in reversed(references.named(f"lambda-1cc-subclusters-{short}"))
+        }
+        for row in references.named(f"lambda-1cc-opt-{short}"):
+            if row.num_devices and row.num_devices > 8:
+                assert (
+                    row.printed["samples_per_s_unrounded"]
+                    == first[row.num_devices].printed["samples_per_s"]
+                )
+
+
+def test_convergence_points_have_the_official_mean_and_deviation(reference_data: Path):
+    with (reference_data / "mlperf/rcp_expected.csv").open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["n"] != "0"]
+    points = references.source("mlperf-rcp").convergence
+    assert len(lines) == 2 * 13 and len(points) == 9 + 2 * 4
+    for line in lines:
+        (point,) = [
+            p for p in points
+            if p.benchmark == line["benchmark"] and str(p.global_batch) == line["batch_size"]
+            and line["ruleset"] in p.rulesets
+        ]  # fmt: skip
+        runs = np.sort(point.samples_to_target)
+        assert len(runs) == int(line["n"])
+        assert runs[1:-1].mean() == pytest.approx(float(line["olympic_mean"]))
+        assert runs.std() == pytest.approx(float(line["stdev_all"]))
+
+
+def test_the_document_counts_the_rows_of_every_source():
+    document = (Path(__file__).parents[1] / "docs" / "references.md").read_text()
+    told = dict(re.findall(r"^\| `([\w-]+)` \| (\d+|-) \|", document, re.MULTILINE))
+    rows = {name: str(len(source.rows) or "-") for name, source in references.sources().items()}
+    assert told == rows

@@ -74,6 +74,15 @@ def causal(x: FlopsInput) -> float:
     return linear_per_token(x) + 0.5 * attention_per_token(x)
 
 
+@_convention("palm", False, "6 per parameter, embeddings included, and full attention")
+def palm(x: FlopsInput) -> float:
+    """FLOPs per token: 6 P + 12 L (a d) s, P the exact count of all parameters.
+
+    Chowdhery et al., arXiv:2204.02311, appendix B. Counted so by LLM Foundry.
+    """
+    return 6.0 * num_parameters(x.shape) + attention_per_token(x)
+
+
 @_convention("six-n", True, "2 P per token and pass, 3 passes, 4 with full recompute")
 def six_n(x: FlopsInput) -> float:
     """FLOPs per token: 6 P, or 8 P with full recompute (BigScience's 1.3B study).

@@ -1,0 +1,60 @@
+"""Published tables recomputed from their own speeds: what does not follow, by how much, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline import references
+from paceline.audit.assumed import assume
+from paceline.audit.csv_table import Declared, read_csv
+from paceline.audit.findings import Audit, Finding, audit_rows, together
+from paceline.errors import UserError
+from paceline.references import Row
+
+__all__ = ["Audit", "Declared", "Finding", "audit", "audit_rows", "together"]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An audit, and what a reader of it should know about how the table was read."""
+
+    audit: Audit
+    notes: tuple[str, ...] = ()
+
+
+def audit(target: str | None = None, declared: Declared | None = None) -> Audited:
+    """The audit of a source, table or row that comes with Paceline, of a file, or of all tables.
+
+    Raises UserError for an unknown name, with the nearest, and for a faulty file, with its line.
+    """
+    path = Path(target or "")
+    if path.suffix.lower() in (".csv", ".yaml", ".yml") or path.is_file():
+        return _of_file(path, declared or Declared())
+    if declared and declared != Declared():
+        where = target or "the tables that come with Paceline"
+        raise UserError(where, "declares itself what options would declare; they are for CSV files")
+    if target is None:
+        return Audited(together(audit_rows(s.rows) for s in references.sources().values()))
+    source, rows = references.located(target)
+    return Audited(audit_rows(source.rows, [row.id for row in rows]))
+
+
+def _of_file(path: Path, declared: Declared) -> Audited:
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return Audited(audit_rows(references.read_source(path).rows))
+    table = read_csv(path, declared)
+    rows, assumptions = assume(table.rows, table.gated_is_open)
+    notes = (
+        [f"columns that are not understood: {', '.join(table.ignored)}"] if table.ignored else []
+    )
+    parts = (audit_rows(group) for group in _by_source(rows))
+    return Audited(together(parts), (*notes, *map(str, assumptions)))
+
+
+def _by_source(rows: Sequence[Row]) -> list[list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.source, []).append(row)
+    return list(groups.values())

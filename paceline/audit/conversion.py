@@ -1,0 +1,168 @@
+"""A published MFU or FLOP/s in another FLOPs convention and against another peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline import catalog
+from paceline.core import rates
+from paceline.core.flops import (
+    CONVENTIONS,
+    FlopsInput,
+    flops_per_token,
+    hardware_flops_per_token,
+)
+from paceline.core.hardware import Dtype
+from paceline.core.quantity import Quantity
+from paceline.errors import UserError, did_you_mean
+
+HARDWARE = "+recompute"
+"""Suffix of a convention: what recomputation does again is counted as well (HFU, not MFU)."""
+WITHOUT_ADAPTERS = ("palm", "six-n", "narayanan-hw", "megatron-deepspeed")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to state the figure."""
+
+    convention: str
+    flops_per_token: float
+    peak_flops_per_s: float | None
+    flops_per_s_per_device: float | None
+    mfu: float | None
+    share: str
+    """What `mfu` is: MFU, or HFU where recomputed work is counted."""
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The figure as published and as converted; `ratio` is what the given figure is multiplied by."""
+
+    given: Side
+    wanted: Side
+    ratio: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of both sides in FLOP/s; None, on both sides, is not known."""
+
+    given: float | None
+    wanted: float | None
+
+
+def convert(figure: Quantity, given: str, wanted: str, x: FlopsInput, peaks: Peaks) -> Conversion:
+    """A figure counted by `given` as `wanted` counts it.
+
+    FLOP/s scale with the FLOPs of a token: F_wanted / F_given; MFU with the peaks as well. Raises
+    UserError for a convention that does not apply, or a result above the peak.
+    """
+    before, after = _flops(given, x, "--from"), _flops(wanted, x, "--to")
+    rate = figure.value
+    if figure.kind == "mfu":
+        if peaks.given is None:
+            share = _possible(figure.value * after / before)
+            return Conversion(
+                _side(given, x, before, None, None, figure.value),
+                _side(wanted, x, after, None, None, share),
+                after / before,
+                ("the same peak is taken on both sides; without it there is no FLOP/s",),
+            )
+        rate = figure.value * peaks.given
+    converted = rate * after / before
+    one, other = rates.mfu(rate, peaks.given), rates.mfu(converted, peaks.wanted)
+    ratio = other / one if figure.kind == "mfu" and one and other else after / before
+    return Conversion(
+        _side(given, x, before, peaks.given, rate, one),
+        _side(wanted, x, after, peaks.wanted, converted, _possible(other)),
+        ratio, (),
+    )  # fmt: skip
+
+
+def from_step_time(
+    step_time_s: float, wanted: str, x: FlopsInput, peaks: Peaks, batch: int, devices: int
+) -> Conversion:
+    """FLOP/s of a device, and MFU, of a step of `batch` sequences on `devices` devices."""
+    flops = _flops(wanted, x, "--to")
+    rate = rates.flops_per_s_per_device(flops * x.seq_len, batch, step_time_s, devices)
+    share = _possible(rates.mfu(rate, peaks.wanted))
+    side = _side(wanted, x, flops, peaks.wanted, rate, share)
+    return Conversion(side, side, 1.0, ())
+
+
+def peaks_of(
+    device: str | None, dtype: Dtype | None, given: float | None, wanted: float | None
+) -> Peaks:
+    """The stated peaks, else those of the device's data sheet.
+
+    A published figure may rest on a sparse peak; one to convert to may not. Raises UserError for
+    that, for a device without a peak, and for a dtype that it lacks.
+    """
+    if device is None:
+        return Peaks(
+            given if given is not None else wanted, wanted if wanted is not None else given
+        )
+    found = catalog.device(device)
+    dense = found.peak_flops_per_s(dtype or "bf16")
+    if dense is None and (given is None or wanted is None):
+        allowed = ", ".join(found.peaks) or "a device with a data-sheet peak"
+        raise UserError(f"{found.name} in {dtype or 'bf16'}", "has no known peak", allowed=allowed)
+    if wanted is not None and dense and abs(wanted / (2 * dense) - 1) < 0.005:
+        raise UserError(
+            "--peak", f"is the sparse peak of {found.name}, which training does not reach",
+            allowed=f"the dense {dense / 1e12:.10g}TFLOP/s",
+        )  # fmt: skip
+    return Peaks(given if given is not None else dense, wanted if wanted is not None else dense)
+
+
+def _flops(name: str, x: FlopsInput, option: str) -> float:
+    """FLOPs of a token; raises UserError for an unknown convention or one that does not apply."""
+    convention = name.removesuffix(HARDWARE)
+    if convention not in CONVENTIONS:
+        raise UserError(
+            f"{option} {name}", "is not a convention",
+            allowed=f"{', '.join(CONVENTIONS)}, each with {HARDWARE} for hardware FLOPs",
+            remedy=did_you_mean(convention, CONVENTIONS) or None,
+        )  # fmt: skip
+    if x.lora and convention in WITHOUT_ADAPTERS:
+        others = ", ".join(name for name in CONVENTIONS if name not in WITHOUT_ADAPTERS)
+        raise UserError(f"{option} {name}", "does not count LoRA's frozen weights", allowed=others)
+    if name == convention:
+        return flops_per_token(convention, x)
+    if x.recompute == "none":
+        raise UserError(f"{option} {name}", "needs to know what is recomputed",
+                        remedy="add --recompute selective or --recompute full")  # fmt: skip
+    return hardware_flops_per_token(convention, x)
+
+
+def _side(
+    name: str, x: FlopsInput, flops: float, peak: float | None, rate: float | None,
+    share: float | None,
+) -> Side:  # fmt: skip
+    convention = name.removesuffix(HARDWARE)
+    formula, source = _told(convention)
+    hardware = name != convention
+    if hardware:
+        formula = f"{formula} Recomputation is counted as work."
+    hardware |= CONVENTIONS[convention].counts_recompute and x.recompute == "full"
+    return Side(name, flops, peak, rate, share, "HFU" if hardware else "MFU", formula, source)
+
+
+def _told(convention: str) -> tuple[str, str]:
+    """The formula of a convention, and who uses it, as its definition tells them."""
+    told = (CONVENTIONS[convention].per_token.__doc__ or "").strip().split("\n\n")
+    lines = [" ".join(paragraph.split()) for paragraph in told]
+    return lines[0].removeprefix("FLOPs per token: "), " ".join(lines[1:])
+
+
+def _possible(share: float | None) -> float | None:
+    """An MFU; raises UserError above 1, where the figure, the model or a peak cannot be right."""
+    if share is not None and share > 1:
+        raise UserError(
+            f"{100 * share:.1f} %", "would come out, more than the peak",
+            remedy="check the model, the sequence length and both peaks",
+        )  # fmt: skip
+    return share

@@ -1,0 +1,170 @@
+"""What an audit found, cell by cell, and how much of the tables it could check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from paceline.audit.lines import lines_of
+from paceline.core.crosscheck import Verdict, check
+from paceline.core.follow import Cell
+from paceline.core.printed import like
+from paceline.core.rank_list import left_out, read_ranks
+from paceline.references import Row
+
+NO_FIGURE = "no figure is printed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cell that does not follow from its own row."""
+
+    table: str
+    row: str
+    column: str
+    printed: str
+    """As in the source."""
+    recomputed: float | str | None
+    """In base units, per cent as a fraction."""
+    difference: float | None
+    """Printed over recomputed, minus 1."""
+    cause: str
+    shown: str
+    """The recomputed value with the unit and digits of the printed one."""
+    minor: bool = False
+    """True when it does follow: from cut digits, or only without the row's other cells."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Findings, and the number of cells by what became of them."""
+
+    findings: tuple[Finding, ...] = ()
+    minor: tuple[Finding, ...] = ()
+    num_rows: int = 0
+    states: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`follows cut strained fails speed unchecked`; speeds are what the others follow from."""
+    unchecked: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Cells that could not be checked, by reason."""
+
+    @property
+    def num_checked(self) -> int:
+        """Cells that were held against others, without the speeds that the others follow from."""
+        return sum(self.states.get(state, 0) for state in ("follows", "cut", "strained", "fails"))
+
+    @property
+    def num_following(self) -> int:
+        """Checked cells that follow, cut ones included."""
+        return self.num_checked - self.states.get("fails", 0)
+
+
+def audit_rows(rows: Sequence[Row], only: Iterable[str] | None = None) -> Audit:
+    """The audit of the rows of one source; of the rows called `only`, beside all the others.
+
+    Rows of a source are related: one may repeat another, or give the base of its speed-ups.
+    """
+    wanted = {row.id for row in rows} if only is None else set(only)
+    kept = [row for row in rows if row.id in wanted]
+    order = {row.id: at for at, row in enumerate(rows)}
+    verdicts = [v for v in check(lines_of(rows)) if v.line.name in wanted]
+    listed = [(_finding(v), v.state) for v in verdicts if v.state in ("fails", "cut", "strained")]
+    lists = list(_rank_lists(kept))
+    findings = [f for f, state in listed if state == "fails"]
+    findings += [*_layouts(kept), *(found for found in lists if found)]
+    blank = sum(len(row.printed) for row in kept) - len(verdicts) - len(lists)
+    unchecked = Counter(v.cause or "" for v in verdicts if v.state == "unchecked")
+    states = Counter[str](v.state for v in verdicts)
+    states.update("fails" if found else "follows" for found in lists)
+    states["unchecked"] += blank
+    return Audit(
+        tuple(sorted(findings, key=lambda f: order[f.row])),
+        tuple(f for f, state in listed if state != "fails"),
+        len(kept),
+        states,
+        unchecked + Counter({NO_FIGURE: blank}),
+    )
+
+
+def together(audits: Iterable[Audit]) -> Audit:
+    """Several audits as one."""
+    parts = list(audits)
+    return Audit(
+        tuple(f for part in parts for f in part.findings),
+        tuple(f for part in parts for f in part.minor),
+        sum(part.num_rows for part in parts),
+        sum((Counter(part.states) for part in parts), Counter[str]()),
+        sum((Counter(part.unchecked) for part in parts), Counter[str]()),
+    )
+
+
+def _finding(verdict: Verdict) -> Finding:
+    cell, value, difference = verdict.cell, verdict.recomputed, verdict.difference
+    if value is None or difference is None or not (isfinite(value) and isfinite(difference)):
+        value = difference = None
+    shown = "-" if value is None else _like_the_cell(value / cell.unit, cell)
+    return Finding(
+        verdict.line.table, verdict.line.name, cell.column, cell.printed.text, value,
+        difference, verdict.cause or "", shown, verdict.state != "fails",
+    )  # fmt: skip
+
+
+def _like_the_cell(value: float, cell: Cell) -> str:
+    """The value with the cell's digits and unit; more digits where those would hide the difference."""
+    digits = like(value, cell.printed)
+    if cell.printed.bound or digits == cell.printed.digits:
+        digits = f"{value:.{len(digits.partition('.')[2]) + 2}f}"
+    unit = "%" if cell.printed.text.rstrip().endswith("%") else ""
+    return digits + unit
+
+
+def _layouts(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Parallel axes that a table states and that cannot hold its devices, once a table."""
+    seen: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        axes = [axis for axis in ("tp", "pp", "cp") if axis in row.layout.model_fields_set]
+        if axes and row.num_devices and row.num_devices % row.layout.model_devices:
+            printed = " ".join(f"{axis} {getattr(row.layout, axis)}" for axis in axes)
+            seen.setdefault((row.table, printed), []).append(row)
+    for (table, printed), found in seen.items():
+        row, devices = found[0], found[0].layout.model_devices
+        counts = sorted({row.num_devices or 0 for row in found})
+        cause = f"a replica of {devices} devices does not fit {_either(counts)} devices"
+        if row.shape and row.layout.pp > row.shape.num_layers:
+            cause += f", and {row.shape.num_layers} layers have no {row.layout.pp} stages"
+        replicas = counts[0] / devices
+        shown = f"{replicas:.3g} replicas"
+        yield Finding(table, row.id, "layout", printed, replicas, None, cause, shown)
+
+
+def _either(counts: Sequence[int]) -> str:
+    words = [str(count) for count in counts]
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _rank_lists(rows: Sequence[Row]) -> Iterator[Finding | None]:
+    """For every printed list of ranks: a finding, or None when it leaves none out."""
+    for row in rows:
+        text = row.printed.get("ranks")
+        ranks = read_ranks(text) if text else None
+        if text is None or ranks is None:
+            continue
+        gaps = left_out(ranks)
+        if not gaps:
+            yield None
+            continue
+        whole = f"{min(ranks)}-{max(ranks)}"
+        words = ", ".join(map(str, gaps))
+        nodes = _nodes(row, max(ranks) - min(ranks) + 1)
+        cause = f"rank {words} is left out of {whole}{nodes}"
+        difference = len(ranks) / (len(ranks) + len(gaps)) - 1
+        yield Finding(row.table, row.id, "ranks", text, whole, difference, cause, whole)
+
+
+def _nodes(row: Row, num_ranks: int) -> str:
+    """Words for a span of ranks that is a number of whole nodes."""
+    per_node = row.devices_per_node
+    if per_node is None or num_ranks % per_node:
+        return ""
+    return f", the ranks of {num_ranks // per_node} whole nodes"

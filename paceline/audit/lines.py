@@ -1,0 +1,221 @@
+"""Published rows as the lines that `core.crosscheck` checks: their cells, inputs and alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from paceline import catalog
+from paceline.core.agreement import Line
+from paceline.core.causes import Options
+from paceline.core.flops import (
+    CONVENTIONS,
+    FlopsInput,
+    attention_per_token,
+    flops_per_sample,
+    model_flops_per_token,
+)
+from paceline.core.follow import Cell, Inputs, speed_of
+from paceline.core.printed import Interval, exactly, read_printed
+from paceline.core.shape import DecoderShape, LoraSpec, LoraTarget, linear_sizes, num_parameters
+from paceline.errors import UserError
+from paceline.recipe import load_recipe
+from paceline.references import UNIT_SIZES, Row
+from paceline.units import count
+
+ATTENTION: tuple[LoraTarget, ...] = ("q", "k", "v", "o")
+MLP: tuple[LoraTarget, ...] = ("up", "gate", "down")
+PER_DEVICE = {"tokens_per_s_per_device", "flops_per_s_per_device", "mfu"}
+
+
+def lines_of(rows: Sequence[Row]) -> list[Line]:
+    """The lines of the rows of one source, which may relate to each other."""
+    by_id = {row.id: row for row in rows}
+    return [_line(row, rows, by_id) for row in rows]
+
+
+def cells_of(row: Row) -> dict[str, Cell]:
+    """The printed numbers of a row by column, in base units."""
+    cells: dict[str, Cell] = {}
+    for column, text in row.printed.items():
+        printed = read_printed(text, row.resolution.get(column))
+        if printed is not None and column != "ranks":
+            cells[column] = Cell(column, printed, UNIT_SIZES.get(row.units[column], 1.0))
+    return cells
+
+
+def flops_input(row: Row) -> FlopsInput | None:
+    """What a convention looks at for this row; None without a shape or a sequence length."""
+    shape, lora = _model(row)
+    if shape is None or row.seq_len is None:
+        return None
+    return FlopsInput(shape, row.seq_len, row.layout.recompute, lora, row.nominal_parameters)
+
+
+def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> Line:
+    twin_row = by_id.get(row.repeats or "")
+    twin = _line(twin_row, rows, {}) if twin_row else None
+    cells = cells_of(row)
+    lent = row if "speedup" in cells or twin_row is None else twin_row
+    inputs = _with_base(inputs_of(row), _base(row, rows, row.base_num_devices))
+    efficiency = _efficiency_of_speedup(lent)
+    if efficiency:
+        inputs = _with_setting(inputs, "scaling_efficiency", efficiency)
+    options = Options(_peaks(row), _flops(row), dict(_other_bases(row, rows, inputs)))
+    return Line(row.id, row.table, cells, inputs, options, twin)
+
+
+def _model(row: Row) -> tuple[DecoderShape | None, LoraSpec | None]:
+    """The shape and adapters of the row's recipe, or the row's own shape with its active experts."""
+    if row.recipe:
+        recipe = _recipe(row.recipe)
+        return recipe.model, recipe.lora
+    if row.shape and row.experts_per_token:
+        active = row.shape.ffn_size * row.experts_per_token
+        return row.shape.model_copy(update={"ffn_size": active}), None
+    return row.shape, None
+
+
+_recipe = cache(load_recipe)
+
+
+def inputs_of(row: Row) -> Inputs:
+    """What the row's figures are computed from, without what other rows give."""
+    printed = set(row.printed)
+    no_total = not printed - PER_DEVICE - {"memory_bytes"}
+    # With tokens/s and FLOP/s alone the batch cancels out, per device the devices do as well.
+    batch = row.global_batch or (None if "step_time_s" in printed else 1)
+    return Inputs(
+        seq_len=row.seq_len,
+        global_batch=batch,
+        num_devices=row.num_devices or (1 if no_total else None),
+        flops_per_sample=_flops_per_sample(row),
+        peak_flops_per_s=row.peak_flops_per_s,
+        total_tokens=row.total_tokens,
+        timed_steps=row.figure("timed_steps"),
+        settings={name: exactly(value) for name, value in _settings(row)},
+    )
+
+
+def _flops_per_sample(row: Row) -> Interval | None:
+    if row.flops_per_sample:
+        return exactly(row.flops_per_sample)
+    x = flops_input(row)
+    if x is None or row.convention is None:
+        return None
+    flops = flops_per_sample(row.convention, x)
+    step = row.resolution.get("nominal_parameters", 0.0)
+    if x.nominal_parameters and step and row.convention == "six-n":
+        half = flops * step / x.nominal_parameters / 2
+        return Interval(flops - half, flops + half)
+    return exactly(flops)
+
+
+def _settings(row: Row) -> Iterator[tuple[str, float]]:
+    """Columns that follow from the row's settings alone."""
+    layout, devices, batch = row.layout, row.num_devices, row.global_batch
+    if devices:
+        yield "dp", layout.dp(devices)
+    if devices and batch and devices >= layout.model_devices:
+        yield "num_microbatches", layout.num_microbatches(devices, batch)
+    if batch and row.devices_per_node:
+        # Every replica holds exactly one micro-batch of the global batch.
+        yield "nodes", batch / layout.micro_batch * layout.model_devices / row.devices_per_node
+    if row.seq_len:
+        yield "seq_len", row.seq_len
+    x = flops_input(row)
+    if x:
+        yield "attention_flops_per_token", _matrices(x, ATTENTION) + attention_per_token(x)
+        yield "mlp_flops_per_token", _matrices(x, MLP)
+        yield "head_flops_per_token", 6.0 * x.shape.padded_vocab() * x.shape.embed_dim
+        if row.convention:
+            yield "flops_per_sample", x.seq_len * model_flops_per_token(row.convention, x)
+
+
+def _matrices(x: FlopsInput, targets: Sequence[LoraTarget]) -> float:
+    sizes = linear_sizes(x.shape)
+    weights = sum(sizes[t][0] * sizes[t][1] for t in targets if t in sizes)
+    return 6.0 * x.shape.num_layers * weights
+
+
+def _efficiency_of_speedup(row: Row) -> Interval | None:
+    """Scaling efficiency from a printed speed-up against one device."""
+    cell = cells_of(row).get("speedup")
+    if cell is None or not row.num_devices or (row.base_num_devices or 1) != 1:
+        return None
+    return cell.rounded().times(1 / row.num_devices)
+
+
+def _with_setting(inputs: Inputs, name: str, value: Interval) -> Inputs:
+    return replace(inputs, settings={**inputs.settings, name: value})
+
+
+def _base(row: Row, rows: Sequence[Row], num_devices: int | None) -> Row | None:
+    """The row with another number of devices to whose speed this row's is related."""
+    table = next((r.table for r in rows if r.id == row.repeats), row.table)
+    found = (r for r in rows if r.table == table and r.num_devices == num_devices)
+    return next(found, None) if num_devices else None
+
+
+def _with_base(inputs: Inputs, base: Row | None) -> Inputs:
+    speed = speed_of(cells_of(base), inputs_of(base)) if base else None
+    if base is None or speed is None or base.global_batch is None:
+        return inputs
+    times = speed[1].interval
+    rate = Interval(base.global_batch / times.high, base.global_batch / times.low)
+    return replace(inputs, base_num_devices=base.num_devices, base_samples_per_s=rate)
+
+
+def _other_bases(row: Row, rows: Sequence[Row], inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    if not {"speedup", "scaling_efficiency"} & set(row.printed):
+        return
+    settings = {k: v for k, v in inputs.settings.items() if k != "scaling_efficiency"}
+    for num in sorted({r.num_devices for r in rows if r.num_devices}):
+        base = _base(row, rows, num)
+        if base and num not in (row.base_num_devices, row.num_devices):
+            words = f"is true against {base.id}, {num} devices, not against {row.base_num_devices}"
+            yield words, _with_base(replace(inputs, settings=settings), base)
+
+
+def _peaks(row: Row) -> dict[str, float]:
+    """Peaks that the source could have meant: dense, then sparse, of every dtype of the device."""
+    if not row.device or not row.peak_flops_per_s:
+        return {}
+    try:
+        device = catalog.device(row.device)
+    except UserError:
+        return {}
+    own_first = sorted(device.peaks.items(), key=lambda item: item[0] != row.dtype)
+    found: dict[float, str] = {}
+    for dtype, peak in own_first:
+        dense = peak.flops_per_s
+        half = f", half of the sparse {2 * dense / 1e12:.10g}" if dense % 1e12 else ""
+        found.setdefault(dense, f"the {dtype} peak of {device.name}{half}")
+    for dtype, peak in own_first:
+        dense = peak.flops_per_s
+        found.setdefault(2 * dense, f"the sparse {dtype} peak of {device.name}")
+        whole = dense // 1e12 * 1e12
+        found.setdefault(whole, f"the {dtype} peak of {device.name} in whole TFLOP/s")
+    return {words: peak for peak, words in found.items()}
+
+
+def _flops(row: Row) -> dict[str, float]:
+    """FLOPs of a sequence in every other way to count, by what a cause calls it."""
+    x = flops_input(row)
+    if x is None:
+        return {}
+    ways: dict[str, float] = {}
+    for name, convention in CONVENTIONS.items():
+        ways[f"the convention {name}"] = flops_per_sample(name, x)
+        if convention.counts_recompute:
+            for recompute, words in (("full", "counted"), ("none", "not counted")):
+                changed = replace(x, recompute=recompute)
+                label = f"the convention {name}, recomputation {words}"
+                ways[label] = flops_per_sample(name, changed)
+    if x.nominal_parameters:
+        counted = count(num_parameters(x.shape), 4)
+        ways[f"the counted {counted} parameters"] = flops_per_sample(
+            "six-n", replace(x, nominal_parameters=None)
+        )
+    return ways

@@ -1,0 +1,164 @@
+"""`paceline audit`: which published figures do not follow from their own table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.log_options import DeviceName, DtypeName, TotalTokens
+from paceline.cli.options import Json
+from paceline.cli.output import (
+    Column,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_table,
+    select_rows,
+)
+from paceline.errors import EXIT_GATE_FAILED
+
+if TYPE_CHECKING:
+    from paceline.audit import Audit, Declared, Finding
+
+KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
+
+
+def audit(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A source, table or row of the references, or a CSV or YAML file; default all.",
+            metavar="TABLE|FILE",
+        ),
+    ] = None,
+    all_cells: Annotated[
+        bool,
+        typer.Option("--all", help="Also cells that follow only from cut digits, or only alone."),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Of a CSV file: a recipe with the model's shape.")
+    ] = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    convention: Annotated[
+        str | None, typer.Option("--convention", help="Of a CSV file: how it counts FLOPs.")
+    ] = None,
+    peak: Annotated[
+        str | None,
+        typer.Option("--peak", help="Of a CSV file: what its MFU divides by, e.g. 989TFLOP/s."),
+    ] = None,
+    tokens: TotalTokens = None,
+    fail_on_findings: Annotated[
+        bool, typer.Option("--fail-on-findings", help="Exit with 3 when a cell does not follow.")
+    ] = False,
+    where: Where = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Recompute published tables and name what does not follow, and why.
+
+    Tokens/s, MFU, TFLOP/s, days and speed-ups are computed anew with the
+    convention and the peak that the table declares. A cell follows when some
+    step time that rounds to the printed one gives it. For the others a cause
+    is looked for: another row's step time, a sparse peak, another convention,
+    swapped digits and more.
+
+    Examples:
+
+      paceline audit                       all tables that come with Paceline
+
+      paceline audit nvidia-llama31 --all
+
+      paceline audit mine.csv --model llama31-70b --convention causal
+
+      paceline audit mine.csv --fail-on-findings --format md
+    """
+    from paceline.audit import audit as run_audit
+
+    form = TableFormat.json if as_json else form
+    done = run_audit(target, _declared(model, device, dtype, convention, peak, tokens))
+    found = [*done.audit.findings, *(done.audit.minor if all_cells else ())]
+    rows = [{key: getattr(finding, key) for key in KEYS} for finding in found]
+    by_row = {id(row): finding for row, finding in zip(rows, found, strict=True)}
+    kept = select_rows(rows, where, KEYS)
+    listed = [by_row[id(row)] for row in kept]
+    if form is TableFormat.text:
+        _print_text(listed)
+    else:
+        emit_table(kept, _columns(), form)
+    for note in done.notes:
+        typer.echo(f"note: {note}", err=True)
+    for line in _closing(done.audit):
+        typer.echo(line, err=form is not TableFormat.text)
+    if fail_on_findings and any(not finding.minor for finding in listed):
+        raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def _declared(
+    model: str | None, device: str | None, dtype: str | None, convention: str | None,
+    peak: str | None, tokens: float | None,
+) -> Declared:  # fmt: skip
+    from paceline.audit import Declared
+    from paceline.core.quantity import read_flops_per_s
+
+    flops_per_s = read_flops_per_s(peak, f"--peak {peak}") if peak else None
+    return Declared(model, device, dtype, convention, flops_per_s, tokens)
+
+
+def _print_text(findings: list[Finding]) -> None:
+    """One line a finding under the name of its table, columns aligned within the table."""
+    by_table: dict[str, list[list[str]]] = {}
+    for f in findings:
+        size = "" if f.difference is None else _size(f.difference)
+        shown = [f.row, f.column, f.printed, f"not {f.shown}", size, f.cause]
+        by_table.setdefault(f.table, []).append(shown)
+    for table, lines in by_table.items():
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        typer.echo(table)
+        for line in lines:
+            cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+            typer.echo(f"  {'  '.join(cells)}".rstrip())
+        typer.echo("")
+
+
+def _size(difference: float) -> str:
+    """A relative difference with its sign and three digits: `+0.402 %`."""
+    return f"{100 * difference:+.3g} %"
+
+
+def _columns() -> list[Column]:
+    return [
+        *(Column(key, key) for key in KEYS[:4]),
+        Column("recomputed", "recomputed", _number, "right"),
+        Column("difference", "difference", _size, "right"),
+        Column("cause", "cause", wraps=True),
+    ]
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _closing(audit: Audit) -> list[str]:
+    """How much was checked, and why not the rest."""
+    states, num_minor = audit.states, len(audit.minor)
+    failing = states.get("fails", 0)
+    minor = f" ({num_minor} of them only cut, or only alone: --all)" if num_minor else ""
+    layouts = len(audit.findings) - failing
+    more = f"; {_of(layouts, 'layout')} cannot be" if layouts > 0 else ""
+    lines = [
+        f"{_of(audit.num_rows, 'row')}, {_of(audit.num_checked, 'cell')} checked: "
+        f"{audit.num_following:,} follow{minor}, {failing:,} do not{more}.",
+        f"They follow from {_of(states.get('speed', 0), 'printed speed')}.",
+    ]
+    if audit.unchecked:
+        total = sum(audit.unchecked.values())
+        reasons = sorted(audit.unchecked.items(), key=lambda item: -item[1])
+        told = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
+        lines.append(f"{_of(total, 'cell')} could not be checked: {told}.")
+    return lines
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

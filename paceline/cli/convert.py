@@ -1,0 +1,198 @@
+"""`paceline convert`: a published figure in another FLOPs convention or against another peak."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+
+if TYPE_CHECKING:
+    from paceline.audit.conversion import Conversion, Peaks, Side
+    from paceline.core.flops import FlopsInput
+    from paceline.core.quantity import Quantity
+
+
+def convert(
+    figure: Annotated[
+        str, typer.Argument(help="54.1%, 1249TFLOP/s or a step time, 12.5s.", metavar="FIGURE")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", help="A recipe whose model was trained, by name or file.")
+    ],
+    given: Annotated[
+        str | None, typer.Option("--from", help="The convention in which it was published.")
+    ] = None,
+    wanted: Annotated[str, typer.Option("--to", help="The convention wanted.")] = "causal",
+    seq_len: Annotated[
+        int | None,
+        typer.Option("--seq-len", min=1, help="Tokens a sequence; default the recipe's."),
+    ] = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    from_peak: Annotated[
+        str | None, typer.Option(help="The peak that the figure divides by, e.g. 1979e12.")
+    ] = None,
+    peak: Annotated[
+        str | None, typer.Option("--peak", help="The dense peak to divide by, e.g. 989TFLOP/s.")
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="none, selective or full; default the recipe's.")
+    ] = None,
+    nominal_parameters: Annotated[
+        float | None,
+        typer.Option(min=1, help="The rounded count that six-n was published with, e.g. 1.3e9."),
+    ] = None,
+    global_batch: GlobalBatch = None,
+    gpus: NumDevices = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Convert a published MFU, TFLOP/s or step time to another convention.
+
+    Conventions: full-attention, causal, palm, six-n, narayanan-hw,
+    megatron-deepspeed; with +recompute they count recomputed work too (HFU).
+    A step time needs --global-batch and --gpus.
+
+    Examples:
+
+      paceline convert 54.1% --from full-attention --model llama31-70b
+
+      paceline convert 1249TFLOP/s --from palm --model llama31-8b
+
+      paceline convert 27% --from causal --model llama31-8b --from-peak 1979e12
+      --peak 989e12
+
+      paceline convert 12.5s --model llama31-70b --global-batch 128 --gpus 64
+    """
+    from paceline.core.quantity import read_quantity
+
+    quantity = read_quantity(figure, figure)
+    x = _flops_input(model, seq_len, recompute, nominal_parameters)
+    peaks = _peaks(device, dtype, from_peak, peak)
+    done = _convert(quantity, given, wanted, x, peaks, (global_batch, gpus))
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.text:
+        _print_text(figure, quantity, done)
+    elif form is TableFormat.json:
+        emit_json(_document(quantity, done))
+    else:
+        emit_table(_rows(quantity, done), _columns(), form)
+    for note in done.notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _flops_input(
+    model: str, seq_len: int | None, recompute: str | None, nominal: float | None
+) -> FlopsInput:
+    from typing import get_args
+
+    from paceline.core.flops import FlopsInput
+    from paceline.core.layout import Recompute
+    from paceline.errors import UserError
+    from paceline.recipe import load_recipe
+
+    recipe = load_recipe(model)
+    choices: dict[str | None, Recompute] = {name: name for name in get_args(Recompute)}
+    choices[None] = recipe.layout.recompute
+    if recompute not in choices:
+        allowed = ", ".join(get_args(Recompute))
+        raise UserError(f"--recompute {recompute}", "is unknown", allowed=allowed)
+    return FlopsInput(
+        recipe.model, seq_len or recipe.training.seq_len, choices[recompute], recipe.lora,
+        nominal or recipe.nominal_parameters,
+    )  # fmt: skip
+
+
+def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: str | None) -> Peaks:
+    from paceline import catalog
+    from paceline.audit.conversion import peaks_of
+    from paceline.core.quantity import read_flops_per_s
+
+    return peaks_of(
+        device, catalog.dtype(dtype) if dtype else None,
+        read_flops_per_s(from_peak, f"--from-peak {from_peak}") if from_peak else None,
+        read_flops_per_s(peak, f"--peak {peak}") if peak else None,
+    )  # fmt: skip
+
+
+def _convert(
+    quantity: Quantity, given: str | None, wanted: str, x: FlopsInput, peaks: Peaks,
+    job: tuple[int | None, int | None],
+) -> Conversion:  # fmt: skip
+    from paceline.audit.conversion import convert as convert_figure
+    from paceline.audit.conversion import from_step_time
+    from paceline.errors import UserError
+
+    batch, gpus = job
+    if quantity.kind == "step_time_s":
+        if batch is None or gpus is None:
+            raise UserError("a step time", "gives FLOP/s only with the size of the job",
+                            remedy="add --global-batch and --gpus")  # fmt: skip
+        if given is not None:
+            raise UserError(f"--from {given}", "says nothing of a step time", remedy="leave it out")
+        return from_step_time(quantity.value, wanted, x, peaks, batch, gpus)
+    if given is None:
+        raise UserError("--from", "is needed: a figure means nothing without its convention")
+    return convert_figure(quantity, given, wanted, x, peaks)
+
+
+def _print_text(figure: str, quantity: Quantity, done: Conversion) -> None:
+    sides = [done.given, done.wanted]
+    if quantity.kind == "step_time_s":
+        sides = [done.wanted]
+        typer.echo(f"{figure} a step -> {_amounts(done.wanted)} ({done.wanted.convention})")
+    else:
+        result = _amounts(done.wanted, first=quantity.kind)
+        typer.echo(f"{figure} ({done.given.convention}) -> {result} ({done.wanted.convention})")
+        typer.echo(f"ratio {done.ratio:.4f}")
+    for side in sides:
+        peak = side.peak_flops_per_s
+        against = "" if peak is None else f", peak {_tera(peak)}"
+        typer.echo(f"\n{side.convention}: {side.flops_per_token:.5g} FLOPs a token{against}")
+        typer.echo(f"  {side.formula}")
+        if side.source:
+            typer.echo(f"  {side.source}")
+
+
+def _amounts(side: Side, first: str = "flops_per_s_per_device") -> str:
+    """What is known of a side, the kind of figure that was given first."""
+    share = None if side.mfu is None else f"{100 * side.mfu:.2f} % {side.share}"
+    rate = None if side.flops_per_s_per_device is None else _tera(side.flops_per_s_per_device)
+    both = [share, rate] if first == "mfu" else [rate, share]
+    return ", ".join(filter(None, both))
+
+
+def _tera(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e12:,.5g} TFLOP/s"
+
+
+def _rows(quantity: Quantity, done: Conversion) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    sides = {"given": done.given, "wanted": done.wanted}
+    if quantity.kind == "step_time_s":
+        sides = {"wanted": done.wanted}
+    return [{"side": name, **asdict(side)} for name, side in sides.items()]
+
+
+def _document(quantity: Quantity, done: Conversion) -> dict[str, Any]:
+    sides = {row.pop("side"): row for row in _rows(quantity, done)}
+    return {"kind": quantity.kind, "value": quantity.value, "ratio": done.ratio, **sides,
+            "notes": list(done.notes)}  # fmt: skip
+
+
+def _columns() -> list[Column]:
+    return [
+        Column("side", "side"),
+        Column("convention", "convention"),
+        Column("mfu", "MFU", lambda v: f"{100 * v:.2f} %", "right"),
+        Column("flops_per_s_per_device", "FLOP/s a device", _tera, "right"),
+        Column("flops_per_token", "FLOPs a token", lambda v: f"{v:.5g}", "right"),
+        Column("peak_flops_per_s", "peak", _tera, "right"),
+        Column("formula", "formula"),
+        Column("source", "source", wraps=True),
+    ]

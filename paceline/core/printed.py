@@ -1,0 +1,148 @@
+"""Printed numbers: the values that a cell's digits leave possible.
+
+A table prints a few digits of a number that its author had in full. `14.8` stands for anything
+from 14.75 to 14.85 when the author rounded, and up to 14.9 when the author cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from math import inf, isfinite
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[+-]?\d+)?", re.IGNORECASE
+)
+_AT_LEAST = re.compile(r"(?:over|above|more than|at least|>=?|≥)\s*$", re.IGNORECASE)
+_AT_MOST = re.compile(r"(?:under|below|less than|at most|up to|<=?|≤)\s*$", re.IGNORECASE)
+_SLACK = 1e-12
+"""Room for binary rounding where an edge of an interval is met exactly."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Values from `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """The mean of both ends, or the finite end of a one-sided interval."""
+        if not isfinite(self.high):
+            return self.low
+        return (self.low + self.high) / 2
+
+    @property
+    def relative_width(self) -> float:
+        """(high - low) / middle: 0 for a single value."""
+        return (self.high - self.low) / self.middle if self.middle else inf
+
+    def meets(self, other: Interval) -> bool:
+        """True when some value lies in both."""
+        slack = _SLACK * max(abs(self.low), abs(other.low))
+        return self.low <= other.high + slack and other.low <= self.high + slack
+
+    def common(self, other: Interval) -> Interval | None:
+        """The values in both, or None."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        if self.meets(other):
+            return Interval(min(low, high), max(low, high))
+        return None
+
+    def times(self, factor: float) -> Interval:
+        """Every value multiplied by a positive factor."""
+        return Interval(self.low * factor, self.high * factor)
+
+
+def exactly(value: float) -> Interval:
+    """The interval of one value."""
+    return Interval(value, value)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as it stands in print."""
+
+    text: str
+    """The whole cell."""
+    digits: str
+    """The number alone, as printed."""
+    value: float
+    step: float
+    """What one more in the last printed digit adds."""
+    bound: str = ""
+    """`at least` or `at most` where the cell says `over 98%` or the like."""
+
+    def rounded(self) -> Interval:
+        """The values that round to these digits."""
+        if self.bound:
+            return (
+                Interval(self.value, inf) if self.bound == "at least" else Interval(0, self.value)
+            )
+        return Interval(self.value - self.step / 2, self.value + self.step / 2)
+
+    def cut(self) -> Interval:
+        """The values whose further digits, if dropped, leave these."""
+        return self.rounded() if self.bound else Interval(self.value, self.value + self.step)
+
+    @property
+    def resolution(self) -> float:
+        """One last digit over the value: the relative change that this print can show."""
+        return self.step / abs(self.value) if self.value else inf
+
+
+def read_printed(text: str, step: float | None = None) -> Printed | None:
+    """The first number of a cell, or None without one; `step` overrules the last printed digit.
+
+    `51.20%`, `3.94E+15`, `136,902`, `over 98%` and `16GB borderline` are understood; words around
+    the number are not. A step larger than the last digit is for figures known to be multiples.
+    """
+    found = _NUMBER.search(text)
+    if found is None:
+        return None
+    number = Decimal(found[0].replace(",", ""))
+    if not isfinite(float(number)):
+        return None
+    last_digit = float(Decimal(1).scaleb(int(number.as_tuple().exponent)))
+    before = text[: found.start()]
+    bound = "at least" if _AT_LEAST.search(before) else "at most" if _AT_MOST.search(before) else ""
+    return Printed(text, found[0], float(number), max(last_digit, step or 0.0), bound)
+
+
+def like(value: float, pattern: Printed) -> str:
+    """`value` with as many decimals and the thousands separators of a printed number."""
+    mantissa = pattern.digits.lower().partition("e")[0]
+    decimals = len(mantissa.partition(".")[2])
+    if "e" in pattern.digits.lower():
+        return f"{value:.{decimals}E}"
+    return f"{value:{',' if ',' in mantissa else ''}.{decimals}f}"
+
+
+def misprints(printed: Printed) -> Iterator[tuple[str, Printed]]:
+    """Numbers that one slip of the typesetter turns into this one: (what happened, the number).
+
+    Two neighbouring digits swapped come before one digit replaced: a swap is the rarer coincidence.
+    """
+    digits = printed.digits
+    places = [at for at, sign in enumerate(digits.lower().partition("e")[0]) if sign.isdigit()]
+    for at, after in pairwise(places):
+        if digits[at] != digits[after]:
+            swapped = list(digits)
+            swapped[at], swapped[after] = digits[after], digits[at]
+            yield from _other(printed, "two digits swapped", "".join(swapped))
+    for at in places:
+        for digit in "0123456789":
+            if digit != digits[at]:
+                other = digits[:at] + digit + digits[at + 1 :]
+                yield from _other(printed, "one digit misprinted", other)
+
+
+def _other(printed: Printed, how: str, digits: str) -> Iterator[tuple[str, Printed]]:
+    value = float(Decimal(digits.replace(",", "")))
+    leading_zero = re.match(r"[+-]?0(?!\.)", digits)
+    if value and not leading_zero:
+        yield how, Printed(digits, digits, value, printed.step, printed.bound)

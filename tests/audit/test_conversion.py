@@ -1,0 +1,113 @@
+"""A published figure in another convention and against another peak."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.audit.conversion import HARDWARE, Peaks, convert, from_step_time, peaks_of
+from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
+from paceline.core.quantity import Quantity
+from paceline.errors import UserError
+from tests.shapes import LLAMA_8B, LLAMA_70B, LLAMA_405B, OPT_13B, OPT_13B_LORA
+
+X = FlopsInput(LLAMA_70B, 8192)
+UNKNOWN = Peaks(None, None)
+names = st.sampled_from(sorted(CONVENTIONS))
+
+
+@pytest.mark.parametrize(
+    ("shape", "ratio"), [(LLAMA_8B, 0.889), (LLAMA_70B, 0.933), (LLAMA_405B, 0.961)]
+)
+def test_causal_is_less_than_full_attention_by_the_published_ratios(shape: object, ratio: float):
+    x = FlopsInput(shape, 8192)  # type: ignore[arg-type]
+    done = convert(Quantity("mfu", 0.541), "full-attention", "causal", x, UNKNOWN)
+    assert done.ratio == pytest.approx(ratio, abs=5e-4)
+    assert done.wanted.mfu == pytest.approx(0.541 * done.ratio)
+    assert done.wanted.flops_per_s_per_device is None and "same peak" in done.notes[0]
+
+
+def test_a_sparse_peak_is_exchanged_for_the_dense_one():
+    done = convert(Quantity("mfu", 0.27), "causal", "causal", X, Peaks(1979e12, 989e12))
+    assert done.wanted.mfu == pytest.approx(0.27 * 1979 / 989)
+    assert done.given.flops_per_s_per_device == done.wanted.flops_per_s_per_device
+
+
+def test_flops_per_second_convert_without_a_peak():
+    done = convert(Quantity("flops_per_s_per_device", 1249e12), "full-attention", "causal",
+                   FlopsInput(LLAMA_8B, 8192), UNKNOWN)  # fmt: skip
+    assert done.wanted.flops_per_s_per_device == pytest.approx(1110e12, rel=1e-3)
+    assert done.wanted.mfu is None and done.notes == ()
+
+
+@given(names, names, st.floats(0.01, 0.4), st.sampled_from(["none", "full"]))
+def test_there_and_back_gives_the_figure_again(
+    given_: str, wanted: str, share: float, recompute: str
+):
+    x = FlopsInput(LLAMA_70B, 8192, recompute)  # type: ignore[arg-type]
+    there = convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)).wanted.mfu
+    assert there is not None
+    back = convert(Quantity("mfu", there), wanted, given_, x, Peaks(2e15, 1e15)).wanted.mfu
+    assert back == pytest.approx(share)
+
+
+def test_recomputed_work_is_counted_only_when_asked_for():
+    x = FlopsInput(LLAMA_8B, 8192, "full")
+    plain = convert(Quantity("mfu", 0.4), "causal", "causal", x, UNKNOWN)
+    counted = convert(Quantity("mfu", 0.4), "causal", "causal" + HARDWARE, x, UNKNOWN)
+    assert plain.ratio == 1 and 1.3 < counted.ratio < 4 / 3 + 1e-9
+    assert (plain.wanted.share, counted.wanted.share) == ("MFU", "HFU")
+
+
+def test_a_step_time_gives_the_cell_of_a_published_table():
+    peaks = Peaks(989.5e12, 989.5e12)
+    done = from_step_time(14.72, "full-attention", X, peaks, batch=128, devices=64)
+    assert done.wanted.mfu == pytest.approx(0.5415, abs=1e-4)
+
+
+def test_formula_and_source_stand_with_the_result():
+    done = convert(Quantity("mfu", 0.4), "full-attention", "palm", X, UNKNOWN)
+    assert "12 L (a d) s" in done.given.formula and "NeMo" in done.given.source
+    assert "arXiv:2204.02311" in done.wanted.source
+    assert done.wanted.flops_per_token == flops_per_token("palm", X)
+
+
+def test_peaks_come_from_the_device_where_they_are_not_stated():
+    assert peaks_of("H100", "bf16", None, None) == Peaks(989.5e12, 989.5e12)
+    assert peaks_of("H100", "fp8", 3958e12, None) == Peaks(3958e12, 1979e12)
+    assert peaks_of(None, None, 1979e12, None) == Peaks(1979e12, 1979e12)
+    assert peaks_of(None, None, None, None) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "complaint"),
+    [
+        ("H100", 1979e12, "is the sparse peak of H100-SXM"),
+        ("cpu", None, "has no known peak"),
+        ("V100", None, "V100-SXM2-32GB in bf16: has no known peak; allowed: fp32, fp16"),
+        ("RTX9999", None, "is not in the catalog"),
+    ],
+)
+def test_a_peak_that_cannot_be_reached_or_known_is_refused(
+    device: str, wanted: float | None, complaint: str
+):
+    with pytest.raises(UserError, match=complaint):
+        peaks_of(device, None, None, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given_", "wanted", "x", "share", "complaint"),
+    [
+        ("full", "causal", X, 0.4, "--from full: is not a convention.*full-attention"),
+        ("causal", "casual", X, 0.4, "--to casual: is not a convention.*did you mean 'causal'"),
+        ("causal", "causal+recompute", X, 0.4, "needs to know what is recomputed"),
+        ("six-n", "causal", FlopsInput(OPT_13B, 512, "none", OPT_13B_LORA), 0.4, "LoRA's frozen"),
+        ("causal", "full-attention", FlopsInput(LLAMA_8B, 65536), 0.9, "more than the peak"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_with_the_reason(
+    given_: str, wanted: str, x: FlopsInput, share: float, complaint: str
+):
+    with pytest.raises(UserError, match=complaint):
+        convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 1e15))

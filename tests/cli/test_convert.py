@@ -1,0 +1,96 @@
+"""`paceline convert` on the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cli.convert import convert
+from tests.cli.test_errors import paceline
+
+app = typer.Typer()
+app.command("convert")(convert)
+LLAMA = ["--model", "llama31-70b"]
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def document(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_text_shows_the_result_the_ratio_and_both_formulas():
+    shown = run("54.1%", "--from", "full-attention", "--to", "causal", *LLAMA, "--device", "H100")
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "54.1% (full-attention) -> 50.48 % MFU, 499.5 TFLOP/s (causal)"
+    assert lines[1] == "ratio 0.9331"
+    assert "12 L (a d) s" in shown.stdout and "6 L (a d) s" in shown.stdout
+    assert "Megatron-LM up to core 0.11" in shown.stdout
+
+
+def test_json_holds_unrounded_fractions_of_both_sides():
+    found = document("54.1%", "--from", "full-attention", *LLAMA)
+    assert found["given"]["mfu"] == 0.541
+    assert found["wanted"]["mfu"] == pytest.approx(0.541 * found["ratio"])
+    assert found["wanted"]["flops_per_s_per_device"] is None and "same peak" in found["notes"][0]
+
+
+def test_csv_and_markdown_have_a_row_a_side():
+    arguments = ["1249TFLOP/s", "--from", "full-attention", "--model", "llama31-8b"]
+    rows = list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
+    assert [row["side"] for row in rows] == ["given", "wanted"]
+    assert float(rows[1]["flops_per_s_per_device"]) == pytest.approx(1110e12, rel=1e-3)
+    assert run(*arguments, "--format", "md").stdout.splitlines()[0].startswith("| side |")
+
+
+def test_a_step_time_gives_tflops_and_mfu():
+    arguments = ["14.72s", *LLAMA, "--global-batch", "128", "--gpus", "64", "--device", "H100",
+                 "--to", "full-attention"]  # fmt: skip
+    assert document(*arguments)["wanted"]["mfu"] == pytest.approx(0.5415, abs=1e-4)
+    assert run(*arguments).stdout.startswith("14.72s a step -> 535.86 TFLOP/s, 54.15 % MFU")
+
+
+def test_a_published_sparse_peak_is_exchanged():
+    arguments = ["27%", "--from", "causal", "--model", "llama31-8b", "--from-peak", "1979e12",
+                 "--peak", "989e12"]  # fmt: skip
+    assert document(*arguments)["wanted"]["mfu"] == pytest.approx(0.27 * 1979 / 989)
+
+
+def test_nominal_parameters_and_recomputation_enter():
+    arguments = ["47.0TFLOP/s", "--from", "six-n", "--to", "narayanan-hw", "--model", "gpt-1b3",
+                 "--recompute", "full", "--nominal-parameters", "1.3e9"]  # fmt: skip
+    assert document(*arguments)["wanted"]["flops_per_s_per_device"] == pytest.approx(
+        53.75e12, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["54.1", "--from", "causal", *LLAMA], "54.1: has no unit"),
+        (["200%", "--from", "causal", *LLAMA], "more than the peak"),
+        (["54.1%", *LLAMA], "--from: is needed"),
+        (["54.1%", "--from", "casual", *LLAMA], "did you mean 'causal'"),
+        (["54.1%", "--from", "causal", "--model", "lama"], "recipe 'lama': is unknown"),
+        (["14.72s", *LLAMA], "add --global-batch and --gpus"),
+        (["14.72s", "--from", "causal", *LLAMA, "--global-batch", "8", "--gpus", "8"], "leave it out"),
+        (["54.1%", "--from", "causal", *LLAMA, "--recompute", "half"], "none, selective, full"),
+        (["54.1%", "--from", "causal", *LLAMA, "--device", "H100", "--peak", "1979e12"], "sparse peak"),
+        (["54.1%", "--from", "causal", *LLAMA, "--dtype", "int4"], "is not in the catalog"),
+        (["54.1%", "--from", "six-n", "--model", "opt-13b-sft"], "LoRA's frozen weights"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_refused_with_the_reason(arguments: list[str], complaint: str):
+    done = paceline("convert", *arguments)
+    assert done.returncode == 1 and done.stdout == ""
+    assert complaint in done.stderr and len(done.stderr.splitlines()) == 1
