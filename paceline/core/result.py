@@ -93,6 +93,10 @@ class ReferenceComparison(Value):
     """Which of this run's step times was held against it: `median`, or `mean` for a printed average."""
     comparable: bool
     why_not: str | None = None
+    resolution: float = 0.0
+    """Half the reference's last printed digit, relative: it widens the margin."""
+    known_error: float = 0.0
+    """Standard error of the ratio's logarithm as far as the steps of this one run tell it."""
 
 
 class Verdict(Value):

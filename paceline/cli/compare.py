@@ -1,0 +1,153 @@
+"""`paceline compare`: slower, faster, the same, or undecided."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+
+if TYPE_CHECKING:
+    from paceline.core.judgement import Comparison
+
+VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
+"""Exit code by verdict; every other verdict fails the gate (3)."""
+
+
+class CompareFormat(StrEnum):
+    """Forms in which a comparison is printed."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+    md = "md"
+    junit = "junit"
+
+
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="The baseline: a run, a group of repeats, a tag, a result file, or several by "
+            "commas. With --against it is what is judged.",
+        ),
+    ],
+    second: Annotated[
+        str | None, typer.Argument(metavar="B", help="What is judged, named in the same ways.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REFERENCE",
+            help="Judge A against a published row, table or source; `reference` takes the row "
+            "nearest to the run.",
+        ),
+    ] = None,
+    margin: Annotated[
+        str, typer.Option(help="Smaller differences do not matter: 1% or 0.01.")
+    ] = "1%",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A setting that may differ, e.g. dtype. Repeatable."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Metric that the verdict depends on. Repeatable; default step_time_s.",
+        ),
+    ] = None,
+    runs_dir: RunsDir = None,
+    form: Annotated[
+        CompareFormat,
+        typer.Option("--format", help="md suits a pull request, junit a CI server."),
+    ] = CompareFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Say whether B is slower than A, faster, the same, or whether that is undecided.
+
+    From three repeats a side on it is a test over repeats (Welch's t on the runs' medians); with
+    fewer, the margin alone decides and confidence is low. Ratios are B over A, so of a step time
+    above 1 is slower; with --against they are A over the reference.
+
+    Exit code 0: same or faster. 3: slower, not comparable or invalid. 4: undecided, and it says how
+    many more repeats it takes.
+
+    Examples:
+
+      paceline compare before after --margin 1%
+
+      paceline compare last --against reference
+
+      paceline compare old-driver new-driver --format junit > compare.xml
+    """
+    from paceline.errors import UserError
+    from paceline.gate import Gate, compare_runs, compare_with_reference, parse_margin
+    from paceline.rundir import runs_root
+
+    if (second is None) == (against is None):
+        raise UserError("compare", "takes either B or --against", remedy="name the other side once")
+    root = runs_root(runs_dir)
+    gate = Gate(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
+    if against is not None:
+        found = compare_with_reference(root, first, against, gate)
+    else:
+        found = compare_runs(root, first, second or "", gate)
+    _print(found, CompareFormat.json if as_json else form)
+    raise typer.Exit(VERDICT_EXIT.get(found.verdict, 3))
+
+
+def _print(found: Comparison, form: CompareFormat) -> None:
+    from paceline.report.comparison import comparison_md, finding_lines, headline, summary_lines
+    from paceline.report.junit import junit_xml
+
+    if form is CompareFormat.json:
+        typer.echo(found.model_dump_json(indent=2))
+    elif form is CompareFormat.junit:
+        typer.echo('<?xml version="1.0" encoding="UTF-8"?>')
+        typer.echo(junit_xml(found), nl=False)
+    elif form is CompareFormat.md:
+        typer.echo(comparison_md(found), nl=False)
+    elif form is CompareFormat.csv:
+        typer.echo(headline(found), err=True)
+        _print_metrics(found, form)
+    else:
+        typer.echo(headline(found))
+        for line in summary_lines(found):
+            typer.echo(f"  {line}")
+        if found.metrics:
+            typer.echo()
+            _print_metrics(found, form)
+            typer.echo("* the verdict depends on it")
+        for line in finding_lines(found):
+            typer.echo(f"  {line}")
+
+
+def _print_metrics(found: Comparison, form: CompareFormat) -> None:
+    from paceline.cli.output import Column, TableFormat, emit_table
+    from paceline.report.comparison import HEAD, metric_cells, shown
+
+    if form is CompareFormat.csv:
+        names = ("metric", "unit", "primary", "baseline", "candidate", "n_baseline", "n_candidate",
+                 "ratio", "low", "high", "p", "p_corrected", "verdict", "note")  # fmt: skip
+        rows = [
+            {
+                **one.model_dump(),
+                "baseline": one.baseline.value,
+                "candidate": one.candidate.value,
+                "n_baseline": one.baseline.n,
+                "n_candidate": one.candidate.n,
+            }
+            for one in found.metrics
+        ]
+        emit_table(rows, [Column(name, name) for name in names], TableFormat.csv)
+        return
+    table = [dict(zip(HEAD, metric_cells(one), strict=True)) for one in shown(found)]
+    columns = [
+        Column(name, name, justify="left" if name in ("metric", "verdict") else "right")
+        for name in HEAD
+    ]
+    emit_table(table, columns, TableFormat.text)

@@ -1,0 +1,247 @@
+"""Which runs may be held against each other: the settings that must be equal, and those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.facts import Facts
+from paceline.core.layout import Layout
+from paceline.core.shape import DecoderShape
+
+Setting = Mapping[str, object]
+"""A setting's parts by name; the name is empty where the setting is one word or number."""
+
+Sides = tuple[Sequence[Setting | None], Sequence[Setting | None]]
+"""One setting of every run of the baseline, and of the candidate."""
+
+KEYS: dict[str, str] = {
+    "model": "shape of the model",
+    "lora": "adapters, if any",
+    "device": "kind of device; on a CPU its model as well",
+    "num_devices": "number of devices",
+    "dtype": "number format of the matrix products",
+    "matmul_precision": "precision of fp32 matrix products",
+    "seq_len": "token positions of a sample",
+    "global_batch": "samples a step over all devices; a device where the number of devices may differ",
+    "layout": "how the model is spread over the devices",
+    "recompute": "what the backward pass computes again",
+    "data": "kind of data",
+    "profiled": "whether a profiler was attached",
+}
+"""What must be equal before a verdict, in the order in which differences are told."""
+
+MAY_BE_UNSTATED = frozenset({"layout", "recompute", "matmul_precision", "data", "profiled"})
+"""What a published source that is silent about it is believed to have had as the run has it."""
+
+MIXED = "mixed"
+UNKNOWN = "not known"
+MOST_PARTS = 4
+"""Differing parts of a model or layout that are told."""
+
+_PROFILED: Setting = {"": "yes"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting in which two sides are not alike, as text for people."""
+
+    key: str
+    baseline: str
+    candidate: str
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What was found when two sides' settings were held against each other."""
+
+    differences: tuple[Difference, ...]
+    unknown: tuple[str, ...]
+    """Keys of which neither side says anything."""
+    unstated: tuple[str, ...] = ()
+    """Keys of which a published source says nothing."""
+    batch_rule: str = "equal global batch"
+    """By which rule the batches were held against each other."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys in which the sides differ."""
+        return tuple(difference.key for difference in self.differences)
+
+
+def likeness(
+    baseline: Sequence[Facts],
+    candidate: Sequence[Facts],
+    *,
+    allowed: Collection[str] = (),
+    published: bool = False,
+) -> Likeness:
+    """The two sides' settings held against each other; every run of a side counts.
+
+    A setting known on one side only differs. Of a `published` baseline no more is asked than it
+    states. Where `num_devices` is among `allowed`, batches are alike when equal in all or a device.
+    """
+    batches, rule = _batches(baseline, candidate, "num_devices" in allowed)
+    differences: list[Difference] = []
+    unknown: list[str] = []
+    unstated: list[str] = []
+    for key in KEYS:
+        ours, theirs = batches if key == "global_batch" else _both(baseline, candidate, key)
+        if published and key in ("model", "layout", "recompute"):
+            ours, theirs = _stated_parts(baseline, ours, theirs, key)
+        if published and key in MAY_BE_UNSTATED and not any(ours):
+            unstated.append(key)
+        elif not any((*ours, *theirs)):
+            unknown.append(key)
+        elif len(_distinct((*ours, *theirs))) > 1 or (key == "profiled" and _PROFILED in ours):
+            differences.append(_difference(key, ours, theirs))
+    return Likeness(tuple(differences), tuple(unknown), tuple(unstated), rule)
+
+
+def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
+    """The metric that still means something when these keys differ, and why it was taken."""
+    keys = set(differing)
+    if keys & {"model", "lora", "seq_len"}:
+        named = ", ".join(key for key in KEYS if key in keys & {"model", "lora", "seq_len"})
+        return (
+            "model_flops_per_s_per_device",
+            f"with another {named} a step or token is another amount of work, so model FLOP/s a "
+            "device are compared",
+        )
+    if keys & {"global_batch", "num_devices"}:
+        named = ", ".join(key for key in KEYS if key in keys & {"global_batch", "num_devices"})
+        return (
+            "tokens_per_s_per_device",
+            f"with another {named} a step is another amount of work, so tokens/s a device are "
+            "compared",
+        )
+    return "step_time_s", None
+
+
+def _both(baseline: Sequence[Facts], candidate: Sequence[Facts], key: str) -> Sides:
+    return [_setting(f, key) for f in baseline], [_setting(f, key) for f in candidate]
+
+
+def _batches(
+    baseline: Sequence[Facts], candidate: Sequence[Facts], devices_may_differ: bool
+) -> tuple[Sides, str]:
+    """Both sides' batches as they must be equal: in all, or a device on another number of devices."""
+    whole = _both(baseline, candidate, "global_batch")
+    if not devices_may_differ or len({f.num_devices for f in (*baseline, *candidate)}) < 2:
+        return whole, "equal global batch"
+    each = [_a_device(f) for f in baseline], [_a_device(f) for f in candidate]
+    if not all((*whole[0], *whole[1])):
+        return whole, "equal global batch"
+    if len(_distinct([*whole[0], *whole[1]])) == 1:
+        return whole, "equal global batch on another number of devices (strong scaling)"
+    if len(_distinct([*each[0], *each[1]])) == 1:
+        return each, "equal batch a device on another number of devices (weak scaling)"
+    return whole, "neither the global batch nor the batch a device is equal"
+
+
+def _stated_parts(
+    published: Sequence[Facts],
+    ours: Sequence[Setting | None],
+    theirs: Sequence[Setting | None],
+    key: str,
+) -> Sides:
+    """Both sides' settings, cut to the parts of a model or layout that the published rows state."""
+    values = [f.model if key == "model" else f.layout for f in published]
+    stated = {name for value in values if value for name in value.model_fields_set}
+    stated |= {""} if key in stated else set()
+
+    def cut(setting: Setting | None) -> Setting | None:
+        return setting and {name: value for name, value in setting.items() if name in stated}
+
+    return [cut(s) for s in ours], [cut(s) for s in theirs]
+
+
+def _distinct(settings: Sequence[Setting | None]) -> list[Setting | None]:
+    found: list[Setting | None] = []
+    for setting in settings:
+        if setting not in found:
+            found.append(setting)
+    return found
+
+
+def _a_device(facts: Facts) -> Setting | None:
+    if facts.global_batch is None or facts.num_devices is None:
+        return None
+    return {"": f"{facts.global_batch / facts.num_devices:g} a device"}
+
+
+def _setting(facts: Facts, key: str) -> Setting | None:
+    """One setting of a run by its parts; None = nobody said."""
+    layout = facts.layout
+    match key:
+        case "model":
+            return _shape(facts.model) if facts.model else None
+        case "lora":
+            # A run's LoRA is stated with its model: none there means none.
+            lora = facts.lora
+            return lora.model_dump() if lora else {"": "none"} if facts.model else None
+        case "layout":
+            return _layout(layout) if layout else None
+        case "recompute":
+            return {"": layout.recompute} if layout else None
+        case "matmul_precision":
+            # Products of smaller formats do not look at it.
+            small = facts.dtype not in (None, "fp32")
+            return {"": "of no effect"} if small else _word(facts.matmul_precision)
+        case "device":
+            label = f" ({facts.device_label})" if facts.device_label else ""
+            return _word(f"cpu{label}" if facts.device == "cpu" else facts.device)
+        case "profiled":
+            known = {True: "yes", False: "no", None: None}
+            return _word(known[facts.profiled])
+        case _:
+            return _word(getattr(facts, key))
+
+
+def _word(value: object) -> Setting | None:
+    return None if value is None else {"": value}
+
+
+def _shape(shape: DecoderShape) -> Setting:
+    """The parts of a model that are work, with defaults filled in."""
+    parts = shape.model_dump(exclude={"rope_theta", "norm_eps", "position_offset"})
+    filled = {
+        "num_kv_heads": shape.kv_heads, "head_size": shape.head_dim,
+        "embedding_size": shape.embed_dim,
+    }  # fmt: skip
+    if shape.positions == "rope":
+        parts.pop("max_positions")  # a table of learned positions has rows, a rotation none
+    return parts | filled
+
+
+def _layout(layout: Layout) -> Setting:
+    """The parts of a layout that have an effect: a schedule needs a pipeline, for example."""
+    parts = layout.model_dump(exclude={"recompute"})
+    if layout.pp == 1:
+        parts |= {"schedule": "-", "vp": 1}
+    if layout.tp == 1:
+        parts["sequence_parallel"] = False
+    return parts
+
+
+def _difference(
+    key: str, ours: Sequence[Setting | None], theirs: Sequence[Setting | None]
+) -> Difference:
+    """Both sides' values as text, of a setting with parts only the parts that differ."""
+    known = [setting for setting in (*ours, *theirs) if setting is not None]
+    parts = [name for name in dict.fromkeys(name for setting in known for name in setting)
+             if any(setting.get(name) != known[0].get(name) for setting in known)]  # fmt: skip
+    return Difference(key, _told(ours, parts), _told(theirs, parts))
+
+
+def _told(settings: Sequence[Setting | None], parts: Sequence[str]) -> str:
+    told = list(dict.fromkeys(_text(setting, parts) for setting in settings))
+    return told[0] if len(told) == 1 else f"{MIXED}: {' / '.join(told)}"
+
+
+def _text(setting: Setting | None, parts: Sequence[str]) -> str:
+    if setting is None:
+        return UNKNOWN
+    named = [name for name in parts if name in setting] or list(setting)
+    told = [f"{name} {setting[name]}".strip() for name in named[:MOST_PARTS]]
+    return ", ".join([*told, "..."] if len(named) > MOST_PARTS else told)

@@ -1,0 +1,205 @@
+"""Slower, faster, the same, or undecided: two sets of repeats held against a margin.
+
+Everything is done on natural logarithms, so that a ratio and its inverse are treated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import exp, log1p
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.core.steps import FloatColumn
+
+MIN_REPEATS = 3
+"""Repeats a side below which no spread between runs can be told."""
+
+MARGIN = 0.01
+"""A smaller difference does not matter unless the user says so."""
+
+CONFIDENCE = 0.95
+PLANNED_POWER = 0.8
+"""Chance of a decision that the number of further repeats is planned for."""
+
+MOST_FURTHER_REPEATS = 50
+
+NO_SPREAD = 1e-12
+"""A standard error of the log below this is rounding: the values are identical."""
+
+Change = Literal["higher", "lower", "same", "undecided"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The log of a ratio, its standard error, and the degrees of freedom behind that error."""
+
+    log_ratio: float
+    standard_error: float
+    degrees: float
+    variances: float = 0.0
+    """Sum of both sides' variances of single repeats: what n repeats a side divide by n."""
+
+    @property
+    def ratio(self) -> float:
+        """The point estimate."""
+        return bounded_exp(self.log_ratio)
+
+    @property
+    def identical(self) -> bool:
+        """True when no side has any spread, so that no test can be made."""
+        return self.standard_error < NO_SPREAD
+
+    def log_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Two-sided interval of the log ratio by Student's t."""
+        reach = student_t(0.5 + confidence / 2, self.degrees) * self.standard_error
+        return self.log_ratio - reach, self.log_ratio + reach
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Two-sided interval of the ratio."""
+        low, high = self.log_interval(confidence)
+        return bounded_exp(low), bounded_exp(high)
+
+    def p_value(self, tolerance: float = 0.0) -> float:
+        """Two-sided p of "the ratio is 1", or lies within 1 + tolerance of it."""
+        beyond = max(0.0, abs(self.log_ratio) - log1p(tolerance))
+        if self.identical:
+            return 1.0 if beyond < NO_SPREAD else 0.0
+        return min(1.0, 2.0 * student_t_tail(beyond / self.standard_error, self.degrees))
+
+
+def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
+    """Candidate over baseline by Welch's unequal-variances t on log values, one value a run.
+
+    d = mean(log c) - mean(log b), se^2 = s_b^2/n_b + s_c^2/n_c, degrees of freedom by Welch and
+    Satterthwaite. Values must be positive, with at least two on either side.
+    Source: Welch, "The generalization of Student's problem when several different population
+    variances are involved", Biometrika 34 (1947).
+    """
+    logs = [np.log(np.asarray(values, dtype=np.float64)) for values in (baseline, candidate)]
+    sizes = [len(values) for values in logs]
+    variances = [float(values.var(ddof=1)) for values in logs]
+    parts = [variance / size for variance, size in zip(variances, sizes, strict=True)]
+    error = sum(parts) ** 0.5
+    weights = [part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True)]
+    degrees = sum(parts) ** 2 / sum(weights) if error >= NO_SPREAD else float(sum(sizes) - 2)
+    return Estimate(
+        float(logs[1].mean() - logs[0].mean()), error, degrees, variances=sum(variances)
+    )
+
+
+def compare_with_figure(figure: float, candidate: Sequence[float]) -> Estimate:
+    """Candidate over one fixed figure by the one-sample t on log values (n - 1 degrees)."""
+    logs = np.log(np.asarray(candidate, dtype=np.float64))
+    variance = float(logs.var(ddof=1))
+    error = (variance / len(logs)) ** 0.5
+    return Estimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, variance)
+
+
+def decide(estimate: Estimate, margin: float, resolution: float = 0.0) -> Change:
+    """What a test says against the margin; `resolution` is how far the figures may be rounded.
+
+    Higher or lower: the 95 % interval excludes every ratio that rounding alone could give, and the
+    point lies beyond margin and resolution together. Same: the 90 % interval lies wholly inside
+    them (two one-sided tests at 5 %, Schuirmann 1987). Otherwise undecided.
+    """
+    rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
+    low, high = estimate.log_interval()
+    if estimate.log_ratio > limit and low > rounding:
+        return "higher"
+    if estimate.log_ratio < -limit and high < -rounding:
+        return "lower"
+    low, high = estimate.log_interval(0.90)
+    return "same" if -limit < low and high < limit else "undecided"
+
+
+def decide_by_margin(
+    log_ratio: float, known_error: float, margin: float, resolution: float = 0.0
+) -> Change:
+    """What too few repeats say: the margin alone, unless the runs' own noise hides even that.
+
+    `known_error` is the standard error of the log ratio as far as it is known (steps within the
+    runs, two repeats). It leaves out the change from run to run, so the answer is never certain.
+    A difference must exceed 1.96 known errors; inside the margin, a true difference of two margins
+    must have had 84 % chance to show outside, which it has while 0.98 known errors fit into it.
+    """
+    limit, reach = log1p(margin) + log1p(resolution), 1.96 * known_error
+    if abs(log_ratio) > limit:
+        if abs(log_ratio) - log1p(resolution) <= reach:
+            return "undecided"
+        return "higher" if log_ratio > 0 else "lower"
+    return "same" if reach <= 2 * limit else "undecided"
+
+
+def further_repeats(
+    estimate: Estimate, n_fewest: int, n_most: int, margin: float, resolution: float = 0.0
+) -> int | None:
+    """Repeats still needed a side, or None when more than MOST_FURTHER_REPEATS would be.
+
+    The smallest number at which a true ratio equal to the observed one, with the observed spread,
+    would be decided with 80 % probability. It is a plan, not a promise: the spread of three
+    repeats is itself uncertain by a factor of two.
+    """
+    for more in range(1, MOST_FURTHER_REPEATS + 1):
+        n = n_fewest + more
+        if n > n_most and chance_of_decision(estimate, n, margin, resolution) >= PLANNED_POWER:
+            return more
+    return None
+
+
+def chance_of_decision(estimate: Estimate, n: int, margin: float, resolution: float = 0.0) -> float:
+    """Probability that n repeats a side end in a decision, if estimate and spread are the truth."""
+    rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
+    error, distance = (estimate.variances / n) ** 0.5, abs(estimate.log_ratio)
+    if error < NO_SPREAD:
+        return 1.0
+    degrees = 2.0 * (n - 1)
+    beyond = max(limit, rounding + student_t(0.975, degrees) * error)
+    inside = limit - student_t(0.95, degrees) * error
+    differs = normal_cdf((distance - beyond) / error)
+    if inside <= 0:
+        return differs
+    same = normal_cdf((inside - distance) / error) - normal_cdf((-inside - distance) / error)
+    return differs + same
+
+
+def corrected(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (false discovery rate).
+
+    Sorted upwards, each becomes min over the following of m p_k / k, at most 1.
+    Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57 (1995).
+    """
+    values: FloatColumn = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values)
+    scaled = values[order] * len(values) / np.arange(1, len(values) + 1)
+    result = np.empty_like(values)
+    result[order] = np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1])
+    return [float(value) for value in result]
+
+
+def student_t(quantile: float, degrees: float) -> float:
+    """Quantile of Student's t."""
+    return float(_special().stdtrit(degrees, quantile))
+
+
+def student_t_tail(value: float, degrees: float) -> float:
+    """Probability that Student's t exceeds `value`."""
+    return float(_special().stdtr(degrees, -value))
+
+
+def normal_cdf(value: float) -> float:
+    """Probability that a standard normal variable lies below `value`."""
+    return float(_special().ndtr(value))
+
+
+def _special() -> Any:
+    # Imported here because only comparisons need it, by name because it has no type declarations.
+    return import_module("scipy.special")
+
+
+def bounded_exp(value: float) -> float:
+    """exp(value), kept finite and above zero."""
+    return exp(min(max(value, -700.0), 700.0))
