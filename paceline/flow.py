@@ -33,6 +33,7 @@ from paceline.rundir import (
     RUN_FILE,
     STEPS_FILE,
     STEPS_FOLDER,
+    Repeat,
     RunRecord,
     new_run_folder,
     read_record,
@@ -111,14 +112,18 @@ def run(
     *,
     tag: str | None = None,
     probe: bool = True,
+    group: str | None = None,
+    repeat: Repeat | None = None,
 ) -> RunReport:
     """Train as planned and return the report; the run folder holds everything at every moment.
 
     A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
+    `group` and `repeat` place the run among the repeats of its configuration.
     """
     folder = new_run_folder(root, plan.spec, tag)
-    record = _new_record(plan, folder, command, tag)
+    placed = {"tag": tag, "group": group, "repeat": repeat}
+    record = _new_record(plan, folder, command).model_copy(update=placed)
     write_value(folder / RUN_FILE, record)
     write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
     try:
@@ -166,10 +171,9 @@ def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
     return report
 
 
-def _new_record(plan: Plan, folder: Path, command: list[str], tag: str | None) -> RunRecord:
+def _new_record(plan: Plan, folder: Path, command: list[str]) -> RunRecord:
     return RunRecord(
         name=folder.name,
-        tag=tag,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         command=tuple(command),
         spec=plan.spec,

@@ -78,6 +78,22 @@ def make_plan(request: Request) -> Plan:
     return Plan(spec, job, found, tuple(notices))
 
 
+def plan_again(spec: RunSpec) -> Plan:
+    """The plan for one more run of `spec`; raises UserError where this machine is another one."""
+    found, cluster = inventory(), spec.cluster
+    gpus = [gpu["name"] for gpu in found["gpus"]]
+    here = found["cpu"]["model"] if cluster.device == "cpu" else ", ".join(dict.fromkeys(gpus))
+    same = cluster.device_label in (None, here)
+    if not same or (cluster.device != "cpu" and len(gpus) < cluster.devices_per_node):
+        raise UserError(
+            f"{spec.recipe} on {_describe(cluster)}",
+            f"was measured on {cluster.device_label or cluster.device}; here is {here or 'no GPU'}",
+            remedy="repeats of one group must run on one kind of machine",
+        )
+    _check(spec, force=True)
+    return Plan(spec, engine(spec.engine).job(spec, spec.recipe), found, tuple(busy_notice(found)))
+
+
 def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
     """Raise UserError when even the training states exceed all memory of the cluster together."""
     memory_bytes = _device_memory_bytes(cluster)

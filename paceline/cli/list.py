@@ -23,7 +23,8 @@ def list_runs(
     """List runs, oldest first, with their status and headline figures.
 
     A run whose controller was killed shows as `incomplete`, with the steps and figures it has.
-    Folders that cannot be read are named on standard error.
+    Folders that cannot be read are named on standard error. `--where group=NAME` lists the repeats
+    of one group.
 
     Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
     """
@@ -41,7 +42,7 @@ def list_runs(
     if not (found.rows or found.left_out) and form is TableFormat.text:
         typer.echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
         return
-    emit_table(rows, _columns(form), form)
+    emit_table(rows, _columns(form, any(row["group"] for row in rows)), form)
 
 
 def computed_result(folder: Path) -> Result:
@@ -51,7 +52,7 @@ def computed_result(folder: Path) -> Result:
     return evaluate(folder).result
 
 
-def _columns(form: TableFormat) -> list[Column]:
+def _columns(form: TableFormat, grouped: bool) -> list[Column]:
     from paceline.units import percent, significant
 
     shown = [
@@ -64,6 +65,6 @@ def _columns(form: TableFormat) -> list[Column]:
         Column("steps", "steps", str, "right"),
     ]
     if form is not TableFormat.csv:
-        return shown
-    names = ("created", "recipe", "tag", "device", "devices", "layout", "dtype", "key")
+        return [*shown, Column("group", "group")] if grouped else shown
+    names = ("created", "recipe", "tag", "group", "device", "devices", "layout", "dtype", "key")
     return [*shown, *(Column(name, name) for name in names)]

@@ -21,12 +21,15 @@ RECENT_STEPS = 10
 
 
 @contextmanager
-def progress_display(spec: RunSpec) -> Iterator[Watcher]:
-    """A watcher that shows phases and steps while the block runs."""
+def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watcher]:
+    """A watcher that shows phases and steps while the block runs.
+
+    `repeat` is a headline for one of several runs, whose common one has been shown.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
-    headline = _headline(spec)
+    headline = repeat or run_headline(spec)
     if console.is_terminal:
         with _bar(console, headline, spec.training.steps) as watch:
             yield watch
@@ -35,7 +38,8 @@ def progress_display(spec: RunSpec) -> Iterator[Watcher]:
         yield _lines()
 
 
-def _headline(spec: RunSpec) -> str:
+def run_headline(spec: RunSpec) -> str:
+    """What runs, in one line."""
     label = f" ({spec.cluster.device_label})" if spec.cluster.device_label else ""
     return (
         f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label} · "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import Json, ReportFormat, RunsDir
+from paceline.cli.plans import Execution, print_plan, tell_notices
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
@@ -16,7 +17,12 @@ STATUS_EXIT = {"ok": 0, "incomplete": 4, "cancelled": 4}
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or a YAML file.")],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a recipe, or a YAML file.", metavar="RECIPE", show_default=False
+        ),
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -31,6 +37,38 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     cluster: Annotated[
         str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
+    ] = None,
+    repeat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|same",
+            help="Run so often, one after the other, as one group for `paceline compare`. `same`: "
+            "as often as it takes to call two configurations the same (5).",
+        ),
+    ] = None,
+    interleave: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="Run two configurations in turn (A B, B A, ...), each --repeat times (5). A and B "
+            'are changes to RECIPE, separated by commas: KEY=VALUE, :VARIANT or another RECIPE; "" '
+            "is RECIPE as it stands.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the group; one that exists gets the repeats that it lacks of --repeat (5).",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="Go on with a group that was broken off, or make it larger with --repeat. Takes no "
+            "RECIPE.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print exactly what would run, and run nothing.")
@@ -59,62 +97,52 @@ def run(
 
       paceline run llama31-8b --dry-run              what would start, without starting it
 
-    Progress goes to standard error, the report to standard output. Everything about the run lies
+      paceline run tiny-llama --repeat 5             how much it varies from run to run
+
+      paceline run tiny-llama --interleave "" layout.zero_stage=3
+
+      paceline run --interleave tiny-llama tiny-gpt
+
+    Progress goes to standard error, the report to standard output. Everything about a run lies
     in one folder: job.sh, logs, steps, result.json and report.html.
     """
+    from paceline.cli.repeat import Several, repeat_runs
     from paceline.plan import Request, make_plan
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     request = Request(
-        recipe, variant, tuple(overrides or ()), devices, device, cluster, timeout, force
+        recipe or "", variant, tuple(overrides or ()), devices, device, cluster, timeout, force
     )
-    plan = make_plan(request)
-    for notice in plan.notices:
-        typer.echo(f"note: {notice}", err=True)
     form = ReportFormat.json if as_json else form
+    if repeat is not None or interleave or group is not None or resume is not None:
+        several = Several(repeat, interleave, group, resume)
+        how = Execution(form, tag, probe, runs_dir)
+        raise typer.Exit(repeat_runs(request, several, how, dry_run))
+    if recipe is None:
+        raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
+    plan = make_plan(request)
+    tell_notices(plan)
     if dry_run:
-        _print_plan(plan, form)
+        print_plan(plan, form)
         return
-    raise typer.Exit(_execute(plan, form, tag, probe, runs_dir))
+    raise typer.Exit(_execute(plan, Execution(form, tag, probe, runs_dir)))
 
 
-def _execute(
-    plan: Plan, form: ReportFormat, tag: str | None, probe: bool, runs_dir: RunsDir
-) -> int:
+def _execute(plan: Plan, how: Execution) -> int:
     from paceline import flow
     from paceline.cli.printing import print_report
     from paceline.cli.progress import progress_display
     from paceline.rundir import runs_root
 
-    root = runs_root(runs_dir)
+    root = runs_root(how.runs_dir)
     try:
         with progress_display(plan.spec) as watch:
-            report = flow.run(plan, root, flow.command_line(), watch, tag=tag, probe=probe)
+            report = flow.run(plan, root, flow.command_line(), watch, tag=how.tag, probe=how.probe)
     except flow.UnwrittenReportError as fault:
-        print_report(fault.report, form, header=False)
+        print_report(fault.report, how.form, header=False)
         raise
     except flow.CancelledRunError as cancelled:
         report = cancelled.report
-    print_report(report, form, header=False)
+    print_report(report, how.form, header=False)
     return STATUS_EXIT.get(report.result.status, 2)
-
-
-def _print_plan(plan: Plan, form: ReportFormat) -> None:
-    import json
-
-    from paceline.engines import engine
-
-    if form is ReportFormat.json:
-        content = {
-            "spec": plan.spec.model_dump(mode="json"),
-            "key": plan.spec.key,
-            "script": plan.script,
-            "settings": engine(plan.spec.engine).settings(plan.spec),
-            "files": sorted(plan.job.files),
-        }
-        typer.echo(json.dumps(content, indent=2))
-        return
-    names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
-    typer.echo(f"in a new run folder beside {names}, job.sh:", err=True)
-    typer.echo(plan.script, nl=False)

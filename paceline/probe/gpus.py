@@ -7,7 +7,7 @@ from typing import Any
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Visible NVIDIA devices by NVML: name, memory, power limit, driver; empty without a driver."""
+    """Visible NVIDIA devices by NVML: name, memory, power limit, clocks, driver; empty without one."""
     import pynvml
 
     try:
@@ -15,9 +15,12 @@ def gpus() -> list[dict[str, Any]]:
     except pynvml.NVMLError:
         return []
     try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
+        system = {
+            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+            "cuda_driver": _cuda_version(),
+        }
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [_gpu(handle, driver) for handle in handles]
+        found = [{**_gpu(handle), **system} for handle in handles]
     finally:
         pynvml.nvmlShutdown()
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -53,7 +56,18 @@ def _index(found: list[dict[str, Any]], entry: str) -> int | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def _gpu(handle: Any, driver: Any) -> dict[str, Any]:
+def _cuda_version() -> str | None:
+    """The newest CUDA that the driver can serve: `13.0`."""
+    import pynvml
+
+    try:
+        version = pynvml.nvmlSystemGetCudaDriverVersion()
+    except pynvml.NVMLError:
+        return None
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _gpu(handle: Any) -> dict[str, Any]:
     import pynvml
 
     def ask(query: Any, *arguments: Any) -> Any:
@@ -70,8 +84,21 @@ def _gpu(handle: Any, driver: Any) -> dict[str, Any]:
         "memory_bytes": memory.total if memory else None,
         "power_limit_w": power_mw / 1000 if power_mw else None,
         "max_sm_clock_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
-        "driver": _text(driver),
+        "max_memory_clock_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
+        "application_sm_clock_mhz": ask(
+            pynvml.nvmlDeviceGetApplicationsClock, pynvml.NVML_CLOCK_SM
+        ),
+        "vbios": _text(ask(pynvml.nvmlDeviceGetVbiosVersion)),
+        "ecc": _switch(ask(pynvml.nvmlDeviceGetEccMode)),
+        "mig": _switch(ask(pynvml.nvmlDeviceGetMigMode)),
+        "persistence": _switch(ask(pynvml.nvmlDeviceGetPersistenceMode)),
     }
+
+
+def _switch(state: Any) -> str | None:
+    """`on` or `off`; where NVML tells the current and the pending state, the current one."""
+    current = state[0] if isinstance(state, list | tuple) else state
+    return None if current is None else "on" if current else "off"
 
 
 def _text(value: Any) -> Any:

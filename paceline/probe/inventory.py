@@ -15,22 +15,34 @@ import psutil
 from paceline.core.hardware import Cluster
 from paceline.probe import cgroups
 from paceline.probe.cgroups import oom_kills as oom_kills
+from paceline.probe.container import container
 from paceline.probe.gpus import gpus
 
 BUSY_SAMPLE_S = 0.2
 """The load average still remembers what has ended; a look at the cores does not."""
 
-PACKAGES = ("torch", "numpy", "torchao", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+SCHEMA = 2
+"""Of the inventory. Two of one schema recorded the same items; 2 added much of what changes speed."""
+
+PACKAGES = ("torch", "numpy", "torchao", "transformers", "accelerate", "deepspeed", "megatron-core",
+            "nemo-toolkit", "transformer-engine", "flash-attn", "triton", "mkl")  # fmt: skip
+PACKAGE_PREFIX = "nvidia-"
+"""CUDA, cuBLAS, cuDNN and NCCL come as packages whose names change with the CUDA version."""
+NO_CUDA_PACKAGE = "nvidia-ml-py"
+
 ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "GOMP_", "MKL_", "KMP_", "TORCH_", "PYTORCH_",
-                        "TORCHINDUCTOR_", "UCX_")  # fmt: skip
+                        "TORCHINDUCTOR_", "TRITON_", "CUBLAS_", "CUDNN_", "NVTE_", "UCX_", "FI_",
+                        "MALLOC_")  # fmt: skip
 ENVIRONMENT_NAMES = frozenset({
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG",
     "NVIDIA_TF32_OVERRIDE", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES",
     "SLURM_JOB_PARTITION", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE",
+    "NVIDIA_BUILD_ID", "NVIDIA_PYTORCH_VERSION", "LD_PRELOAD", "LD_LIBRARY_PATH",
 })  # fmt: skip
 """Only what can change the speed or says which job it was: any other variable may hold a secret."""
+_FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq"
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE", re.IGNORECASE)
 _URL_USER = re.compile(r"(?<=://)\S*@")
 """Up to the last @, because a password may hold any character."""
@@ -39,12 +51,16 @@ _URL_USER = re.compile(r"(?<=://)\S*@")
 def inventory() -> dict[str, Any]:
     """Host, CPU, memory, accelerators, versions and the environment that matters, secrets redacted."""
     return {
+        "schema": SCHEMA,
         "host": platform.node(),
         "os": platform.platform(),
+        "distribution": _distribution(),
         "kernel": platform.release(),
+        "container": container(),
         "cpu": cpu(),
         "memory_bytes": memory_limit_bytes(),
         "swap_bytes": psutil.swap_memory().total,
+        "transparent_hugepages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         "load_average_1min": os.getloadavg()[0],
         "cpu_busy_fraction": psutil.cpu_percent(BUSY_SAMPLE_S) / 100,
         "gpus": gpus(),
@@ -55,7 +71,7 @@ def inventory() -> dict[str, Any]:
 
 
 def cpu() -> dict[str, Any]:
-    """Model, cores that this process may use, clock, governor, and instructions for bf16."""
+    """Model, cores that this process may use, what sets its clock, and instructions for bf16."""
     flags = _cpu_info("flags") or _cpu_info("Features") or ""
     return {
         "model": _cpu_info("model name") or platform.processor() or platform.machine(),
@@ -64,7 +80,13 @@ def cpu() -> dict[str, Any]:
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
         "native_bf16": any(flag in flags.split() for flag in ("avx512_bf16", "amx_bf16", "bf16")),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "microcode": _cpu_info("microcode"),
+        "governor": _read(f"{_FREQUENCY}/scaling_governor"),
+        "frequency_driver": _read(f"{_FREQUENCY}/scaling_driver"),
+        "max_clock_khz": _read(f"{_FREQUENCY}/scaling_max_freq"),
+        "boost": _boost(),
+        "hyperthreads": _read("/sys/devices/system/cpu/smt/active"),
+        "mitigations": _mitigations(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
     }
 
@@ -110,13 +132,43 @@ def local_cluster(
 
 
 def _packages() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    """Versions of what computes, without those that are not installed."""
+    found = {"python": sys.version.split()[0]}
+    for package in metadata.distributions():
+        name = (package.name or "").lower().replace("_", "-")
+        cuda = name.startswith(PACKAGE_PREFIX) and name != NO_CUDA_PACKAGE
+        if cuda or name in PACKAGES:
+            found.setdefault(name, package.version)  # the first on the path is the one imported
+    return found
+
+
+def _distribution() -> str | None:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        return None
+
+
+def _boost() -> str | None:
+    """`on` or `off`, None where the kernel does not say."""
+    boost = _read("/sys/devices/system/cpu/cpufreq/boost")
+    off = _read("/sys/devices/system/cpu/intel_pstate/no_turbo")
+    if boost is None and off is None:
+        return None
+    return "on" if boost == "1" or off == "0" else "off"
+
+
+def _mitigations() -> dict[str, str]:
+    """How the kernel works around each known fault of the CPU, which can cost speed."""
+    files = sorted(Path("/sys/devices/system/cpu/vulnerabilities").glob("*"))
+    told = {file.name: _read(str(file)) for file in files}
+    return {name: text for name, text in told.items() if text and text != "Not affected"}
+
+
+def _chosen(path: str) -> str | None:
+    """The word in brackets: `always [madvise] never`."""
+    match = re.search(r"\[(\w+)\]", _read(path) or "")
+    return match[1] if match else None
 
 
 def _environment() -> dict[str, str]:

@@ -37,7 +37,7 @@ from paceline.rundir import RESULT_FILE, RUN_FILE, RunRecord, read_record, read_
 Evaluate = Callable[[Path], Result]
 """Computes a run's result from its raw files; the caller gives it, because it lies above."""
 
-SCHEMA = 2
+SCHEMA = 3
 """Part of the database's name: a new form starts a new database, rebuilt from the folders."""
 
 _METADATA = MetaData()
@@ -49,6 +49,7 @@ RUNS = Table(
     Column("created", String),
     Column("recipe", String),
     Column("tag", String),
+    Column("group", String),
     Column("status", String),
     Column("device", String),
     Column("devices", Integer),
@@ -193,6 +194,7 @@ def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
         "created": record.created,
         "recipe": facts.recipe,
         "tag": record.tag,
+        "group": record.group,
         "status": result.status,
         "device": facts.device,
         "devices": facts.num_devices,

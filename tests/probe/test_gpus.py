@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pynvml
 import pytest
 
-from paceline.probe.gpus import visible
+from paceline.probe.gpus import gpus, visible
 
 FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
 
@@ -34,3 +37,37 @@ def test_the_visible_devices_are_those_that_cuda_would_show(wanted: str | None, 
 
 def test_a_machine_without_devices_shows_none():
     assert visible([], "0") == [] and visible([], None) == []
+
+
+def answer_as_a_driver(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+    """Let NVML give these answers to queries of one device, and refuse all others."""
+
+    def refuse(*_: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in (n for n in dir(pynvml) if n.startswith("nvmlDeviceGet")):
+        monkeypatch.setattr(pynvml, name, refuse)
+    system = {"nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1,
+              "nvmlDeviceGetHandleByIndex": 0, "nvmlSystemGetDriverVersion": b"560.35.03",
+              "nvmlSystemGetCudaDriverVersion": 12060}  # fmt: skip
+    for name, value in {**system, **answers}.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_device_is_recorded_with_what_sets_its_speed(monkeypatch: pytest.MonkeyPatch):
+    answer_as_a_driver(
+        monkeypatch, nvmlDeviceGetName=b"NVIDIA H100", nvmlDeviceGetEnforcedPowerLimit=650_000,
+        nvmlDeviceGetMaxClockInfo=1980, nvmlDeviceGetEccMode=[1, 0], nvmlDeviceGetMigMode=[0, 0],
+        nvmlDeviceGetPersistenceMode=1,
+    )  # fmt: skip
+    (gpu,) = gpus()
+    assert (gpu["driver"], gpu["cuda_driver"], gpu["power_limit_w"]) == ("560.35.03", "12.6", 650)
+    assert (gpu["ecc"], gpu["mig"], gpu["persistence"]) == ("on", "off", "on")
+
+
+def test_what_a_device_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch):
+    answer_as_a_driver(monkeypatch)
+    (gpu,) = gpus()
+    told = {name for name, value in gpu.items() if value is not None}
+    assert told == {"driver", "cuda_driver"}

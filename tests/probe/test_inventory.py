@@ -55,6 +55,22 @@ def test_the_environment_that_changes_speed_is_kept(monkeypatch: pytest.MonkeyPa
     assert environment["NCCL_IB_HCA"] == "mlx5_1" and "EDITOR" not in environment
 
 
+def test_what_changes_speed_is_recorded():
+    found = inventory()
+    assert {"kernel", "distribution", "container", "transparent_hugepages"} <= found.keys()
+    assert {"microcode", "governor", "boost", "hyperthreads", "mitigations"} <= found["cpu"].keys()
+    assert {"numpy", "torch"} <= found["packages"].keys()
+
+
+def test_no_package_is_recorded_that_computes_nothing():
+    names = inventory()["packages"].keys()
+    assert not names & {"nvidia-ml-py", "pytest", "rich"}
+
+
+def test_mitigations_that_cost_nothing_are_left_out():
+    assert "Not affected" not in inventory()["cpu"]["mitigations"].values()
+
+
 def test_cpu_ranks_share_cores_and_memory():
     found = inventory()
     cluster = local_cluster(found, "cpu", None, 2)

@@ -1,0 +1,125 @@
+"""`paceline history`: when a recipe became slower or faster, and what changed with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import TableForm, TableFormat, Where
+
+if TYPE_CHECKING:
+    from paceline.core.timeline import History
+
+
+def history(
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe whose runs are looked at: name or YAML file.")
+    ],
+    metric: Annotated[
+        str, typer.Option(help="Any metric of docs/metrics.md.", metavar="NAME")
+    ] = "step_time_s",
+    margin: Annotated[str, typer.Option(help="Smaller changes are not named: 1% or 0.01.")] = "1%",
+    where: Where = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="DATE", help="Only runs from this day or time on: 2026-11-20, UTC."),
+    ] = None,
+    fail: Annotated[
+        bool, typer.Option("--fail-on-findings", help="Exit with 3 when something became worse.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Show all runs of a recipe in time order, find step changes, and name what changed with them.
+
+    Only runs of the same content key, on the same kind of machine, are held against each other;
+    several such series are shown one by one. A change counts from 1 % on (--margin), with two runs
+    on either side, and beyond chance: of series without any change at most 1 in 100 shows one.
+
+    Examples:
+
+      paceline history tiny-llama
+
+      paceline history llama31-8b --metric mfu --where device=H100-SXM --since 2026-11-01
+
+      paceline history tiny-llama --fail-on-findings        for a nightly job
+    """
+    from paceline.gate import parse_margin
+    from paceline.history import recipe_history
+
+    limit = parse_margin(margin)
+    name, folders = _folders(recipe, where, since, runs_dir)
+    found = recipe_history(name, folders, metric, limit)
+    _print(found, TableFormat.json if as_json else form)
+    if not found.series:
+        raise typer.Exit(4)
+    raise typer.Exit(3 if fail and found.slowdowns else 0)
+
+
+def _folders(
+    recipe: str, where: list[str] | None, since: str | None, runs_dir: Path | None
+) -> tuple[str, list[Path]]:
+    """The recipe's name, and the folders of those of its runs that are asked for."""
+    from paceline.cli.list import computed_result
+    from paceline.cli.output import select_rows
+    from paceline.errors import UserError
+    from paceline.history import recipe_named
+    from paceline.rundir import runs_root
+    from paceline.store.index import COLUMNS, listing
+
+    root, begin = runs_root(runs_dir), _moment(since)
+    found = listing(root, computed_result)
+    for problem in found.left_out:
+        typer.echo(f"left out: {problem}", err=True)
+    name = recipe_named(recipe, [row["recipe"] for row in found.rows if row["recipe"]])
+    own = [row for row in found.rows if row["recipe"] == name]
+    rows: list[Any] = [row for row in select_rows(own, where, COLUMNS) if _is_since(row, begin)]
+    if not rows:
+        raise UserError(f"recipe {name!r}", f"none of its {len(own)} runs is selected",
+                        remedy="widen --where or --since")  # fmt: skip
+    return name, [root / row["run"] for row in rows]
+
+
+def _moment(since: str | None) -> Any:
+    from datetime import UTC, datetime
+
+    from paceline.errors import UserError
+
+    if since is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(since)
+    except ValueError as error:
+        raise UserError(f"--since {since}", "is no date",
+                        allowed="2026-11-20 or 2026-11-20T14:00") from error  # fmt: skip
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _is_since(row: Any, begin: Any) -> bool:
+    from datetime import UTC, datetime
+
+    if begin is None:
+        return True
+    try:
+        created = datetime.fromisoformat(row["created"])
+    except ValueError:
+        return False
+    return (created if created.tzinfo else created.replace(tzinfo=UTC)) >= begin
+
+
+def _print(found: History, form: TableFormat) -> None:
+    from paceline.cli.output import Column, emit_table
+    from paceline.report.timeline import history_lines, history_md, history_rows
+
+    if form is TableFormat.json:
+        typer.echo(found.model_dump_json(indent=2))
+    elif form is TableFormat.csv:
+        names = ("series", "key", "date", "runs", found.metric, "level", "ratio", "low", "high")
+        emit_table(history_rows(found), [Column(name, name) for name in names], form)
+    else:
+        for line in history_lines(found) if form is TableFormat.text else history_md(found):
+            typer.echo(line)

@@ -1,0 +1,182 @@
+"""`paceline run --repeat` and `--interleave`: groups of repeats, their progress and their report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from paceline.cli.options import ReportFormat
+from paceline.cli.plans import Execution, plan_content, print_plan, tell_notices
+
+if TYPE_CHECKING:
+    from paceline.core.grouped import SeriesResult
+    from paceline.core.result import Result
+    from paceline.errors import SystemFaultError
+    from paceline.flow import Watcher
+    from paceline.plan import Request
+    from paceline.repeats import Series, Turn
+
+BROKEN_OFF = frozenset({"incomplete", "cancelled"})
+"""Statuses of runs that might have had a figure, had they gone on."""
+
+
+@dataclass(frozen=True)
+class Several:
+    """The options that ask for more than one run."""
+
+    repeat: str | None
+    interleave: tuple[str, str] | None
+    group: str | None
+    resume: str | None
+
+
+def repeat_runs(request: Request, several: Several, how: Execution, dry_run: bool) -> int:
+    """Run what the options ask for and print it; the exit code."""
+    from paceline.errors import UserError
+    from paceline.flow import command_line
+    from paceline.repeats import run_series
+    from paceline.rundir import runs_root
+
+    if how.form is ReportFormat.html:
+        raise UserError("--format html", "shows a single run; each repeat's own report.html lies in "
+                        "its folder", allowed="text, json, csv, md")  # fmt: skip
+    root = runs_root(how.runs_dir)
+    series = _series(request, several, how)
+    _announce(series)
+    if dry_run:
+        _print_plans(series, how.form)
+        return 0
+    result = run_series(
+        series, root, command_line(), _Display(), tag=how.tag, probe=how.probe,
+        runs_dir=how.runs_dir,
+    )  # fmt: skip
+    _print_series(result, how.form)
+    return exit_code(result)
+
+
+def exit_code(result: SeriesResult) -> int:
+    """0 when every group is complete, 4 when some figures are missing, 2 when there is none at all
+    and the machine or the run is at fault.
+    """
+    if not any(group.missing for group in result.groups) and not result.interrupted:
+        return 0
+    if result.interrupted or any(group.ok for group in result.groups):
+        return 4
+    statuses = {run.status for group in result.groups for run in group.runs}
+    faults = any(group.faults for group in result.groups)
+    return 4 if statuses <= BROKEN_OFF and not faults else 2
+
+
+def _series(request: Request, several: Several, how: Execution) -> Series:
+    from paceline.errors import UserError
+    from paceline.plan import Request
+    from paceline.repeats import ENOUGH_FOR_SAME, new_series, resumed_series, side_request
+    from paceline.rundir import runs_root
+
+    root, wanted = runs_root(how.runs_dir), _number(several.repeat)
+    if several.resume is not None:
+        if request != Request("") or several.interleave or several.group or how.tag:
+            raise UserError(f"--resume {several.resume}", "takes everything from the group",
+                            allowed="--repeat, --no-probe, --runs-dir, --format, --dry-run",
+                            remedy="leave out the rest")  # fmt: skip
+        return resumed_series(root, several.resume, wanted)
+    requests = [request]
+    if several.interleave:
+        requests = [side_request(request, text) for text in several.interleave]
+    if not request.recipe and not several.interleave:
+        raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
+    return new_series(root, requests, wanted or ENOUGH_FOR_SAME, several.group)
+
+
+def _number(repeat: str | None) -> int | None:
+    from paceline.errors import UserError
+    from paceline.repeats import ENOUGH_FOR_SAME
+
+    if repeat is None:
+        return None
+    if repeat == "same":
+        return ENOUGH_FOR_SAME
+    if not repeat.isdecimal() or not 1 <= int(repeat[:9]) <= MOST_REPEATS:
+        raise UserError(f"--repeat {repeat}", "is no number of repeats",
+                        allowed=f"1 to {MOST_REPEATS}, or `same` for {ENOUGH_FOR_SAME}")  # fmt: skip
+    return int(repeat)
+
+
+MOST_REPEATS = 1000
+
+
+def _announce(series: Series) -> None:
+    """What will run, on standard error, before it starts."""
+    from paceline.cli.progress import run_headline
+    from paceline.report.group import configuration
+
+    for number, side in enumerate(series.sides):
+        letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
+        apart = f" · {configuration(side.changes)}" if side.changes else ""
+        typer.echo(f"{letter}{run_headline(side.plan.spec)}{apart}", err=True)
+        have = series.wanted - len(side.missing)
+        already = f", of which it has {have}" if have else ""
+        repeats = "1 repeat" if series.wanted == 1 else f"{series.wanted} repeats"
+        typer.echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
+    tell_notices(*(side.plan for side in series.sides))
+    if len({side.plan.spec.key for side in series.sides}) < len(series.sides):
+        typer.echo("note: A and B are the same configuration: a trial of the method", err=True)
+
+
+class _Display:
+    """Progress of each repeat, and a line when it has ended."""
+
+    @contextmanager
+    def running(self, turn: Turn) -> Iterator[Watcher]:
+        from paceline.cli.progress import progress_display
+
+        with progress_display(turn.side.plan.spec, _title(turn)) as watch:
+            yield watch
+
+    def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
+        from paceline.core.result import Result
+        from paceline.report.group import run_text
+
+        told = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
+        typer.echo(f"  {told}", err=True)
+
+
+def _title(turn: Turn) -> str:
+    return f"{turn.letter}  ".lstrip() + f"repeat {turn.number} of {turn.wanted}"
+
+
+def _print_series(result: SeriesResult, form: ReportFormat) -> None:
+    from paceline.cli.output import Column, TableFormat, emit_table
+    from paceline.report.group import ROW_METRICS, group_rows, series_lines
+    from paceline.units import significant
+
+    if form is ReportFormat.json:
+        typer.echo(result.model_dump_json(indent=2))
+    elif form is ReportFormat.text:
+        for line in series_lines(result):
+            typer.echo(line)
+    else:
+        plain = ("group", "repeat", "run", "status", "n", "spread")
+        columns = [Column(name, name) for name in plain]
+        columns += [
+            Column(name, name, lambda v: significant(v, 4), "right") for name in ROW_METRICS
+        ]
+        emit_table(group_rows(result), columns, TableFormat(form.value))
+
+
+def _print_plans(series: Series, form: ReportFormat) -> None:
+    """The order of the repeats, and each configuration's plan as a single run prints it."""
+    import json
+
+    turns = [f"{turn.letter}{turn.number}" for turn in series.turns()]
+    if form is ReportFormat.json:
+        content = {"order": turns, "groups": {s.group: plan_content(s.plan) for s in series.sides}}
+        typer.echo(json.dumps(content, indent=2))
+        return
+    typer.echo(f"in this order: {' '.join(turns) or 'nothing is missing'}", err=True)
+    for side in series.sides:
+        print_plan(side.plan, form)

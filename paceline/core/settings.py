@@ -1,0 +1,35 @@
+"""Values as flat settings, and what tells several of them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+_OTHER_WORDS = ("cluster.name", "cluster.device_memory_bytes", "references")
+"""Parts of a RunSpec that say nothing of what runs."""
+
+
+def flat_settings(value: BaseModel) -> dict[str, str]:
+    """Every setting by its dotted name, as text: `layout.zero_stage` -> `3`."""
+    return dict(_flat(value.model_dump(mode="json"), ""))
+
+
+def distinguishing(settings: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Of each of several sets of settings those in which they are not all alike."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    differing = [
+        name
+        for name in names
+        if len({one.get(name) for one in settings}) > 1 and not name.startswith(_OTHER_WORDS)
+    ]
+    return [{name: one[name] for name in differing if name in one} for one in settings]
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, part in cast("dict[str, Any]", value).items():
+            yield from _flat(part, f"{path}.{name}" if path else name)
+    elif value is not None:
+        yield path, str(value).lower() if isinstance(value, bool) else str(value)
