@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
@@ -17,6 +17,9 @@ from paceline.core.steps import Step
 from paceline.core.value import Value
 
 SCHEMA = 1
+LARGEST_STEP = 2**53
+EVENT_BEGINS = '{"event"'
+"""How the trainer's lines begin, torn ones included."""
 
 
 class MemoryBytes(Value):
@@ -58,7 +61,7 @@ class StepEvent(Value):
     """One optimizer step of one rank; tokens and samples are this rank's own."""
 
     event: Literal["step"] = "step"
-    step: NonNegativeInt
+    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
     loss: float | None
     grad_norm: float | None
     tokens: NonNegativeFloat
@@ -88,15 +91,58 @@ Event = StartEvent | StepEvent | EndEvent
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
-def read_events(lines: Iterable[str]) -> Iterator[Event]:
-    """The events in `lines`; what is no event (a torn or foreign line) is passed over."""
+@dataclass
+class Unread:
+    """Event lines that were passed over."""
+
+    lines: int = 0
+    newest_schema: int | None = None
+    """The largest schema beyond ours that a start line has."""
+
+    @property
+    def sentence(self) -> str | None:
+        """What the reader must know of it; None when every line was understood."""
+        if self.newest_schema is not None:
+            return (
+                f"the event lines are of schema {self.newest_schema} and this version knows schema "
+                f"{SCHEMA}: {self.lines:,} of them were passed over; update Paceline"
+            )
+        if not self.lines:
+            return None
+        what = "1 event line is" if self.lines == 1 else f"{self.lines:,} event lines are"
+        return f"{what} not valid in schema {SCHEMA} and passed over"
+
+
+def read_events(lines: Iterable[str], unread: Unread | None = None) -> Iterator[Event]:
+    """The events in `lines`; what is no event line is passed over, what is no valid one counted.
+
+    A last line that is torn is neither: that is how the file of a killed or running rank ends.
+    """
+    unread = unread or Unread()
+    torn = False
     for line in lines:
         if not line.startswith("{"):
             continue
+        unread.lines += torn
+        torn = False
         try:
-            yield _EVENT.validate_python(json.loads(line))
-        except (json.JSONDecodeError, ValidationError):
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            torn = line.startswith(EVENT_BEGINS)
             continue
+        if not isinstance(fields, dict) or "event" not in fields:
+            continue
+        try:
+            yield _EVENT.validate_python(fields)
+        except (ValidationError, OverflowError):
+            _count(fields, unread)
+
+
+def _count(fields: dict[str, Any], unread: Unread) -> None:
+    unread.lines += 1
+    schema = fields.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        unread.newest_schema = max(schema, unread.newest_schema or 0)
 
 
 @dataclass(frozen=True)
@@ -106,6 +152,7 @@ class RankLog:
     start: StartEvent | None
     steps: tuple[Step, ...]
     end: EndEvent | None
+    unread: Unread = field(default_factory=Unread)
 
 
 def read_rank(lines: Iterable[str]) -> RankLog:
@@ -113,14 +160,15 @@ def read_rank(lines: Iterable[str]) -> RankLog:
     start: StartEvent | None = None
     end: EndEvent | None = None
     found: list[Step] = []
-    for event in read_events(lines):
+    unread = Unread()
+    for event in read_events(lines, unread):
         if isinstance(event, StartEvent):
             start = event
         elif isinstance(event, EndEvent):
             end = event
         else:
             found.append(to_step(event))
-    return RankLog(start, tuple(found), end)
+    return RankLog(start, tuple(found), end, unread)
 
 
 def to_step(event: StepEvent) -> Step:

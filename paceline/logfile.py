@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
+"""Larger blocks are read no faster, and what is made of one takes many times its size."""
+
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are cut: a file without line ends must not fill the memory."""
 
@@ -42,49 +44,94 @@ class LogFile:
         """The blocks from the beginning; raises OSError when the file cannot be opened or read."""
         self.num_bytes = self.cut_lines = 0
         self.broken_off, self.ends_in_line = None, False
-        rest, in_cut_line = b"", False
-        for data in self._data():
-            if in_cut_line:
-                data = data[_first_end(data) :]
-                in_cut_line = not data
-            text = rest + data
-            end = self._split(text)
-            rest = text[end:]
+        held = b""
+        for lines in self._whole_lines():
+            text = held + lines
+            end = self._last_record(text)
+            held = text[end:]
             if end:
                 yield text[:end]
-            elif len(rest) > MAX_LINE_BYTES:
+        if held:
+            yield held
+
+    def _whole_lines(self) -> Iterator[bytes]:
+        """Text that ends with a line, but for the file's last; lines that are too long are cut."""
+        rest, in_cut_line = b"", False
+        for data in self._data():
+            first = _first_end(data)
+            length = len(rest) + (first - 1 if first else len(data))
+            if length > MAX_LINE_BYTES and not in_cut_line:
                 self.cut_lines += 1
-                yield rest[:MAX_LINE_BYTES] + b"\n"
+                yield (rest + data)[:MAX_LINE_BYTES] + b"\n"
                 rest, in_cut_line = b"", True
-        self.ends_in_line = bool(rest) or in_cut_line
+            if in_cut_line:
+                if not first:
+                    continue
+                data, in_cut_line = data[first:], False
+            end = _last_end(data)
+            if end:
+                yield rest + data[:end]
+                rest = b""
+            rest += data[end:]
+        self.ends_in_line = in_cut_line or bool(rest)
         if rest:
             yield rest
 
-    def _split(self, text: bytes) -> int:
-        """Where the last whole line ends, or the last record begins if that may go on."""
-        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        if self.begins is None or not end:
-            return end
-        begun = text.rfind(self.begins, max(0, end - RECORD_BYTES), end)
-        if begun <= 0:
-            return end
-        line = max(text.rfind(b"\n", 0, begun), text.rfind(b"\r", 0, begun)) + 1
-        return line or end
+    def _last_record(self, lines: bytes) -> int:
+        """Where the line begins that opens the last record if that may go on, else the length."""
+        if self.begins is None:
+            return len(lines)
+        begun = lines.rfind(self.begins, max(0, len(lines) - RECORD_BYTES))
+        if begun < 0:
+            return len(lines)
+        line = max(lines.rfind(b"\n", 0, begun), lines.rfind(b"\r", 0, begun)) + 1
+        return line if line or len(lines) < RECORD_BYTES else len(lines)
 
     def _data(self) -> Iterator[bytes]:
+        """The content in pieces that do not split a CR LF."""
+        end = b""
+        for piece in self._pieces():
+            self.num_bytes += len(piece)
+            data = end + piece
+            end = b"\r" if data.endswith(b"\r") else b""
+            yield data[: len(data) - len(end)]
+        if end:
+            yield end
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The content, decompressed, in pieces of at most BLOCK_BYTES."""
         with self.path.open("rb") as raw:
-            compressed = raw.read(2) == GZIP_MAGIC
-            raw.seek(0)
-            file: BinaryIO = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
-            try:
-                while data := file.read(BLOCK_BYTES):
-                    self.num_bytes += len(data)
-                    yield data
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                self.broken_off = f"the compressed file is damaged or cut short ({error})"
+            if raw.peek(2)[:2] == GZIP_MAGIC:
+                yield from self._gunzipped(raw)
+                return
+            while data := raw.read(BLOCK_BYTES):
+                yield data
+
+    def _gunzipped(self, raw: BinaryIO) -> Iterator[bytes]:
+        """All that can be decompressed, up to the place of any damage."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            with gzip.GzipFile(fileobj=raw) as file:
+                # read() would lose up to a block before the damage, read1() a few KiB.
+                while part := file.read1(BLOCK_BYTES - size):
+                    parts.append(part)
+                    size += len(part)
+                    if size == BLOCK_BYTES:
+                        yield b"".join(parts)
+                        parts, size = [], 0
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self.broken_off = f"the compressed file is damaged or cut short ({error})"
+        if parts:
+            yield b"".join(parts)
 
 
 def _first_end(data: bytes) -> int:
-    """The place behind the first line end, or the length when there is none."""
+    """The place behind the first line end, or 0 when there is none."""
     ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]
-    return min(ends) + 1 if ends else len(data)
+    return min(ends) + 1 if ends else 0
+
+
+def _last_end(data: bytes) -> int:
+    """The place behind the last line end, or 0 when there is none."""
+    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1

@@ -50,6 +50,43 @@ def test_foreign_and_wrong_lines_are_passed_over():
     assert [s.index for s in steps([*noise, *lines(STEP), *noise])] == [1]
 
 
+def test_event_lines_that_are_not_valid_are_counted():
+    wrong = [{**STEP, "step": -1}, {**STEP, "surprise": 1}, {"event": "step"}, {"event": "other"}]
+    log = read_rank(lines(START, STEP, *wrong, END))
+
+    assert len(log.steps) == 1 and log.unread.lines == 4
+    assert log.unread.sentence == "4 event lines are not valid in schema 1 and passed over"
+
+
+def test_a_log_of_valid_lines_has_nothing_unread():
+    log = read_rank([*lines(START, STEP), "a warning\n", "{}\n", "{nonsense\n", *lines(END)])
+
+    assert log.unread.lines == 0 and log.unread.sentence is None
+
+
+def test_a_newer_schema_is_told():
+    log = read_rank(lines({**START, "schema": 3}, {**STEP, "new": 1}, {**START, "schema": 2}))
+
+    assert log.start is None and log.unread.newest_schema == 3
+    assert log.unread.sentence == (
+        "the event lines are of schema 3 and this version knows schema 1: 3 of them were passed "
+        "over; update Paceline"
+    )
+
+
+def test_a_line_torn_by_a_restart_counts_and_one_at_the_end_does_not():
+    torn = lines(STEP)[0][:40]
+
+    assert read_rank([*lines(START), torn + "\n", *lines(START, STEP)]).unread.lines == 1
+    assert read_rank([*lines(START, STEP), torn]).unread.lines == 0
+
+
+def test_numbers_that_no_machine_holds_make_a_line_invalid():
+    huge = [f'{{"event": "step", "step": {"9" * 5000}}}\n', *lines({**STEP, "loss": 10**400})]
+
+    assert read_rank([*huge, *lines(STEP)]).unread.lines == 2
+
+
 def test_a_nan_loss_is_kept_as_nan():
     (step,) = steps([json.dumps({**STEP, "loss": float("nan")})])
     assert step.loss is not None and step.loss != step.loss

@@ -1,63 +1,37 @@
 """What a training log says, gathered while it is read: columns that grow, settings, figures.
 
-Millions of steps must cost little memory, so a column is an array of machine numbers, and one whose
-values are all equal is a single number.
+Millions of steps must cost little memory: no object is kept for a step.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from paceline.core.column import Column
+from paceline.core.step_order import REPAIRS, Rows, grows, restarts
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
 
 EXACT = {"step_time_s", "tokens"}
 """Columns kept in 64 bit; of the others a log prints no more than 32 bit hold."""
 
+LARGEST = 1e100
+"""What a log prints beyond this is not a number that anything can be made of."""
+
+SHORTEST_STEP_S = 1e-9
+"""What is shorter is a zero that was printed, or damage."""
+
 MOST_REMARKS = 20
+MOST_CHARACTERS = 200
+MOST_DIGITS = 40
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_DECIMAL = re.compile(rb"[+-]?(?=\.?\d)\d*+\.?(\d*+)(?:[eE]([+-]?\d{1,4}))?")
 
 Fact = int | float | str
-
-
-class Column:
-    """A growing column of numbers; a single value until the first one differs."""
-
-    def __init__(self, typecode: str) -> None:
-        self._values: array[float] = array(typecode)
-        self._constant: float | None = None
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def extend(self, values: FloatColumn | IntColumn) -> None:
-        """Append `values`."""
-        if len(values) == 0:
-            return
-        if not self._length:
-            self._constant = values[0].item()
-        if self._constant is not None and not _all_equal(values, self._constant):
-            self._values.frombytes(self._filled(self._length).tobytes())
-            self._constant = None
-        if self._constant is None:
-            self._values.frombytes(values.astype(self._values.typecode).tobytes())
-        self._length += len(values)
-
-    def read(self) -> npt.NDArray[Any]:
-        """The values so far, without a copy; nothing may be appended afterwards."""
-        if self._constant is not None or not self._length:
-            return self._filled(self._length)
-        return np.frombuffer(self._values, dtype=self._values.typecode)
-
-    def _filled(self, length: int) -> npt.NDArray[Any]:
-        value = np.array(self._constant or 0, dtype=self._values.typecode)
-        return np.broadcast_to(value, (length,))
 
 
 @dataclass
@@ -80,7 +54,8 @@ class Logged:
     """Why the log is only a part of what was written, or None."""
     out_of_memory: str | None = None
     """The line that tells of it."""
-    _index: Column = field(default_factory=lambda: Column("q"))
+    _in_order: bool = False
+    _index: Column = field(default_factory=lambda: Column(np.int64))
     _columns: dict[str, Column] = field(default_factory=dict[str, Column])
 
     def __len__(self) -> int:
@@ -90,13 +65,28 @@ class Logged:
         """Append steps: their numbers as the log prints them, and columns of equal length.
 
         NaN = the line does not say; infinity = it printed NaN (`numbers` makes that so). Names are
-        those of Step.
+        those of Step. A step time of zero or less says nothing.
         """
         before = len(self._index)
+        unsaid = np.broadcast_to(np.nan, len(index))
         self._index.extend(index)
-        for name in columns.keys() | self._columns.keys():
-            column = self._columns.setdefault(name, self._new_column(name, before))
-            column.extend(columns.get(name, np.broadcast_to(np.nan, len(index))))
+        for name, values in columns.items():
+            assert len(values) == len(index), name
+            if name not in self._columns:
+                self._columns[name] = _unsaid_column(name, before)
+            if name == "step_time_s":
+                values = np.where(values >= SHORTEST_STEP_S, values, np.nan)
+            self._columns[name].extend(values)
+        for name in self._columns.keys() - columns.keys():
+            self._columns[name].extend(unsaid)
+
+    def take_steps(self, other: Logged, without: Collection[str] = ()) -> None:
+        """Take over the steps of `other` in place of its own; `other` must not be used afterwards."""
+        self._index = other._index
+        self._columns = {
+            name: column for name, column in other._columns.items() if name not in without
+        }
+        self.resolution_s = other.resolution_s or self.resolution_s
 
     def remark(self, sentence: str) -> None:
         """Keep a sentence for the reader, once, and no more than a screen of them."""
@@ -104,39 +94,46 @@ class Logged:
             self.remarks.append(sentence)
 
     def peak(self, kind: str, value_bytes: float) -> None:
-        """Keep the largest memory figure of a kind."""
-        self.memory_bytes[kind] = max(value_bytes, self.memory_bytes.get(kind, 0.0))
+        """Keep the largest memory figure of a kind; what is no finite number is passed over."""
+        if value_bytes < LARGEST:
+            self.memory_bytes[kind] = max(value_bytes, self.memory_bytes.get(kind, 0.0))
 
     def steps(self) -> Steps:
-        """Everything so far as columns; a number that comes again replaces what came from it on.
+        """Everything so far as columns, in the order of training; restarts stand one after another.
 
-        That is what a restart from a checkpoint does, and it keeps one rank's line where several
-        ranks print each step.
+        Nothing may be appended afterwards.
         """
-        index = self._index.read()
-        n = len(index)
-        steps = Steps(
-            index,
+        self._put_in_order()
+        n = len(self)
+        return Steps(
+            self._index.read(),
             np.broadcast_to(np.int64(1), n),
             np.broadcast_to(np.bool_(False), n),
             {name: column.read() for name, column in self._columns.items()},
         )
-        if n < 2 or bool((index[1:] > index[:-1]).all()):
-            return steps
-        later = np.minimum.accumulate(index[::-1])[::-1]
-        kept = np.append(index[:-1] < later[1:], True)
-        self.remark(
-            f"{n - int(kept.sum()):,} step lines come again later (a restart, or several ranks in "
-            "one log): the later line of each step number is used"
-        )
-        return steps.select(kept)
 
-    def _new_column(self, name: str, length: int) -> Column:
-        if name not in FLOATS:
-            raise KeyError(f"{name} is no column of Step")
-        column = Column("d" if name in EXACT else "f")
-        column.extend(np.broadcast_to(np.nan, length))
-        return column
+    def _put_in_order(self) -> None:
+        if self._in_order or grows(self._index.read()):
+            return
+        self._in_order = True
+        for repair in REPAIRS:
+            if change := repair(self._index.read(), self._times()):
+                rows, why = change
+                self._keep(rows)
+                self.remark(why)
+        if again := restarts(self._index.read()):
+            self.remark(
+                f"the step numbers start again {again:,} times (a restart, or several runs in one "
+                "log): figures come from one stretch in which they go on"
+            )
+
+    def _times(self) -> FloatColumn:
+        column = self._columns.get("step_time_s")
+        return column.read() if column else np.broadcast_to(np.nan, len(self))
+
+    def _keep(self, rows: Rows) -> None:
+        for column in (self._index, *self._columns.values()):
+            column.keep(rows)
 
 
 @dataclass(frozen=True)
@@ -164,6 +161,7 @@ class Dialect:
 FACT_NAMES = {
     "global_batch": "samples a step over all devices",
     "micro_batch": "samples a device and micro-batch",
+    "gradient_accumulation": "micro-batches a device and step",
     "seq_len": "token positions a sample",
     "num_devices": "ranks",
     "tp": "tensor-parallel size",
@@ -185,6 +183,9 @@ FACT_NAMES = {
     "device": "the accelerator's name as the log writes it",
     "model": "the model's name as the log writes it",
     "framework_version": "version of the framework",
+    "lora_rank": "rank of the adapters",
+    "submitter": "who submitted the run as a result, as the log writes it",
+    "platform": "the system's name as the log writes it",
 }
 """Settings that a dialect may report."""
 
@@ -199,38 +200,56 @@ FIGURE_NAMES = {
     "samples_to_target": "samples seen when the quality target was reached",
     "running_samples_per_s": "the log's own running average at its end, over all devices",
     "startup_s": "seconds of the first step or of what the log calls start-up",
+    "power_w_per_device": "watts of one device, mean over the step lines",
 }
 """Figures that a dialect may report once for the whole run."""
 
 
 def numbers(texts: Sequence[bytes]) -> FloatColumn:
-    """The numbers in `texts`; an empty or odd text is NaN, a printed `nan` or `inf` is infinity."""
+    """The numbers in `texts`; an empty or odd text is NaN, a printed `nan` or `inf` is infinity.
+
+    So is what lies beyond 1e100, lest any arithmetic overflow.
+    """
     try:
-        values = np.array(list(map(float, texts)), dtype=np.float64)
+        values = np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
     except ValueError:
         values = np.array([_number(text) for text in texts], dtype=np.float64)
     else:
-        values[~np.isfinite(values)] = np.inf
+        values[np.isnan(values)] = np.inf
+    values[np.abs(values) > LARGEST] = np.inf
     return values
 
 
 def whole_numbers(texts: Sequence[bytes]) -> IntColumn:
     """The integers in `texts`, which must be digits; beyond 64 bit they are cut to the largest."""
     try:
-        return np.array(list(map(int, texts)), dtype=np.int64)
-    except OverflowError:
+        return np.fromiter(map(int, texts), dtype=np.int64, count=len(texts))
+    except (OverflowError, ValueError):
         largest = np.iinfo(np.int64).max
-        return np.array([min(int(text), largest) for text in texts], dtype=np.int64)
+        return np.array([min(int(text[:MOST_DIGITS]), largest) for text in texts], dtype=np.int64)
 
 
 def decimal_step(text: bytes) -> float:
-    """The step of the last printed digit: 0.1 for `5690.4`, 1.0 for `29`, 10.0 for `1.25e+3`."""
-    mantissa, _, exponent = text.lower().partition(b"e")
-    decimals = len(mantissa.partition(b".")[2])
-    return 10.0 ** min(max(int(exponent or 0) - decimals, -300), 300)
+    """The step of the last printed digit: 0.1 for `5690.4`, 1.0 for `29`, 10.0 for `1.25e+3`.
+
+    0 for what is no number.
+    """
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
+        return 0.0
+    return 10.0 ** min(max(int(match[2] or 0) - len(match[1] or b""), -100), 100)
+
+
+def excerpt(text: bytes) -> str:
+    """One line of a log to show to the reader: its beginning, without colours and control codes."""
+    line = _COLOUR.sub("", text[: 4 * MOST_CHARACTERS].decode("utf-8", "replace"))
+    shown = "".join(c if c.isprintable() else " " for c in line)
+    return " ".join(shown.split())[:MOST_CHARACTERS].rstrip()
 
 
 def _number(text: bytes) -> float:
+    if not text:
+        return float("nan")
     try:
         value = float(text)
     except ValueError:
@@ -238,7 +257,9 @@ def _number(text: bytes) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def _all_equal(values: FloatColumn | IntColumn, constant: float) -> bool:
-    if constant != constant:
-        return bool(np.isnan(values).all())
-    return bool((values == constant).all())
+def _unsaid_column(name: str, length: int) -> Column:
+    if name not in FLOATS:
+        raise KeyError(f"{name} is no column of Step")
+    column = Column(np.float64 if name in EXACT else np.float32)
+    column.extend(np.broadcast_to(np.nan, length))
+    return column

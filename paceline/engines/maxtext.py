@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
-from paceline.core.logged import Dialect, Logged, decimal_step, numbers, whole_numbers
-from paceline.units import TERA
+from paceline.core.logged import Dialect, Logged, excerpt, numbers, whole_numbers
+from paceline.core.records import NUMBER, keep_whole_numbers, note_decimals, product, watched
+from paceline.units import GIB, TERA
 
 __all__ = ["DIALECT"]
-
-NUMBER = rb"([0-9.eE+-]{1,24}|nan|inf)"
 
 _STEP = re.compile(
     rb"completed step: (\d{1,18}), seconds: " + NUMBER
     + rb"(?:, TFLOP/s(?:/device)?: " + NUMBER + rb")?"
     + rb"(?:, Tokens/s/device: " + NUMBER + rb")?"
     + rb"(?:, total_weights: " + NUMBER + rb")?"
-    + rb"(?:, loss: " + NUMBER + rb")?"
+    + rb"(?:(?:, [^,\r\n]{1,60}){0,4}?, loss: " + NUMBER + rb")?"
 )  # fmt: skip
+_TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 
 def read(blocks: Iterable[bytes], log: Logged) -> None:
-    """Steps are numbered from 0; `TFLOP/s` is of one device, `total_weights` the step's tokens."""
-    for block in blocks:
+    """Steps are numbered from 0; `TFLOP/s` is of one device, `total_weights` the step's real tokens.
+
+    While the batch ramps up, rates are left out of the line.
+    """
+    settings = _Settings()
+    for block in watched(blocks, log, torn=_TORN):
+        settings.read(block)
         found = _STEP.findall(block)
         if not found:
             continue
         index, seconds, tflops, tokens_per_s, tokens, loss = zip(*found, strict=True)
-        log.resolution_s = log.resolution_s or decimal_step(seconds[0])
         log.add_steps(
             whole_numbers(index),
             step_time_s=numbers(seconds),
@@ -37,6 +42,121 @@ def read(blocks: Iterable[bytes], log: Logged) -> None:
             tokens=numbers(tokens),
             loss=numbers(loss),
         )
+        note_decimals(log, seconds)
+    settings.keep(log)
+
+
+_SETTING = re.compile(rb"Config param (\w{1,64}): ([^\r\n]{1,100})")
+_DEVICES = re.compile(rb"Num_devices: (\d{1,9})")
+_PARAMETERS = re.compile(rb"number parameters: ([0-9.]{1,16}) billion")
+_DEVICE = re.compile(rb"TFRT (TPU [^\r\n]{1,40})")
+_JAX = re.compile(rb"Jax Version: ([\w.+-]{1,60})")
+_PLANNED = re.compile(rb"Total memory size: ([0-9.]{1,16}) GB")
+_IN_USE = re.compile(rb"Using \(GB\) ([0-9.]{1,16}) / ")
+
+_FACTS = {
+    b"Num_devices": "num_devices",
+    b"global_batch_size_to_train_on": "global_batch",
+    b"gradient_accumulation_steps": "gradient_accumulation",
+    b"max_target_length": "seq_len",
+    b"steps": "total_steps",
+    b"num_decoder_layers": "num_layers",
+    b"emb_dim": "hidden_size",
+    b"mlp_dim": "ffn_size",
+    b"num_query_heads": "num_heads",
+    b"num_kv_heads": "num_kv_heads",
+    b"vocab_size": "vocab_size",
+}
+_AXES = {
+    "tp": (b"tensor", b"tensor_transpose", b"tensor_sequence"),
+    "pp": (b"pipeline",),
+    "cp": (b"context",),
+    "ep": (b"expert",),
+}
+
+
+class _Settings:
+    """The configuration, which MaxText prints a line a parameter, and what it finds out itself."""
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, bytes] = {}
+        self._planned_gib = self._in_use_gib = 0.0
+
+    def read(self, block: bytes) -> None:
+        """Take what `block` says; a restart says it again."""
+        if b"Config param " in block:
+            self._said.update(_SETTING.findall(block))
+        for mark, pattern in _MARKED.items():
+            if mark in block and (found := pattern.findall(block)):
+                self._said[mark] = found[-1]
+        if b"memory size: " in block:
+            self._planned_gib = max(self._planned_gib, _largest(_PLANNED.findall(block)))
+        if b"Using (GB) " in block:
+            self._in_use_gib = max(self._in_use_gib, _largest(_IN_USE.findall(block)))
+
+    def keep(self, log: Logged) -> None:
+        """Put into the log what was read."""
+        said = self._said
+        keep_whole_numbers(log, _FACTS, said.items())
+        for name, axes in _AXES.items():
+            size = self._axis(axes)
+            if size is not None:
+                log.facts[name] = size
+        if said.get(b"num_experts", b"1") != b"1":
+            log.facts.pop("ffn_size", None)
+        billions = _largest([said.get(b"number parameters", b"")])
+        if billions:
+            log.facts["num_parameters"] = round(billions * 1e9)
+        if b"Jax Version" in said:
+            log.facts["framework_version"] = f"JAX {said[b'Jax Version'].decode()}"
+        for name, key in (("device", b"TFRT"), ("model", b"model_name")):
+            if said.get(key, b"default").strip() not in (b"", b"default"):
+                log.facts[name] = excerpt(said[key])
+        self._keep_batch_and_dtype(log)
+        self._keep_memory(log)
+
+    def _keep_batch_and_dtype(self, log: Logged) -> None:
+        sharded = product(*(log.facts.get(name, 1) for name in ("tp", "pp", "cp")))
+        if sharded == 1:
+            batch = self._said.get(b"per_device_batch_size", b"").removesuffix(b".0")
+            keep_whole_numbers(log, {b"n": "micro_batch"}, [(b"n", batch)])
+        quantization = self._said.get(b"quantization", b"").lower()
+        if b"fp8" in quantization:
+            log.facts["dtype"] = "mxfp8" if b"mxfp8" in quantization else "fp8"
+        elif b"dtype" in self._said and not quantization.strip():
+            log.facts["dtype"] = excerpt(self._said[b"dtype"])
+
+    def _keep_memory(self, log: Logged) -> None:
+        """GB are GiB here; what XLA plans goes before what is in use when training begins."""
+        if self._planned_gib:
+            log.peak("allocated", self._planned_gib * GIB)
+            log.remark("memory is what XLA plans for the compiled step; none was measured")
+        elif self._in_use_gib:
+            log.peak("allocated", self._in_use_gib * GIB)
+            log.remark("memory is what is in use before the first step; no peak is printed")
+
+    def _axis(self, names: tuple[bytes, ...]) -> int | None:
+        """The size of a mesh axis inside and across slices; None when it is left to MaxText."""
+        keys = [b"%s_%s_parallelism" % (mesh, name) for mesh in (b"ici", b"dcn") for name in names]
+        stated = [self._said[key].strip() for key in keys if key in self._said]
+        if not stated or not all(text.isdigit() and len(text) < 8 for text in stated):
+            return None
+        size = product(*map(int, stated))
+        return size if size is not None and size < 1 << 31 else None
+
+
+_MARKED = {
+    b"Num_devices": _DEVICES,
+    b"number parameters": _PARAMETERS,
+    b"TFRT": _DEVICE,
+    b"Jax Version": _JAX,
+}
+
+
+def _largest(texts: list[bytes]) -> float:
+    """The largest of the numbers in `texts`, 0.0 where there is none."""
+    values = numbers(texts)
+    return max((value for value in values.tolist() if math.isfinite(value)), default=0.0)
 
 
 DIALECT = Dialect(
@@ -44,5 +164,5 @@ DIALECT = Dialect(
     marks=(b"completed step: ",),
     step_line=re.compile(rb"completed step: \d+, seconds: [0-9.]"),
     read=read,
-    precedence=5,
+    convention="causal",
 )

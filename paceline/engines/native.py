@@ -10,12 +10,14 @@ from importlib import resources
 from typing import Any
 
 from paceline.core.layout import Layout
+from paceline.core.logged import Dialect
 from paceline.core.run import Job, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.steps import Step
+from paceline.engines import native_lines, native_log
 from paceline.events import StepEvent, read_events, read_rank, to_step
 
-__all__ = ["job", "missing", "read_rank", "settings", "steps", "unsupported"]
+__all__ = ["DIALECT", "job", "missing", "read_rank", "settings", "steps", "unsupported"]
 
 SETTINGS_FILE = "trainer.json"
 TRAINER_FOLDER = "native"
@@ -114,3 +116,12 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     if spec.cluster.threads_per_device:
         environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
     return environment | spec.cluster.env
+
+
+DIALECT = Dialect(
+    title="Paceline",
+    marks=(b'{"event": "step"', b'"step_time_s": '),
+    step_line=native_lines.STEP_LINE,
+    read=native_log.read,
+    precedence=2,
+)

@@ -1,0 +1,79 @@
+"""MLPerf's result lines: `:::MLLOG ` and a JSON object, wherever they stand in a line.
+
+Source: mlcommons/logging 4.1, mllog.py (writer) and compliance_checker/mlp_parser (reader).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+TOKEN = b":::MLLOG "
+
+_LINE_END = re.compile(rb"[\r\n]")
+_DECODER = json.JSONDecoder(parse_constant=lambda _: float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class MlRecord:
+    """One result line; a value has whatever type JSON gave it, and NaN reads as infinity."""
+
+    key: str
+    value: Any
+    time_ms: float
+    event_type: str
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def count(self, name: str) -> int | None:
+        """A whole number above or equal to 0 in the metadata, or None."""
+        return whole(self.metadata.get(name))
+
+
+def texts(block: bytes) -> Iterator[bytes]:
+    """What stands behind each token up to the end of its line or the next token."""
+    parts = iter(block.split(TOKEN))
+    next(parts)
+    yield from parts
+
+
+def record_of(text: bytes) -> MlRecord | None:
+    """The record with which `text` begins, or None when it is none; what follows it is ignored.
+
+    The official reader takes Latin-1 for any bytes and so does this one.
+    """
+    end = _LINE_END.search(text)
+    text = text[: end.start()] if end else text
+    try:
+        fields = _DECODER.raw_decode(text.decode("latin-1"))[0]
+        key, time_ms, metadata = fields["key"], fields["time_ms"], fields["metadata"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    time = number(time_ms)
+    if not isinstance(key, str) or time is None or not isinstance(metadata, dict):
+        return None
+    return MlRecord(key, fields.get("value"), time, str(fields.get("event_type")), metadata)  # type: ignore[arg-type]
+
+
+def records(blocks: Iterable[bytes]) -> Iterator[MlRecord | None]:
+    """Every record in blocks of whole lines; None for a token without a whole record behind it."""
+    for block in blocks:
+        yield from map(record_of, texts(block))
+
+
+def number(value: object) -> float | None:
+    """A JSON number as float, infinity included; None for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def whole(value: object) -> int | None:
+    """A JSON number that counts something (36 or 36.0, at most 10^15), or None."""
+    known = number(value)
+    return int(known) if known is not None and 0 <= known <= 1e15 and known % 1 == 0 else None

@@ -1,0 +1,86 @@
+"""NeMo 2's log: one line a step, fields told apart by `|`, printed by rank 0.
+
+The printer may average over several steps; then the step numbers lie that far apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from paceline.core.logged import Dialect, Logged, numbers, whole_numbers
+from paceline.core.records import Records, field, note_resolution, watched
+from paceline.core.steps import IntColumn
+from paceline.engines.nemo_settings import ENDS, Settings
+from paceline.units import TERA
+
+__all__ = ["DIALECT"]
+
+DIGITS = 4
+"""Significant digits of every printed figure; zeros at the end are left out."""
+EXACT_INTEGERS = 2.0**53
+
+_BEGIN = b"Training epoch "
+_STEP = re.compile(rb"iteration (\d{1,18})/(\d{1,18}) \| ((?=[A-Za-z_]{2,40}: ).*)")
+_TORN = re.compile(rb"iteration \d{1,18}/\d{1,18} \|(?!.{0,4000}train_step_timing in s: [0-9])")
+
+_GLOBAL_STEP = field(rb"global_step: ")
+_FIELDS = {
+    "step_time_s": field(rb"train_step_timing in s: "),
+    "loss": field(rb"reduced_train_loss: "),
+    "grad_norm": field(rb"grad_norm: "),
+    "global_batch": field(rb"global_batch_size: "),
+    "tokens_per_s_per_device": field(rb"tokens_per_sec_per_gpu: "),
+    "allocated_bytes": field(rb"max_memory_allocated: "),
+}
+_MEMORY = {"reserved_bytes": (field(rb"max_memory_reserved: "), field(rb"peak_memory_usage: "))}
+_RATES = {"flops_per_s_per_device": field(rb"TFLOPS_per_GPU: ")}
+
+
+def read(blocks: Iterable[bytes], log: Logged) -> None:
+    """Steps by their `global_step`, from 0; in the first epoch `iteration` is the same.
+
+    `TFLOPS_per_GPU` is of one device. `peak_memory_usage` is the older name of the reserved peak;
+    `memory_allocated` beside it is no peak and is left out.
+    """
+    settings = Settings(_STEP)
+    for block in watched(blocks, log, ENDS, _TORN):
+        settings.read(block)
+        # What other processes print may stand before a record without a line end.
+        found = _STEP.findall(block.replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN))
+        if not found:
+            continue
+        iterations, lasts, fields = zip(*found, strict=True)
+        records = Records(fields)
+        columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
+        columns |= records.either(_MEMORY)
+        index = _index(records.texts(_GLOBAL_STEP), iterations)
+        log.add_steps(index, **columns)
+        from_zero = int(iterations[-1]) <= int(index[-1])
+        log.facts["total_steps"] = max(1, int(lasts[-1]) + from_zero)
+        note_resolution(log, columns, DIGITS)
+    settings.keep(log)
+
+
+def _index(steps: Sequence[bytes] | None, iterations: Sequence[bytes]) -> IntColumn:
+    """The number of each step; `iteration` begins again with every epoch, `global_step` goes on."""
+    counted = whole_numbers(iterations)
+    if steps is None:
+        return counted
+    values = numbers(steps)
+    sound = (values >= 0) & (values < EXACT_INTEGERS)
+    return np.where(sound, np.where(sound, values, 0).astype(np.int64), counted)
+
+
+DIALECT = Dialect(
+    title="NeMo 2",
+    marks=(b"reduced_train_loss: ", b"train_step_timing in s: "),
+    step_line=re.compile(
+        rb"iteration \d{1,18}/\d{1,18} \| [^\r\n]{0,400}?"
+        rb"(?:reduced_train_loss|train_step_timing in s): "
+    ),
+    read=read,
+    convention="full-attention",
+)

@@ -1,0 +1,70 @@
+"""Step times from the moving average that a tqdm progress bar prints.
+
+tqdm averages over its updates k = 1, 2, ... with a = 0.3: D_k = a dt_k + (1 - a) D_k-1 and the same
+of the steps, N_k, and prints D_k / N_k. With one step an update N_k = 1 - (1 - a)^k, so each dt_k
+follows from two prints that stand one after the other. Rounding grows by (2 - a) / a.
+"""
+
+from __future__ import annotations
+
+import math
+
+SMOOTHING = 0.3
+KEPT = 1 - SMOOTHING
+PRINTED_UNIT = 0.01
+"""Both `s/it` and `it/s` have two decimals."""
+
+GROWTH = (1 + KEPT) / SMOOTHING
+MOST_UPDATES = 1000
+"""From then on the average has long forgotten how it began."""
+
+
+class BarTimes:
+    """The step times of one bar, as it is drawn again and again."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+        self._weight = self._time_s = 0.0
+        self.resolution_s = 0.0
+        """What one unit of the last printed digit makes of a step time."""
+
+    def step_time_s(self, count: int, rate: bytes, unit: bytes) -> float:
+        """Seconds of step `count` when the bar shows `rate` behind it; NaN where they do not follow.
+
+        The first bar of a count is the one that counts: a bar that is drawn again tells nothing new.
+        """
+        if count == self._count:
+            return math.nan
+        average = _seconds(rate, unit)
+        follows = self._count is not None and count == self._count + 1 and self._weight > 0
+        previous_s = self._time_s
+        self._count = count
+        self._weight = SMOOTHING + KEPT * self._weight if follows else _weight_after(count)
+        self._time_s = average * self._weight
+        if not average > 0:
+            self._weight = 0.0
+            return math.nan
+        if unit == b"s/it":
+            self.resolution_s = PRINTED_UNIT * GROWTH
+        else:
+            self.resolution_s = PRINTED_UNIT * average * average * GROWTH
+        if count == 1:
+            return average
+        time_s = (self._time_s - KEPT * previous_s) / SMOOTHING
+        return time_s if follows and time_s > 0 else math.nan
+
+
+def _weight_after(count: int) -> float:
+    """N_k of a bar that was drawn anew for each of `count` steps."""
+    return 1 - KEPT ** min(max(count, 1), MOST_UPDATES)
+
+
+def _seconds(rate: bytes, unit: bytes) -> float:
+    """Seconds a step; NaN where the bar does not know it yet."""
+    try:
+        value = float(rate)
+    except ValueError:
+        return math.nan
+    if not 0 < value < 1e9:
+        return math.nan
+    return value if unit == b"s/it" else 1 / value

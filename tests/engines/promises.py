@@ -1,0 +1,106 @@
+"""What reading a log promises whatever is in it, as checks that tests and fuzzers share."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.logged import FACT_NAMES, FIGURE_NAMES, Dialect, Logged
+from paceline.core.steps import FLOATS
+from paceline.logfacts import Given
+from paceline.logfile import BLOCK_BYTES, LogFile
+from paceline.parsing import parse_log
+
+SIZES = (BLOCK_BYTES, 4096, 97)
+"""Sizes of the pieces in which one and the same log arrives."""
+
+MEMORY_KINDS = {"allocated", "reserved", "used"}
+LONGEST_TEXT = 300
+SHORTEST_RECORD_BYTES = 8
+
+
+class InPieces(LogFile):
+    """A log in memory that arrives in pieces of a chosen size."""
+
+    def __init__(self, content: bytes, size: int, begins: bytes | None = None) -> None:
+        super().__init__(Path("memory.log"), begins)
+        self._content = content
+        self._size = size
+
+    def _pieces(self) -> Iterator[bytes]:
+        for start in range(0, len(self._content), self._size):
+            yield self._content[start : start + self._size]
+
+
+def read(kind: Dialect, content: bytes, size: int = BLOCK_BYTES) -> Logged:
+    """What the dialect reads of `content` when it comes in pieces of `size` bytes.
+
+    A warning of numpy is an error: it would stand in the user's terminal.
+    """
+    log = Logged()
+    with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+        warnings.simplefilter("error")
+        kind.read(InPieces(content, size, kind.begins), log)
+    return log
+
+
+def check_read(kind: Dialect, content: bytes, sizes: tuple[int, ...] = SIZES) -> Logged:
+    """Reads `content`, and asserts that the answer is sound and the same for every size of pieces.
+
+    `content` must be shorter than the longest record that blocks keep whole.
+    """
+    log = read(kind, content, sizes[0])
+    check_answer(log, len(content))
+    first = answer(log)
+    for size in sizes[1:]:
+        assert answer(read(kind, content, size)) == first, f"in pieces of {size}"
+    return log
+
+
+def check_answer(log: Logged, num_bytes: int) -> None:
+    """Asserts that names are known, numbers finite, texts short, and steps no more than there can be."""
+    assert log.facts.keys() <= FACT_NAMES.keys(), log.facts
+    assert log.figures.keys() <= FIGURE_NAMES.keys(), log.figures
+    assert log.memory_bytes.keys() <= MEMORY_KINDS, log.memory_bytes
+    assert all(map(_is_sound, log.facts.values())), log.facts
+    assert all(map(_is_sound, log.figures.values())), log.figures
+    assert all(map(_is_sound, log.memory_bytes.values())), log.memory_bytes
+    assert math.isfinite(log.resolution_s) and log.resolution_s >= 0, log.resolution_s
+    texts = [*log.remarks, log.ended, log.torn, log.out_of_memory]
+    assert all(_is_sound(text) for text in texts if text is not None), texts
+    assert len(log) <= num_bytes / SHORTEST_RECORD_BYTES
+
+
+def answer(log: Logged) -> tuple[Any, ...]:
+    """Everything that a log says, in a form that can be compared; consumes the log."""
+    said = (dict(log.facts), dict(log.figures), dict(log.memory_bytes), log.resolution_s)
+    ending = (log.ended, log.torn, log.out_of_memory)
+    steps = log.steps()
+    said_so = any("start again" in remark for remark in log.remarks)
+    assert said_so or (np.diff(steps.index) > 0).all()
+    columns = {n: steps[n].tobytes() for n in FLOATS if not np.isnan(steps[n]).all()}
+    return (*said, *ending, tuple(log.remarks), steps.index.tobytes(), columns)
+
+
+def check_parse(path: Path) -> dict[str, Any]:
+    """Parses the file as the verb does, and asserts that the answer is a status in sound JSON."""
+    with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+        warnings.simplefilter("error")
+        document = parse_log(path, Given()).document.model_dump(mode="json")
+    json.dumps(document, allow_nan=False)
+    assert document["status"] == "ok" or document["reason"]
+    return document
+
+
+def _is_sound(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT and value.isprintable()
+    if isinstance(value, int):
+        return abs(value) < 1 << 63
+    return isinstance(value, float) and math.isfinite(value)

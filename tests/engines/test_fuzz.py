@@ -1,0 +1,160 @@
+"""Whatever a log holds, reading it ends soon, with a bounded answer and without an error."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.engines import dialects
+from tests.engines.promises import check_parse, check_read, read
+from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
+
+DIALECTS = pytest.mark.parametrize("name", dialects())
+FUZZED = settings(
+    max_examples=60, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+TIMES = times_of(6)
+
+HOSTILE = st.sampled_from([
+    b"9" * 24, b"1e308", b"-1e-308", b"1e999", b"nan", b"-inf", b"NaN", b"0", b"-1", b"1e5e5",
+    b"1.2.3", b"9" * 400, b"18446744073709551616", b"\xd9\xa3", b"", b"e", b"+", b"1,234,567",
+    b"\x00", b"\x1b[0m", b"|", b": ", b"\n", b"\r", b"[", b"]", b"{", b"}", b"\xff", b'"', b"'",
+])  # fmt: skip
+
+
+def grown(name: str) -> bytes:
+    return log_text(name, TIMES)
+
+
+@DIALECTS
+@FUZZED
+@given(content=st.binary(max_size=4000))
+def test_random_bytes(name: str, content: bytes):
+    check_read(dialects()[name], content)
+
+
+@DIALECTS
+@FUZZED
+@given(data=st.data())
+def test_a_log_with_some_of_it_overwritten(name: str, data: st.DataObject):
+    content = bytearray(grown(name))
+    for _ in range(data.draw(st.integers(1, 6))):
+        start = data.draw(st.integers(0, len(content)))
+        length = data.draw(st.integers(0, 12))
+        content[start : start + length] = data.draw(HOSTILE)
+    check_read(dialects()[name], bytes(content))
+
+
+@DIALECTS
+@FUZZED
+@given(data=st.data())
+def test_a_log_with_other_numbers_in_it(name: str, data: st.DataObject):
+    """Each run of digits, whole numbers and decimals, may become something that no log prints."""
+    import re
+
+    seen = 0
+    chosen = data.draw(st.sets(st.integers(0, 200), max_size=8))
+
+    def changed(match: re.Match[bytes]) -> bytes:
+        nonlocal seen
+        seen += 1
+        return data.draw(HOSTILE) if seen in chosen else match[0]
+
+    check_read(dialects()[name], re.sub(rb"[0-9][0-9.]*", changed, grown(name)))
+
+
+@DIALECTS
+@FUZZED
+@given(data=st.data())
+def test_lines_of_two_ranks_in_any_order(name: str, data: st.DataObject):
+    lines = [
+        prefix + line
+        for prefix in data.draw(st.lists(st.sampled_from(PREFIXES), min_size=2, max_size=2))
+        for line in grown(name).splitlines(keepends=True)
+    ]
+    check_read(dialects()[name], b"".join(data.draw(st.permutations(lines))))
+
+
+@DIALECTS
+@FUZZED
+@given(data=st.data())
+def test_two_writers_that_tear_each_others_lines(name: str, data: st.DataObject):
+    first, second, torn = grown(name), grown(name), b""
+    for length in data.draw(st.lists(st.integers(1, 400), max_size=20)):
+        torn, first, second = torn + first[:length], second, first[length:]
+    check_read(dialects()[name], torn + first + second)
+
+
+@DIALECTS
+@FUZZED
+@given(data=st.data())
+def test_pieces_of_all_logs_one_after_the_other(name: str, data: st.DataObject):
+    pieces = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        text = grown(data.draw(st.sampled_from(sorted(SAMPLES))))
+        start = data.draw(st.integers(0, len(text)))
+        pieces.append(text[start : start + data.draw(st.integers(0, 800))])
+    check_read(dialects()[name], b"".join(pieces))
+
+
+@DIALECTS
+def test_a_log_cut_off_at_every_byte(name: str):
+    kind, content = dialects()[name], log_text(name, TIMES[:2])
+
+    counts = [len(read(kind, content[:end])) for end in range(len(content) + 1)]
+
+    assert counts[0] == 0 and counts[-1] == 2
+    assert max(counts) == 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzzed")
+
+
+@FUZZED
+@given(data=st.data())
+def test_the_whole_way_from_a_damaged_file_to_a_status(folder: Path, data: st.DataObject):
+    content = bytearray(grown(data.draw(st.sampled_from(sorted(SAMPLES)))))
+    for _ in range(data.draw(st.integers(0, 4))):
+        start = data.draw(st.integers(0, len(content)))
+        content[start : start + data.draw(st.integers(0, 300))] = data.draw(HOSTILE)
+    packed = data.draw(st.booleans())
+    path = folder / "a.log"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    check_parse(path)
+
+
+def near_matches(name: str) -> list[bytes]:
+    """Beginnings of the dialect's own lines, each repeated until it fills a block."""
+    sample, kind = SAMPLES[name], dialects()[name]
+    line = sample.line(20, 1.25).rstrip(b"\r\n")
+    begun = [*kind.marks, *(line[: len(line) * share // 6] for share in range(1, 6))]
+    return [*begun, line[1:], b"|", b" ", b"[", b"9", b"a: ", b"=", b"{", b'{"a":', *NOISE[:1]]
+
+
+def seconds_to_read(name: str, content: bytes) -> float:
+    """The faster of two attempts."""
+    kind, took = dialects()[name], []
+    for _ in range(2):
+        begin = time.process_time()
+        read(kind, content)
+        took.append(time.process_time() - begin)
+    return min(took)
+
+
+@DIALECTS
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b" "], ids=["none", "LF", "CR", "blank"])
+def test_time_grows_no_faster_than_the_text(name: str, end: bytes):
+    """16 times the text takes at most 64 times as long, or less than a tenth of a second."""
+    for piece in near_matches(name):
+        small, large = ((piece + end) * (size // len(piece + end)) for size in (1 << 14, 1 << 18))
+        took = seconds_to_read(name, large)
+
+        assert took < max(0.1, 64 * seconds_to_read(name, small)), piece

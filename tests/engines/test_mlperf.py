@@ -1,0 +1,372 @@
+"""MLPerf logs: run times by the rules' lines, speed by the submitters' own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.logged import Logged
+from paceline.core.steps import Steps
+from paceline.engines.mlperf import DIALECT
+from paceline.logfile import LogFile
+from tests.engines.promises import check_read
+
+START_MS = 1_759_855_600_000
+ABORTED = {
+    ("v5.0", "Dell", "9xXE9712x4GB200", "result_9"): "2025-04-21T14:07:43 DUE TO TIME LIMIT",
+    ("v5.1", "Dell", "1xXE9780x8B200-SXM-180GB", "result_0"): "2025-10-08T00:32:36",
+}
+
+
+def line(key: str, value: Any = None, time_s: float = 0.0, **metadata: Any) -> bytes:
+    fields = {"namespace": "", "time_ms": START_MS + round(1000 * time_s),
+              "event_type": "POINT_IN_TIME", "key": key, "value": value,
+              "metadata": {"file": "/workspace/callbacks.py", "lineno": 273, **metadata}}  # fmt: skip
+    return b":::MLLOG " + json.dumps(fields).encode() + b"\n"
+
+
+def stats(values: dict[str, float], **metadata: Any) -> bytes:
+    return line("tracked_stats", values, **metadata)
+
+
+BEGIN = (
+    line("init_start", time_s=-60)
+    + line("global_batch_size", 8)
+    + line("init_stop", time_s=-0.5)
+    + line("run_start")
+)
+END = line("eval_accuracy", 0.92, samples_count=3072) + line(
+    "run_stop", time_s=600.25, samples_count=3072, status="success"
+)
+
+
+def read_file(path: Path) -> Logged:
+    log = Logged()
+    DIALECT.read(LogFile(path), log)
+    return log
+
+
+def timed(steps: Steps) -> Steps:
+    """The rows that tell a speed."""
+    return steps.select(np.isfinite(steps["step_time_s"]) | np.isfinite(steps["samples_per_s"]))
+
+
+@pytest.fixture(scope="module")
+def rows(reference_data: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    with (reference_data / "mlperf" / "results.csv").open(encoding="utf-8") as file:
+        return {
+            (row["round"], row["submitter"], row["system"], row["benchmark"]): row
+            for row in csv.DictReader(file)
+        }
+
+
+@pytest.fixture(scope="module")
+def logs(reference_data: Path) -> dict[tuple[str, ...], Logged]:
+    root = reference_data / "mlperf" / "logs"
+    return {
+        (*path.relative_to(root).parts[:-1], path.name.split(".")[0]): read_file(path)
+        for path in sorted(root.glob("**/*.gz"))
+    }
+
+
+class TestPublicLogs:
+    def test_all_are_read(self, logs):
+        assert len(logs) == 146
+        assert all(log.out_of_memory is None for log in logs.values())
+
+    def test_144_have_both_markers_and_their_minutes_lie_within_their_rows(self, logs, rows):
+        minutes = {key: log.figures.get("run_time_s") for key, log in logs.items()}
+        known = {key: value / 60 for key, value in minutes.items() if value is not None}
+
+        assert len(known) == 144
+        for key, value in known.items():
+            row = rows[key[:4]]
+            half_a_digit = 0.5e-4 + 1e-9
+            assert float(row["min_minutes"]) - half_a_digit <= value, key
+            assert value <= float(row["max_minutes"]) + half_a_digit, key
+
+    def test_the_other_two_lack_their_end_because_they_were_cancelled(self, logs):
+        torn = {key: log for key, log in logs.items() if log.torn is not None}
+
+        assert {(*key[:3], key[4]) for key in torn} == ABORTED.keys()
+        for key, log in torn.items():
+            told = ABORTED[*key[:3], key[4]]
+            assert log.torn == f"it has no run_stop line: CANCELLED AT {told}"
+            assert log.ended is None and "run_time_s" not in log.figures
+
+    def test_complete_sets_have_the_extremes_and_means_of_their_rows(self, logs, rows):
+        sets = {
+            key: [log for name, log in logs.items() if name[:4] == key and log.torn is None]
+            for key in rows
+        }
+        complete = {
+            k: found for k, found in sets.items() if len(found) == int(rows[k]["succeeded"])
+        }
+
+        assert len(complete) == 10
+        for key, found in complete.items():
+            row = rows[key]
+            minutes = [log.figures["run_time_s"] / 60 for log in found]
+            samples = [log.figures["samples_to_target"] for log in found]
+            assert min(minutes) == pytest.approx(float(row["min_minutes"]), abs=0.501e-4)
+            assert max(minutes) == pytest.approx(float(row["max_minutes"]), abs=0.501e-4)
+            if len(found) == int(row["runs"]):
+                initial = fmean(log.figures["init_time_s"] for log in found) / 60
+                assert fmean(samples) == pytest.approx(float(row["mean_samples_to_target"]))
+                assert initial == pytest.approx(float(row["mean_init_minutes"]), abs=0.501e-3)
+
+    def test_settings_agree_with_the_rows(self, logs, rows):
+        for key, log in logs.items():
+            row, facts = rows[key[:4]], log.facts
+            assert facts["model"] == row["benchmark"]
+            assert facts["global_batch"] == int(row["global_batch_size"])
+            assert facts["gradient_accumulation"] == float(row["grad_accum"])
+            assert facts.get("num_devices", int(row["gpus"])) == int(row["gpus"]), key
+
+    def test_all_but_the_log_without_an_evaluation_tell_their_speed(self, logs, rows):
+        silent = [key for key, log in logs.items() if len(timed(log.steps())) == 0]
+
+        assert [(*key[:3], key[4]) for key in silent] == [
+            ("v5.1", "Dell", "1xXE9780x8B200-SXM-180GB", "result_0")
+        ]
+        for key, log in logs.items():
+            published = rows[key[:4]]["median_throughput_samples_s"]
+            steps = timed(log.steps())
+            if published and len(steps):
+                rate = steps["samples_per_s"]
+                if not steps.known("samples_per_s"):
+                    rate = log.facts["global_batch"] / steps["step_time_s"]
+                assert np.median(rate) == pytest.approx(float(published), rel=0.03), key
+
+    def test_step_numbers_rise_and_end_with_the_run(self, logs):
+        for key, log in logs.items():
+            index = log.steps().index
+            assert (np.diff(index) > 0).all(), key
+            if log.torn is None:
+                assert index[-1] <= log.figures["timed_steps"], key
+
+    def test_lambdas_llama_3_1_8b_says_what_the_eye_reads(self, logs):
+        key = ("v5.1", "Lambda", "gb300_n18_ngc25.04_nemo", "llama31_8b", "result_1")
+        log = logs[key]
+        steps = log.steps()
+
+        assert (len(steps), *steps.index[[0, 1, -1]].tolist()) == (160, 31, 63, 5119)
+        assert steps["step_time_s"][[0, 1, 2]].tolist() == [
+            0.1571516990661621, 0.16748046875, 0.16051554679870605,
+        ]  # fmt: skip
+        assert steps["loss"][:2].tolist() == pytest.approx([8.318889617919922, 7.480711936950684])
+        assert log.figures == {
+            "init_time_s": 129.093, "run_time_s": 854.346, "timed_steps": 5130,
+            "samples_to_target": 184680,
+        }  # fmt: skip
+        assert log.facts == {
+            "model": "llama31_8b", "global_batch": 36, "gradient_accumulation": 1, "seq_len": 8192,
+            "num_devices": 72, "tp": 1, "pp": 1, "cp": 2, "device": "NVIDIA GB300",
+            "log_interval": 1,
+        }  # fmt: skip
+
+    def test_lambdas_llama_2_70b_says_what_the_eye_reads(self, logs):
+        key = ("v5.1", "Lambda", "gb300_n18_ngc25.04_nemo", "llama2_70b_lora", "result_1")
+        log = logs[key]
+        steps, blocks = log.steps(), timed(log.steps())
+
+        assert blocks.index.tolist() == [172, 215, 258, 301, 344, 387]
+        assert blocks["step_time_s"][[0, 1, 5]].tolist() == [
+            0.18161959787209717, 0.18213907104654936, 0.18273177244182714,
+        ]  # fmt: skip
+        assert steps.index[:3].tolist() == [10, 20, 30]
+        assert steps["loss"][:2].tolist() == pytest.approx([16.292781829833984, 12.607441902160645])
+        assert log.facts["log_interval"] == 43 and log.facts["lora_rank"] == 16
+        assert log.figures["run_time_s"] == 80.875
+
+    def test_amds_logs_say_what_the_eye_reads(self, logs):
+        system = "MI355X_EPYC_9575F_pytorch"
+        lora = logs["v5.1", "AMD", system, "llama2_70b_lora", "result_0"]
+        dense = logs["v5.1", "AMD", system, "llama31_8b", "result_0"]
+
+        assert lora.steps().index.tolist() == [192, 240, 288, 336, 384, 432]
+        assert lora.steps()["samples_per_s"][0] == pytest.approx(5.878038957077605)
+        assert lora.facts["submitter"] == "AMD" and lora.facts["platform"] == "1xMI355X"
+        assert lora.facts.get("num_devices") is None
+        assert dense.steps().index[[0, -1]].tolist() == [384, 5376]
+        assert dense.steps()["samples_per_s"][[0, -1]].tolist() == pytest.approx(
+            [30.15030683672662, 30.694098572187265]
+        )
+        assert dense.figures["samples_to_target"] == 172000
+
+    def test_a_description_of_one_node_does_not_hide_the_other_seven(self, logs):
+        log = logs[
+            "v5.1", "HPE", "HPE-Cray-XD670-H200-SXM5-141GB_n8_25.09", "llama31_8b", "result_1"
+        ]
+
+        assert log.facts["num_devices"] == 64
+        assert log.remarks == [
+            "the launched configuration has 8 x 8 devices, the system description 1 x 8: "
+            "the former is used"
+        ]
+
+
+def test_the_run_time_is_between_the_markers_and_initialisation_before():
+    log = check_read(DIALECT, BEGIN + END)
+
+    assert log.figures == {
+        "init_time_s": 60.0, "run_time_s": 600.25, "timed_steps": 384, "samples_to_target": 3072,
+    }  # fmt: skip
+    assert log.ended == "run_stop, status success" and log.torn is None
+
+
+def test_markers_of_every_rank_count_once():
+    ranks = b"".join(line("init_start", time_s=-60 + k / 10) for k in range(8))
+    log = check_read(DIALECT, ranks + BEGIN + END + line("run_stop", time_s=601, status="success"))
+
+    assert log.figures["init_time_s"] == 60.0
+    assert log.figures["run_time_s"] == 600.25
+
+
+def test_an_aborted_run_has_reached_no_target():
+    end = line("eval_accuracy", 0.93, samples_count=384) + line(
+        "run_stop", time_s=60, status="aborted", step=48
+    )
+    log = check_read(DIALECT, BEGIN + end)
+
+    assert log.figures["run_time_s"] == 60.0 and "samples_to_target" not in log.figures
+    assert log.remarks == ["run_stop has status aborted: the quality target was not reached"]
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (BEGIN, "no run_stop"),
+        (END, "no run_start"),
+        (line("seed", 3), "no run_start and no run_stop"),
+    ],
+)
+def test_a_missing_marker_is_told(text: bytes, missing: str):
+    log = check_read(DIALECT, text)
+
+    assert log.torn == f"it has {missing} line"
+    assert "run_time_s" not in log.figures
+
+
+def test_single_steps_go_before_means_of_blocks():
+    text = (
+        stats({"train_step_time": 0.25, "reduced_train_loss": 8.5}, step=31.0, samples_count=256.0)
+        + stats({"train_step_time": 0.5, "reduced_train_loss": 7.5}, step=63.0, samples_count=512.0)
+        + stats({"train_step_time": 0.4}, samples_count=512)
+        + line("eval_start", samples_count=512, step=64)
+    )
+    log = check_read(DIALECT, BEGIN + text + END)
+    steps = log.steps()
+
+    assert steps.index.tolist() == [31, 63]
+    assert steps["step_time_s"].tolist() == [0.25, 0.5] and steps["loss"].tolist() == [8.5, 7.5]
+    assert log.facts["log_interval"] == 1
+
+
+def test_means_stand_at_the_evaluation_that_ends_their_block():
+    """Its own line counts the block's samples (NVIDIA 5.1), those before it (5.0) or all (AMD)."""
+    text = b"".join(
+        stats({"throughput": 5.5, "train_step_time": time}, step=8 * begin)
+        + line("block_stop", samples_count=8 * begin)
+        + line("eval_start", samples_count=8 * end)
+        for time, begin, end in [(1.25, 0, 192), (1.5, 192, 240), (1.75, 240, 288)]
+    )
+    log = check_read(DIALECT, BEGIN + text + END)
+    steps = log.steps()
+
+    assert steps.index.tolist() == [192, 240, 288]
+    assert steps["step_time_s"].tolist() == [1.25, 1.5, 1.75]
+    assert steps["samples_per_s"].tolist() == [5.5] * 3
+    assert log.facts["log_interval"] == 48
+
+
+def test_means_without_an_evaluation_stand_where_their_own_samples_say():
+    own = b"".join(stats({"train_step_time": 0.5}, samples_count=n) for n in (384, 384, 384))
+    total = b"".join(stats({"throughput": 16.0}, samples_count=n) for n in (384, 768, 1152))
+
+    for text in (own, total):
+        assert check_read(DIALECT, BEGIN + text).steps().index.tolist() == [48, 96, 144]
+    assert check_read(DIALECT, own).steps().index.tolist() == [1, 2, 3]
+
+
+def test_losses_of_their_own_lines_share_the_row_of_a_mean_at_the_same_step():
+    text = (
+        line("train_loss", 2.5, samples_count=80, lr=0.0005)
+        + stats({"train_loss": 1.5}, samples_count=160, lr=1e-4, step=20)
+        + stats({"train_step_time": 0.5}, samples_count=160)
+        + line("eval_start", samples_count=160, step=20)
+    )
+    steps = check_read(DIALECT, BEGIN + text).steps()
+
+    assert steps.index.tolist() == [10, 20]
+    assert steps["loss"].tolist() == [2.5, 1.5]
+    np.testing.assert_array_equal(steps["step_time_s"], [np.nan, 0.5])
+
+
+def test_lines_in_another_order_say_the_same():
+    def shuffled(text: bytes) -> bytes:
+        fields = json.loads(text.removeprefix(b":::MLLOG "))
+        fields["metadata"] = dict(reversed(fields["metadata"].items()))
+        return b":::MLLOG " + json.dumps(dict(reversed(fields.items()))).encode() + b"\n"
+
+    lines = [
+        stats({"train_step_time": 0.25, "reduced_train_loss": 8.5}, step=31, samples_count=256),
+        stats({"train_step_time": 0.5, "reduced_train_loss": 7.5}, step=63, samples_count=512),
+    ]
+    usual = check_read(DIALECT, BEGIN + b"".join(lines))
+    other = check_read(DIALECT, BEGIN + b"".join(map(shuffled, lines)))
+
+    for name in ("step_time_s", "loss"):
+        assert usual.steps()[name].tolist() == other.steps()[name].tolist()
+
+
+def test_a_lost_loss_is_told_as_infinite():
+    text = stats({"train_loss": float("nan")}, step=10, samples_count=80)
+
+    assert check_read(DIALECT, BEGIN + text).steps()["loss"].tolist() == [np.inf]
+
+
+def test_only_the_first_of_several_runs_is_read():
+    first = stats({"train_step_time": 0.25, "reduced_train_loss": 2.0}, step=31, samples_count=256)
+    second = stats({"train_step_time": 9.0, "reduced_train_loss": 2.0}, step=31, samples_count=256)
+    log = check_read(DIALECT, BEGIN + first + END + BEGIN + second + END)
+
+    assert log.steps()["step_time_s"].tolist() == [0.25]
+    assert log.figures["run_time_s"] == 600.25
+    assert log.remarks == ["another run begins later in the log: only the first one is read"]
+
+
+def test_names_that_nobody_filled_in_are_not_facts():
+    text = line("submission_org", "SUBMISSION_ORG_PLACEHOLDER") + line(
+        "submission_platform", "18xSUBMISSION_PLATFORM_PLACEHOLDER"
+    )
+
+    assert check_read(DIALECT, text).facts == {}
+
+
+def test_values_of_unexpected_types_are_no_facts():
+    text = b"".join(
+        line("global_batch_size", value) for value in (None, [8], {}, True, -8, 2.5, 10**400, "")
+    )
+
+    assert check_read(DIALECT, text + line("gradient_accumulation_steps", 4.0)).facts == {
+        "gradient_accumulation": 4
+    }
+
+
+def test_broken_result_lines_are_counted():
+    log = check_read(DIALECT, BEGIN + b':::MLLOG {"namespace": \n:::MLLOG\n' + END)
+
+    assert log.remarks == [":::MLLOG lines without a whole record, passed over: 1"]
+
+
+def test_noise_behind_a_line_does_not_hide_it():
+    text = stats({"train_loss": 1.5}, step=10, samples_count=80) + b'echo "cache_clear"\n'
+
+    assert len(check_read(DIALECT, BEGIN + text)) == 1
