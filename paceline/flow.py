@@ -7,16 +7,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline import __version__, outcome
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
-from paceline.core.steps import FLOATS, Step
+from paceline.core.steps import FLOATS, Step, Steps
 from paceline.engines import Engine, engine
 from paceline.errors import SystemFaultError
 from paceline.launchers import Handle, launcher
@@ -45,6 +46,7 @@ from paceline.store.index import Index
 from paceline.units import si
 
 POLL_S = 0.2
+STEPS_AT_ONCE = 10_000
 TEARDOWN_LIMIT_S = 60.0
 """How long a launcher may take to end after the first rank has finished all its steps."""
 
@@ -154,7 +156,7 @@ def finish(folder: Path, root: Path) -> RunReport:
     report = replace(report, files=tuple(sorted({*report.files, *written})))
     try:
         write_value(folder / RESULT_FILE, report.result)
-        write_text(folder / STEPS_FILE, _merged_lines(report))
+        write_text(folder / STEPS_FILE, _merged_lines(report.steps))
         write_text(folder / REPORT_FILE, render_html(report))
     except SystemFaultError as fault:
         raise UnwrittenReportError(fault, report) from fault
@@ -274,17 +276,15 @@ def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) ->
     )
 
 
-def _merged_lines(report: RunReport) -> str:
-    """The ranks merged, one JSON object a step; null where the log did not say."""
-    steps = report.steps
-    lines: list[str] = []
-    for row, index in enumerate(steps.index):
-        values: dict[str, Any] = {"step": int(index)}
-        for name in FLOATS:
-            value = float(steps[name][row])
-            values[name] = value if value == value else None
-        lines.append(json.dumps(values, allow_nan=False))
-    return "".join(f"{line}\n" for line in lines)
+def _merged_lines(steps: Steps) -> Iterator[str]:
+    """The ranks merged, one JSON object a step; null where the log said no number."""
+    for start in range(0, len(steps), STEPS_AT_ONCE):
+        part = steps.select(slice(start, start + STEPS_AT_ONCE))
+        columns = {name: part[name].tolist() for name in FLOATS}
+        for row, number in enumerate(part.index.tolist()):
+            values = {name: column[row] for name, column in columns.items()}
+            said = {name: value if isfinite(value) else None for name, value in values.items()}
+            yield json.dumps({"step": number, **said}) + "\n"
 
 
 def probe_this_machine(dtypes: tuple[Dtype, ...], device: str, fresh: bool) -> GemmProbe:

@@ -48,6 +48,10 @@ FEWEST_OCCASIONS = 6
 WORTH_TELLING = 0.001
 """A resolution of the printed values below this is no matter."""
 
+MOST_SETTINGS = 6
+ALWAYS_TOLD = frozenset({"variant", "device", "device_label", "dtype", "seq_len", "global_batch"})
+"""Settings that a series' name holds whether they tell it from others or not."""
+
 TAKEN_ALIKE = "nobody stated {}; taken to be alike in all runs"
 
 
@@ -208,6 +212,7 @@ def _names(alike: Sequence[_Alike]) -> list[str]:
     for one, own in zip(alike, apart, strict=True):
         facts = one.first.facts
         label = f" ({facts.device_label})" if facts.device_label else ""
+        untold = [(k, v) for k, v in own.items() if k.rpartition(".")[2] not in ALWAYS_TOLD]
         parts = [
             facts.variant,
             f"{facts.num_devices or '?'} x {facts.device}{label}" if facts.device else None,
@@ -215,7 +220,7 @@ def _names(alike: Sequence[_Alike]) -> list[str]:
             facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None,
             f"seq {facts.seq_len:,}" if facts.seq_len else None,
             f"global batch {facts.global_batch:,}" if facts.global_batch else None,
-            *(f"{name.rpartition('.')[2]} {value}" for name, value in list(own.items())[:6]),
+            *(f"{name.rpartition('.')[2]} {value}" for name, value in untold[:MOST_SETTINGS]),
         ]
         names.append(" · ".join(part for part in parts if part) or f"{facts.engine} log")
     return names
@@ -243,7 +248,9 @@ def _series(alike: _Alike, name: str, metric: str, margin: float) -> RunSeries:
                   value=float(value), level=float(level))
             for point, value, level in zip(points, values, fit.fitted, strict=True)
         ),
-        changes=tuple(_change(c, points, fit, metric, surroundings) for c in fit.changes),
+        changes=tuple(
+            _change(c, points, fit, metric, surroundings, resolution) for c in fit.changes
+        ),
         drift=_told_drift(fit.drift, metric) if fit.drift else None,
         noise=fit.noise,
         findable=fit.findable,
@@ -276,8 +283,9 @@ def _occasions(runs: Sequence[_Run]) -> tuple[list[list[_Run]], list[str]]:
 
 
 def _change(
-    step: StepChange, points: list[list[_Run]], fit: SeriesFit, metric: str, around: _Surroundings
-) -> Change:
+    step: StepChange, points: list[list[_Run]], fit: SeriesFit, metric: str, around: _Surroundings,
+    resolution: float,
+) -> Change:  # fmt: skip
     last, first = points[step.at - 1][-1].record, points[step.at][0].record
     levels = {one.start: one.value for one in fit.levels} | {
         -one.stop: one.value for one in fit.levels
@@ -289,8 +297,8 @@ def _change(
         date_before=last.created,
         date=first.created,
         ratio=step.ratio,
-        low=step.low,
-        high=step.high,
+        low=step.low / (1 + resolution),
+        high=step.high * (1 + resolution),
         old_level=levels[-step.at],
         new_level=levels[step.at],
         n_before=sum(map(len, points[step.at - step.n_before : step.at])),

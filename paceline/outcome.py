@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -24,6 +24,7 @@ from paceline.core.verdict import single_run_verdict
 from paceline.core.window import MIN_STEADY, Window, steady_window
 from paceline.engines import engine
 from paceline.events import RankLog
+from paceline.imported import evaluate_log
 from paceline.plan import find_device
 from paceline.report.page import RunReport
 from paceline.rundir import (
@@ -36,6 +37,7 @@ from paceline.rundir import (
     current_status,
     read_json,
     read_record,
+    run_files,
 )
 
 TAIL_LINES = 15
@@ -131,8 +133,10 @@ def evaluate(folder: Path) -> RunReport:
     Raises UserError when run.json is missing or not readable.
     """
     record = read_record(folder)
+    if record.spec is None:
+        return evaluate_log(folder, record)
     facts = record.known
-    ranks = read_ranks(folder, facts.engine) if facts.engine else {}
+    ranks = read_ranks(folder, record.spec.engine)
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
     status = current_status(record)
@@ -148,7 +152,7 @@ def evaluate(folder: Path) -> RunReport:
         job_script=_text(folder / SCRIPT_FILE),
         inventory=read_json(folder / INVENTORY_FILE),
         folder=str(folder),
-        files=tuple(sorted(str(p.relative_to(folder)) for p in _files(folder))),
+        files=run_files(folder),
     )
 
 
@@ -199,7 +203,10 @@ def _result(
         ),
         steps_done=len(merged),
         steps_asked=record.spec.training.steps if record.spec else 0,
-        warnings=_warnings(record, window.record if window else None, metrics),
+        warnings=(
+            *_unread(ranks),
+            *_warnings(record, window.record if window else None, metrics),
+        ),
     )
 
 
@@ -255,6 +262,12 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
     return versions
 
 
+def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
+    """What was passed over in the ranks' event lines, one sentence a rank."""
+    told = {rank: log.unread.sentence for rank, log in ranks.items()}
+    return [f"rank {rank}: {sentence}" for rank, sentence in sorted(told.items()) if sentence]
+
+
 def _warnings(
     record: RunRecord, window: WindowRecord | None, metrics: Mapping[str, Metric]
 ) -> tuple[str, ...]:
@@ -297,7 +310,3 @@ def _text(path: Path, last_bytes: int | None = None) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -168,11 +169,16 @@ class Source(Value):
         filled = dict(document)
         common = _merged(
             {key: document.get(key) for key in ("source", "where", "window")},
-            filled.pop("common", {}),
+            _taken_common(filled),
         )
-        if "tables" in filled:
-            filled["tables"] = [_with_filled_rows(table, common) for table in filled["tables"]]
-        return filled
+        return _each(filled, "tables", lambda table: _with_filled_rows(table, common))
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        repeated = [name for name, n in Counter(row.id for row in self.rows).items() if n > 1]
+        if repeated:
+            raise ValueError(f"two rows are called {repeated[0]!r}")
+        return self
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -278,13 +284,32 @@ def _unknown(where: str, word: str, choices: list[str]) -> UserError:
 
 def _with_filled_rows(table: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     filled = dict(table)
-    shared = _merged(_merged(common, {"table": table.get("id")}), filled.pop("common", {}))
-    compact = filled.pop("rows_csv", None)
-    if compact is not None:
-        filled["rows"] = [*filled.get("rows", []), *_expanded(str(compact), str(table.get("id")))]
-    if "rows" in filled:
-        filled["rows"] = [_merged(shared, row) for row in filled["rows"]]
-    return filled
+    shared = _merged(_merged(common, {"table": table.get("id")}), _taken_common(filled))
+    compact, listed = filled.pop("rows_csv", None), filled.get("rows") or []
+    if compact is not None and isinstance(listed, list):
+        filled["rows"] = [*listed, *_expanded(str(compact), str(table.get("id")))]
+    return _each(filled, "rows", lambda row: _merged(shared, row))
+
+
+def _taken_common(document: dict[str, Any]) -> dict[str, Any]:
+    """Takes out what is stated once for all; raises ValueError if that is no mapping."""
+    common = document.pop("common", None) or {}
+    if not isinstance(common, dict):
+        raise ValueError(f"common must be a mapping, not {common!r}")
+    return cast(dict[str, Any], common)
+
+
+def _each(
+    document: dict[str, Any], name: str, fill: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """The document with its list of mappings filled; anything else is left for the validation."""
+    entries = document.get(name)
+    if isinstance(entries, list):
+        document[name] = [
+            fill(cast(dict[str, Any], entry)) if isinstance(entry, dict) else entry
+            for entry in cast(list[Any], entries)
+        ]
+    return document
 
 
 def _expanded(text: str, table: str) -> Iterator[dict[str, Any]]:
@@ -308,6 +333,8 @@ def _put(row: dict[str, Any], name: str, cell: str) -> None:
     *above, last = name.split(".")
     for part in above:
         row = row.setdefault(part, {})
+        if not isinstance(row, dict):
+            raise ValueError(f"rows_csv: {part} is a column of its own, so {name} cannot be one")
     row[last] = cell if above[:1] == ["printed"] else _scalar(cell)
 
 

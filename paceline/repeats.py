@@ -340,7 +340,7 @@ def _told_apart(sides: Sequence[Side]) -> tuple[Side, ...]:
 
 
 def _comparison(root: Path, told: Sequence[GroupResult], sides: Sequence[Side]) -> str | None:
-    """`paceline compare` of the two groups, or of this one with the last of the same recipe.
+    """`paceline compare` of the two groups, or of this one with the last good one of the same recipe.
 
     Settings in which they differ are accepted by name.
     """
@@ -348,9 +348,9 @@ def _comparison(root: Path, told: Sequence[GroupResult], sides: Sequence[Side]) 
     if len(sides) == 2:
         return _compare(told[0].group, facts_of(sides[0].plan.spec), told[1].group, ours)
     for name, folders in reversed(groups(root).items()):
-        theirs = read_record(folders[-1]).known
-        if name != told[0].group and theirs.recipe == told[0].recipe:
-            return _compare(name, theirs, told[0].group, ours)
+        good = [r.known for folder in folders if (r := read_record(folder)).status == "ok"]
+        if name != told[0].group and good and good[-1].recipe == told[0].recipe:
+            return _compare(name, good[-1], told[0].group, ours)
     return None
 
 

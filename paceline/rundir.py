@@ -16,6 +16,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,18 @@ class Controller(Value):
     host: str
 
 
+class Repeat(Value):
+    """Which repeat of a group a run is; what a series that was broken off needs to go on."""
+
+    number: PositiveInt
+    wanted: PositiveInt
+    """Repeats that were asked for of this configuration."""
+    groups: tuple[str, ...]
+    """The groups that run in turn, the run's own among them."""
+    partner: RunSpec | None = None
+    """What the other group runs, which may have no run of its own yet."""
+
+
 class RunRecord(Value):
     """run.json: what was asked for and what is known while it runs."""
 
@@ -67,8 +80,14 @@ class RunRecord(Value):
     """What Paceline itself runs; None for an imported log."""
     facts: Facts | None = None
     """What is known of an imported log."""
+    log: str | None = None
+    """The imported log, by its path inside the folder."""
+    log_sha256: str | None = None
+    window: str | None = None
+    """The rule by which the imported log's window was asked for."""
     group: str | None = None
     """The set of repeats that the run belongs to."""
+    repeat: Repeat | None = None
     status: Status
     reason: str | None = None
     controller: Controller | None = None
@@ -106,9 +125,20 @@ def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
     return "-".join(_slug(part) for part in parts if part)
 
 
+def imported_name(facts: Facts, log: str, when: datetime, tag: str | None) -> str:
+    """`<date>-<recipe or the log's name>-<tag>-<engine>-<n>x<device>-imported`."""
+    devices = f"{facts.num_devices or ''}x{facts.device}" if facts.device else None
+    parts = [f"{when:%Y-%m-%d}", facts.recipe or log[:60], tag, facts.engine, devices, "imported"]
+    return "-".join(_slug(part) for part in parts if part)
+
+
 def new_run_folder(root: Path, spec: RunSpec, tag: str | None = None) -> Path:
     """A new folder for one run under `root`; a number is added when the name is taken."""
-    base = folder_name(spec, datetime.now(UTC), tag)
+    return new_folder(root, folder_name(spec, datetime.now(UTC), tag))
+
+
+def new_folder(root: Path, base: str) -> Path:
+    """A new folder called `base` under `root`, with a number when that is taken."""
     for number in range(1, 10_000):
         folder = root / (base if number == 1 else f"{base}-{number}")
         try:
@@ -124,14 +154,14 @@ def new_run_folder(root: Path, spec: RunSpec, tag: str | None = None) -> Path:
     raise SystemFaultError(str(root), f"holds 10,000 runs named {base}")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never a part."""
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """Write `text`, or its parts, so that a reader sees the old file or the new one, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+                file.writelines([text] if isinstance(text, str) else text)
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).chmod(0o644)
@@ -288,6 +318,22 @@ def find_runs(root: Path, name: str) -> list[Path]:
         return list(dict.fromkeys(folder for part in parts for folder in find_runs(root, part)))
     alike = [f for f in run_folders(root) if name in (_created_tag(f), _group(f))]
     return sorted(alike, key=_created) if len(alike) > 1 else [find_run(root, name)]
+
+
+def run_files(folder: Path) -> tuple[str, ...]:
+    """Every file of a run by its path inside the folder, hidden ones left out."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return tuple(sorted(str(p.relative_to(folder)) for p in files))
+
+
+def groups(root: Path) -> dict[str, list[Path]]:
+    """The folders of every group of repeats under `root`, oldest first; the newest group is last."""
+    created = {folder: _created(folder) for folder in run_folders(root)}
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(created, key=lambda folder: created[folder]):
+        if group := _group(folder):
+            found[group] = [*found.pop(group, []), folder]
+    return found
 
 
 def _newest(folders: list[Path]) -> Path:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from paceline.core.grouped import SeriesResult
 from paceline.core.hardware import Cluster, Device, Link
+from paceline.core.judgement import Comparison
+from paceline.core.parsed import ParsedLog
 from paceline.core.result import Result
 from paceline.events import EndEvent, StartEvent, StepEvent
 from paceline.probe.gemm import GemmProbe
@@ -27,6 +30,9 @@ FORMATS: dict[str, type[BaseModel]] = {
     "references": Source,
     "run": RunRecord,
     "result": Result,
+    "repeats": SeriesResult,
+    "parsed-log": ParsedLog,
+    "comparison": Comparison,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-end": EndEvent,

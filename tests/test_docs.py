@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from paceline.core.flops import CONVENTIONS
 from paceline.core.metrics import METRICS
 from paceline.recipe import override_keys, recipe_names
 from paceline.schemas import schema_texts
+from tests.logs import megatron_log
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -83,14 +85,16 @@ def shell_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", shell_lines())
-def test_every_paceline_command_of_the_readme_is_understood(line: str):
+def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path: Path):
     """Commands are run as a dry run where they would train; all must be valid and known."""
+    (tmp_path / "train.log").write_text(megatron_log([5.7] * 20))
+    (tmp_path / "logs").mkdir()
     arguments = line.split()[1:]
     if arguments[0] == "run":
         arguments += ["--dry-run"]
     done = subprocess.run(
         [sys.executable, "-m", "paceline", *arguments], capture_output=True, text=True, timeout=60,
-        cwd=ROOT,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     refused_for_lack_of_room = done.returncode == 1 and "cannot fit" in done.stderr
     no_runs_yet = done.returncode == 1 and "paceline run tiny-llama" in done.stderr

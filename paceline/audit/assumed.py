@@ -30,7 +30,7 @@ class Assumption:
 
     def __str__(self) -> str:
         return (
-            f"{self.table}: {self.model} counts as {self.words}: not declared, but it gives "
+            f"{self.table}: {self.model} counts as {self.words}: not all declared; it gives "
             f"{self.num_given} of {self.num_rows} rows"
         )
 
@@ -39,7 +39,8 @@ def assume(rows: Sequence[Row], gate_is_open: bool) -> tuple[list[Row], list[Ass
     """The rows with the convention, peak and gate that fit best where they are not declared.
 
     One way is taken for all rows of a model in a table, and only if it gives at least three of them
-    and two thirds; else their FLOPs stay unknown.
+    and two thirds; else their FLOPs stay unknown. Where the convention is declared and the peak alone
+    is open, the data sheet's is taken however many rows it gives.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -75,9 +76,14 @@ def _best(rows: Sequence[Row], gate_is_open: bool) -> tuple[Ways, int, str] | No
             best = ways, num_given
         if num_given == len(rows):
             break
-    if best is None or best[1] < MIN_ROWS or best[1] < MIN_SHARE * len(rows):
+    stated = bool(first.convention) and not gate_is_open and _some_peak_is_known(rows)
+    if best is None or not (stated or best[1] >= max(MIN_ROWS, MIN_SHARE * len(rows))):
         return None
     return best[0], best[1], _words(best[0])
+
+
+def _some_peak_is_known(rows: Sequence[Row]) -> bool:
+    return any("mfu" in row.printed and _peak(row, False) for row in rows)
 
 
 def _peak_is_open(rows: Sequence[Row]) -> bool:
@@ -159,8 +165,9 @@ def _words(ways: Ways) -> str:
         )
     if ways["digits"]:
         words.append("FLOPs of a sequence in three digits")
-    if ways["whole_peak"]:
-        words.append("peaks in whole TFLOP/s")
+    if ways["whole_peak"] is not None:
+        whole = " in whole TFLOP/s" if ways["whole_peak"] else ""
+        words.append(f"the dense peak of the data sheet{whole}")
     if ways["padded"]:
         words.append("the vocabulary padded to 128 x tp")
     return ", ".join(words)

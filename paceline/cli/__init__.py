@@ -8,9 +8,15 @@ from types import FrameType
 
 import typer
 
+from paceline.cli.audit import audit
+from paceline.cli.compare import compare
+from paceline.cli.convert import convert
 from paceline.cli.db import app as db_app
 from paceline.cli.devices import devices
+from paceline.cli.history import history
+from paceline.cli.import_log import import_log
 from paceline.cli.list import list_runs
+from paceline.cli.parse import parse
 from paceline.cli.probe import app as probe_app
 from paceline.cli.recipes import recipes
 from paceline.cli.report import report
@@ -37,6 +43,12 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("recipes")(recipes)
 app.command("devices")(devices)
+app.command("parse")(parse)
+app.command("import")(import_log)
+app.command("audit")(audit)
+app.command("convert")(convert)
+app.command("compare")(compare)
+app.command("history")(history)
 app.command("list")(list_runs)
 app.command("show")(show)
 app.command("report")(report)

@@ -38,7 +38,8 @@ def history(
 
     Only runs of the same content key, on the same kind of machine, are held against each other;
     several such series are shown one by one. A change counts from 1 % on (--margin), with two runs
-    on either side, and beyond chance: of series without any change at most 1 in 100 shows one.
+    on either side, and beyond chance: of steady series with normal scatter at most 1 in 100 shows
+    one that is none.
 
     Examples:
 

@@ -30,6 +30,9 @@ Where = Annotated[
 ]
 Row = Mapping[str, Any]
 
+LEAST_WIDTH = 8
+"""Of the last column in a table on a terminal."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -151,16 +154,25 @@ def _plain(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def _print_rich(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """A table in the terminal's width; only the last column gives way when that is too narrow."""
+    """A table in the terminal's width; only the last column gives way when that is too narrow.
+
+    Where even that is not enough, the terminal may break the lines: no figure is cut.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
+    widths = [max(map(len, cells)) + 2 for cells in zip(*lines, strict=True)]
+    if sum(widths[:-1]) + LEAST_WIDTH > console.width:
+        typer.echo(_plain(rows, columns))
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column.title, justify=column.justify, no_wrap=column is not columns[-1])
     for row in rows:
         cells = zip(_cells(row, columns), columns, strict=True)
         table.add_row(*(Text(cell, no_wrap=not c.wraps, overflow="ellipsis") for cell, c in cells))
-    Console().print(table)
+    console.print(table)

@@ -108,7 +108,7 @@ def environment_changes(
         old, new = _value(last, name, alike), _value(first, name, alike)
         if old is None or new is None or old == new:
             continue
-        only_here = _steady(before, name) and _steady(after, name)
+        only_here = _steady(before, name, last) and _steady(after, name, first)
         change = EnvironmentChange(item=item_name(name), before=old, after=new, only_here=only_here)
         found.append(((not only_here, *_rank(name)), change))
     # torch may be told twice, by the ranks and by the packages beside Paceline.
@@ -123,8 +123,11 @@ def item_name(path: str) -> str:
     return NAMES.get(path, path)
 
 
-def _steady(side: Sequence[Items], name: str) -> bool:
-    return len({items.get(name) for items in side}) == 1
+def _steady(side: Sequence[Items], name: str, nearest: Items) -> bool:
+    """True when all that recorded the item agree; who did not look cannot differ."""
+    schema = nearest.get(SCHEMA)
+    values = {_value(items, name, items.get(SCHEMA) == schema) for items in side}
+    return len(values - {None}) == 1
 
 
 def _value(items: Items, name: str, alike: bool) -> str | None:

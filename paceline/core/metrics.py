@@ -229,6 +229,8 @@ def _startup(run: Measured) -> Metric:
 
 @_metric("first_step_s", "The first step, with lazy initialisation and compilation.")
 def _first_step(run: Measured) -> Metric:
+    if not len(run.steps) or run.steps.index[0] > 1 or run.steps.averaged_over[0] > 1:
+        return Metric(value=None, unit="s", note="the log begins later or averages over steps")
     return Metric(value=_value(run.steps["step_time_s"][:1]), unit="s", n=1)
 
 
@@ -327,7 +329,9 @@ def _peak_memory(run: Measured, kind: str) -> Metric:
     column = run.steps[f"{kind}_bytes"]
     known = column[np.isfinite(column)]
     if not len(known):
-        return Metric(value=None, unit="bytes", note=f"this device reports no {kind} memory")
+        measured_here = run.facts.origin == "measured"
+        note = f"this device reports no {kind} memory" if measured_here else "the log does not say"
+        return Metric(value=None, unit="bytes", note=note)
     return Metric(value=float(known.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
 
 

@@ -121,4 +121,6 @@ def group_medians(values: FloatColumn, most: int) -> FloatColumn:
     size = -(-len(values) // most)
     if size <= 1:
         return values
-    return np.median(values[: len(values) // size * size].reshape(-1, size), axis=1)
+    groups = values[: len(values) // size * size].reshape(-1, size)
+    # One group after the other: all at once would take a copy of millions of values.
+    return np.array([np.median(group) for group in groups])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 FloatColumn = npt.NDArray[np.float64]
 IntColumn = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Steps:
     index: IntColumn
     averaged_over: IntColumn
     skipped: npt.NDArray[np.bool_]
-    columns: dict[str, FloatColumn]
+    columns: Mapping[str, FloatColumn]
     """Those that the log says for some step; every other reads as NaN and takes no memory."""
 
     @classmethod
@@ -83,14 +85,39 @@ class Steps:
         """True when the log says `name` for at least one step."""
         return name in self.columns and bool(np.isfinite(self.columns[name]).any())
 
-    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> Steps:
-        """The rows picked by a mask, indices or slice."""
+    def select(self, rows: Rows) -> Steps:
+        """The rows picked by a mask, indices or slice; float columns are copied when looked at."""
+        index = self.index[rows]
         return Steps(
-            self.index[rows],
-            self.averaged_over[rows],
-            self.skipped[rows],
-            {name: column[rows] for name, column in self.columns.items()},
+            index,
+            _picked(self.averaged_over, rows, len(index)),
+            _picked(self.skipped, rows, len(index)),
+            _Picked(self.columns, rows),
         )
+
+
+@dataclass(frozen=True)
+class _Picked(Mapping[str, FloatColumn]):
+    """Some rows of columns: of millions of steps no second copy of everything is held."""
+
+    columns: Mapping[str, FloatColumn]
+    rows: Rows
+
+    def __getitem__(self, name: str) -> FloatColumn:
+        return self.columns[name][self.rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+def _picked(column: npt.NDArray[Any], rows: Rows, length: int) -> npt.NDArray[Any]:
+    """Some rows of a column; one that repeats a single value still takes no memory."""
+    if length and column.strides == (0,):
+        return np.broadcast_to(column[0], length)
+    return column[rows]
 
 
 def _nan(value: float | None) -> float:

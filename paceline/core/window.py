@@ -34,6 +34,10 @@ _SKIP = re.compile(r"skip:(\d{1,9})")
 _RANGE = re.compile(r"(\d{1,12}):(\d{1,12})")
 
 
+class NoStepError(ValueError):
+    """A rule that is sound and picks no step of this log."""
+
+
 @dataclass(frozen=True)
 class Window:
     """The picked rows of a step table, and the record that travels with every figure."""
@@ -46,20 +50,43 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
     """The window by a rule: `auto`, `last` (one step), `35:44` (as printed, both ends included) or
     `skip:5` (all but the first five timed steps).
 
-    Raises ValueError when `rule` is none of these or picks no step.
+    Raises ValueError when `rule` is none of these, NoStepError when it picks no step.
     """
     if rule == "auto":
         return steady_window(steps, resolution_s)
     timed = np.isfinite(steps["step_time_s"])
     rows = np.flatnonzero(timed)
     n_timed = len(rows)
-    rows = rows[_asked_for(steps.index[rows], rule)]
+    rows = _last_of_each(steps.index, rows[_asked_for(steps.index[rows], rule)])
     if len(rows) == 0:
-        raise ValueError(f"picks none of the {n_timed} timed steps")
+        raise NoStepError(f"picks none of the {n_timed:,} timed steps")
     skipped = int(timed[: rows[0]].sum())
     state = "steady" if len(rows) >= MIN_STEADY else "short"
     record = _record(steps, rows, skipped, state, None, None)
     return Window(rows, record.model_copy(update={"rule": rule}))
+
+
+def check_rule(rule: str) -> None:
+    """Raise ValueError when `rule` is no rule for a window."""
+    if rule != "auto":
+        _asked_for(np.empty(0, dtype=np.int64), rule)
+
+
+def stretch_around(steps: Steps, rows: Rows) -> slice:
+    """All rows around a window between which the step numbers go on: one attempt of one run."""
+    at = np.arange(len(steps))[rows]
+    back = np.flatnonzero(steps.index[1:] <= steps.index[:-1]) + 1
+    first, last = (int(at[0]), int(at[-1])) if len(at) else (0, len(steps) - 1)
+    before, after = back[back <= first], back[back > last]
+    return slice(int(before[-1]) if len(before) else 0, int(after[0]) if len(after) else len(steps))
+
+
+def _last_of_each(index: IntColumn, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`rows` with the last one alone of each step number."""
+    if bool((index[1:] > index[:-1]).all()):
+        return rows
+    _, from_behind = np.unique(index[rows][::-1], return_index=True)
+    return np.sort(rows[len(rows) - 1 - from_behind])
 
 
 def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
@@ -70,12 +97,13 @@ def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
         return np.arange(len(numbers)) >= int(match[1])
     if match := _RANGE.fullmatch(rule):
         return (numbers >= int(match[1])) & (numbers <= int(match[2]))
-    raise ValueError("is none of auto, last, FIRST:LAST, skip:N")
+    raise ValueError("is no rule for a window")
 
 
 def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
     """The steady window of the longest stretch with one global batch and one sequence length.
 
+    A step number that does not go on (a restart, another run in the same log) ends a stretch too.
     `resolution_s` is the step of the log's printed times. Steps without a time are left out.
     """
     stretch = _one_batch_size(steps)
@@ -140,19 +168,26 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
 
 
 def _one_batch_size(steps: Steps) -> Rows:
-    """Rows of the longest stretch without a change of global batch or sequence length."""
+    """Rows of the longest stretch of one batch and length in which the step numbers go on."""
     timed = _timed_rows(steps)
+    numbers = steps.index[timed]
     changes = [np.flatnonzero(_differs(steps[name][timed])) + 1 for name in BATCH_SIZES]
-    bounds = [0, *np.unique(np.concatenate(changes)).tolist(), len(steps["step_time_s"][timed])]
+    changes.append(np.flatnonzero(numbers[1:] <= numbers[:-1]) + 1)
+    bounds = [0, *np.unique(np.concatenate(changes)).tolist(), len(numbers)]
     stretches = list(pairwise(bounds))
     start, stop = max(reversed(stretches), key=lambda bound: bound[1] - bound[0])
-    return slice(start, stop) if isinstance(timed, slice) else timed[start:stop]
+    if isinstance(timed, slice):
+        return slice(timed.start + start, timed.start + stop)
+    return timed[start:stop]
 
 
 def _timed_rows(steps: Steps) -> Rows:
-    """The rows with a time: one slice, which costs no memory, when all have one."""
+    """The rows with a time: one slice, which costs no memory, when they lie side by side."""
     finite = np.isfinite(steps["step_time_s"])
-    return slice(0, len(steps)) if finite.all() else np.flatnonzero(finite)
+    if not len(finite):
+        return slice(0, 0)
+    first, behind = int(finite.argmax()), len(finite) - int(finite[::-1].argmax())
+    return slice(first, behind) if finite[first:behind].all() else np.flatnonzero(finite)
 
 
 def _differs(column: FloatColumn) -> npt.NDArray[np.bool_]:

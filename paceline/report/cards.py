@@ -79,6 +79,9 @@ def _throughput(result: Result) -> Card:
 
 def _step_time(result: Result) -> Card:
     metric = result.metrics.get("step_time_s")
+    if result.window is not None and result.window.rule == "as printed":
+        return _card("Step time, mean", "none" if known(metric) is None else value_text(metric),
+                     metric, ["as the source prints it"] if known(metric) else _reason(metric))  # fmt: skip
     low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
     span = None
     if known(low) is not None and known(high) is not None:
@@ -107,6 +110,8 @@ def _limit(report: RunReport) -> Card:
         first = (limit or "of what this machine reaches") + dtype
         return _card("Share of the limit", value_text(reached), reached, [first, mfu_text])
     missing = f"Share of what this machine reaches: {reason_for_none(reached)}"
+    if report.facts.origin == "imported":
+        missing = None  # The log was written elsewhere.
     if known(mfu) is not None:
         first = f"MFU: of the data-sheet peak{dtype}{convention}"
         return _card("Share of the limit", value_text(mfu), mfu, [first, missing])

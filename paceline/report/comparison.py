@@ -83,7 +83,10 @@ def ratio_text(comparison: Comparison) -> str:
 
 def repeats_text(comparison: Comparison) -> str:
     """How many further repeats it takes, and how that is known."""
-    return f"{comparison.repeats_needed} more repeats a side ({comparison.repeats_note})"
+    needed = comparison.repeats_needed
+    noun = "repeat" if needed == 1 else "repeats"
+    whose = "" if comparison.baseline.kind == "reference" else " a side"
+    return f"{needed} more {noun}{whose} ({comparison.repeats_note})"
 
 
 def shown(comparison: Comparison) -> list[MetricComparison]:

@@ -52,6 +52,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ANSI.sub("", text.replace("\r\n", "\n")))
 
 
+def one_line(text: str) -> str:
+    """`text` as `printable`, on one line."""
+    return " ".join(printable(text).splitlines())
+
+
 def label(name: str) -> str:
     """A metric's name for people."""
     return LABELS.get(name) or printable(name).replace("_", " ")

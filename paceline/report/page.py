@@ -92,9 +92,11 @@ def describe_setup(report: RunReport) -> list[str]:
 
 def describe_window(result: Result) -> str:
     """The window in words: `52 steady steps (9-60)`."""
-    window = result.window
-    if window is None:
-        return "no window"
+    return "no window" if result.window is None else window_words(result.window)
+
+
+def window_words(window: WindowRecord) -> str:
+    """A window in words, as describe_window."""
     if window.n == 0:
         return "no steps with a time"
     if window.rule == "as printed":

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from paceline.core.facts import Facts
 from paceline.core.result import ReferenceComparison, Result
 from paceline.report.figures import (
     interval_name,
@@ -47,8 +48,7 @@ def render_text(report: RunReport, console: Console, *, header: bool = True) -> 
     if result.status != "ok":
         for line in _outcome(result):
             _print(console, line)
-    dtype = report.facts.dtype
-    for line in _figures(result, dtype):
+    for line in _figures(result, report.facts):
         _print(console, line)
     for warning in result.warnings:
         _print(console, (f"  warning: {warning}", "yellow"))
@@ -71,7 +71,7 @@ def _outcome(result: Result) -> Iterable[Line]:
     yield f"  what to do: {STATUS_ADVICE.get(result.status, 'read the log.')}", ""
 
 
-def _figures(result: Result, dtype: str | None) -> Iterable[Line]:
+def _figures(result: Result, facts: Facts) -> Iterable[Line]:
     """The measured lines; without a figure, why there is none."""
     headline = throughput(result)
     if headline is not None:
@@ -79,8 +79,11 @@ def _figures(result: Result, dtype: str | None) -> Iterable[Line]:
         interval = plus_minus(metric)
         sure = interval_name(metric) if interval else "no interval: too few steps"
         value = f"{value_text(metric)}  {interval}" if interval else value_text(metric)
-        yield f"  {value}      median of {describe_window(result)}; {sure}", "bold"
-        yield f"  {_share(result, dtype)}", ""
+        whence = describe_window(result)
+        if not _is_printed(result):
+            whence = f"median of {whence}; {sure}"
+        yield f"  {value}      {whence}", "bold"
+        yield f"  {_share(result, facts)}", ""
     elif result.status == "ok":
         yield f"  no figure: {describe_window(result)}", "bold"
     for line in (_step_time(result), _resources(result)):
@@ -92,26 +95,34 @@ def _figures(result: Result, dtype: str | None) -> Iterable[Line]:
             yield f"    {_reference(row)}", ""
 
 
-def _share(result: Result, dtype: str | None) -> str:
-    """The share of what the machine reaches, and MFU with its convention or why there is none."""
+def _share(result: Result, facts: Facts) -> str:
+    """The share of what the machine reaches, and MFU with its convention or why there is none.
+
+    An imported log was written elsewhere, so this machine's reach is no matter.
+    """
     reached, mfu = result.metrics.get("of_achievable"), result.metrics.get("mfu")
     limit = known(result.metrics.get("achievable_flops_per_s"))
     share = known(reached)
     if share is None:
         part = f"share of what this machine reaches: {reason_for_none(reached)}"
     else:
-        within = f" in {dtype}" if dtype else ""
+        within = f" in {facts.dtype}" if facts.dtype else ""
         of_what = f" ({written(limit, 'FLOP/s')})" if limit is not None else ""
         part = f"{percent(share)} of what this machine reaches{within}{of_what}"
     if mfu is None or known(mfu) is None:
-        return f"{part}; MFU: {reason_for_none(mfu)}"
-    convention = f" ({mfu.convention})" if mfu.convention else ""
-    return f"{part}; MFU {value_text(mfu)}{convention}"
+        utilisation = f"MFU: {reason_for_none(mfu)}"
+    else:
+        convention = f" ({mfu.convention})" if mfu.convention else ""
+        utilisation = f"MFU {value_text(mfu)}{convention}"
+    return utilisation if facts.origin == "imported" else f"{part}; {utilisation}"
 
 
 def _step_time(result: Result) -> str:
     metrics = result.metrics
     parts: list[str] = []
+    if _is_printed(result):
+        mean = metrics.get("step_time_mean_s")
+        return "" if known(mean) is None else f"step {value_text(mean)} mean, as printed"
     if known(metrics.get("step_time_s")) is not None:
         parts.append(f"step {value_text(metrics['step_time_s'])} median")
     if known(metrics.get("step_time_mean_s")) is not None:
@@ -120,6 +131,11 @@ def _step_time(result: Result) -> str:
         parts.append(f"{value_text(metrics['step_time_mean_s'])} mean{tax}")
     busiest = straggler_text(result.straggler)
     return " · ".join(filter(None, [", ".join(parts), busiest]))
+
+
+def _is_printed(result: Result) -> bool:
+    """Whether all there is is one figure that the source prints for the whole run."""
+    return result.window is not None and result.window.rule == "as printed"
 
 
 def _resources(result: Result) -> str:

@@ -95,6 +95,15 @@ def test_an_item_that_changes_all_the_time_is_told_apart_and_comes_last():
     assert [(c.item, c.only_here) for c in found] == [("kernel", True), ("host", False)]
 
 
+def test_a_run_that_recorded_nothing_differs_in_nothing():
+    before = [items(), environment_items({}, {}), items()]
+    after = [items(kernel="6.9", environment={"NCCL_ALGO": "Ring"})]
+    found = environment_changes(before, after)
+    assert [(c.item, c.only_here) for c in found] == [("kernel", True), ("$NCCL_ALGO", True)]
+    sometimes = [items(environment={"NCCL_ALGO": "Tree"}), items()]
+    assert [c.only_here for c in environment_changes(sometimes, after)] == [True, False]
+
+
 def test_torch_is_told_once_although_it_is_recorded_twice():
     before = items(packages={"torch": "2.13.0"})
     after = items(torch="2.14.0", packages={"torch": "2.14.0"})

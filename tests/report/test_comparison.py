@@ -53,6 +53,11 @@ def test_the_direction_of_the_ratio_is_told():
 
 def test_undecided_says_how_many_more_repeats():
     assert any(" more repeats a side (" in line for line in summary_lines(undecided()))
+    two = judge(repeats(2, name="before"), repeats(2, name="after"))
+    assert "1 more repeat a side (" in "\n".join(summary_lines(two))
+    published = undecided().baseline.model_copy(update={"kind": "reference"})
+    told = "\n".join(summary_lines(undecided().model_copy(update={"baseline": published})))
+    assert " more repeats (" in told
 
 
 def test_a_difference_says_how_to_accept_it():

@@ -1,0 +1,215 @@
+"""`paceline parse`: what a training log says, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.log_options import (
+    ConventionName,
+    DeviceName,
+    DtypeName,
+    EngineName,
+    GlobalBatch,
+    ModelName,
+    NumDevices,
+    RecipeName,
+    SeqLen,
+    TotalTokens,
+    WindowRule,
+)
+from paceline.cli.options import Json
+from paceline.cli.output import (
+    Column,
+    Row,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_json,
+    emit_table,
+    select_rows,
+)
+
+if TYPE_CHECKING:
+    from paceline.core.parsed import ParsedLog
+    from paceline.logfacts import Given
+    from paceline.parsing import Parsing
+
+
+def parse(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Log files or folders, plain or .gz; - reads standard input."),
+    ],
+    engine: EngineName = None,
+    recipe: RecipeName = None,
+    model: ModelName = None,
+    device: DeviceName = None,
+    gpus: NumDevices = None,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    dtype: DtypeName = None,
+    convention: ConventionName = None,
+    tokens: TotalTokens = None,
+    window: WindowRule = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Print every step instead of the figures.")
+    ] = False,
+    fail_on_findings: Annotated[
+        bool, typer.Option(help="Exit with 3 when a file is not ok or disagrees with itself.")
+    ] = False,
+    where: Where = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Read training logs and say how fast the runs were, without launching anything.
+
+    NeMo 1 and 2, Megatron-Bridge, Megatron-LM, Megatron-DeepSpeed, DeepSpeed-Chat, torchtitan,
+    Hugging Face Trainer, MaxText, MLPerf and Paceline's own logs are told apart by themselves.
+    What the log does not say can be added; nothing is guessed.
+
+    Examples:
+
+      paceline parse train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
+
+      paceline parse logs/ --where status=ok --format csv
+
+      paceline parse train.log --window 35:44 --json      iterations 35 to 44, both included
+
+      paceline parse train.log.gz --steps --format csv > steps.csv
+
+    What a log prints itself stands beside our figure; a disagreement is named with its likely
+    cause. Exit code 1 for a single file that cannot be read; files that are no training log are
+    an answer, not an error.
+    """
+    from paceline.logfacts import Given
+
+    given = Given(
+        engine,
+        recipe,
+        model,
+        device,
+        gpus,
+        global_batch,
+        seq_len,
+        dtype,
+        convention,
+        tokens,
+        window,
+    )
+    given.check()
+    form = TableFormat.json if as_json else form
+    single = len(paths) == 1 and not paths[0].is_dir()
+    parsings = _parsed(paths, given, one_of_many=not single)
+    if steps:
+        documents = _emit_steps(_chosen(parsings, where), form, single)
+    else:
+        documents = list(map(attrgetter("document"), parsings))
+        _emit(documents, form, single, where)
+    if single and any(d.status == "unreadable" for d in documents):
+        raise typer.Exit(1)
+    if fail_on_findings and any(d.status != "ok" or d.disagreements for d in documents):
+        raise typer.Exit(3)
+
+
+def _parsed(paths: list[Path], given: Given, one_of_many: bool) -> Iterator[Parsing]:
+    """Each log in turn, so that no more than one is in memory; a bar on a terminal for many."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from paceline.parsing import STANDARD_INPUT, log_files, parse_log, standard_input
+
+    with standard_input(paths) as copy:
+        found = log_files(paths)
+        console = Console(stderr=True)
+        quiet = len(found) < 2 or not sys.stderr.isatty()
+        for path in track(found, "reading logs", console=console, transient=True, disable=quiet):
+            source = copy if path == STANDARD_INPUT else path
+            yield parse_log(source, given, one_of_many=one_of_many).called(path)
+
+
+def _chosen(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:
+    """The logs whose rows meet every condition."""
+    from paceline.report.logs import log_row
+
+    return (p for p in parsings if select_rows([log_row(p.document)], where))
+
+
+def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Where) -> None:
+    from paceline.report.logs import log_lines, log_row
+
+    if single and form is TableFormat.json and not where:
+        emit_json(documents[0].model_dump(mode="json"))
+        return
+    rows = [log_row(document) for document in documents]
+    if single and form is TableFormat.text and not where:
+        typer.echo("\n".join(log_lines(documents[0])))
+        return
+    kept = select_rows(rows, where, list(log_row(None)))
+    chosen = [
+        d.model_dump(mode="json") for d, row in zip(documents, rows, strict=True) if row in kept
+    ]
+    if form is TableFormat.csv:
+        emit_table(kept, [Column(name, name) for name in log_row(None)], form)
+    else:
+        emit_table(kept, _columns(kept), form, document=chosen)
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """Those of which some row has a figure: a terminal is narrow."""
+    from paceline.report.figures import one_line
+    from paceline.units import percent, significant
+
+    columns = [
+        Column("engine", "engine"),
+        Column("status", "status"),
+        Column("n_steps", "steps", "{:,}".format, "right"),
+        Column("step_time_s", "step s", lambda v: significant(v, 4), "right"),
+        Column("spread", "spread", percent, "right"),
+        Column("tokens_per_s", "tokens/s", "{:,.0f}".format, "right"),
+        Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
+        Column("tflops_per_device", "TFLOP/s", lambda v: significant(v, 4), "right"),
+        Column("mfu", "MFU", percent, "right"),
+        Column("findings", "findings", str, "right"),
+        Column("file", "file", one_line),
+    ]
+    rates = {"spread", "tokens_per_s", "samples_per_s", "tflops_per_device", "mfu", "findings"}
+    return [c for c in columns if c.key not in rates or any(row[c.key] for row in rows)]
+
+
+def _emit_steps(parsings: Iterator[Parsing], form: TableFormat, single: bool) -> list[ParsedLog]:
+    """Print the series of each log; csv and json go out step by step, however long they are."""
+    import sys
+
+    from paceline.report.figures import one_line
+    from paceline.report.logs import STEP_COLUMNS, series_csv, series_json, series_rows
+
+    documents: list[ParsedLog] = []
+    rows: list[dict[str, Any]] = []
+    as_list = form is TableFormat.json and not single
+    sys.stdout.write("[" * as_list)
+    for parsing in parsings:
+        document, first = parsing.document, not documents
+        if form is TableFormat.csv:
+            file = None if single else document.file
+            sys.stdout.writelines(series_csv(parsing.steps, file, header=first))
+        elif form is TableFormat.json:
+            sys.stdout.write("" if first else ",\n")
+            sys.stdout.writelines(series_json(document.file, document.status, parsing.steps))
+        else:
+            rows += [{"file": document.file, **row} for row in series_rows(parsing.steps)]
+        documents.append(document)
+        del parsing  # The next log needs the memory.
+    if form in (TableFormat.text, TableFormat.md):
+        told = [n for n in STEP_COLUMNS if any(row.get(n) is not None for row in rows)]
+        columns = [] if single else [Column("file", "file", one_line)]
+        emit_table(rows, [*columns, *(Column(n, n, justify="right") for n in told)], form)
+    elif form is TableFormat.json:
+        sys.stdout.write("]\n" if as_list else "\n")
+    return documents

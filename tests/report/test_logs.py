@@ -1,0 +1,73 @@
+"""Parsed logs as lines, rows and series."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from paceline.core.parsed import Disagreement
+from paceline.core.steps import Step, Steps
+from paceline.logfacts import Given
+from paceline.parsing import parse_log
+from paceline.report.logs import (
+    disagreement_text,
+    log_lines,
+    log_row,
+    series_csv,
+    series_rows,
+)
+from tests.example import noisy
+from tests.logs import maxtext_log
+
+
+@pytest.fixture
+def document(tmp_path: Path):
+    (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0, 0.01)))
+    given = Given(model="llama31-8b", device="H100", num_devices=8, global_batch=8, seq_len=8192,
+                  dtype="bf16")  # fmt: skip
+    return parse_log(path, given).document
+
+
+def test_the_first_lines_say_what_was_run_and_how_fast(document):
+    lines = list(log_lines(document))
+    assert "8 x H100-SXM · bf16 · seq 8,192 · global batch 8 sequences" in lines[0]
+    assert "a step" in lines[1] and "30 steady steps (0-29)" in lines[1]
+    assert "tokens/s" in lines[2] and "(full-attention)" in lines[2]
+
+
+def test_what_cannot_be_told_says_what_is_missing(tmp_path: Path):
+    (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0)))
+    text = "\n".join(log_lines(parse_log(path, Given()).document))
+    assert "no FLOP/s: not known: model" in text and "MFU" not in text
+
+
+def test_a_row_and_the_row_of_nothing_have_the_same_columns(document):
+    assert list(log_row(document)) == list(log_row(None))
+    assert log_row(document)["tflops_per_device"] == pytest.approx(
+        document.metrics["model_flops_per_s_per_device"].value / 1e12
+    )
+
+
+def test_a_finding_names_both_figures_and_the_cause():
+    finding = Disagreement(figure="tflops_per_device", printed=1.249e15, computed=1.1096e15,
+                           unit="FLOP/s", ratio=1.1256, cause="counted in another way")  # fmt: skip
+    text = disagreement_text(finding)
+    assert "1,249 TFLOP/s" in text and "1,110 TFLOP/s" in text and text.endswith("another way")
+
+
+def test_a_series_tells_unknown_from_nan():
+    steps = Steps.of(
+        [Step(1, step_time_s=0.5, loss=float("inf")), Step(2, step_time_s=0.25, loss=2.0)]
+    )
+    first, second = series_rows(steps)
+    assert first["loss"] == "nan" and first["grad_norm"] is None and second["loss"] == 2.0
+
+
+def test_a_long_series_goes_out_whole():
+    steps = Steps.of(Step(n, step_time_s=1 / (n + 1)) for n in range(25_000))
+    text = "".join(series_csv(steps, "a,b.log", header=True))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 25_000 and rows[-1]["step"] == "24999" and rows[0]["file"] == "a,b.log"
