@@ -144,6 +144,16 @@ def test_other_settings_are_another_series_and_named_by_what_differs(tmp_path: P
     assert first.changes == second.changes == ()
 
 
+def test_what_a_series_is_always_named_by_is_told_once(tmp_path: Path):
+    training = make_spec(ranks=1).training
+    for number, seq_len in enumerate([32, 32, 64, 64]):
+        spec = make_spec(ranks=1, training=training.model_copy(update={"seq_len": seq_len}))
+        make_finished(tmp_path, number, 0.2, spec=spec)
+    first, second = history_of(tmp_path).series
+    assert "seq 32" in first.name and "seq 64" in second.name
+    assert "seq_len" not in first.name + second.name
+
+
 def test_another_kind_of_cpu_is_another_series(tmp_path: Path):
     make_many(tmp_path, OLD)
     spec = make_spec(ranks=1)
@@ -235,6 +245,13 @@ def test_whole_second_logs_have_no_step_of_one_second(tmp_path: Path):
         imported(tmp_path, number, time, known_facts())
     series = only(tmp_path)
     assert series.changes == () and any("round to 3.5" in note for note in series.notes)
+
+
+def test_the_interval_of_a_step_in_rounded_logs_holds_what_rounding_leaves_open(tmp_path: Path):
+    for number, time in enumerate([28.0] * 8 + [31.0] * 8):
+        imported(tmp_path, number, time, known_facts())
+    (change,) = only(tmp_path).changes
+    assert change.low < 30.5 / 28.5 and change.high > 31.5 / 27.5
 
 
 def test_a_profiled_run_is_left_out(tmp_path: Path):

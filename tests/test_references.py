@@ -148,6 +148,11 @@ def test_the_first_number_of_a_cell_counts(tmp_path: Path, printed: str, value: 
             r"study.yaml:24: .*step_time_s: input should be a valid string, not 29",
         ),
         ("tables:", "tabels:", r"study.yaml"),
+        (
+            "tables:",
+            "tables:\n  - 5",
+            r"study.yaml:16: tables.0: input should be a valid dictionary",
+        ),
     ],
     ids=[
         "unknown field",
@@ -156,6 +161,7 @@ def test_the_first_number_of_a_cell_counts(tmp_path: Path, printed: str, value: 
         "unit",
         "number instead of text",
         "no tables",
+        "a table that is none",
     ],
 )
 def test_a_wrong_file_is_refused_with_file_and_reason(
@@ -163,6 +169,23 @@ def test_a_wrong_file_is_refused_with_file_and_reason(
 ):
     with pytest.raises(UserError, match=complaint):
         read(tmp_path, FILE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("common: 5", "common must be a mapping, not 5"),
+        ("tables: 3", "study.yaml:5: tables: input should be a valid tuple"),
+        ("tables: [{id: t, title: x, rows: 7}]", "tables.0.rows: input should be a valid tuple"),
+        ("tables: [{id: t, title: x, rows: 7, rows_csv: 'id'}]", "tables.0.rows: input should"),
+        ("tables: [{id: t, title: x, rows_csv: \"id,id.a\\nb,1\"}]", "id is a column of its own"),
+        ("tables: [{id: t, title: x, common: {printed: {}, units: {}}, rows: [{id: a}, {id: a}]}]",
+         "two rows are called 'a'"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_build_is_refused(tmp_path: Path, text: str, complaint: str):
+    with pytest.raises(UserError, match=complaint):
+        read_text(tmp_path, f"source: a\nwhere: b\nwindow: c\n\n{text}\n")
 
 
 def test_ids_are_unique_over_sources_tables_and_rows():

@@ -296,6 +296,9 @@ def test_a_group_is_compared_with_the_one_of_its_recipe_before_it(
     make_finished(tmp_path, 7, 0.2, **numbered(1, "another-recipe"))
     second, *_ = run_with(monkeypatch, tmp_path, 2, "ok", "ok", name="h")
     assert second.compare == "paceline compare g h"
+    run_with(monkeypatch, tmp_path, 1, "nan", name="i")
+    after_failure, *_ = run_with(monkeypatch, tmp_path, 1, "ok", name="j")
+    assert after_failure.compare == "paceline compare h j"
 
 
 def test_the_commands_name_the_folder_of_runs_that_was_given(

@@ -63,6 +63,15 @@ def test_figures_that_a_program_wrote_with_a_zero_are_whole(tmp_path: Path):
     assert first.printed == {"step_time_s": "1.5", "tokens_per_s": "95239"}
 
 
+def test_one_figure_among_whole_ones_changes_nothing_for_the_others(tmp_path: Path):
+    text = "tokens_per_s\n1254.0\n1932.3\n673.0\n736.0\n"
+    rows = read_csv(write(tmp_path, text), Declared()).rows
+    assert [row.printed["tokens_per_s"] for row in rows] == ["1254", "1932.3", "673", "736"]
+    text = "tokens_per_s\n1254.0\n1932.3\n673.4\n736.0\n"
+    first = read_csv(write(tmp_path, text), Declared()).rows[0]
+    assert first.printed["tokens_per_s"] == "1254.0"
+
+
 def test_a_table_without_names_is_numbered_by_its_lines(tmp_path: Path):
     text = "step_time_s,tokens_per_s\n\n1.0,5\n1.0,6\n"
     assert [row.id for row in read_csv(write(tmp_path, text), Declared()).rows] == [
@@ -90,7 +99,7 @@ def test_columns_that_are_not_understood_are_named(tmp_path: Path):
         ("\n\n", r"mine.csv: is empty"),
         (GOOD, r"has a header and no rows"),
         ("a,b\n1,2\n", r"mine.csv:1: has no column of figures; allowed: step_time_s"),
-        ("step_time_s;tokens_per_s\n1;2\n", r"mine.csv:1: has no column of figures"),
+        ("step_time_s;tokens_per_s\n1;2\n", r"mine.csv:1: has no column.*cells by commas"),
         ("step_time_s,step_time_s\n1,2\n", r"mine.csv:1: two columns are called 'step_time_s'"),
         ("gpu,device,step_time_s\nH100,H100,1\n", r"mine.csv:1: two columns are called 'gpu'"),
         ("step_time_s,tokens_per_s\n1,abc\n", r"mine.csv:2: tokens_per_s: 'abc' is not a positive"),
@@ -162,6 +171,28 @@ def test_an_mfu_on_the_sparse_peak_is_told(tmp_path: Path):
     text = header + "".join(f"H100,fp8,8192,{row}\n" for row in rows)
     (cause,) = findings(write(tmp_path, text), Declared(model="llama31-70b")).values()
     assert "3958 TFLOP/s, the sparse fp8 peak of H100-SXM" in cause
+
+
+@pytest.mark.parametrize(
+    ("mfu", "cause"),
+    [
+        ("54.10", None),
+        ("27.08", "follows with a peak of 1979 TFLOP/s, the fp8 peak of H100-SXM"),
+        ("154.10", "no other value of a single input gives it"),
+    ],
+)
+def test_a_single_row_that_names_device_and_convention_has_its_mfu_checked(
+    tmp_path: Path, mfu: str, cause: str | None
+):
+    text = (
+        "model,gpu,dtype,convention,num_gpus,seq_len,gbs,step_time_s,mfu_pct\n"
+        f"llama31-70b,H100,bf16,full-attention,64,8192,128,14.72,{mfu}\n"
+    )
+    path = write(tmp_path, text)
+    found, notes = findings(path, Declared()), audit(str(path)).notes
+    assert "the dense peak of the data sheet" in notes[0]
+    assert found == ({} if cause is None else {("line 2", "mfu"): found.get(("line 2", "mfu"))})
+    assert (cause or "") in "".join(found.values())
 
 
 def test_batch_and_devices_may_be_missing_where_they_cancel_out(tmp_path: Path):

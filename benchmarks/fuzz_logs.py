@@ -1,0 +1,159 @@
+"""Coverage-guided fuzzing of every log dialect, of the file reader and of the whole way to a status.
+
+    python benchmarks/fuzz_logs.py [--seconds 600] [--seed 1] [--corpus DIR]
+
+libFuzzer, through atheris, changes made-up logs so that new branches of the readers are reached.
+Sought are exceptions, answers that depend on how the file is cut into blocks, numbers that are no
+figures, time beyond a linear bound, and memory that grows. An input that breaks a promise is kept
+in the folder `found` of the corpus and told; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from paceline.engines import dialects
+from paceline.rundir import write_text
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of  # noqa: E402
+
+TARGET = ROOT / "benchmarks" / "_fuzz_target.py"
+RESULT = ROOT / "benchmarks" / "results" / "fuzz_logs.json"
+MOST_GROWTH_BYTES = 8 << 20
+MOST_FOUND = 10
+LONGEST_INPUT = 6000
+WORD = re.compile(rb"[A-Za-z][A-Za-z_/-]{3,30}|[=:|,\[\]{}'\"]{1,2}")
+
+
+def write_seeds(corpus: Path) -> None:
+    """Short logs of every dialect, for its own reader and for the whole way."""
+    for at, name in enumerate(dialects()):
+        for number, prefix in enumerate(PREFIXES[:3]):
+            text = log_text(name, times_of(3, number), prefix)[:LONGEST_INPUT]
+            (corpus / f"seed-{name}-{number}").write_bytes(bytes([at]) + text)
+        (corpus / f"seed-{name}-file").write_bytes(b"\xff" + text)
+        (corpus / f"seed-{name}-packed").write_bytes(b"\xfe" + text)
+
+
+def write_dictionary(path: Path) -> None:
+    """Words that the fuzzer may insert: marks, field names, odd numbers."""
+    words = {
+        b"nan",
+        b"inf",
+        b"-1",
+        b"1e308",
+        b"1e-308",
+        b"9" * 20,
+        b"\r\n",
+        b"\x1b[0m",
+        *PREFIXES[1:],
+    }
+    for name, kind in dialects().items():
+        words |= {*kind.marks, *WORD.findall(SAMPLES[name].line(12, 3.5) + SAMPLES[name].head)}
+    words |= {word for line in NOISE for word in WORD.findall(line)}
+    lines = ("".join(f"\\x{byte:02x}" for byte in word) for word in sorted(words))
+    path.write_text("".join(f'"{line}"\n' for line in lines))
+
+
+def fuzz(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any]:
+    """One run of the fuzzer, to the end of its time or to the first broken promise."""
+    statistics = work / "statistics.json"
+    statistics.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(TARGET), str(statistics), str(corpus), f"-max_total_time={seconds}",
+         f"-seed={seed}", f"-max_len={LONGEST_INPUT}", f"-dict={work / 'words'}", "-timeout=30",
+         "-rss_limit_mb=4096", f"-artifact_prefix={work / 'found'}/"],
+        capture_output=True, text=True, errors="replace", cwd=work,
+    )  # fmt: skip
+    told = json.loads(statistics.read_text()) if statistics.exists() else {}
+    coverage = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
+    return {
+        "executions": told.get("executions", 0),
+        "branches": int(coverage[-1][0]) if coverage else 0,
+        "features": int(coverage[-1][1]) if coverage else 0,
+        "finding": _finding(done.stdout + done.stderr) if done.returncode else None,
+    }
+
+
+def _finding(text: str) -> str:
+    """Who read the input, the exception, and the last of our own lines on the way to it."""
+    readers = re.findall(r"^read by (\w+)$", text, re.MULTILINE)
+    errors = re.findall(r"^(?:[\w.]*(?:Error|Exception|Warning)\b|SUMMARY).*$", text, re.MULTILINE)
+    places = re.findall(r'File ".*?(paceline/[\w/]+\.py)", line (\d+)', text)
+    told = [*readers[:1], *errors[:1], ":".join(places[-1]) if places else ""]
+    return "; ".join(part[:300] for part in told if part) or text[-300:]
+
+
+def replay(corpus: Path) -> dict[str, Any]:
+    """All inputs once more without instrumentation: their speed, and whether memory grows."""
+    command = [sys.executable, str(TARGET), "--replay", str(corpus)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def campaign(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any]:
+    """Fuzzer runs until the time is over, another one after each finding."""
+    (work / "found").mkdir(exist_ok=True)
+    write_dictionary(work / "words")
+    runs: list[dict[str, Any]] = []
+    end = time.monotonic() + seconds
+    while (left := int(end - time.monotonic())) > 5 and len(runs) <= MOST_FOUND:
+        runs.append(fuzz(work, corpus, left, seed + len(runs)))
+        print("{executions:,} inputs, {branches} branches, finding: {finding}".format_map(runs[-1]),
+              flush=True)  # fmt: skip
+    findings = [run["finding"] for run in runs if run["finding"]]
+    return {
+        "executions": sum(run["executions"] for run in runs),
+        "branches": max((run["branches"] for run in runs), default=0),
+        "features": max((run["features"] for run in runs), default=0),
+        "findings": findings,
+        "replay": replay(corpus) if not findings else None,
+    }
+
+
+def main() -> int:
+    """Store what was done; 1 when a promise was broken or memory grows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--corpus", type=Path, default=None, help="kept from one run to the next")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        corpus = asked.corpus or work / "corpus"
+        corpus.mkdir(parents=True, exist_ok=True)
+        write_seeds(corpus)
+        told = campaign(work, corpus, asked.seconds, asked.seed)
+        if asked.corpus and told["findings"]:
+            shutil.copytree(work / "found", asked.corpus.with_name("found"), dirs_exist_ok=True)
+    result = {
+        "benchmark": "fuzz_logs", "seconds": asked.seconds, "seed": asked.seed,
+        "atheris": version("atheris"), "python": platform.python_version(),
+        "dialects": list(dialects()), **told,
+    }  # fmt: skip
+    write_text(asked.result, json.dumps(result, indent=2) + "\n")
+    return int(bool(told["findings"]) or _grew(told["replay"]))
+
+
+def _grew(told: dict[str, Any]) -> bool:
+    grown = told["resident_bytes_after_last_pass"] - told["resident_bytes_after_first_pass"]
+    print(f"{told['inputs']:,} inputs replayed: {grown / 1024:+,.0f} KiB from pass 1 to {told['passes']}, "
+          f"at most {told['slowest_s_per_byte'] * 1e6:.2f} us a byte")  # fmt: skip
+    return grown > MOST_GROWTH_BYTES
+
+
+if __name__ == "__main__":
+    sys.exit(main())

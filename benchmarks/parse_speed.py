@@ -1,0 +1,184 @@
+"""How fast `paceline parse` reads a large log, and how much memory that takes.
+
+    python benchmarks/parse_speed.py [--size 1073741824] [--only megatron,gzip] [--folder DIR]
+
+For every dialect a log of 358 bytes a step (1 GiB: 3 million steps), and files that are hard for
+any reader. Each is made in a temporary folder, read by a `paceline parse FILE --json` of its own
+and removed. Speed is text over processor time of that process, start included; memory is its
+largest resident set. The contract is 50 MB/s and 200 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline.engines import dialects
+from paceline.rundir import write_text
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.engines.samples import NOISE, SAMPLES  # noqa: E402
+
+RESULT = ROOT / "benchmarks" / "results" / "parse_speed.json"
+LEAST_MB_PER_S = 50.0
+MOST_MIB = 200.0
+BYTES_PER_STEP = 358
+"""1 GiB over 3 million steps."""
+
+STEPS_A_WRITE = 4096
+DIFFERENT_TIMES = 997
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One file to read and how many bytes of text it holds."""
+
+    name: str
+    parts: Iterator[bytes]
+    packed: bool = False
+
+
+def dialect_log(name: str, num_steps: int, bytes_per_step: int = 0) -> Iterator[bytes]:
+    """A log of so many steps; noise lines fill each up to its share of bytes."""
+    sample = SAMPLES[name]
+    yield sample.head
+    written = 0
+    noise = cycle(NOISE)
+    for start in range(0, num_steps, STEPS_A_WRITE):
+        parts: list[bytes] = []
+        for step in range(start, min(start + STEPS_A_WRITE, num_steps)):
+            number = sample.first + step * sample.every
+            parts.append(sample.line(number, 1 + step % DIFFERENT_TIMES / 1e4))
+            written += len(parts[-1])
+            while written < (step + 1) * bytes_per_step:
+                parts.append(next(noise))
+                written += len(parts[-1])
+        yield b"".join(parts)
+    yield sample.tail
+
+
+def repeated(piece: bytes, size: int) -> Iterator[bytes]:
+    """`size` bytes or a little less of `piece` again and again."""
+    block = piece * max(1, MIB // len(piece))
+    return islice(cycle([block]), max(1, size // len(block)))
+
+
+def near_matches(size: int) -> Iterator[bytes]:
+    """Every dialect's step line without its beginning, without its end, and broken in the middle."""
+    lines = [SAMPLES[name].line(20, 1.25).rstrip(b"\r\n") for name in dialects()]
+    broken = [
+        part + b"\n"
+        for line in lines
+        for part in (line[1:-1], line[: len(line) // 2], line.replace(b"2", b"x"), line[:40] * 8)
+    ]
+    return repeated(b"".join(broken), size)
+
+
+def cases(size: int) -> Iterator[Case]:
+    """Every file of the benchmark."""
+    num_steps = size // BYTES_PER_STEP
+    for name in dialects():
+        yield Case(name, dialect_log(name, num_steps, BYTES_PER_STEP))
+    for name in dialects():
+        yield Case(f"{name}, steps only", dialect_log(name, num_steps))
+    yield Case("no line end", repeated(b"iteration | x: 1.0, ", size))
+    yield Case("carriage returns only", repeated(b"\r", size))
+    yield Case("near matches", near_matches(size))
+    yield Case("gzip 100:1", dialect_log("maxtext", size >> 14, 1 << 14), packed=True)
+    yield Case("zeros in gzip", repeated(b"\0", size), packed=True)
+
+
+def write_case(case: Case, path: Path) -> tuple[int, float]:
+    """Bytes of text written, and the seconds that took."""
+    begin = time.perf_counter()
+    with path.open("wb") as raw:
+        file: BinaryIO = (
+            gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) if case.packed else raw
+        )  # type: ignore[assignment]
+        num_bytes = sum(file.write(part) for part in case.parts)
+        if case.packed:
+            file.close()
+    return num_bytes, time.perf_counter() - begin
+
+
+def parse(path: Path) -> tuple[dict[str, Any], float, float]:
+    """The document of `paceline parse`, its processor seconds and its largest resident MiB."""
+    answer = path.with_suffix(".json")
+    program = [sys.executable, "-m", "paceline", "parse", str(path), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-S", str(ROOT / "benchmarks" / "_usage.py"), str(answer), *program],
+        check=True, capture_output=True, text=True, cwd=path.parent,
+    )  # fmt: skip
+    code, cpu_s, peak_bytes = done.stdout.split()
+    if code != "0":
+        raise SystemExit(f"{path.name}: exit code {code}: {done.stderr}")
+    return json.loads(answer.read_text()), float(cpu_s), float(peak_bytes) / MIB
+
+
+def measure(case: Case, folder: Path) -> dict[str, Any]:
+    """One row of the result."""
+    path = folder / ("a.log.gz" if case.packed else "a.log")
+    try:
+        num_bytes, written_s = write_case(case, path)
+        on_disk = path.stat().st_size
+        document, cpu_s, peak_mib = parse(path)
+    finally:
+        path.unlink(missing_ok=True)
+    return {
+        "file": case.name, "bytes": num_bytes, "bytes_on_disk": on_disk,
+        "engine": document["engine"], "status": document["status"], "steps": document["n_steps"],
+        "cpu_s": round(cpu_s, 2), "mb_per_s": round(num_bytes / 1e6 / cpu_s, 1),
+        "peak_mib": round(peak_mib, 1), "written_mb_per_s": round(num_bytes / 1e6 / written_s, 1),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Print a row per file and store all; 1 when one misses the contract."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=1 << 30, help="bytes of text in each file")
+    parser.add_argument("--only", default="", help="names of files, or beginnings, by commas")
+    parser.add_argument("--folder", type=Path, default=None, help="where the files are made")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    asked = parser.parse_args()
+    wanted = tuple(asked.only.split(",")) if asked.only else ("",)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        if shutil.disk_usage(name).free < 2 * asked.size:
+            raise SystemExit(f"{name}: less than {2 * asked.size:,} bytes are free; see --folder")
+        for case in cases(asked.size):
+            if case.name.startswith(wanted):
+                rows.append(measure(case, Path(name)))
+                print("{file:28} {mb_per_s:7.1f} MB/s {peak_mib:6.1f} MiB {steps:9,} steps "
+                      "{status}".format_map(rows[-1]), flush=True)  # fmt: skip
+    slow = [r["file"] for r in rows if r["mb_per_s"] < LEAST_MB_PER_S or r["peak_mib"] > MOST_MIB]
+    write_text(asked.result, json.dumps(result(asked.size, rows), indent=2) + "\n")
+    print(f"beyond the limits: {', '.join(slow) or 'none'}")
+    return int(bool(slow))
+
+
+def result(size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is stored: the limits, the machine, the rows."""
+    return {
+        "benchmark": "parse_speed", "size": size, "least_mb_per_s": LEAST_MB_PER_S,
+        "most_mib": MOST_MIB, "python": platform.python_version(), "cores": os.cpu_count(),
+        "rows": rows,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
