@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +79,10 @@ def side_of(root: Path, name: str) -> Side:
     Raises UserError when it stands for none.
     """
     parts = [part.strip() for part in name.split(",") if part.strip()]
+    parts = [name] if _is_result_file(name) else parts
     members: list[Member] = []
     for part in parts or [name]:
-        if part.endswith(".json") and Path(part).is_file():
+        if _is_result_file(part):
             members += _members_in(Path(part))
         else:
             members += [member_of_run(evaluate(folder)) for folder in find_runs(root, part)]
@@ -90,6 +92,11 @@ def side_of(root: Path, name: str) -> Side:
     # Names of files that are no UTF-8 could not be printed.
     shown = name.encode(errors="replace").decode()
     return Side(unique[0].name if len(unique) == 1 else shown, unique)
+
+
+def _is_result_file(name: str) -> bool:
+    # Path.is_file raises for a list of runs that is longer than a file name may be.
+    return name.endswith(".json") and os.path.isfile(name)  # noqa: PTH113
 
 
 def parse_margin(text: str) -> float:

@@ -254,14 +254,18 @@ def _status(
 
 def _warnings(file: LogFile, log: Logged, record: WindowRecord, printed: bool) -> Iterator[str]:
     yield from log.remarks
-    if file.cut_lines:
-        yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
+    yield from _cut_lines(file)
     if printed:
         yield "one figure for the whole run, as the source prints it: no spread is known"
     elif record.n < MIN_STEADY:
         yield f"few-steps: {record.n} steady step lines, fewer than {MIN_STEADY}"
     if record.state == "drifting" and record.drift is not None:
         yield f"the step time drifts by {record.drift:+.1%} over the window"
+
+
+def _cut_lines(file: LogFile) -> Iterator[str]:
+    if file.cut_lines:
+        yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
 
 
 def _unknown(path: Path, given: Given, file: LogFile) -> Parsing:
@@ -271,7 +275,9 @@ def _unknown(path: Path, given: Given, file: LogFile) -> Parsing:
         return _without_steps(path, given, "truncated", file.broken_off)
     known = ", ".join(kind.title for kind in dialects().values())
     reason = f"no step line of a known dialect ({known})"
-    return _without_steps(path, given, "not-a-training-log", reason, file.num_bytes)
+    found = _without_steps(path, given, "not-a-training-log", reason, file.num_bytes)
+    warnings = {"warnings": tuple(_cut_lines(file))}
+    return replace(found, document=found.document.model_copy(update=warnings))
 
 
 def _without_steps(

@@ -285,7 +285,7 @@ def run_folders(root: Path) -> list[Path]:
 
 def find_run(root: Path, name: str) -> Path:
     """The folder of a run named by path, folder name, unique prefix, tag or `last`."""
-    if (Path(name) / RUN_FILE).is_file():
+    if os.path.isfile(Path(name) / RUN_FILE):  # noqa: PTH113
         return Path(name).resolve()
     folders = run_folders(root)
     if not folders:

@@ -32,6 +32,15 @@ def maxtext_log(times: Sequence[float]) -> str:
     return "".join(lines)
 
 
+def titan_log(tokens_per_s: float = 7000.0, num_lines: int = 30) -> str:
+    """A log of torchtitan's form without what it says before the first step: every 10th step."""
+    return "".join(
+        f"[titan] 2025-01-01 00:00:00,000 - root - INFO - step: {n:2}  loss:  7.9  grad_norm:  0.5  "
+        f"memory: 40.00GiB(42.1%)  tps: {tokens_per_s + n / 100:,.2f}  tflops: 405.56  mfu: 41.01%\n"
+        for n in (1, *range(10, 10 * num_lines, 10))
+    )
+
+
 def chat_log(throughput: str = "943.455", devices: int = 8) -> str:
     """The end of a DeepSpeed-Chat log with Lambda's figure for the whole run."""
     timer = "".join(

@@ -44,6 +44,10 @@ def test_a_tag_a_name_and_a_list_are_sides(tmp_path: Path):
         side_of(tmp_path, "no-such-run")
     with pytest.raises(UserError):
         side_of(tmp_path, ",")
+    many = ",".join(["2026-01-02-one"] * 400)
+    assert len(side_of(tmp_path, many).members) == 1
+    with pytest.raises(UserError, match="is not in"):
+        side_of(tmp_path, "x" * 5000 + ".json")
 
 
 def test_runs_of_the_same_name_in_two_places_are_two_runs(tmp_path: Path):
@@ -80,6 +84,8 @@ def test_a_result_file_is_a_side(tmp_path: Path):
     copy.write_text(text)
     assert side_of(tmp_path, str(folder / "result.json")).members[0].facts.model is not None
     alone = side_of(tmp_path, str(copy)).members[0]
+    copy.rename(copy := tmp_path / "kept, as it was.json")
+    assert len(side_of(tmp_path, str(copy)).members) == 1
     assert alone.facts.model is None and alone.metrics["step_time_s"].value
     found = compare_runs(tmp_path, str(copy), str(copy), Gate())
     assert "model" in found.unknown_keys and found.confidence == "low"

@@ -80,3 +80,30 @@ def test_an_unknown_name_is_refused_with_what_is_allowed(given: Given):
 def test_absurd_numbers_in_a_log_do_no_harm():
     found = facts(Given(), seq_len=-5, num_devices=0, global_batch=10**30)
     assert (found.seq_len, found.num_devices) == (None, None)
+
+
+def test_a_layout_that_does_not_fit_on_the_devices_is_left_out_and_told():
+    given = Given(num_devices=8)
+    found, notes = all_facts(given, "megatron", Logged(facts={"tp": 4, "pp": 16}))
+    assert found.layout is None and any("64 devices a replica" in note for note in notes)
+    assert facts(Given(num_devices=128), tp=4, pp=16).layout is not None
+
+
+def test_what_a_devices_name_leaves_open_is_told():
+    _, notes = all_facts(Given(device="h100"), "megatron", Logged())
+    assert notes and "taken as H100-SXM" in notes[0]
+    assert all_facts(Given(device="B200"), "megatron", Logged())[1] == []
+
+
+def test_what_was_given_at_an_import_is_still_held_against_the_log():
+    known = facts(Given(num_devices=16))
+    _, notes = all_facts(Given(facts=known), "megatron", Logged(facts={"num_devices": 8}))
+    assert notes == ["num devices 16 was given; the log says 8"]
+
+
+@pytest.mark.parametrize("rule", ["sometimes", "5:", "skip:", "1:2:3", "-5"])
+def test_what_is_no_window_is_refused_before_a_log_is_read(rule: str):
+    with pytest.raises(UserError, match="no rule for a window"):
+        Given(window=rule).check()
+    for sound in (None, "auto", "last", "35:44", "skip:5"):
+        Given(window=sound).check()

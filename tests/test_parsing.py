@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.logfacts import Given
 from paceline.parsing import log_files, parse_log
 from tests.example import noisy
-from tests.logs import chat_log, maxtext_log, megatron_line, megatron_log
+from tests.logs import chat_log, maxtext_log, megatron_line, megatron_log, titan_log
 
 NOTHING = Given()
 LLAMA = Given(model="llama31-8b", device="B200", num_devices=8, seq_len=8192, dtype="bf16")
@@ -226,3 +226,90 @@ def test_a_file_that_may_not_be_read_is_unreadable(tmp_path: Path):
     dangling = tmp_path / "gone"
     dangling.symlink_to(tmp_path / "nowhere")
     assert parse_log(dangling, Given()).document.status == "unreadable"
+
+
+def test_a_folder_that_cannot_be_searched_is_not_left_out(tmp_path: Path):
+    log = parse_log(tmp_path, Given()).document
+    assert log.status == "unreadable" and "searched" in (log.reason or "")
+
+
+def test_a_name_of_any_bytes_can_be_written(tmp_path: Path):
+    path = tmp_path / "train-\udcff.log"
+    path.write_text(megatron_log(steady()))
+    log = parse_log(path, Given()).document
+    assert log.status == "ok" and log.file.encode("utf-8").endswith(b"train-?.log")
+
+
+def test_a_batch_that_is_given_goes_before_the_one_in_the_step_lines(tmp_path: Path):
+    log = parsed(tmp_path, megatron_log(steady()), replace(LLAMA, global_batch=256))
+    assert log.step_time_s is not None and log.facts.global_batch == 256
+    assert log.samples_per_s == pytest.approx(256 / log.step_time_s.median)
+    assert "global batch 256 was given; the step lines say 128" in log.warnings
+
+
+def test_a_length_that_no_line_contradicts_is_no_contradiction(tmp_path: Path):
+    log = parsed(tmp_path, megatron_log(steady()), replace(LLAMA, global_batch=128))
+    assert not any("was given" in warning for warning in log.warnings)
+
+
+def test_one_of_many_logs_may_lack_the_window(tmp_path: Path):
+    (path := tmp_path / "a.log").write_text(megatron_log(steady(20)))
+    log = parse_log(path, Given(window="35:44"), one_of_many=True).document
+    assert log.status == "ok" and log.n_steps == 20
+    assert log.window is None and log.step_time_s is None and log.metrics == {}
+    assert "--window 35:44 picks none of the 20 timed steps; the log has steps 1-20" in log.warnings
+
+
+def test_a_rate_of_one_device_is_a_printed_throughput(tmp_path: Path):
+    log = parsed(tmp_path, titan_log())
+    assert (log.engine, log.status, log.tokens_per_s) == ("torchtitan", "ok", None)
+    rate = log.metrics["tokens_per_s_per_device"].value
+    assert rate == pytest.approx(7001.45) == log.reported["tokens_per_s_per_device"]
+
+
+def test_without_a_batch_a_rate_gives_all_that_does_not_need_it(tmp_path: Path):
+    given = replace(LLAMA, device="H100-SXM", total_tokens=1e12)
+    rate = parsed(tmp_path, titan_log(), given)
+    whole = parsed(tmp_path, titan_log(), replace(given, global_batch=64))
+    assert rate.step_time_s is None and "step_time_s" not in rate.metrics
+    assert rate.facts.global_batch is None and whole.step_time_s is not None
+    assert rate.tokens_per_s == pytest.approx(8 * 7001.45)
+    for name in ("tokens_per_s", "samples_per_s", "model_flops_per_s_per_device", "mfu",
+                 "days_to_train"):  # fmt: skip
+        assert rate.metrics[name].value == pytest.approx(whole.metrics[name].value, rel=1e-6)
+
+
+def test_the_rate_of_a_whole_run_gives_mfu_without_a_batch(tmp_path: Path):
+    text = "{'train_runtime': 100.0, 'train_samples_per_second': 8.0, 'train_steps_per_second': 0.01}\n"
+    log = parsed(tmp_path, text, LLAMA)
+    assert log.samples_per_s == 8.0 and log.tokens_per_s == 8.0 * 8192
+    flops = log.metrics["model_flops_per_s_per_device"]
+    assert (
+        flops.value == pytest.approx(8192 * 57.9e9, rel=0.001) and flops.statistic == "as printed"
+    )
+
+
+def test_steps_and_samples_a_second_give_the_mean_batch(tmp_path: Path):
+    text = "{'train_runtime': 100.0, 'train_samples_per_second': 8.0, 'train_steps_per_second': 0.251}\n"
+    log = parsed(tmp_path, text)
+    assert log.step_time_s is not None and log.step_time_s.median == pytest.approx(1 / 0.251)
+    assert log.samples_per_s == pytest.approx(8.0) and log.facts.global_batch is None
+
+
+def test_one_figure_for_the_whole_run_has_no_percentiles(tmp_path: Path):
+    log = parsed(tmp_path, chat_log(), Given(recipe="opt-350m-sft", num_devices=8))
+    assert log.metrics["step_time_p95_s"].value is None and log.metrics["step_time_p95_s"].note
+
+
+def test_more_than_a_device_can_reach_is_doubted(tmp_path: Path):
+    log = parsed(tmp_path, megatron_log(steady()), replace(LLAMA, num_devices=1))
+    assert any("more than a device can reach" in warning for warning in log.warnings)
+    log = parsed(tmp_path, megatron_log(steady()), LLAMA)
+    assert not any("more than a device can reach" in warning for warning in log.warnings)
+
+
+def test_a_figure_that_happens_to_be_round_is_still_held_against_ours(tmp_path: Path):
+    tflops = [1196.3, 1199.7, 1200.0, 1200.0, 1200.0, 1200.4, 1202.8]
+    lines = [megatron_line(n, 5.7, tflops=v) for n, v in enumerate(tflops, start=1)]
+    log = parsed(tmp_path, "".join(lines), replace(LLAMA, convention="causal"))
+    assert [d.figure for d in log.disagreements] == ["tflops_per_device"]  # 1200 against 1183.6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,8 @@ def audit(target: str | None = None, declared: Declared | None = None) -> Audite
     Raises UserError for an unknown name, with the nearest, and for a faulty file, with its line.
     """
     path = Path(target or "")
-    if path.suffix.lower() in (".csv", ".yaml", ".yml") or path.is_file():
+    # Path.is_file raises for names that no file can have.
+    if path.suffix.lower() in (".csv", ".yaml", ".yml") or os.path.isfile(path):  # noqa: PTH113
         return _of_file(path, declared or Declared())
     if declared and declared != Declared():
         where = target or "the tables that come with Paceline"

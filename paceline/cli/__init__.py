@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from types import FrameType
@@ -23,7 +25,7 @@ from paceline.cli.report import report
 from paceline.cli.run import run
 from paceline.cli.show import show
 from paceline.cli.version import version
-from paceline.errors import EXIT_BAD_INPUT, PacelineError
+from paceline.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
     "First steps: `paceline run tiny-llama` measures this machine in a minute; "
@@ -68,6 +70,18 @@ def main() -> None:
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _give_up_output(error)
+
+
+def _give_up_output(error: OSError) -> None:
+    """Say that standard output cannot be written (a full disk), and end with a system fault."""
+    print(f"error: standard output: cannot be written: {error.strerror}", file=sys.stderr)
+    # What is still buffered would fail again when the interpreter closes the stream.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_SYSTEM_FAULT)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -123,7 +123,7 @@ class Logged:
                 self.remark(why)
         if again := restarts(self._index.read()):
             self.remark(
-                f"the step numbers start again {again:,} times (a restart, or several runs in one "
+                f"the step numbers start again, {again:,} x (a restart, or several runs in one "
                 "log): figures come from one stretch in which they go on"
             )
 

@@ -96,7 +96,7 @@ class Settings:
 
     def read(self, text: bytes) -> None:
         """Take what `text` says; cheap where it holds iterations only."""
-        if b" ..." in text:
+        if b" .." in text:
             self._read_arguments(text)
         if b"using world size: " in text:
             for world in _WORLD.finditer(text):

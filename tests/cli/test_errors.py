@@ -88,3 +88,14 @@ def test_help_without_arguments_lists_the_verbs():
 def test_completion_can_be_shown():
     done = paceline("--show-completion", "bash")
     assert "complete" in done.stdout.lower()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_under_standard_output_is_a_system_fault():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", "devices"], stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "No space left" in done.stderr and "Traceback" not in done.stderr

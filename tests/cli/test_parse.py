@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.example import noisy
-from tests.logs import maxtext_log, megatron_log
+from tests.logs import chat_log, maxtext_log, megatron_line, megatron_log
 
 ADDED = ("--model", "llama31-8b", "--device", "b200", "--gpus", "8", "--seq-len", "8192")
 
@@ -63,8 +63,8 @@ def test_the_series_comes_as_csv_json_and_md(log: Path):
 
 
 def test_standard_input_is_read(log: Path):
-    done = paceline("parse", "-", "--json", stdin=log.read_text())
-    assert json.loads(done.stdout)["n_steps"] == 41
+    document = json.loads(paceline("parse", "-", "--json", stdin=log.read_text()).stdout)
+    assert (document["n_steps"], document["file"]) == (41, "-")
 
 
 def test_exit_codes(log: Path, tmp_path: Path):
@@ -119,3 +119,57 @@ def test_a_hostile_name_stays_a_name(tmp_path: Path):
     assert paceline("import", path, *runs).returncode == 0
     page = next((tmp_path / "runs").glob("*/report.html")).read_text()
     assert "<script>$(touch" not in page
+
+
+def test_a_window_is_asked_of_a_folder_of_which_one_log_is_too_short(log: Path):
+    (log.parent / "b.log").write_text(maxtext_log([2.0] * 10))
+    short, whole = answer("parse", log.parent, "--window", "35:41", "--json")
+    assert short["window"] is None and "picks none" in short["warnings"][0]
+    assert whole["window"]["n"] == 7
+    assert paceline("parse", log.parent / "b.log", "--window", "35:41").returncode == 1
+    for words in (("--window", "35"), ("--where", "nothing=1"), ("--device", "H1000")):
+        assert paceline("parse", log.parent, *words).returncode == 1
+
+
+def test_the_series_of_a_folder_keeps_to_the_conditions_and_the_exit_codes(log: Path):
+    (log.parent / "empty.log").write_text("")
+    both = answer("parse", log.parent, "--steps", "--json")
+    assert [len(entry["steps"]) for entry in both] == [0, 41]
+    (one,) = answer("parse", log.parent, "--steps", "--json", "--where", "status=ok")
+    assert one["file"] == str(log)
+    (log.parent / "gone.log").symlink_to("nowhere")
+    assert paceline("parse", log.parent / "gone.log", "--steps").returncode == 1
+
+
+def test_a_name_over_two_lines_is_one_row(log: Path):
+    log.rename(log.parent / "a\nb.log")
+    assert len(paceline("parse", log.parent).stdout.splitlines()) == 2
+
+
+def test_a_log_with_a_lost_loss_is_imported_with_that_status(tmp_path: Path):
+    path = tmp_path / "train-\udcff.log"
+    path.write_text(megatron_log(noisy(20, 5.7)) + megatron_line(21, 5.7, loss="nan"))
+    result = answer("import", path, "--runs-dir", tmp_path / "runs", "--json")
+    assert result["status"] == "nan" and "step 21" in result["reason"]
+    (steps,) = (tmp_path / "runs").glob("*/steps.jsonl")
+    last = json.loads(steps.read_text().splitlines()[-1])
+    assert last["step"] == 21 and last["loss"] is None
+    (kept,) = (tmp_path / "runs").glob("*/logs/*")
+    assert kept.name == "train-?.log" and kept.read_bytes() == path.read_bytes()
+
+
+def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
+    (path := tmp_path / "train.log").write_text(chat_log("943.455"))
+    result = answer("import", path, "--recipe", "opt-350m-sft", "--device", "H100-SXM", "--dtype",
+                    "fp16", "--runs-dir", tmp_path / "runs", "--json")  # fmt: skip
+    assert result["verdict"]["kind"] == "pass" and result["references"][0]["comparable"]
+    shown = paceline("show", "last", "--runs-dir", tmp_path / "runs").stdout
+    assert "mean, as printed" in shown and "median" not in shown
+    (page,) = (tmp_path / "runs").glob("*/report.html")
+    assert "as the source prints it" in page.read_text()
+
+
+def test_few_steps_are_not_judged_and_the_report_says_why(tmp_path: Path):
+    (path := tmp_path / "train.log").write_text(maxtext_log([2.0] * 3))
+    shown = paceline("import", path, "--runs-dir", tmp_path / "runs").stdout
+    assert "train.log · maxtext log" in shown and "fewer than 5 steady step lines" in shown

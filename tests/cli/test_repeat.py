@@ -65,7 +65,7 @@ def test_the_group_can_be_listed_and_its_history_seen(pair: tuple[Path, dict[str
     rows = json.loads(paceline("list", "--where", "group=ab-a", "--json", runs=runs).stdout)
     assert len(rows) == 2
     text = paceline("history", "tiny-llama", runs=runs).stdout
-    assert "in 2 series" in text and "seq_len 64" in text and "seq_len 32" in text
+    assert "in 2 series" in text and "seq 64" in text and "seq 32" in text
 
 
 def test_the_printed_command_compares_the_two(pair: tuple[Path, dict[str, Any], str]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,13 @@ def counted(convention: str) -> float:
 def test_a_figure_that_follows_is_not_listed():
     figures = [Printed("tflops_per_device", 1004.0, 1000.0, "FLOP/s")]
     assert find_disagreements(facts(), figures) == ()
+
+
+def test_rounding_is_that_of_the_column_not_of_a_figure_that_happens_to_be_round():
+    round_one = Printed("tflops_per_device", 4e14, 4.06e14, "FLOP/s")
+    assert find_disagreements(facts(), [round_one]) == ()
+    (found,) = find_disagreements(facts(), [replace(round_one, rounding=1e-5)])
+    assert found.printed == 4e14
 
 
 def test_a_disagreement_carries_both_figures_and_their_ratio():

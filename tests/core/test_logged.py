@@ -104,7 +104,7 @@ def test_a_restart_is_kept_and_said():
     log = logged(1, 2, 3, 4, 5, 3, 4, 5, 6)
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5, 3, 4, 5, 6]
-    assert log.remarks[0].startswith("the step numbers start again 1 times (a restart")
+    assert log.remarks[0].startswith("the step numbers start again, 1 x (a restart")
 
 
 def test_swapped_neighbours_are_said():

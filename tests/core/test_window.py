@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.window import band_half_width, relative_drift, steady_window, warmup_steps
+from paceline.core.window import (
+    NoStepError,
+    band_half_width,
+    choose_window,
+    relative_drift,
+    steady_window,
+    warmup_steps,
+)
 from tests.example import make_steps, noisy
 
 
@@ -106,3 +113,28 @@ def test_a_machine_that_gets_busy_is_called_drifting_however_wide_the_band():
     rng = np.random.default_rng(0)
     times = [0.3 * (1 + i / 30 + abs(rng.normal(0, 0.3))) for i in range(60)]
     assert steady_window(make_steps(times)).record.state == "drifting"
+
+
+@pytest.mark.parametrize(("before", "behind"), [(0, 0), (2, 0), (0, 1), (3, 2)])
+def test_lines_without_a_time_at_both_ends_leave_a_slice_that_costs_no_memory(
+    before: int, behind: int
+):
+    nothing = float("nan")
+    window = steady_window(make_steps([nothing] * before + [0.2] * 20 + [nothing] * behind))
+    assert window.rows == slice(before, before + 20) and window.record.n == 20
+    assert (window.record.first_step, window.record.last_step) == (before + 1, before + 20)
+
+
+@pytest.mark.parametrize("times", [[], [float("nan")] * 3])
+def test_no_times_are_no_window(times: list[float]):
+    record = steady_window(make_steps(times)).record
+    assert (record.state, record.n) == ("none", 0)
+
+
+def test_a_rule_that_picks_nothing_is_told_from_what_is_no_rule():
+    steps = make_steps([0.2] * 10)
+    with pytest.raises(NoStepError, match="none of the 10"):
+        choose_window(steps, "35:44")
+    with pytest.raises(ValueError, match="no rule") as refused:
+        choose_window(steps, "35")
+    assert not isinstance(refused.value, NoStepError)

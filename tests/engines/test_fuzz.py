@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import time
 from pathlib import Path
 
@@ -56,8 +57,6 @@ def test_a_log_with_some_of_it_overwritten(name: str, data: st.DataObject):
 @given(data=st.data())
 def test_a_log_with_other_numbers_in_it(name: str, data: st.DataObject):
     """Each run of digits, whole numbers and decimals, may become something that no log prints."""
-    import re
-
     seen = 0
     chosen = data.draw(st.sets(st.integers(0, 200), max_size=8))
 
@@ -129,6 +128,37 @@ def test_the_whole_way_from_a_damaged_file_to_a_status(folder: Path, data: st.Da
     path = folder / "a.log"
     path.write_bytes(gzip.compress(content) if packed else content)
     check_parse(path)
+
+
+FOUND = {
+    "an argument whose line another one has torn": (
+        "megatron",
+        b"  hidden_size ......... 4096\n  num_layers ......... 2\n" + b"-\n" * 60
+        + b"  hidden_size .. 8192\n" + SAMPLES["megatron"].line(1, 1.0),
+    ),
+    "a count of 309 digits": (
+        "megatron",
+        SAMPLES["megatron"].line(1, 1.0).replace(b"nan iterations:   0", b"nan iterations: 1e308"),
+    ),
+    "step times of zero": (
+        "maxtext", re.sub(rb"seconds: [0-9.]+", b"seconds: 0.000", log_text("maxtext", TIMES)),
+    ),
+    "a step number beyond 64 bit": (
+        "nemo2", SAMPLES["nemo2"].line(3, 1.0).replace(b"iteration 3", b"iteration " + b"9" * 19),
+    ),
+    "figures beyond 32 bit": (
+        "maxtext", re.sub(rb"(: )[0-9.]+,", rb"\g<1>1e99,", log_text("maxtext", TIMES)),
+    ),
+}  # fmt: skip
+"""What broke a promise once."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_found_once_is_not_found_again(what: str, folder: Path):
+    name, content = FOUND[what]
+    check_read(dialects()[name], content)
+    (folder / "found.log").write_bytes(content)
+    check_parse(folder / "found.log")
 
 
 def near_matches(name: str) -> list[bytes]:

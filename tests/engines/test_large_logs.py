@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from paceline.logfile import MAX_LINE_BYTES
+from tests.engines.promises import check_parse
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "parse_speed.py"
 SIZE = 12 << 20
 FILES = ("maxtext", "no line end", "carriage returns only", "near matches", "zeros in gzip")
@@ -45,3 +48,14 @@ def test_what_is_no_log_is_said_to_be_none(rows, file):
 
 def test_the_memory_of_the_reading_process_is_measured(rows):
     assert all(20 < row["peak_mib"] < 120 for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    "content", [b"x", b"completed step: 1, seconds: 1.5, "], ids=["x", "steps"]
+)
+def test_lines_that_were_cut_are_reported(content, tmp_path):
+    path = tmp_path / "a.log"
+    path.write_bytes(content * (3 * MAX_LINE_BYTES // len(content)) + b"\n")
+    document = check_parse(path)
+
+    assert "lines longer than 1 MiB, of which the rest was left out: 1" in document["warnings"]

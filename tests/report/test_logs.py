@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from paceline.report.logs import (
     log_lines,
     log_row,
     series_csv,
+    series_json,
     series_rows,
 )
 from tests.example import noisy
@@ -71,3 +73,22 @@ def test_a_long_series_goes_out_whole():
     text = "".join(series_csv(steps, "a,b.log", header=True))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 25_000 and rows[-1]["step"] == "24999" and rows[0]["file"] == "a,b.log"
+
+
+def test_a_series_in_json_is_one_document_however_long():
+    for count in (0, 1, 25_000):
+        steps = Steps.of(Step(n, step_time_s=1 / (n + 1)) for n in range(count))
+        document = json.loads("".join(series_json('a"b.log', "ok", steps)))
+        assert (document["file"], document["status"]) == ('a"b.log', "ok")
+        assert document["steps"] == series_rows(steps) and len(document["steps"]) == count
+
+
+def test_a_name_over_two_lines_stays_on_one(document):
+    lines = list(log_lines(document.model_copy(update={"file": "a\nb.log"})))
+    assert lines[0].startswith("a b.log · ")
+
+
+def test_a_share_is_told_in_per_cent():
+    finding = Disagreement(figure="mfu", printed=0.40, computed=0.41, unit="fraction",
+                           ratio=0.9756, cause="rounding")  # fmt: skip
+    assert "prints 40.00 %, its own speed gives 41.00 % (" in disagreement_text(finding)
