@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paceline.core.stepchange import fit_series
+from paceline.core.over_time.stepchange import fit_series
 from paceline.core.steps import FloatColumn
 from paceline.rundir import write_text
 from tests.step_series import NOISE, drifting, found_at, lasting_noise, noise, stepped

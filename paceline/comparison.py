@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 from paceline import references
-from paceline.core.comparability import Likeness, likeness
+from paceline.core.cells.printed import read_printed
+from paceline.core.compare.comparability import Likeness, likeness
+from paceline.core.compare.sides import AS_PRINTED, Member, Side, figure
 from paceline.core.facts import Facts
-from paceline.core.printed import read_printed
 from paceline.core.result import Metric, ReferenceComparison, WindowRecord
-from paceline.core.sides import AS_PRINTED, Member, Side, figure
 from paceline.errors import UserError
 from paceline.recipe import Recipe, load_recipe
 from paceline.references import Row

@@ -13,16 +13,16 @@ from pydantic import ValidationError
 
 from paceline import references
 from paceline.comparison import nearest_row, published_side, timed
-from paceline.core.comparability import KEYS
-from paceline.core.environment import environment_items
-from paceline.core.equivalence import MARGIN
+from paceline.core.compare.comparability import KEYS
+from paceline.core.compare.equivalence import MARGIN
+from paceline.core.compare.judge import judge
+from paceline.core.compare.judgement import Comparison
+from paceline.core.compare.sides import Member, Side, printed_step_s
 from paceline.core.facts import Facts
-from paceline.core.judge import judge
-from paceline.core.judgement import Comparison
+from paceline.core.logs.parsed import ParsedLog
 from paceline.core.metrics import METRICS
-from paceline.core.parsed import ParsedLog
+from paceline.core.over_time.environment import environment_items
 from paceline.core.result import Result
-from paceline.core.sides import Member, Side, printed_step_s
 from paceline.errors import UserError, did_you_mean
 from paceline.imported import RUN_STATUS
 from paceline.outcome import evaluate

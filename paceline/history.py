@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.comparability import likeness
-from paceline.core.directions import better
-from paceline.core.environment import (
+from paceline.core.compare.comparability import likeness
+from paceline.core.compare.directions import better
+from paceline.core.compare.equivalence import MARGIN
+from paceline.core.compare.sides import finite, printed_step_s
+from paceline.core.facts import Facts
+from paceline.core.metrics import METRICS
+from paceline.core.over_time.environment import (
     EnvironmentChange,
     Items,
     environment_changes,
     environment_items,
 )
-from paceline.core.equivalence import MARGIN
-from paceline.core.facts import Facts
-from paceline.core.metrics import METRICS
+from paceline.core.over_time.settings import distinguishing, flat_settings
+from paceline.core.over_time.stepchange import Drift, SeriesFit, StepChange, fit_series
+from paceline.core.over_time.timeline import Change, History, Point, RunSeries, SlowDrift
 from paceline.core.result import Result
-from paceline.core.settings import distinguishing, flat_settings
-from paceline.core.sides import finite, printed_step_s
-from paceline.core.stepchange import Drift, SeriesFit, StepChange, fit_series
-from paceline.core.timeline import Change, History, Point, RunSeries, SlowDrift
 from paceline.errors import PacelineError, UserError, did_you_mean
 from paceline.outcome import evaluate
 from paceline.recipe import load_recipe

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path, PurePath
 
 from paceline.comparison import compare_with_references
+from paceline.core.compare.verdict import single_run_verdict
 from paceline.core.facts import Facts
-from paceline.core.parsed import LogStatus, ParsedLog
+from paceline.core.logs.parsed import LogStatus, ParsedLog
 from paceline.core.result import Result, Status
 from paceline.core.steps import Steps
-from paceline.core.verdict import single_run_verdict
 from paceline.core.window import stretch_around
 from paceline.errors import UserError
 from paceline.logfacts import Given

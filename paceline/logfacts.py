@@ -11,7 +11,7 @@ from paceline.core.facts import Facts
 from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
-from paceline.core.logged import Fact, Logged
+from paceline.core.logs.logged import Fact, Logged
 from paceline.core.window import check_rule
 from paceline.engines import dialect
 from paceline.errors import UserError, did_you_mean

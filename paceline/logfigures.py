@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.core.completed import completed_steps
-from paceline.core.disagreement import Printed, find_disagreements, last_digit
 from paceline.core.facts import Facts
-from paceline.core.logged import Dialect, Logged
+from paceline.core.logs.completed import completed_steps
+from paceline.core.logs.disagreement import Printed, find_disagreements, last_digit
+from paceline.core.logs.logged import Dialect, Logged
+from paceline.core.logs.parsed import Disagreement
 from paceline.core.metrics import Measured, measure, measured
-from paceline.core.parsed import Disagreement
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import Step, Steps

@@ -15,12 +15,12 @@ from signal import Signals
 import numpy as np
 
 from paceline.comparison import compare_with_references
+from paceline.core.compare.verdict import single_run_verdict
 from paceline.core.facts import Facts
 from paceline.core.metrics import Measured, measure, measured
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
 from paceline.core.result import Metric, Result, Status, WindowRecord
 from paceline.core.steps import Steps
-from paceline.core.verdict import single_run_verdict
 from paceline.core.window import MIN_STEADY, Window, steady_window
 from paceline.engines import engine
 from paceline.events import RankLog

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.completed import completed_steps, paced_steps
 from paceline.core.facts import Facts
-from paceline.core.logged import Dialect, Logged
-from paceline.core.parsed import LogStatus, ParsedLog, step_times
+from paceline.core.logs.completed import completed_steps, paced_steps
+from paceline.core.logs.logged import Dialect, Logged
+from paceline.core.logs.parsed import LogStatus, ParsedLog, step_times
 from paceline.core.result import WindowRecord
 from paceline.core.steps import Steps
 from paceline.core.window import (

@@ -18,10 +18,10 @@ from typing import Any, Literal, Self, cast
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from paceline.core import rates
+from paceline.core.cells.printed import read_printed
 from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
-from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
 from paceline.core.value import Value
 from paceline.errors import UserError, did_you_mean

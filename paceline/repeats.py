@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline import flow
-from paceline.core.comparability import likeness
+from paceline.core.compare.comparability import likeness
+from paceline.core.compare.judgement import Comparison
 from paceline.core.facts import Facts, facts_of
-from paceline.core.grouped import GroupResult, SeriesResult, group_figures, has_figure
-from paceline.core.judgement import Comparison
+from paceline.core.over_time.grouped import GroupResult, SeriesResult, group_figures, has_figure
+from paceline.core.over_time.settings import distinguishing, flat_settings
 from paceline.core.result import Result
-from paceline.core.settings import distinguishing, flat_settings
 from paceline.errors import SystemFaultError, UserError
 from paceline.gate import Gate, compare_runs
 from paceline.outcome import evaluate

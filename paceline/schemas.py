@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from paceline.core.grouped import SeriesResult
+from paceline.core.compare.judgement import Comparison
 from paceline.core.hardware import Cluster, Device, Link
-from paceline.core.judgement import Comparison
-from paceline.core.parsed import ParsedLog
+from paceline.core.logs.parsed import ParsedLog
+from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
 from paceline.events import EndEvent, StartEvent, StepEvent
 from paceline.probe.gemm import GemmProbe

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.compare.sides import Member, Side
 from paceline.core.facts import Facts, facts_of
 from paceline.core.result import Metric, WindowRecord
-from paceline.core.sides import Member, Side
 from tests.example import make_spec
 
 FACTS = facts_of(make_spec())

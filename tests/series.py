@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.contrast import Finding, weigh
-from paceline.core.equivalence import Change
+from paceline.core.compare.contrast import Finding, weigh
+from paceline.core.compare.equivalence import Change
 from paceline.core.steps import Steps
 from paceline.core.window import steady_window
 

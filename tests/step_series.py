@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core.stepchange import SeriesFit
+from paceline.core.over_time.stepchange import SeriesFit
 from paceline.core.steps import FloatColumn
 
 NOISE = 0.004

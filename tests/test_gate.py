@@ -17,11 +17,11 @@ from paceline.comparison import (
     row_likeness,
     timed,
 )
+from paceline.core.compare.judge import judge
+from paceline.core.compare.sides import Member, Side
+from paceline.core.compare.verdict import single_run_verdict
 from paceline.core.facts import Facts
-from paceline.core.judge import judge
 from paceline.core.result import WindowRecord
-from paceline.core.sides import Member, Side
-from paceline.core.verdict import single_run_verdict
 from paceline.errors import UserError
 from paceline.gate import Gate, compare_runs, compare_with_reference, parse_margin, side_of
 from paceline.outcome import evaluate

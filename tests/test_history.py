@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.facts import Facts, facts_of
 from paceline.core.layout import Layout
-from paceline.core.timeline import History, RunSeries
+from paceline.core.over_time.timeline import History, RunSeries
 from paceline.errors import UserError
 from paceline.history import recipe_history, recipe_named
 from paceline.rundir import (

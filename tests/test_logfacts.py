@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.logged import Fact, Logged
+from paceline.core.logs.logged import Fact, Logged
 from paceline.errors import UserError
 from paceline.logfacts import Given, all_facts
 

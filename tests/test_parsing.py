@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.parsed import ParsedLog
+from paceline.core.logs.parsed import ParsedLog
 from paceline.errors import UserError
 from paceline.logfacts import Given
 from paceline.parsing import log_files, parse_log

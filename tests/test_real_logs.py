@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.parsed import ParsedLog
+from paceline.core.logs.parsed import ParsedLog
 from paceline.core.window import MIN_STEADY
 from paceline.logfacts import Given
 from paceline.parsing import Parsing, log_files, parse_log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline import flow
-from paceline.core.grouped import SeriesResult
+from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
 from paceline.errors import SystemFaultError, UserError
 from paceline.flow import CancelledRunError, UnwrittenReportError

@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline import catalog
 from paceline.audit.lines import cells_of, flops_input, inputs_of
+from paceline.core.cells.follow import judge, relation, speed_of
 from paceline.core.flops import CONVENTIONS, flops_per_sample
-from paceline.core.follow import judge, relation, speed_of
 from paceline.references import Row
 
 MIN_ROWS = 3

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline import catalog
 from paceline.core import rates
+from paceline.core.cells.quantity import Quantity
 from paceline.core.flops import (
     CONVENTIONS,
     FlopsInput,
@@ -13,7 +14,6 @@ from paceline.core.flops import (
     hardware_flops_per_token,
 )
 from paceline.core.hardware import Dtype
-from paceline.core.quantity import Quantity
 from paceline.errors import UserError, did_you_mean
 
 HARDWARE = "+recompute"

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline import catalog
+from paceline.core.cells.printed import read_printed
 from paceline.core.flops import CONVENTIONS
 from paceline.core.layout import Layout
-from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
 from paceline.errors import UserError, did_you_mean
 from paceline.recipe import recipe_names

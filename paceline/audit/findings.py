@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from paceline.audit.lines import lines_of
-from paceline.core.crosscheck import Verdict, check
-from paceline.core.follow import Cell
-from paceline.core.printed import like
-from paceline.core.rank_list import left_out, read_ranks
+from paceline.core.cells.crosscheck import Verdict, check
+from paceline.core.cells.follow import Cell
+from paceline.core.cells.printed import like
+from paceline.core.cells.rank_list import left_out, read_ranks
 from paceline.references import Row
 
 NO_FIGURE = "no figure is printed"

@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import cache
 
 from paceline import catalog
-from paceline.core.agreement import Line
-from paceline.core.causes import Options
+from paceline.core.cells.agreement import Line
+from paceline.core.cells.causes import Options
+from paceline.core.cells.follow import Cell, Inputs, speed_of
+from paceline.core.cells.printed import Interval, exactly, read_printed
 from paceline.core.flops import (
     CONVENTIONS,
     FlopsInput,
@@ -16,8 +18,6 @@ from paceline.core.flops import (
     flops_per_sample,
     model_flops_per_token,
 )
-from paceline.core.follow import Cell, Inputs, speed_of
-from paceline.core.printed import Interval, exactly, read_printed
 from paceline.core.shape import DecoderShape, LoraSpec, LoraTarget, linear_sizes, num_parameters
 from paceline.errors import UserError
 from paceline.recipe import load_recipe

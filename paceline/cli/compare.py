@@ -10,7 +10,7 @@ import typer
 from paceline.cli.options import Json, RunsDir
 
 if TYPE_CHECKING:
-    from paceline.core.judgement import Comparison
+    from paceline.core.compare.judgement import Comparison
 
 VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict; every other verdict fails the gate (3)."""

@@ -12,8 +12,8 @@ from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_
 
 if TYPE_CHECKING:
     from paceline.audit.conversion import Conversion, Peaks, Side
+    from paceline.core.cells.quantity import Quantity
     from paceline.core.flops import FlopsInput
-    from paceline.core.quantity import Quantity
 
 
 def convert(
@@ -68,7 +68,7 @@ def convert(
 
       paceline convert 12.5s --model llama31-70b --global-batch 128 --gpus 64
     """
-    from paceline.core.quantity import read_quantity
+    from paceline.core.cells.quantity import read_quantity
 
     quantity = read_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
@@ -110,7 +110,7 @@ def _flops_input(
 def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: str | None) -> Peaks:
     from paceline import catalog
     from paceline.audit.conversion import peaks_of
-    from paceline.core.quantity import read_flops_per_s
+    from paceline.core.cells.quantity import read_flops_per_s
 
     return peaks_of(
         device, catalog.dtype(dtype) if dtype else None,

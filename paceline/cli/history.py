@@ -11,7 +11,7 @@ from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat, Where
 
 if TYPE_CHECKING:
-    from paceline.core.timeline import History
+    from paceline.core.over_time.timeline import History
 
 
 def history(

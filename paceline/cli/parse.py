@@ -35,7 +35,7 @@ from paceline.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from paceline.core.parsed import ParsedLog
+    from paceline.core.logs.parsed import ParsedLog
     from paceline.logfacts import Given
     from paceline.parsing import Parsing
 

@@ -13,7 +13,7 @@ from paceline.cli.options import ReportFormat
 from paceline.cli.plans import Execution, plan_content, print_plan, tell_notices
 
 if TYPE_CHECKING:
-    from paceline.core.grouped import SeriesResult
+    from paceline.core.over_time.grouped import SeriesResult
     from paceline.core.result import Result
     from paceline.errors import SystemFaultError
     from paceline.flow import Watcher

@@ -12,7 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from paceline.core.logged import Dialect
+from paceline.core.logs.logged import Dialect
 from paceline.core.run import Job, RunSpec
 from paceline.core.steps import Step
 from paceline.errors import UserError, did_you_mean

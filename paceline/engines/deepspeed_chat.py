@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from paceline.core.logged import Dialect, Logged, decimal_step, numbers, whole_numbers
-from paceline.core.records import NUMBER, watched
+from paceline.core.logs.logged import Dialect, Logged, decimal_step, numbers, whole_numbers
+from paceline.core.logs.records import NUMBER, watched
 from paceline.core.steps import IntColumn
-from paceline.engines.deepspeed_settings import Settings
+from paceline.engines.reading.deepspeed_settings import Settings
 from paceline.units import GIB, TERA
 
 __all__ = ["DIALECT"]

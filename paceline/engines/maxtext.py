@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from paceline.core.logged import Dialect, Logged, excerpt, numbers, whole_numbers
-from paceline.core.records import NUMBER, keep_whole_numbers, note_decimals, product, watched
+from paceline.core.logs.logged import Dialect, Logged, excerpt, numbers, whole_numbers
+from paceline.core.logs.records import NUMBER, keep_whole_numbers, note_decimals, product, watched
 from paceline.units import GIB, TERA
 
 __all__ = ["DIALECT"]

@@ -10,11 +10,11 @@ from importlib import resources
 from typing import Any
 
 from paceline.core.layout import Layout
-from paceline.core.logged import Dialect
+from paceline.core.logs.logged import Dialect
 from paceline.core.run import Job, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.steps import Step
-from paceline.engines import native_lines, native_log
+from paceline.engines.reading import native_lines, native_log
 from paceline.events import StepEvent, read_events, read_rank, to_step
 
 __all__ = ["DIALECT", "job", "missing", "read_rank", "settings", "steps", "unsupported"]

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from paceline.core.logged import Dialect, Logged, numbers, whole_numbers
-from paceline.core.records import Records, field, note_resolution, watched
+from paceline.core.logs.logged import Dialect, Logged, numbers, whole_numbers
+from paceline.core.logs.records import Records, field, note_resolution, watched
 from paceline.core.steps import IntColumn
-from paceline.engines.nemo_settings import ENDS, Settings
+from paceline.engines.reading.nemo_settings import ENDS, Settings
 from paceline.units import TERA
 
 __all__ = ["DIALECT"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.core.logged import Dialect, Logged, excerpt, whole_numbers
-from paceline.core.records import (
+from paceline.core.logs.logged import Dialect, Logged, excerpt, whole_numbers
+from paceline.core.logs.records import (
     Records,
     field,
     keep_whole_numbers,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.core.judgement import Comparison, MetricComparison, SideSummary
-from paceline.core.phrases import signed
+from paceline.core.compare.judgement import Comparison, MetricComparison, SideSummary
+from paceline.core.compare.phrases import signed
 from paceline.report.figures import printable, written
 from paceline.report.tables import md_text
 from paceline.units import percent, significant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.core.grouped import GroupResult, SeriesResult, has_figure
+from paceline.core.over_time.grouped import GroupResult, SeriesResult, has_figure
 from paceline.core.result import Result
 from paceline.report.comparison import headline
 from paceline.report.figures import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from paceline.core.judgement import Comparison, MetricComparison
-from paceline.core.phrases import change_text
+from paceline.core.compare.judgement import Comparison, MetricComparison
+from paceline.core.compare.phrases import change_text
 from paceline.report.comparison import finding_lines, summary_lines
 from paceline.report.figures import printable
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.facts import Facts
-from paceline.core.parsed import Disagreement, ParsedLog
+from paceline.core.logs.parsed import Disagreement, ParsedLog
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.steps import FLOATS, Steps
 from paceline.report.figures import interval_name, one_line, plus_minus, value_text, written

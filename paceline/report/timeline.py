@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.core.directions import is_speed
-from paceline.core.timeline import Change, History, RunSeries, SlowDrift
+from paceline.core.compare.directions import is_speed
+from paceline.core.over_time.timeline import Change, History, RunSeries, SlowDrift
 from paceline.report.figures import printable, written
 from paceline.report.tables import md_text
 from paceline.units import percent

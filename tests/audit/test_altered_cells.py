@@ -18,8 +18,8 @@ import pytest
 from paceline import references
 from paceline.audit import audit_rows
 from paceline.audit.lines import lines_of
-from paceline.core.crosscheck import Verdict, check
-from paceline.core.printed import like
+from paceline.core.cells.crosscheck import Verdict, check
+from paceline.core.cells.printed import like
 from paceline.references import Row
 
 CHANGE = 0.005

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.audit.conversion import HARDWARE, Peaks, convert, from_step_time, peaks_of
+from paceline.core.cells.quantity import Quantity
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
-from paceline.core.quantity import Quantity
 from paceline.errors import UserError
 from tests.shapes import LLAMA_8B, LLAMA_70B, LLAMA_405B, OPT_13B, OPT_13B_LORA
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.repeat import exit_code
-from paceline.core.grouped import GroupResult, SeriesResult
+from paceline.core.over_time.grouped import GroupResult, SeriesResult
 from tests.cli.test_errors import paceline
 from tests.test_flow import SMALL, assert_gone, start
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.core.agreement import Line
-from paceline.core.causes import Options
-from paceline.core.follow import Cell, Inputs, relation
-from paceline.core.printed import exactly, read_printed
+from paceline.core.cells.agreement import Line
+from paceline.core.cells.causes import Options
+from paceline.core.cells.follow import Cell, Inputs, relation
+from paceline.core.cells.printed import exactly, read_printed
 
 UNITS = {"mfu": 0.01}
 DIGITS = {"step_time_s": ".2f", "tokens_per_s": ".0f", "mfu": ".2f", "days": ".2f"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.logged import FACT_NAMES, FIGURE_NAMES, Dialect, Logged
+from paceline.core.logs.logged import FACT_NAMES, FIGURE_NAMES, Dialect, Logged
 from paceline.core.steps import FLOATS
 from paceline.logfacts import Given
 from paceline.logfile import BLOCK_BYTES, LogFile

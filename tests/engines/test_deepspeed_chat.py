@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.engines.deepspeed_chat import DIALECT
 from paceline.logfile import LogFile
 from paceline.units import GIB, TERA

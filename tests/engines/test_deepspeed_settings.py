@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.logged import Fact, Logged
-from paceline.engines.deepspeed_settings import Settings, model_name
+from paceline.core.logs.logged import Fact, Logged
+from paceline.engines.reading.deepspeed_settings import Settings, model_name
 
 
 def facts(text: str) -> dict[str, Fact]:

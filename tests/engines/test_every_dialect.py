@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.logged import Dialect
+from paceline.core.logs.logged import Dialect
 from paceline.engines import dialect, dialects
 from paceline.errors import UserError
 from paceline.parsing import detect

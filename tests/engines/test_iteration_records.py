@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from paceline.engines import iteration_records
-from paceline.engines.iteration_records import Fields, last_record, whole_records
+from paceline.engines.reading import iteration_records
+from paceline.engines.reading.iteration_records import Fields, last_record, whole_records
 from tests.engines.megatron_lines import record
 
 WANTED = re.compile(rb"lm loss|grad norm|TFLOPs")

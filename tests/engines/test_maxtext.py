@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.engines.maxtext import DIALECT
 from paceline.units import GIB
 from tests.engines.promises import check_read

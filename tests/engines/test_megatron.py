@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.engines.megatron import DIALECT
 from paceline.logfile import LogFile
 from paceline.parsing import detect

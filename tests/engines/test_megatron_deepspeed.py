@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.engines import megatron
 from paceline.engines.megatron_deepspeed import DIALECT
 from paceline.logfile import LogFile

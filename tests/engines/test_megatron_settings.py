@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.logged import Logged
-from paceline.engines.megatron_settings import Settings
+from paceline.core.logs.logged import Logged
+from paceline.engines.reading.megatron_settings import Settings
 from tests.engines.megatron_lines import record
 
 MIB, GB = 2**20, 10**9

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.mllog import MlRecord, number, record_of, records, whole
+from paceline.engines.reading.mllog import MlRecord, number, record_of, records, whole
 
 
 def line(key: str = "run_start", value: Any = None, **metadata: Any) -> bytes:

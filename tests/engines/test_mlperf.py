@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.core.steps import Steps
 from paceline.engines.mlperf import DIALECT
 from paceline.logfile import LogFile

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.logged import Logged
-from paceline.engines.mlperf_system import System
+from paceline.core.logs.logged import Logged
+from paceline.engines.reading.mlperf_system import System
 
 LAUNCH = ":::DLPAL reg/image:1 174 18 node[01-18] 'unknown' GB300_18x4x1xtp2pp3cp4_8b\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.engines.native import DIALECT
 from tests.engines.promises import check_read
 from tests.test_events import END, START, STEP

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.native_lines import Event, Faults, LineLayout, columns_of, decoded, lines_of
+from paceline.engines.reading.native_lines import (
+    Event,
+    Faults,
+    LineLayout,
+    columns_of,
+    decoded,
+    lines_of,
+)
 from tests.test_events import STEP
 
 FIGURES = st.one_of(

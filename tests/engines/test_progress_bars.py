@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.progress_bars import BarTimes
+from paceline.engines.reading.progress_bars import BarTimes
 
 REAL_BARS = ((96, 3.74), (97, 3.68), (98, 3.64), (99, 3.61), (100, 3.58))
 """The end of a public run, of which the log says in another way that its steps took 3.53 s."""

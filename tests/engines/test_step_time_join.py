@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.core.logged import Logged
+from paceline.core.logs.logged import Logged
 from paceline.core.steps import FloatColumn
-from paceline.engines.step_time_join import MOST_WAITING, STEP_TIME, StepTimeJoin
+from paceline.engines.reading.step_time_join import MOST_WAITING, STEP_TIME, StepTimeJoin
 
 FLOPS = "flops_per_s_per_device"
 WORK_TFLOP = 6746.0

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paceline.core.logged import Dialect, Logged
+from paceline.core.logs.logged import Dialect, Logged
 from paceline.core.steps import FLOATS
 from paceline.engines import megatron, megatron_deepspeed
-from paceline.engines.iteration_records import RECORD
-from paceline.engines.wrapped_records import Wrapping
+from paceline.engines.reading.iteration_records import RECORD
+from paceline.engines.reading.wrapped_records import Wrapping
 from tests.engines.megatron_lines import MS, S, column, read, record
 from tests.engines.promises import check_read
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from paceline.core.compare.verdict import single_run_verdict
 from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
@@ -17,7 +18,6 @@ from paceline.core.result import ReferenceComparison, Result, Status, Verdict
 from paceline.core.run import Data, RunSpec, Training
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
-from paceline.core.verdict import single_run_verdict
 from paceline.core.window import steady_window
 from paceline.report.page import RunReport
 from paceline.units import GIB

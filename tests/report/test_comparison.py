@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.core.judge import judge
-from paceline.core.judgement import Comparison
-from paceline.core.phrases import signed
-from paceline.core.sides import Side
+from paceline.core.compare.judge import judge
+from paceline.core.compare.judgement import Comparison
+from paceline.core.compare.phrases import signed
+from paceline.core.compare.sides import Side
 from paceline.report.comparison import (
     MOST_CAUSES,
     comparison_md,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.core.grouped import GroupResult, SeriesResult, group_figures, has_figure
+from paceline.core.over_time.grouped import GroupResult, SeriesResult, group_figures, has_figure
 from paceline.core.result import Result
 from paceline.outcome import evaluate
 from paceline.report.group import configuration, group_lines, group_rows, run_text, series_lines

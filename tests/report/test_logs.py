@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.parsed import Disagreement
+from paceline.core.logs.parsed import Disagreement
 from paceline.core.steps import Step, Steps
 from paceline.logfacts import Given
 from paceline.parsing import parse_log

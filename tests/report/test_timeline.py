@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.timeline import History
+from paceline.core.over_time.timeline import History
 from paceline.history import recipe_history
 from paceline.report.timeline import (
     BLOCKS,

@@ -15,11 +15,11 @@ import paceline
 from paceline import catalog, references
 from paceline.audit.lines import flops_input, inputs_of, lines_of
 from paceline.core import rates
-from paceline.core.crosscheck import check
+from paceline.core.cells.crosscheck import check
+from paceline.core.cells.printed import exactly, read_printed
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
 from paceline.core.memory import memory_per_device
-from paceline.core.printed import exactly, read_printed
 from paceline.references import Row
 from tests.shapes import SHAPES
 

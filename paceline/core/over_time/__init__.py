@@ -1,0 +1,1 @@
+"""Runs over time: groups of repeats, step changes, and what changed around them."""

@@ -1,0 +1,1 @@
+"""How the engines' dialects are read, where that takes more than one file."""
