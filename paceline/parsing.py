@@ -165,7 +165,15 @@ def _read(path: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
         reported = reported_figures(steps_of_window, log)
         document = document.model_copy(update={"metrics": rates, "reported": reported})
         document = _with_figures(document, per_sample) if per_sample else _with_rates(document)
-    return Parsing(document, steps, log, window)
+    return Parsing(_with_convention(document, kind), steps, log, window)
+
+
+def _with_convention(document: ParsedLog, kind: Dialect) -> ParsedLog:
+    """`document` with the count that current versions of the framework print FLOP/s in."""
+    if kind.convention is None or "tflops_per_device" not in document.reported:
+        return document
+    said = {"printed_flops": f"{kind.convention} in current versions of {kind.title}"}
+    return document.model_copy(update={"conventions": {**document.conventions, **said}})
 
 
 def _as_given(window: Steps, given: Given) -> Steps:

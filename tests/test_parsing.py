@@ -313,3 +313,10 @@ def test_a_figure_that_happens_to_be_round_is_still_held_against_ours(tmp_path: 
     lines = [megatron_line(n, 5.7, tflops=v) for n, v in enumerate(tflops, start=1)]
     log = parsed(tmp_path, "".join(lines), replace(LLAMA, convention="causal"))
     assert [d.figure for d in log.disagreements] == ["tflops_per_device"]  # 1200 against 1183.6
+
+
+def test_the_count_of_printed_flops_is_named(tmp_path: Path):
+    log = parsed(tmp_path, megatron_log(steady(), tflops=1183.6), LLAMA)
+    assert log.conventions["printed_flops"] == "causal in current versions of Megatron-LM"
+    silent = parsed(tmp_path, megatron_log(steady()), LLAMA)
+    assert "printed_flops" not in silent.conventions
