@@ -12,10 +12,12 @@ from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.logs.logged import Fact, Logged
+from paceline.core.shape import DecoderShape, num_parameters
 from paceline.core.window import check_rule
 from paceline.engines import dialect
 from paceline.errors import UserError, did_you_mean
 from paceline.recipe import Recipe, load_recipe
+from paceline.units import count
 
 AXES = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
 DTYPE_NAMES = {
@@ -23,6 +25,9 @@ DTYPE_NAMES = {
     "torch.float16": "fp16", "float32": "fp32", "torch.float32": "fp32", "float": "fp32",
 }  # fmt: skip
 SIZES = ("global_batch", "seq_len")
+SAME_SIZE = 0.03
+"""Printed counts are rounded to three digits, and may leave out embeddings or count adapters."""
+
 COMPARED = ("dtype", "num_devices", "device")
 
 
@@ -83,6 +88,7 @@ def all_facts(given: Given, engine: str | None, log: Logged) -> tuple[Facts, lis
     notes += [*open_points, *_contradictions(own, said, (*COMPARED, *SIZES))]
     base = _recipe_facts(given.recipe, own.get("num_devices", said.get("num_devices")))
     merged = {"flops_convention": "causal", **base, **said, **own}
+    notes += _another_model(merged.get("model"), log.facts.get("num_parameters"))
     layout = _layout(base.get("layout"), log.facts)
     world_size = merged.get("num_devices")
     if layout and world_size and world_size % layout.model_devices:
@@ -95,6 +101,18 @@ def all_facts(given: Given, engine: str | None, log: Logged) -> tuple[Facts, lis
         {**merged, "layout": layout, "engine": engine, "origin": "imported"}
     )
     return facts, notes
+
+
+def _another_model(model: DecoderShape | None, printed: Fact | None) -> Iterator[str]:
+    """A warning when the log's model has another size than the one named; adapters count little."""
+    if model is None or not isinstance(printed, int | float) or printed <= 0:
+        return
+    named = num_parameters(model)
+    if abs(printed / named - 1) > SAME_SIZE:
+        yield (
+            f"the log's model has {count(printed)} parameters, the one named has {count(named)}: "
+            "FLOP/s and MFU are of another model"
+        )
 
 
 def _contradictions(

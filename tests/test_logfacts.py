@@ -107,3 +107,14 @@ def test_what_is_no_window_is_refused_before_a_log_is_read(rule: str):
         Given(window=rule).check()
     for sound in (None, "auto", "last", "35:44", "skip:5"):
         Given(window=sound).check()
+
+
+def test_a_log_of_another_model_is_told():
+    given = Given(model="llama31-8b")
+    _, notes = all_facts(given, "megatron", Logged(facts={"num_parameters": 6_440_000_000}))
+    assert notes == [
+        "the log's model has 6.44B parameters, the one named has 8.03B: "
+        "FLOP/s and MFU are of another model"
+    ]
+    _, same = all_facts(given, "megatron", Logged(facts={"num_parameters": 8_030_000_000}))
+    assert same == []

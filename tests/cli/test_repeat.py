@@ -17,7 +17,7 @@ from paceline.core.over_time.grouped import GroupResult, SeriesResult
 from tests.cli.test_errors import paceline
 from tests.test_flow import SMALL, assert_gone, start
 
-QUICK = ["run", "tiny-llama", "--no-probe", "--devices", "1", *SMALL, "--set", "steps=12"]
+QUICK = ["run", "tiny-llama", "--no-probe", "--devices", "1", *SMALL, "--set", "steps=40"]
 
 
 @pytest.fixture(scope="module")
