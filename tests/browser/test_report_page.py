@@ -224,7 +224,7 @@ def test_charts_follow_a_change_of_the_window_width(open_page: Open) -> None:
     opened = open_page(html("finished"), 1280)
     opened.page.set_viewport_size({"width": 400, "height": 900})
     opened.page.wait_for_function(
-        "document.querySelector('#chart-step-times svg').width.baseVal.value < 400"
+        "[...document.querySelectorAll('[id^=chart-] svg')].every(s => s.width.baseVal.value < 400)"
     )
     assert text_faults(opened) == []
 
