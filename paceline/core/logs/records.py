@@ -15,12 +15,32 @@ from paceline.core.steps import FloatColumn
 NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24})"
 """A number as programs print it in their step lines."""
 
-OUT_OF_MEMORY = (b"OutOfMemoryError", b"ut of memory", b"oom-kill", b"oom_kill")
+OUT_OF_MEMORY = (
+    b"OutOfMemoryError",
+    b"oom-kill",
+    b"oom_kill",
+    b"std::bad_alloc",
+    b"DefaultCPUAllocator: can't allocate memory",
+)
+"""What programs and kernels write only when memory has run out."""
+
 LARGEST_SETTING = 1 << 62
 
 OF_NUMBERS = b"0123456789.,eE+-"
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _LINE_END = re.compile(rb"[\r\n]|\Z")
+
+# Warnings have these words too, so their neighbours count. A literal at the front of a pattern is
+# searched many times faster than a choice of words: hence the looks back.
+_RAN_OUT = re.compile(
+    rb"ut of memory(?:"
+    rb"(?<=CUDA out of memory)|(?<=HIP out of memory)|(?<=[NX]PU out of memory)"
+    rb"|(?<=CUDA error: out of memory)|(?<=HIP error: out of memory)"
+    rb"|(?<=CUDA driver error: out of memory)"
+    rb"|(?<=Cuda failure 'out of memory)'|(?<=Cuda failure \d 'out of memory)'"
+    rb"|(?<=RESOURCE_EXHAUSTED: Out of memory)|(?<=Ran out of memory) in memory space"
+    rb"|: Kill(?:ed)? process)"
+)
 
 
 def field(name: bytes) -> re.Pattern[bytes]:
@@ -102,8 +122,7 @@ def watched(
     last = b""
     for block in blocks:
         if log.out_of_memory is None:
-            places = [at for at in map(block.find, OUT_OF_MEMORY) if at >= 0]
-            log.out_of_memory = _line_at(block, min(places)) if places else None
+            log.out_of_memory = out_of_memory_line(block)
         if ends is not None and ends in block:
             log.ended = _line_at(block, block.rfind(ends))
         last = block if block.endswith((b"\n", b"\r")) else block.rstrip(OF_NUMBERS)
@@ -111,6 +130,14 @@ def watched(
     tail = last[max(last.rfind(b"\n"), last.rfind(b"\r")) + 1 :]
     if torn is not None and torn.search(tail):
         log.torn = f"the log breaks off within a step line: {excerpt(tail)}"
+
+
+def out_of_memory_line(text: bytes) -> str | None:
+    """The first line that tells of memory that ran out, or None; warnings of it do not count."""
+    places = [at for at in map(text.find, OUT_OF_MEMORY) if at >= 0]
+    if said := _RAN_OUT.search(text):
+        places.append(said.start())
+    return _line_at(text, min(places)) if places else None
 
 
 def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:

@@ -6,6 +6,7 @@ import math
 import re
 
 from paceline.core.logs.logged import Fact, Logged, excerpt, numbers
+from paceline.core.logs.records import out_of_memory_line
 from paceline.engines.reading.iteration_records import last_record
 from paceline.units import GB, MIB
 
@@ -68,17 +69,11 @@ _MEMORY_MIB = re.compile(rb" memory \(MB\) \|([^\r\n]{1,400})")
 _PEAK_MIB = re.compile(rb"(?<!\w)max (allocated|reserved): ([0-9.]{1,24})")
 _PEAK_GB = re.compile(rb"(?<![\w-])mem-max-(allocated|reserved)-gigabytes: ([0-9.]{1,24})")
 
-_OUT_OF_MEMORY = re.compile(
-    rb"OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory|oom[-_]kill"
-    rb"|Out of memory: Killed"
-)
 _ENDED = re.compile(
     rb"\[(?:after training is done|exiting program[^\]\r\n]{0,80})\] datetime[^\r\n]{0,40}"
 )
 
 
-OUT_OF_MEMORY_MARKS = (b"ut of memory", b"OutOfMemory", b"oom-kill", b"oom_kill")
-LINE_BYTES = 400
 MOST_DIGITS = 15
 MOST_RANKS = 1000
 HALF_STEP = 0.00501
@@ -189,11 +184,8 @@ class Settings:
             log.out_of_memory = log.ended = None
         if b"] datetime" in text and (ended := _ENDED.findall(text)):
             log.ended = excerpt(ended[-1])
-        if log.out_of_memory or not any(mark in text for mark in OUT_OF_MEMORY_MARKS):
-            return
-        if match := _OUT_OF_MEMORY.search(text):
-            line = text[match.start() : match.start() + LINE_BYTES]
-            log.out_of_memory = excerpt(line.splitlines()[0])
+        if log.out_of_memory is None:
+            log.out_of_memory = out_of_memory_line(text)
 
 
 def _is_count(text: bytes) -> bool:

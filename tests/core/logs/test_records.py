@@ -15,6 +15,7 @@ from paceline.core.logs.records import (
     last_match,
     note_decimals,
     note_resolution,
+    out_of_memory_line,
     product,
     significant_step,
     watched,
@@ -76,12 +77,48 @@ def test_the_last_word_is_quoted_without_its_colours():
     [
         b"torch.OutOfMemoryError: CUDA out of memory.",
         b"RuntimeError: HIP out of memory. Tried to allocate",
+        b"RuntimeError: XPU out of memory. Tried to allocate 2.00 GiB",
+        b"RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB",
+        b"RuntimeError: CUDA error: out of memory",
+        b"RuntimeError: CUDA driver error: out of memory",
+        b"node-7: NCCL WARN Cuda failure 2 'out of memory'",
+        b"node-7: NCCL WARN Cuda failure 'out of memory'",
         b"slurmstepd: error: Detected 1 oom-kill event(s)",
+        b"slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",
+        b"[ 512.3] Out of memory: Killed process 4711 (python3) total-vm:9kB",
+        b"[ 512.3] Out of memory: Kill process 4711 (python3) score 907",
+        b"[ 512.3] Memory cgroup out of memory: Killed process 4711 (python3)",
+        b"jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9",
+        b"RESOURCE_EXHAUSTED: XLA:TPU compile error. Ran out of memory in memory space hbm.",
+        b"RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
+        b"terminate called after throwing an instance of 'std::bad_alloc'",
     ],
 )
 def test_the_first_sign_of_running_out_of_memory_is_quoted(line: bytes):
-    _, log = run([b"fine\n" + line + b"\n", b"later: out of memory\n"])
+    later = b"torch.OutOfMemoryError: later\n"
+    _, log = run([b"fine\n", b"to avoid out of memory\n" + line + b"\n" + later, later])
     assert log.out_of_memory == line.decode()
+
+
+HARMLESS = (
+    b"WARNING: retrying with half the batch to avoid out of memory",
+    b"UserWarning: to prevent out of memory set expandable_segments:True",
+    b"Out of memory estimates are printed every 100 steps",
+    b"Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB. This is no failure.",
+    b"room for zoom: killed process 7, can't allocate memory pool names, bad_alloc_retries=0",
+)
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_warning_of_memory_is_not_its_end(line: bytes):
+    assert run([b"step 1\n" + line + b"\n", line])[1].out_of_memory is None
+
+
+def test_of_several_signs_the_first_in_the_text_is_quoted():
+    signs = [b"x: HIP out of memory", b"y: std::bad_alloc", b"z: oom_kill"]
+    for first in signs:
+        others = [sign for sign in signs if sign != first]
+        assert out_of_memory_line(b"\r".join([*HARMLESS, first, *others])) == first.decode()
 
 
 def test_a_record_in_an_unfinished_last_line_is_torn():
