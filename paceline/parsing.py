@@ -55,11 +55,6 @@ class Parsing:
     log: Logged
     window: Window | None = None
 
-    def called(self, path: Path) -> Parsing:
-        """The same, of a log by another name."""
-        document = self.document.model_copy(update={"file": as_text(str(path))})
-        return replace(self, document=document)
-
 
 def log_files(paths: list[Path]) -> list[Path]:
     """Every file that `paths` name, folders searched to their ends, each sorted by path.
@@ -87,23 +82,27 @@ def standard_input(paths: list[Path]) -> Iterator[Path]:
         yield copy
 
 
-def parse_log(path: Path, given: Given, *, one_of_many: bool = False) -> Parsing:
+def parse_log(
+    path: Path, given: Given, *, called: Path | None = None, one_of_many: bool = False
+) -> Parsing:
     """What the log at `path` says together with what the user adds.
 
-    Whatever the file holds, the answer is a status. Raises UserError for settings that are not
-    known and for a window that picks no step; of `one_of_many` logs that is a warning.
+    Whatever the file holds, the answer is a status. The user knows the log as `called`, if that is
+    not `path`. Raises UserError for settings that are not known and for a window that picks no
+    step; of `one_of_many` logs that is a warning.
     """
+    shown = called or path
     try:
         fault = _unreadable(path)
         if fault:
-            return _without_steps(path, given, "unreadable", fault)
+            return _without_steps(shown, given, "unreadable", fault)
         file = LogFile(path)
         name = given.engine_name or detect(file)
         if name is None:
-            return _unknown(path, given, file)
-        return _read(path, given, name, one_of_many)
+            return _unknown(shown, given, file)
+        return _read(LogFile(path, dialect(name).begins), shown, given, name, one_of_many)
     except OSError as error:
-        return _without_steps(path, given, "unreadable", error.strerror or str(error))
+        return _without_steps(shown, given, "unreadable", error.strerror or str(error))
 
 
 def as_text(name: str) -> str:
@@ -128,9 +127,8 @@ def _shows(block: bytes, kind: Dialect) -> bool:
     return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
 
 
-def _read(path: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
-    kind = dialect(name)
-    file, log = LogFile(path, kind.begins), Logged()
+def _read(file: LogFile, shown: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
+    kind, log = dialect(name), Logged()
     kind.read(file, log)
     facts, notes = all_facts(given, name, log)
     steps = completed_steps(log.steps(), facts, log)
@@ -138,7 +136,7 @@ def _read(path: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
     if figure is not None:
         steps_of_window, window, printed = figure.steps, figure.window, True
     else:
-        window, missed = _window(path, paced_steps(steps), given, log, one_of_many)
+        window, missed = _window(shown, paced_steps(steps), given, log, one_of_many)
         notes, printed = [*notes, *missed], False
         steps_of_window = _as_given(steps.select(window.rows), given)
     notes += _contradictions(given, window.record)
@@ -146,7 +144,7 @@ def _read(path: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
     rates = figure.rates if figure else rates_of(facts, steps_of_window)
     status, reason = _status(steps, log, file, bool(rates))
     document = ParsedLog(
-        file=as_text(str(path)),
+        file=as_text(str(shown)),
         engine=name,
         status=status,
         reason=reason,
@@ -225,7 +223,7 @@ def _with_rates(document: ParsedLog) -> ParsedLog:
 
 
 def _window(
-    path: Path, steps: Steps, given: Given, log: Logged, one_of_many: bool
+    shown: Path, steps: Steps, given: Given, log: Logged, one_of_many: bool
 ) -> tuple[Window, list[str]]:
     """The window, and a sentence when there is none because the rule picks no step."""
     rule = given.window or "auto"
@@ -237,7 +235,7 @@ def _window(
         numbers = steps.index[np.isfinite(steps["step_time_s"])]
         allowed = f"the log has steps {numbers[0]}-{numbers[-1]}"
         if not one_of_many:
-            raise UserError(f"{path}: --window {rule}", f"{error}; {allowed}") from error
+            raise UserError(f"{shown}: --window {rule}", f"{error}; {allowed}") from error
         nothing = steady_window(steps.select(slice(0, 0)))
         return nothing, [f"--window {rule} {error}; {allowed}"]
 
@@ -276,24 +274,24 @@ def _cut_lines(file: LogFile) -> Iterator[str]:
         yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
 
 
-def _unknown(path: Path, given: Given, file: LogFile) -> Parsing:
+def _unknown(shown: Path, given: Given, file: LogFile) -> Parsing:
     if file.num_bytes == 0 and file.broken_off is None:
-        return _without_steps(path, given, "empty", "the file holds nothing")
+        return _without_steps(shown, given, "empty", "the file holds nothing")
     if file.broken_off:
-        return _without_steps(path, given, "truncated", file.broken_off)
+        return _without_steps(shown, given, "truncated", file.broken_off)
     known = ", ".join(kind.title for kind in dialects().values())
     reason = f"no step line of a known dialect ({known})"
-    found = _without_steps(path, given, "not-a-training-log", reason, file.num_bytes)
+    found = _without_steps(shown, given, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}
     return replace(found, document=found.document.model_copy(update=warnings))
 
 
 def _without_steps(
-    path: Path, given: Given, status: LogStatus, reason: str, num_bytes: int = 0
+    shown: Path, given: Given, status: LogStatus, reason: str, num_bytes: int = 0
 ) -> Parsing:
     facts, _ = all_facts(given, given.engine_name, Logged())
     document = ParsedLog(
-        file=as_text(str(path)), engine=given.engine_name, status=status, reason=reason, facts=facts,
+        file=as_text(str(shown)), engine=given.engine_name, status=status, reason=reason, facts=facts,
         num_bytes=num_bytes,
     )  # fmt: skip
     return Parsing(document, Steps.of([]), Logged())

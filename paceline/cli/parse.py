@@ -131,7 +131,7 @@ def _parsed(paths: list[Path], given: Given, one_of_many: bool) -> Iterator[Pars
         quiet = len(found) < 2 or not sys.stderr.isatty()
         for path in track(found, "reading logs", console=console, transient=True, disable=quiet):
             source = copy if path == STANDARD_INPUT else path
-            yield parse_log(source, given, one_of_many=one_of_many).called(path)
+            yield parse_log(source, given, called=path, one_of_many=one_of_many)
 
 
 def _chosen(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:

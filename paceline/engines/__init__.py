@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Protocol, cast
 
@@ -49,37 +48,45 @@ class Engine(Protocol):
 
 def engine_names() -> list[str]:
     """Every framework that can be started."""
-    return [name for name, module in _modules().items() if hasattr(module, "job")]
+    return [name for name in _names() if hasattr(_module(name), "job")]
 
 
 def engine(name: str) -> Engine:
     """The engine called `name`; raises UserError with the nearest name."""
-    return cast(Engine, _named(name, engine_names()))
+    return cast(Engine, _named(name, "job", engine_names))
 
 
 def dialects() -> dict[str, Dialect]:
     """How the frameworks' logs are read, by engine name, most specific first."""
-    found = {
-        name: module.DIALECT for name, module in _modules().items() if hasattr(module, "DIALECT")
-    }
+    modules = {name: _module(name) for name in _names()}
+    found = {name: m.DIALECT for name, m in modules.items() if hasattr(m, "DIALECT")}
     return dict(sorted(found.items(), key=lambda item: (item[1].precedence, item[0])))
 
 
 def dialect(name: str) -> Dialect:
     """The dialect of the engine called `name`, `-` for `_` allowed; raises UserError."""
-    return cast(Dialect, _named(name.lower().replace("-", "_"), list(dialects())).DIALECT)
+    return cast(Dialect, _named(name.lower().replace("-", "_"), "DIALECT", dialects).DIALECT)
 
 
-@cache
-def _modules() -> dict[str, ModuleType]:
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+def _names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def _named(name: str, names: list[str]) -> Any:
-    if name not in names:
-        raise UserError(
-            f"engine {name!r}", "is unknown", allowed=", ".join(names),
-            remedy=did_you_mean(name, names) or None,
-        )  # fmt: skip
-    return _modules()[name]
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _named(name: str, needed: str, known: Callable[[], Iterable[str]]) -> Any:
+    """The module called `name`, which has what is `needed`; no other is imported for it.
+
+    Raises UserError with the names of those `known`, for which all are imported.
+    """
+    if name in _names():
+        module = _module(name)
+        if hasattr(module, needed):
+            return module
+    names = list(known())
+    raise UserError(
+        f"engine {name!r}", "is unknown", allowed=", ".join(names),
+        remedy=did_you_mean(name, names) or None,
+    )  # fmt: skip

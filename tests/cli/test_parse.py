@@ -65,6 +65,15 @@ def test_the_series_comes_as_csv_json_and_md(log: Path):
 def test_standard_input_is_read(log: Path):
     document = json.loads(paceline("parse", "-", "--json", stdin=log.read_text()).stdout)
     assert (document["n_steps"], document["file"]) == (41, "-")
+    for text in ("", "no log"):
+        assert json.loads(paceline("parse", "-", "--json", stdin=text).stdout)["file"] == "-"
+
+
+@pytest.mark.parametrize("rule", ["5:2", "500:600"])
+def test_a_window_that_standard_input_lacks_is_refused_by_the_name_given(log: Path, rule: str):
+    done = paceline("parse", "-", "--window", rule, stdin=log.read_text())
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: -: --window {rule}: picks none of the 41 timed steps")
 
 
 def test_exit_codes(log: Path, tmp_path: Path):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from paceline import engines
 from paceline.core.layout import Layout
 from paceline.core.run import Training
-from paceline.engines import engine, engine_names
+from paceline.engines import dialect, dialects, engine, engine_names
 from paceline.errors import UserError
 from tests.example import make_spec
 
@@ -54,3 +59,33 @@ def test_what_it_cannot_do_is_a_sentence(name: str):
 def test_an_unknown_engine_is_answered_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'native'"):
         engine("nativ")
+
+
+@pytest.mark.parametrize("name", ["megatron", "reading", "native.job", "", "../native"])
+def test_what_cannot_be_started_is_no_engine(name: str):
+    with pytest.raises(UserError, match="is unknown; allowed: "):
+        engine(name)
+
+
+def test_a_broken_file_hinders_no_other_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken.py").write_text("raise ImportError('it is half written')")
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
+
+    assert engine("native").unsupported(make_spec()) == []
+    assert dialect("hf-trainer").title == "Hugging Face Trainer"
+    for needs_it in (engine_names, dialects, lambda: engine("broken"), lambda: dialect("broken")):
+        with pytest.raises(ImportError, match="half written"):
+            needs_it()
+
+
+@pytest.mark.parametrize(("look_up", "name"), [("engine", "native"), ("dialect", "maxtext")])
+def test_a_framework_that_is_named_is_the_only_one_imported(look_up: str, name: str):
+    program = (
+        f"import sys; from paceline.engines import {look_up}; {look_up}({name!r})\n"
+        "parts = [module.split('.') for module in sys.modules]\n"
+        "print([p[2] for p in parts if p[:2] == ['paceline', 'engines'] and len(p) == 3])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert set(ast.literal_eval(done.stdout)) - {"reading"} == {name}
