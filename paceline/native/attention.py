@@ -1,6 +1,8 @@
 """Causal attention: PyTorch's kernels, and a blocked form that is faster on CPUs for short sequences.
 
-Shapes: B sequences of T tokens, N query heads in G-sized groups over K key/value heads, D wide.
+Shapes: B sequences of Tq queries and Tk >= Tq keys, N query heads in G-sized groups over K
+key/value heads, D wide. The last query sees all keys and each query before it one key less, so the
+queries may be the end of a sequence whose beginning only gives keys.
 """
 
 from __future__ import annotations
@@ -12,22 +14,30 @@ from torch import Tensor
 from torch.nn import functional
 
 LONGEST_BLOCKED = 1024
-"""Beyond this the CPU's fused kernel is as fast, and kept probabilities would need T^2 memory."""
+"""Beyond this squared the CPU's fused kernel is as fast, and kept probabilities need Tq Tk memory."""
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, T, N, D) queries over (B, T, K, D) keys and values -> (B, T, N, D)."""
-    if q.device.type == "cpu" and q.shape[1] <= LONGEST_BLOCKED:
+    """(B, Tq, N, D) queries over (B, Tk, K, D) keys and values -> (B, Tq, N, D)."""
+    on_cpu, (queries, keys) = q.device.type == "cpu", (q.shape[1], k.shape[1])
+    if on_cpu and queries * keys <= LONGEST_BLOCKED**2:
         return BlockedAttention.apply(q, k, v)  # type: ignore[no-any-return]
-    groups = q.shape[2] // k.shape[2]
-    if groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
-        # On CUDA only the half-precision kernel takes grouped heads without a slow fallback.
-        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-        groups = 1
+    if on_cpu and queries < keys:
+        return LateAttention.apply(q, k, v)  # type: ignore[no-any-return]
+    k, v = _for_kernel(q, k), _for_kernel(q, v)
+    grouped = q.shape[2] > k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return functional.scaled_dot_product_attention(
-        q, k, v, is_causal=True, enable_gqa=groups > 1
-    ).transpose(1, 2)
+    if queries < keys:
+        # It brings the compiler along, which takes seconds to import.
+        from torch.nn.attention.bias import causal_lower_right
+
+        bias = causal_lower_right(queries, keys)
+        out = functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=grouped)
+    else:
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return out.transpose(1, 2)
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -47,15 +57,13 @@ class BlockedAttention(torch.autograd.Function):
         keys, values = _by_head(k), _by_head(v)
         out = torch.empty_like(rows)
         kept: list[Tensor] = []
-        for part in _blocks(seq_len):
-            scores = torch.bmm(rows[:, :, part].flatten(1, 2), keys[:, : part.stop].transpose(1, 2))
+        for part, end in _blocks(seq_len, k.shape[1]):
+            scores = torch.bmm(rows[:, :, part].flatten(1, 2), keys[:, :end].transpose(1, 2))
             size = part.stop - part.start
             future = torch.full((size, size), float("-inf"), dtype=q.dtype).triu_(1)
-            scores.view(-1, groups, size, part.stop)[..., part].add_(future)
+            scores.view(-1, groups, size, end)[..., end - size :].add_(future)
             kept.append(torch.softmax(scores, dim=-1))
-            out[:, :, part] = torch.bmm(kept[-1], values[:, : part.stop]).unflatten(
-                1, (groups, size)
-            )
+            out[:, :, part] = torch.bmm(kept[-1], values[:, :end]).unflatten(1, (groups, size))
         ctx.save_for_backward(rows, keys, values, *kept)
         ctx.shape = q.shape
         return _by_token(out, q.shape)
@@ -72,15 +80,15 @@ class BlockedAttention(torch.autograd.Function):
             torch.zeros_like(keys),
             torch.zeros_like(values),
         )
-        for part, p in zip(_blocks(seq_len), kept, strict=True):
-            end, above = part.stop, grad[:, :, part].flatten(1, 2)
+        for (part, end), p in zip(_blocks(seq_len, keys.shape[1]), kept, strict=True):
+            above = grad[:, :, part].flatten(1, 2)
             grad_values[:, :end].baddbmm_(p.transpose(1, 2), above)
             by_p = torch.bmm(above, values[:, :end].transpose(1, 2))
             by_score = torch.ops.aten._softmax_backward_data(by_p, p, -1, p.dtype)
             grad_rows[:, :, part] = torch.bmm(by_score, keys[:, :end]).unflatten(1, (groups, -1))
             grad_keys[:, :end].baddbmm_(by_score.transpose(1, 2), rows[:, :, part].flatten(1, 2))
         grad_q = _by_token(grad_rows.mul_(width**-0.5), ctx.shape)
-        kv_shape = (batch, -1, seq_len, width)
+        kv_shape = (batch, -1, keys.shape[1], width)
         return (
             grad_q,
             grad_keys.view(kv_shape).transpose(1, 2),
@@ -88,10 +96,105 @@ class BlockedAttention(torch.autograd.Function):
         )
 
 
-def _blocks(seq_len: int) -> list[slice]:
-    """Blocks of queries: narrow enough to skip most of the future, wide enough for a product."""
-    size = max(64, seq_len // 8)
-    return [slice(start, min(start + size, seq_len)) for start in range(0, seq_len, size)]
+class LateAttention(torch.autograd.Function):
+    """Queries that begin after the keys, from two kernels: all of the past, and the causal rest.
+
+    It needs no Tq x Tk memory, and does no work that a mask would throw away.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        past = k.shape[1] - q.shape[1]
+        out, lse, _ = attend_part(q, k[:, past:], v[:, past:], causal=True)
+        wide = out.to(torch.promote_types(q.dtype, torch.float32))
+        merge(wide, lse, *attend_part(q, k[:, :past], v[:, :past], causal=False)[:2])
+        out = wide.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        q, k, v, out, lse = ctx.saved_tensors
+        past = k.shape[1] - q.shape[1]
+        old = part_gradients(grad, q, k[:, :past], v[:, :past], out, lse, causal=False)
+        new = part_gradients(grad, q, k[:, past:], v[:, past:], out, lse, causal=True)
+        return old[0].add_(new[0]), torch.cat([old[1], new[1]], 1), torch.cat([old[2], new[2]], 1)
+
+
+Rest = tuple[Tensor, ...]
+
+
+def attend_part(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Rest]:
+    """Attention over some of the keys, by the fused kernel of the device.
+
+    (B, Tq, N, D), and (B, N, Tq) logarithms of the sums of exponentials, with which `merge` joins
+    parts; and what the kernel's backward pass wants back. A causal part has as many keys as
+    queries.
+    """
+    k, v = _for_kernel(q, k), _for_kernel(q, v)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if q.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        return out.transpose(1, 2), lse, ()
+    if q.dtype not in HALF:
+        raise ValueError(f"attention in parts on {q.device.type} needs bf16 or fp16, not {q.dtype}")
+    out, lse, *_, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal
+    )
+    return out.transpose(1, 2), lse, (seed, offset)
+
+
+def part_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    *rest: Tensor, causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """This part's gradients of q, k and v, given the output and logarithms of all parts merged."""
+    shape, queries, keys = k.shape, q.shape[1], k.shape[1]
+    k, v = _for_kernel(q, k), _for_kernel(q, v)
+    by_head = (x.transpose(1, 2) for x in (grad, q, k, v, out))
+    # The kernel reads the logarithms as if they lay close together.
+    lse = lse.contiguous()
+    if q.device.type == "cpu":
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *by_head, lse, 0.0, causal
+        )
+    else:
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *by_head, lse, None, None, queries, keys, 0.0, causal, *rest
+        )
+    grad_q, grad_k, grad_v = (x.transpose(1, 2) for x in gradients)
+    if k.shape != shape:
+        grad_k, grad_v = (x.unflatten(2, (shape[2], -1)).sum(3) for x in (grad_k, grad_v))
+    return grad_q, grad_k, grad_v
+
+
+def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Take another part into `out` (B, Tq, N, D) and `lse` (B, N, Tq), in place."""
+    total = torch.logaddexp(lse, more_lse)
+    old, new = (
+        torch.exp(x - total).transpose(1, 2).unsqueeze(-1).to(out.dtype) for x in (lse, more_lse)
+    )
+    out.mul_(old).add_(more * new)
+    lse.copy_(total)
+
+
+def _for_kernel(q: Tensor, x: Tensor) -> Tensor:
+    """Keys or values with as many heads as the kernel for q needs."""
+    groups = q.shape[2] // x.shape[2]
+    if groups == 1 or (q.device.type == "cuda" and q.dtype in HALF):
+        # On CUDA only the half-precision kernel takes grouped heads without a slow fallback.
+        return x
+    return x.repeat_interleave(groups, dim=2)
+
+
+def _blocks(queries: int, keys: int) -> list[tuple[slice, int]]:
+    """Blocks of queries and the end of their keys.
+
+    Narrow enough to skip most of the future, wide enough for a product.
+    """
+    size, past = max(64, queries // 8), keys - queries
+    stops = [(start, min(start + size, queries)) for start in range(0, queries, size)]
+    return [(slice(start, stop), past + stop) for start, stop in stops]
 
 
 def _by_head(x: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from config import ConfigError, TrainerConfig
+from context import rows
 from corpus import Corpus
+from loss import IGNORE_INDEX
+from mesh import Mesh
 from weights import mixed_seed
 
 AHEAD = 2
@@ -20,15 +23,19 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a step: (num_microbatches, micro_batch, seq_len) ids each."""
+    """One rank's share of a step: (num_microbatches, micro_batch, seq_len / cp) ids each."""
 
     inputs: Tensor
     targets: Tensor
+    counted: int
+    """Targets that the loss counts."""
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; the copy is queued when the memory is pinned."""
         return Batch(
-            self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
+            self.inputs.to(device, non_blocking=True),
+            self.targets.to(device, non_blocking=True),
+            self.counted,
         )
 
 
@@ -55,7 +62,7 @@ class Sampler:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def windows(self, step: int, rank: int) -> list[int]:
-        """Window indices of one rank in one step (both from 0)."""
+        """Window indices of one data-parallel rank in one step (both from 0)."""
         share = self.global_batch // self.dp
         if self.num_windows is None:
             start = step * self.global_batch + rank * share
@@ -69,14 +76,21 @@ class Sampler:
 
 
 class Loader:
-    """Prepares a rank's batches on a thread of its own, a few steps ahead."""
+    """Prepares a rank's batches on a thread of its own, a few steps ahead; `first` step from 0."""
 
     def __init__(
-        self, corpus: Corpus, sampler: Sampler, config: TrainerConfig, rank: int, pin: bool
+        self,
+        corpus: Corpus,
+        sampler: Sampler,
+        config: TrainerConfig,
+        mesh: Mesh,
+        pin: bool,
+        first: int = 0,
     ) -> None:
-        self._corpus, self._sampler, self._rank, self._pin = corpus, sampler, rank, pin
-        self._steps = config.training.steps
-        self._shape = (config.num_microbatches, config.layout.micro_batch, config.training.seq_len)
+        self._corpus, self._sampler, self._pin = corpus, sampler, pin
+        self._rank, self._rows = mesh.dp.index, rows(config.training.seq_len, mesh.cp)
+        self._steps = range(first, config.training.steps)
+        self._shape = (config.num_microbatches, config.layout.micro_batch, -1)
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="loader", daemon=True)
@@ -100,14 +114,15 @@ class Loader:
         """This rank's batch of a step (from 0)."""
         windows = [self._corpus.window(i) for i in self._sampler.windows(step, self._rank)]
         ids = torch.stack(windows)
-        inputs = ids[:, :-1].reshape(self._shape)
-        targets = ids[:, 1:].reshape(self._shape)
+        inputs = ids[:, self._rows].reshape(self._shape)
+        targets = ids[:, self._rows + 1].reshape(self._shape)
+        counted = int((targets != IGNORE_INDEX).sum())
         if self._pin:
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
-        return Batch(inputs, targets)
+        return Batch(inputs, targets, counted)
 
     def _fill(self) -> None:
-        for step in range(self._steps):
+        for step in self._steps:
             item: Batch | Exception
             try:
                 item = self.batch(step)

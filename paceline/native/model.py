@@ -1,23 +1,52 @@
 """One decoder for every shape: GPT-2/Megatron, OPT, BLOOM and Llama are settings of it.
 
-Shapes: B sequences of T tokens, H width, N heads of D, V vocabulary. The residual stream runs in
-the compute dtype; parameters keep their own dtype and are cast where they are used, so the same
-code trains fp32 master weights and parameters that FSDP already gathers in the compute dtype.
+Shapes: B sequences of T tokens, t of them in this rank's part of the stream, H width, N heads of D,
+V vocabulary. The residual stream runs in the compute dtype; parameters keep their own dtype and are
+cast where they are used, so the same code trains fp32 master weights and parameters that FSDP
+already gathers in the compute dtype. Everything is computed on plain local tensors: with tensor
+parallelism N, V and the ffn's width are this rank's share, and a Region says where to exchange.
 `gelu` is the exact one; GPT-2's tanh form costs the same FLOPs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from attention import causal_attention
 from config import ModelConfig
+from context import attend, rows
 from loss import chunked_cross_entropy
+from mesh import ALONE, Axis
+from tensor import WHOLE, Region, local
 
 ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a decoder computes, whatever its shape."""
+
+    seq_len: int
+    dtype: torch.dtype
+    recompute: str = "none"
+    region: Region = WHOLE
+    cp: Axis = ALONE
+    cp_exchange: str = "all-gather"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which layers a pipeline stage holds; the first one embeds, the last one has the head."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
 
 
 class Linear(nn.Linear):
@@ -25,8 +54,42 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        bias = None if self.bias is None else self.bias.to(input.dtype)
-        return functional.linear(input, self.weight.to(input.dtype), bias)
+        bias = None if self.bias is None else local(self.bias).to(input.dtype)
+        return functional.linear(input, local(self.weight).to(input.dtype), bias)
+
+
+class SummedLinear(Linear):
+    """A linear layer whose input is cut over a region's ranks; the bias comes after the sum."""
+
+    def __init__(self, region: Region, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.region = region
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, T, in) -> (B, t, out)."""
+        if self.region.axis.size == 1:
+            return super().forward(input)
+        out = self.region.leave(functional.linear(input, local(self.weight).to(input.dtype)))
+        return out if self.bias is None else out + local(self.bias).to(out.dtype)
+
+
+class Embedding(nn.Embedding):
+    """Token vectors; a region's ranks share the vocabulary."""
+
+    def __init__(self, region: Region, vocab: int, width: int) -> None:
+        super().__init__(vocab, width)
+        self.region = region
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, T) tokens -> (B, t, E)."""
+        table = local(self.weight)
+        axis = self.region.axis
+        if axis.size == 1:
+            return functional.embedding(input, table)
+        index = input - axis.index * table.shape[0]
+        inside = (index >= 0) & (index < table.shape[0])
+        found = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
+        return self.region.leave(found * inside.unsqueeze(-1))
 
 
 class Norm(nn.Module):
@@ -42,10 +105,10 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., H) -> (..., H)."""
-        weight = self.weight.to(x.dtype)
+        weight = local(self.weight).to(x.dtype)
         if self.bias is None:
             return functional.rms_norm(x, weight.shape, weight, self.eps)
-        bias = self.bias.to(x.dtype)
+        bias = local(self.bias).to(x.dtype)
         if x.device.type == "cpu" and x.dtype.itemsize == 2:
             # PyTorch's CPU kernel sums the gradients of weight and bias in 16 bits: 10 % wrong over
             # 8,192 tokens, 70 % over 65,536 (PyTorch 2.13).
@@ -58,11 +121,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
 
 
-def rope_tables(model: ModelConfig, seq_len: int) -> tuple[Tensor, Tensor]:
+def rope_tables(model: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and signed sin of rotary embeddings (Su et al., arXiv:2104.09864), (T, 1, D) in fp64."""
     half = model.head_dim // 2
     rate = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), rate)
+    angle = torch.outer(positions.double(), rate)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
 
@@ -70,40 +133,49 @@ def rope_tables(model: ModelConfig, seq_len: int) -> tuple[Tensor, Tensor]:
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, setting: Setting) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = model.num_heads, model.kv_heads, model.head_dim
+        self.setting, self.head_dim = setting, model.head_dim
         hidden, bias = model.hidden_size, model.bias
-        self.q = Linear(hidden, self.heads * self.head_dim, bias)
-        self.k = Linear(hidden, self.kv_heads * self.head_dim, bias)
-        self.v = Linear(hidden, self.kv_heads * self.head_dim, bias)
-        self.o = Linear(self.heads * self.head_dim, hidden, bias)
+        self.q = Linear(hidden, model.num_heads * self.head_dim, bias)
+        self.k = Linear(hidden, model.kv_heads * self.head_dim, bias)
+        self.v = Linear(hidden, model.kv_heads * self.head_dim, bias)
+        self.o = SummedLinear(setting.region, model.num_heads * self.head_dim, hidden, bias)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
-        """(B, T, H) -> (B, T, H)."""
-        rows = x.shape[:2]
-        q = self.q(x).view(*rows, self.heads, self.head_dim)
-        k = self.k(x).view(*rows, self.kv_heads, self.head_dim)
-        v = self.v(x).view(*rows, self.kv_heads, self.head_dim)
+        """(B, t, H) -> (B, t, H)."""
+        x = self.setting.region.enter(x)
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
+        )
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        return self.o(causal_attention(q, k, v).flatten(2))
+        if self.setting.recompute == "selective":
+            out = recomputed(self._attend, q, k, v)
+        else:
+            out = self._attend(q, k, v)
+        return self.o(out.flatten(2))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, self.setting.cp, self.setting.cp_exchange)
 
 
 class FeedForward(nn.Module):
     """The MLP of a block, with or without a gate."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, region: Region) -> None:
         super().__init__()
+        self.region = region
         self.activation = ACTIVATIONS[model.activation]
         self.up = Linear(model.hidden_size, model.ffn_size, model.bias)
         self.gate = (
             Linear(model.hidden_size, model.ffn_size, model.bias) if model.gated_ffn else None
         )
-        self.down = Linear(model.ffn_size, model.hidden_size, model.bias)
+        self.down = SummedLinear(region, model.ffn_size, model.hidden_size, model.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, H) -> (B, T, H)."""
+        """(B, t, H) -> (B, t, H)."""
+        x = self.region.enter(x)
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
         return self.down(self.activation(self.gate(x)) * self.up(x))
@@ -112,21 +184,19 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and MLP with their residuals; norms before (pre) or after the sums (post)."""
 
-    def __init__(self, model: ModelConfig, recompute: str) -> None:
+    def __init__(self, model: ModelConfig, setting: Setting) -> None:
         super().__init__()
         self.pre = model.norm_position == "pre"
-        self.recompute = recompute == "full"
+        self.recompute = setting.recompute == "full"
         self.attention_norm = Norm(model)
-        self.attention = Attention(model)
+        self.attention = Attention(model, setting)
         self.ffn_norm = Norm(model)
-        self.ffn = FeedForward(model)
+        self.ffn = FeedForward(model, setting.region)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
-        """(B, T, H) -> (B, T, H)."""
-        if self.recompute and torch.is_grad_enabled():
-            # Inside the block, so that FSDP's gathering happens once outside of it.
-            return checkpoint(self._layers, x, rope, use_reentrant=False, preserve_rng_state=False)
-        return self._layers(x, rope)
+        """(B, t, H) -> (B, t, H)."""
+        # Inside the block, so that FSDP's gathering happens once outside of it.
+        return recomputed(self._layers, x, rope) if self.recompute else self._layers(x, rope)
 
     def _layers(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         if self.pre:
@@ -137,53 +207,91 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens in, scaled loss out; `blocks` is keyed by the global layer index."""
+    """A decoder or a pipeline stage of it; `blocks` is keyed by the global layer index.
 
-    def __init__(
-        self, model: ModelConfig, seq_len: int, dtype: torch.dtype, recompute: str = "none"
-    ) -> None:
+    Tokens or hidden states in, hidden states or the scaled loss out, as its part says.
+    """
+
+    def __init__(self, model: ModelConfig, setting: Setting, part: Part | None = None) -> None:
         super().__init__()
-        self.model, self.seq_len, self.dtype = model, seq_len, dtype
-        hidden, embed = model.hidden_size, model.embed_dim
+        self.model, self.setting = model, setting
+        self.part = part = part or Part(range(model.num_layers))
+        self.scale = 1.0
+        """What the summed loss is multiplied with, set before every step."""
+        hidden, embed, region = model.hidden_size, model.embed_dim, setting.region
         projected = embed != hidden
-        self.embedding = nn.Embedding(model.padded_vocab, embed)
-        self.project_in = Linear(embed, hidden, bias=False) if projected else None
-        self.embedding_norm = Norm(model) if model.embedding_norm else None
-        rows = model.max_positions + model.position_offset
-        self.positions = nn.Embedding(rows, hidden) if model.positions == "learned" else None
-        self.blocks = nn.ModuleDict(
-            {str(layer): Block(model, recompute) for layer in range(model.num_layers)}
-        )
-        self.final_norm = Norm(model) if model.final_norm else None
-        self.project_out = Linear(hidden, embed, bias=False) if projected else None
-        self.head = None if model.tied_embeddings else Linear(embed, model.padded_vocab, bias=False)
-        # No buffer: DDP would send it around in every step, and a meta model has no memory for it.
+        holds_table = part.first or (part.last and model.tied_embeddings)
+        self.embedding = Embedding(region, model.padded_vocab, embed) if holds_table else None
+        self.project_in = Linear(embed, hidden, bias=False) if projected and part.first else None
+        self.embedding_norm = Norm(model) if model.embedding_norm and part.first else None
+        places = model.max_positions + model.position_offset
+        learned = model.positions == "learned" and part.first
+        self.positions = nn.Embedding(places, hidden) if learned else None
+        self.blocks = nn.ModuleDict({str(layer): Block(model, setting) for layer in part.layers})
+        self.final_norm = Norm(model) if model.final_norm and part.last else None
+        self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
+        headed = part.last and not model.tied_embeddings
+        self.head = Linear(embed, model.padded_vocab, bias=False) if headed else None
+        # No buffers: DDP would send them around in every step, and a meta model has no memory.
         self.rope: tuple[Tensor, Tensor] | None = None
+        self.places: Tensor | None = None
 
-    def forward(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor:
-        """scale x the summed loss of (B, T) tokens against (B, T) targets, a scalar."""
-        hidden = self.hidden_states(tokens)
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return chunked_cross_entropy(hidden.flatten(0, 1), weight, targets.flatten(), scale)
+    @property
+    def tied_copy(self) -> str | None:
+        """The parameter that is another stage's as well, and only copied here."""
+        tied = self.model.tied_embeddings and self.part.last and not self.part.first
+        return "embedding.weight" if tied else None
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        """(B, T) tokens -> (B, T, E) inputs of the head."""
-        x = self.embedding(tokens).to(self.dtype)
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of (B, T) targets."""
+        if self.part.first:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x, self.rope)
+        if not self.part.last:
+            return x
+        assert targets is not None, "the last stage needs targets"
+        return self.loss(x, targets)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, T) tokens -> (B, t, H)."""
+        assert self.embedding is not None
+        x = self.embedding(tokens).to(self.setting.dtype)
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.positions is not None:
-            start = self.model.position_offset
-            x = x + self.positions.weight[start : start + tokens.shape[1]].to(x.dtype)
-        for block in self.blocks.values():
-            x = block(x, self.rope)
+            assert self.places is not None, "make_tables comes first"
+            x = x + functional.embedding(self.places, local(self.positions.weight)).to(x.dtype)
+        return x
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """(B, t, H) and (B, T) targets -> scaled loss, a scalar that a replica's tensor ranks share."""
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return x if self.project_out is None else self.project_out(x)
+        if self.project_out is not None:
+            x = self.project_out(x)
+        region = self.setting.region
+        x = region.enter(x)
+        table = self.head or self.embedding
+        assert table is not None
+        weight = local(table.weight)
+        return chunked_cross_entropy(
+            x.flatten(0, 1), weight, targets.flatten(), self.scale, region.axis
+        )
 
     def make_tables(self, device: torch.device) -> None:
-        """Compute the rotary tables in the compute dtype; needed once before training."""
-        if self.positions is None:
-            cos, sin = rope_tables(self.model, self.seq_len)
-            self.rope = cos.to(device, self.dtype), sin.to(device, self.dtype)
+        """Compute what belongs to this rank's positions; needed once before training."""
+        here = rows(self.setting.seq_len, self.setting.cp)
+        if self.model.positions == "rope":
+            cos, sin = rope_tables(self.model, here)
+            dtype = self.setting.dtype
+            self.rope = cos.to(device, dtype), sin.to(device, dtype)
+        elif self.positions is not None:
+            self.places = self.setting.region.part(here + self.model.position_offset).to(device)
+
+
+def recomputed(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient."""
+    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)

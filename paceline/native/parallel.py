@@ -1,98 +1,169 @@
-"""Data parallelism: how one model is kept equal over the ranks, ZeRO stage by stage.
+"""How one model is kept equal over the ranks: what is exchanged, and when.
 
 stage 0  DDP                      parameters, gradients and optimizer state on every rank
 stage 1  DDP, sharded optimizer   ZeroRedundancyOptimizer
 stage 2  FSDP2, kept gathered     gradients and optimizer state sharded; weights between steps too
 stage 3  FSDP2                    weights gathered block by block as well
 
-All stages average gradients over the ranks. Stages 2 and 3 reduce them after every micro-batch, so
-they are never held whole; stages 0 and 1 after the last one.
+All stages average gradients over the data axis (dp x cp). Stages 2 and 3 reduce them after every
+micro-batch, so they are never held whole; stages 0 and 1 after the last one. In a pipeline all of
+them are exchanged after the last micro-batch, and stages 2 and 3 hold whole gradients until then.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from batches import Batch
 from clock import StepClock
-from config import LayoutConfig
+from collectives import sum_flat, sum_over
+from context import keep_from_compiler
+from mesh import Mesh, World
 from model import Decoder
-from weights import local
+from tensor import cut_dim, local
+
+COMPILER = "inductor"
 
 
-@dataclass(frozen=True)
-class World:
-    """This rank's place among all ranks; `backend` is None when it is alone."""
+class Runner(Protocol):
+    """What runs a pipeline's micro-batches."""
 
-    rank: int
-    local_rank: int
-    size: int
-    device: torch.device
-    backend: str | None
-
-
-def join_world(device_type: str) -> World:
-    """The world that the launcher's environment variables describe, with its process group."""
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if device_type == "cuda":
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device(device_type)
-    if size == 1:
-        return World(rank, local_rank, size, device, None)
-    backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, device_id=device if device_type == "cuda" else None)
-    return World(rank, local_rank, size, device, backend)
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
+        ...
 
 
 class Replica:
-    """A model that one process trains alone; the other kinds differ in what they exchange."""
+    """This rank's parts of a model; the other kinds differ in what they exchange between replicas."""
 
     sharded = False
 
-    def __init__(self, model: Decoder) -> None:
-        self.model = model
-        self.module: nn.Module = model
+    def __init__(self, parts: list[Decoder], mesh: Mesh) -> None:
+        self.parts, self.mesh = parts, mesh
+        self.module: nn.Module = parts[0]
+        self.wide = torch.promote_types(parts[0].setting.dtype, torch.float32)
+        """What losses and norms are summed in."""
 
-    def train(self, inputs: Tensor, targets: Tensor, scale: float, last: bool) -> Tensor:
-        """Scaled loss of one micro-batch, with its gradients added; `last` of its step."""
-        loss = self.module(inputs, targets, scale)
-        loss.backward()
-        return loss.detach()
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters of this rank by their name in the whole model, tied copies included."""
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def train(self, batch: Batch, scale: float) -> Tensor:
+        """Summed loss of all micro-batches times `scale`, with its gradients exchanged.
+
+        A pipeline's other stages see 0 instead of the loss.
+        """
+        for part in self.parts:
+            part.scale = scale
+        loss = self._train(batch).to(self.wide)
+        self._finish()
+        return loss
 
     def gradients(self) -> list[Tensor]:
         """This rank's gradients, as plain tensors."""
-        return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        return [local(gradient) for _, gradient in self._named_gradients()]
+
+    def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """(L2 norm over the whole model's gradients, the loss that the last stage found)."""
+        mesh, own = self.mesh, self._own_gradients()
+        squares = torch.zeros_like(loss)
+        if own:
+            squares += torch.nn.utils.get_total_norm(own, foreach=True).square()
+        sum_over(squares, mesh.tp)
+        if self.sharded:
+            sum_over(squares, mesh.shard)
+        squares, loss = sum_over(torch.stack([squares, loss]), mesh.pp)
+        return squares.sqrt(), loss
+
+    def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Every trained parameter's gradient; raises RuntimeError where one is missing."""
+        for name, parameter in self.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad
+            elif parameter.requires_grad:
+                raise RuntimeError(f"{name} got no gradient in this layout")
+
+    def _train(self, batch: Batch) -> Tensor:
+        last = len(batch.inputs) - 1
+        total = torch.zeros((), device=batch.inputs.device)
+        for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+            total = total + self._train_one(inputs, targets, last=i == last)
+        return total
+
+    def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
+        """Scaled loss of one micro-batch, with its gradients added; `last` of its step."""
+        loss = self.module(inputs, targets)
+        loss.backward()
+        return loss.detach()
+
+    def _finish(self) -> None:
+        """Sum what tensor ranks and tied stages each hold a share of."""
+        region = self.parts[0].setting.region
+        if region.sequence:
+            # Every rank has seen its own tokens only.
+            shares = (grad for name, grad in self._named_gradients() if cut_dim(name) is None)
+            sum_flat(map(local, shares), self.mesh.tp)
+        if self.mesh.pp.size > 1:
+            self._exchange_tied()
+
+    def _exchange_tied(self) -> None:
+        """The first and the last stage hold one weight: each adds the other's gradient to its own."""
+        pp = self.mesh.pp
+        ends = {0: pp.size - 1, pp.size - 1: 0}
+        if not self.parts[0].model.tied_embeddings or pp.index not in ends:
+            return
+        mine = local(dict(self._named_gradients())["embedding.weight"])
+        other = torch.empty_like(mine)
+        peer = pp.ranks[ends[pp.index]]
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, mine, peer, pp.group),
+            dist.P2POp(dist.irecv, other, peer, pp.group),
+        ])  # fmt: skip
+        for work in works:
+            work.wait()
+        mine.add_(other)
+
+    def _own_gradients(self) -> list[Tensor]:
+        """Gradients that no other rank of the replica counts."""
+        copies = {part.tied_copy for part in self.parts}
+        return [
+            local(gradient)
+            for name, gradient in self._named_gradients()
+            if name not in copies and (self.mesh.tp.index == 0 or cut_dim(name) is not None)
+        ]
 
 
 class DdpReplica(Replica):
     """DDP: buckets of gradients are averaged while the backward pass still runs."""
 
-    def __init__(self, model: Decoder, world: World, steps: StepClock) -> None:
-        super().__init__(model)
+    def __init__(self, parts: list[Decoder], mesh: Mesh, world: World, steps: StepClock) -> None:
+        super().__init__(parts, mesh)
         self.steps = steps
         ids = [world.device.index] if world.device.type == "cuda" else None
-        self.ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        group = mesh.data.group
+        self.ddp = DistributedDataParallel(
+            parts[0], device_ids=ids, process_group=group, gradient_as_bucket_view=True
+        )
         # DDP reads a hook's annotations and refuses postponed ones, so it gets a hook without any.
-        self.ddp.register_comm_hook(steps, lambda steps, bucket: average_bucket(steps, bucket))
+        self.ddp.register_comm_hook(
+            steps, lambda steps, bucket: average_bucket(steps, bucket, group)
+        )
         self.module = self.ddp
 
-    def train(self, inputs: Tensor, targets: Tensor, scale: float, last: bool) -> Tensor:
-        """Scaled loss of one micro-batch; gradients are exchanged in the last one."""
+    def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
+        """Gradients are exchanged in the last micro-batch."""
         if not last:
             with self.ddp.no_sync():
-                return super().train(inputs, targets, scale, last)
-        loss = super().train(inputs, targets, scale, last)
+                return super()._train_one(inputs, targets, last)
+        loss = super()._train_one(inputs, targets, last)
         self.steps.end_wait()
         return loss
 
@@ -102,33 +173,62 @@ class ShardedReplica(Replica):
 
     sharded = True
 
-    def __init__(self, model: Decoder, world: World, layout: LayoutConfig) -> None:
-        super().__init__(model)
-        mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("dp",))
-        mixed = model.dtype not in (torch.float32, torch.float64)
-        policy = MixedPrecisionPolicy(
-            param_dtype=model.dtype if mixed else None,
-            reduce_dtype=torch.float32 if mixed else None,
-        )
-        self.keep_gathered = layout.zero_stage == 2
-        for block in model.blocks.values():
-            fully_shard(
-                block, mesh=mesh, mp_policy=policy, reshard_after_forward=not self.keep_gathered
-            )
-        # Embedding and head are needed again as soon as the forward pass ends.
-        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    def __init__(self, parts: list[Decoder], mesh: Mesh, zero_stage: int) -> None:
+        super().__init__(parts, mesh)
+        self.keep_gathered = zero_stage == 2
+        for part in parts:
+            shard(part, mesh, reshard=not self.keep_gathered)
 
-    def train(self, inputs: Tensor, targets: Tensor, scale: float, last: bool) -> Tensor:
-        """Scaled loss of one micro-batch; stage 2 gathers the weights once a step."""
+    def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
+        """Stage 2 gathers the weights once a step."""
         assert isinstance(self.module, FSDPModule)
         if self.keep_gathered:
             self.module.set_reshard_after_backward(last)
-        return super().train(inputs, targets, scale, last)
+        return super()._train_one(inputs, targets, last)
 
 
-def average_bucket(steps: StepClock, bucket: Any) -> torch.futures.Future[Tensor]:
+class PipelineReplica(Replica):
+    """One or more stages of a pipeline; `sharded` ones were made by `shard`."""
+
+    def __init__(self, parts: list[Decoder], mesh: Mesh, runner: Runner, sharded: bool) -> None:
+        super().__init__(parts, mesh)
+        self.runner, self.sharded = runner, sharded
+
+    def _train(self, batch: Batch) -> Tensor:
+        loss = self.runner.step(batch.inputs, batch.targets)
+        if not self.sharded:
+            sum_flat(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
+        return loss
+
+
+def compile_blocks(part: Decoder) -> None:
+    """torch.compile for every block; the first step pays for it."""
+    keep_from_compiler()
+    for block in part.blocks.values():
+        block.compile(backend=COMPILER)
+
+
+def shard(part: Decoder, mesh: Mesh, reshard: bool) -> None:
+    """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees blocks after use."""
+    assert mesh.states is not None
+    names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
+    dtype = part.setting.dtype
+    mixed = dtype not in (torch.float32, torch.float64)
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype if mixed else None, reduce_dtype=torch.float32 if mixed else None
+    )
+    settings: dict[str, Any] = {"mesh": mesh.states[names], "mp_policy": policy}
+    for block in part.blocks.values():
+        fully_shard(block, **settings, reshard_after_forward=reshard)
+    # Embedding and head are needed again as soon as the forward pass ends.
+    fully_shard(part, **settings, reshard_after_forward=False)
+
+
+def average_bucket(
+    steps: StepClock, bucket: Any, group: dist.ProcessGroup | None
+) -> torch.futures.Future[Tensor]:
     """DDP's communication hook: the mean over ranks; behind the last bucket there is only waiting."""
-    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
+    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
     if bucket.is_last():
         steps.begin_wait()

@@ -6,9 +6,11 @@ import zlib
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
+from mesh import Mesh
 from model import Decoder, Norm
+from tensor import cut, local
 
 INIT_STD = 0.02
 
@@ -19,15 +21,16 @@ def mixed_seed(seed: int, part: int) -> int:
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, seed: int) -> None:
+def init_weights(model: Decoder, shapes: dict[str, torch.Size], seed: int, mesh: Mesh) -> None:
     """Fill all parameters and tables: matrices from N(0, 0.02), norm weights with 1, biases with 0.
 
-    A sharded parameter takes its part of the very matrix that a single process would hold, which is
-    made whole for a moment.
+    `shapes` are those of the whole parameters. A rank that holds a part takes it from the very
+    matrix that a single process would hold, which is made whole for a moment.
     """
     ones = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Norm)}
     for name, parameter in model.named_parameters():
-        whole = torch.empty(parameter.shape, device=parameter.device, dtype=parameter.dtype)
+        target = local(parameter)
+        whole = torch.empty(shapes[name], device=target.device, dtype=target.dtype)
         if name in ones:
             whole.fill_(1)
         elif name.endswith(".bias"):
@@ -36,24 +39,19 @@ def init_weights(model: Decoder, seed: int) -> None:
             generator = torch.Generator(whole.device)
             generator.manual_seed(mixed_seed(seed, zlib.crc32(name.encode())))
             whole.normal_(0, INIT_STD, generator=generator)
-        _assign(parameter, whole)
-    model.make_tables(model.embedding.weight.device)
+        target.copy_(part_of(name, whole, parameter, mesh))
+    model.make_tables(next(model.parameters()).device)
+
+
+def part_of(name: str, whole: Tensor, parameter: Tensor, mesh: Mesh) -> Tensor:
+    """What this rank holds of a whole parameter: its tensor cut, and FSDP's rows of that."""
+    part = cut(name, whole, mesh.tp)
+    if not isinstance(parameter, DTensor) or mesh.shard.size == 1:
+        return part
+    rows = part.chunk(mesh.shard.size)
+    return rows[mesh.shard.index] if mesh.shard.index < len(rows) else part[:0]
 
 
 def count_parameters(model: nn.Module) -> int:
     """Number of parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _assign(parameter: Tensor, whole: Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        # src_data_rank=None cuts the local tensor without sending anything.
-        whole = distribute_tensor(
-            whole, parameter.device_mesh, parameter.placements, src_data_rank=None
-        ).to_local()
-    local(parameter).copy_(whole)

@@ -12,6 +12,7 @@ import torch
 from batches import AHEAD, Loader, Sampler
 from config import ConfigError, parse_config
 from corpus import load_corpus
+from mesh import Axis, Mesh
 from tests.native.example import settings
 
 
@@ -19,7 +20,8 @@ def make_loader(rank: int = 0, ranks: int = 1, **changes: Any) -> Loader:
     config = parse_config(settings(ranks=ranks, **changes))
     corpus, training = load_corpus(config), config.training
     sampler = Sampler(corpus.num_windows, training.global_batch, config.dp, training.seed)
-    return Loader(corpus, sampler, config, rank, pin=False)
+    mesh = Mesh(dp=Axis(size=ranks, index=rank))
+    return Loader(corpus, sampler, config, mesh, pin=False)
 
 
 @pytest.mark.parametrize("num_windows", [None, 26])
@@ -76,6 +78,25 @@ def test_ranks_hold_the_parts_of_the_single_process_batch() -> None:
         loader.close()
 
     assert torch.equal(torch.cat(shares), whole)
+
+
+def test_context_ranks_share_out_the_tokens_of_every_sequence() -> None:
+    alone = make_loader(source="stdlib", global_batch=4, micro_batch=4)
+    config = parse_config(settings(source="stdlib", global_batch=4, micro_batch=4))
+    parts = [
+        Loader(alone._corpus, alone._sampler, config, Mesh(cp=Axis(2, index)), pin=False)
+        for index in (0, 1)
+    ]
+
+    whole, early, late = (loader.next()[0] for loader in (alone, *parts))
+    for loader in (alone, *parts):
+        loader.close()
+
+    chunks = whole.inputs.chunk(4, dim=-1)
+    assert torch.equal(early.inputs, torch.cat([chunks[0], chunks[3]], -1))
+    assert torch.equal(late.inputs, torch.cat([chunks[1], chunks[2]], -1))
+    assert torch.equal(late.targets, torch.cat(whole.targets.chunk(4, dim=-1)[1:3], -1))
+    assert early.counted == late.counted == whole.counted // 2 == 64
 
 
 def test_batches_are_made_ahead_but_not_without_bound() -> None:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import loss
 from loss import IGNORE_INDEX, chunk_rows, chunked_cross_entropy
+from tests.native.worlds import DTYPES, LOSS_FAULTS, outcome
 
 TOKENS, WIDTH, VOCAB, SCALE = 33, 16, 50, 0.25
 
@@ -95,3 +96,41 @@ def test_a_chunk_holds_at_least_one_token() -> None:
     assert chunk_rows("cpu", vocab=2**40, element_bytes=4) == 1
     assert chunk_rows("cpu", vocab=8192, element_bytes=4) == 512
     assert chunk_rows("cuda", vocab=8192, element_bytes=4) > 512
+
+
+def test_the_scale_may_be_a_tensor() -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    scale = torch.tensor(SCALE, dtype=torch.float64)
+
+    found = chunked_cross_entropy(hidden, weight, targets, scale)
+
+    assert found.dtype == torch.float32
+    assert torch.equal(found, chunked_cross_entropy(hidden, weight, targets, SCALE))
+
+
+SLICED = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 0.02}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_with_slices_of_the_vocabulary_get_the_loss_of_one(ranks: int, dtype: str) -> None:
+    errors = outcome(ranks)[f"loss {dtype}"]
+
+    assert set(errors) == {"loss", "hidden", "weight"}
+    assert max(errors.values()) < SLICED[dtype]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_slices_share_a_scale_that_is_a_tensor(ranks: int) -> None:
+    assert max(outcome(ranks)["loss tensor"].values()) < SLICED["float64"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_slices_far_below_the_largest_logit_stay_finite(ranks: int) -> None:
+    assert max(outcome(ranks)["loss far"].values()) < 1e-4
+
+
+@pytest.mark.parametrize("fault", LOSS_FAULTS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_comparison_of_slices_finds_a_fault(ranks: int, fault: str) -> None:
+    assert min(outcome(ranks)[f"loss fault {fault}"].values()) > SLICED["bfloat16"] / 2

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from config import ModelConfig, parse_config
-from model import Decoder, Linear, Norm, rope_tables, rotate
+from mesh import Mesh
+from model import Decoder, Linear, Norm, Part, Setting, rope_tables, rotate
 from paceline.core.shape import DecoderShape, num_parameters
 from tests.native.example import settings
 from tests.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_13B, OPT_350M, TINY
@@ -21,11 +22,14 @@ def model_config(shape: DecoderShape) -> ModelConfig:
     return ModelConfig(**fields, padded_vocab=shape.padded_vocab())
 
 
-def small(**changes: Any) -> Decoder:
-    """A trained-size-zero decoder with its initial weights, in fp64."""
+def small(seed: int = 1, **changes: Any) -> Decoder:
+    """A decoder's blocks without its head, with their initial weights, in fp64."""
     config = parse_config(settings(**changes))
-    model = Decoder(config.model, config.training.seq_len, torch.float64).double()
-    init_weights(model, seed=1)
+    setting = Setting(config.training.seq_len, torch.float64)
+    blocks = Part(range(config.model.num_layers), last=False)
+    model = Decoder(config.model, setting, blocks).double()
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    init_weights(model, shapes, seed, Mesh())
     return model
 
 
@@ -44,7 +48,7 @@ def test_real_shapes_have_their_published_number_of_parameters(
     shape: DecoderShape, count: int
 ) -> None:
     with torch.device("meta"):
-        model = Decoder(model_config(shape), seq_len=8, dtype=torch.bfloat16)
+        model = Decoder(model_config(shape), Setting(seq_len=8, dtype=torch.bfloat16))
 
     assert count_parameters(model) == count == num_parameters(shape)
 
@@ -55,7 +59,7 @@ def test_a_token_sees_no_token_after_it() -> None:
     changed = tokens.clone()
     changed[0, 20:] = 7
 
-    before, after = model.hidden_states(tokens), model.hidden_states(changed)
+    before, after = model(tokens), model(changed)
 
     assert torch.equal(before[:, :20], after[:, :20])
     assert not torch.allclose(before[:, 20:], after[:, 20:])
@@ -63,7 +67,7 @@ def test_a_token_sees_no_token_after_it() -> None:
 
 def test_rotary_embeddings_depend_on_the_distance_of_positions_alone() -> None:
     config = parse_config(settings()).model
-    cos, sin = rope_tables(config, seq_len=32)
+    cos, sin = rope_tables(config, torch.arange(32))
     q, k = torch.randn(2, 1, 1, 1, config.head_dim, dtype=torch.float64).unbind(0)
 
     def score(at_q: int, at_k: int) -> float:
@@ -79,12 +83,12 @@ def test_learned_positions_begin_after_the_unused_rows() -> None:
     model = small(positions="learned", position_offset=2)
     assert model.positions is not None
     tokens = torch.randint(320, (1, 32))
-    before = model.hidden_states(tokens)
+    before = model(tokens)
 
     with torch.no_grad():
         model.positions.weight[:2] = 100.0
 
-    assert torch.equal(before, model.hidden_states(tokens))
+    assert torch.equal(before, model(tokens))
 
 
 def test_weights_depend_on_seed_and_name_alone() -> None:
@@ -92,8 +96,8 @@ def test_weights_depend_on_seed_and_name_alone() -> None:
 
     same = dict(deeper.named_parameters())
     assert all(torch.equal(p, same[name]) for name, p in one.named_parameters())
-    init_weights(deeper, seed=2)
-    assert not torch.equal(one.embedding.weight, deeper.embedding.weight)
+    other = dict(small(seed=2).named_parameters())
+    assert not torch.equal(same["embedding.weight"], other["embedding.weight"])
 
 
 def test_initial_weights_have_their_spread() -> None:

@@ -1,0 +1,125 @@
+"""The mesh of ranks: pipeline, data, context and tensor axes, the last one innermost.
+
+Ranks of one tensor group are neighbours, so they share a node; pipeline stages lie farthest apart.
+ZeRO spreads states over dp x cp: context-parallel ranks hold the same weights as data-parallel ones.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from config import LayoutConfig
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh as this rank sees it; `group` is None when it has one rank."""
+
+    size: int = 1
+    index: int = 0
+    group: dist.ProcessGroup | None = None
+    ranks: tuple[int, ...] = (0,)
+    """World ranks along the axis, this one at `index`."""
+
+
+ALONE = Axis()
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place among all ranks; `backend` is None when it is alone."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+    backend: str | None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's axes. `data` is dp x cp; `shard` and `replicate` are its ZeRO split."""
+
+    pp: Axis = ALONE
+    dp: Axis = ALONE
+    cp: Axis = ALONE
+    tp: Axis = ALONE
+    data: Axis = ALONE
+    replicate: Axis = ALONE
+    shard: Axis = ALONE
+    states: DeviceMesh | None = field(default=None, compare=False)
+    """Axes pp, replicate, shard, tp: what parameters and optimizer state are spread over."""
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """This rank's index on every axis."""
+        return {name: getattr(self, name).index for name in ("pp", "dp", "cp", "tp")}
+
+
+def join_world(device_type: str) -> World:
+    """The world that the launcher's environment variables describe, with its process group."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if device_type == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device(device_type)
+    if size == 1:
+        return World(rank, local_rank, size, device, None)
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    dist.init_process_group(backend, device_id=device if device_type == "cuda" else None)
+    return World(rank, local_rank, size, device, backend)
+
+
+def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
+    """The axes of a layout whose sizes multiply to the world's; every rank must call it."""
+    if world.size == 1:
+        return Mesh()
+    kind, ranks_of_data = world.device.type, dp * layout.cp
+    shard = (layout.dp_shard or ranks_of_data) if layout.zero_stage >= 2 else ranks_of_data
+    states = init_device_mesh(
+        kind,
+        (layout.pp, ranks_of_data // shard, shard, layout.tp),
+        mesh_dim_names=("pp", "replicate", "shard", "tp"),
+    )
+    named = {name: _axis(states, name) for name in ("pp", "replicate", "shard", "tp")}
+    data = _data_axis(world, named, layout)
+    if layout.cp == 1:
+        return Mesh(**named, data=data, dp=data, states=states)
+    work = init_device_mesh(
+        kind, (layout.pp, dp, layout.cp, layout.tp), mesh_dim_names=("pp", "dp", "cp", "tp")
+    )
+    return Mesh(**named, data=data, dp=_axis(work, "dp"), cp=_axis(work, "cp"), states=states)
+
+
+def _axis(mesh: DeviceMesh, name: str) -> Axis:
+    line = mesh[name]
+    ranks = tuple(line.mesh.flatten().tolist())
+    group = line.get_group() if len(ranks) > 1 else None
+    return Axis(len(ranks), line.get_local_rank(), group, ranks)
+
+
+def _data_axis(world: World, named: dict[str, Axis], layout: LayoutConfig) -> Axis:
+    """dp x cp as one axis: the shard axis, unless hybrid sharding splits it."""
+    if named["replicate"].size == 1:
+        return named["shard"]
+    size = named["replicate"].size * named["shard"].size
+    index = named["replicate"].index * named["shard"].size + named["shard"].index
+    first = world.rank - index * layout.tp
+    block = size * layout.tp
+    lines = [
+        tuple(start + offset + i * layout.tp for i in range(size))
+        for start in range(0, world.size, block)
+        for offset in range(layout.tp)
+    ]
+    groups = {line: dist.new_group(list(line)) for line in lines}
+    (ranks,) = (line for line in lines if line[0] == first)
+    group = groups[ranks]
+    assert isinstance(group, dist.ProcessGroup)
+    return Axis(size, index, group, ranks)
