@@ -19,10 +19,14 @@ from paceline.launchers import launcher, launcher_names
 from paceline.probe.gemm import GemmProbe, probe_gemm
 from paceline.probe.inventory import inventory, local_cluster
 from paceline.recipe import Recipe, load_recipe, recipe_path, resolve
+from paceline.rundir import find_run, runs_root
 from paceline.units import gib, percent
 
 BUSY_LIMIT = 0.2
 """Share of the cores in use beyond which a run is told to be disturbed."""
+
+CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest", "state.json"
+"""Names that the native trainer gives."""
 
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
@@ -42,6 +46,8 @@ class Request:
     timeout_s: float | None = None
     force: bool = False
     """Run although the memory bound says that it cannot fit."""
+    runs_dir: Path | None = field(default=None, compare=False)
+    """Where `checkpoint.resume` seeks a run by name."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def make_plan(request: Request) -> Plan:
     for name in recipe.references:
         references.named(name)
     recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
+    recipe = with_checkpoint(recipe, runs_root(request.runs_dir))
     found = inventory()
     cluster, notices = choose_cluster(request, recipe, found)
     if not request.force:
@@ -113,7 +120,10 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
         )
 
 
-_ONE_DEVICE = {"tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "sequence_parallel": False}
+_ONE_DEVICE = {
+    "tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "sequence_parallel": False, "dp_shard": None,
+    "schedule": "1f1b", "cp_exchange": "all-gather",
+}  # fmt: skip
 
 
 def _dtype(recipe: Recipe) -> Dtype:
@@ -138,6 +148,27 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
     raise UserError(f"{recipe.name}: data.path", f"{data.path} is not a file")
 
 
+def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
+    """The recipe with an absolute `checkpoint.resume`: one checkpoint, not the latest of a moment.
+
+    It may name a checkpoint, a folder of them, or a run, by path or as everywhere (`last`, a prefix).
+    Raises UserError when there is none.
+    """
+    name = recipe.checkpoint.resume
+    if name is None:
+        return recipe
+    path = Path(name).expanduser()
+    found = path if path.is_dir() else find_run(runs, name)
+    for place in (found, found / CHECKPOINTS_FOLDER):
+        latest = place / LATEST_CHECKPOINT
+        folder = place / latest.read_text().strip() if latest.is_file() else place
+        if (folder / CHECKPOINT_STATE).is_file():
+            absolute = recipe.checkpoint.model_copy(update={"resume": str(folder.resolve())})
+            return recipe.model_copy(update={"checkpoint": absolute})
+    raise UserError(f"{recipe.name}: checkpoint.resume", f"{found} holds no whole checkpoint",
+                    remedy="checkpoint.every=N saves one every N steps")  # fmt: skip
+
+
 def would_fit(recipe: Recipe) -> str:
     """The fewest devices (power of two) of some catalog kinds that hold the run, as a phrase."""
     phrases: list[str] = []
@@ -153,7 +184,7 @@ def would_fit(recipe: Recipe) -> str:
         return f"no number of {' or '.join(SUGGESTED)} with data parallelism alone"
     layout = {"zero_stage": 3, "recompute": "full", "micro_batch": 1, **_ONE_DEVICE}
     changed = [
-        f"--set layout.{name}={str(value).lower()}"
+        f"--set layout.{name}={'null' if value is None else str(value).lower()}"
         for name, value in layout.items()
         if getattr(recipe.layout, name) != value
     ]
@@ -223,7 +254,9 @@ def choose_cluster(
     kind, notices = device_kind(request.device, found)
     if kind == "cpu":
         cores = found["cpu"]["usable_cores"]
-        count = request.devices or min(recipe.devices or 2, 2, cores)
+        count = request.devices or max(
+            min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
+        )
         if count > cores:
             notices.append(f"{count} processes share {cores} cores")
         return local_cluster(found, "cpu", None, count), notices
@@ -248,9 +281,11 @@ def _gpus(
     request: Request, recipe: Recipe, found: dict[str, Any], notices: list[str]
 ) -> tuple[Cluster, list[str]]:
     available = len(found["gpus"])
-    count = request.devices or min(recipe.devices or available, available)
+    needed = recipe.layout.smallest_world
+    count = request.devices or max(min(recipe.devices or available, available), needed)
     if count > available:
-        raise UserError(f"--devices {count}", f"this machine has {available} GPUs")
+        where = f"--devices {count}" if request.devices else f"a layout of {count} devices"
+        raise UserError(where, f"this machine has {available} GPUs")
     if request.devices is None and recipe.devices and recipe.devices > count:
         notices.append(
             f"the recipe names {recipe.devices} devices; this run takes the {count} here"

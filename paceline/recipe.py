@@ -12,7 +12,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout, layout_problems
-from paceline.core.run import Data, RunSpec, Training, TrainingBase
+from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.core.value import Value
 from paceline.errors import UserError, did_you_mean
@@ -54,6 +54,13 @@ class Recipe(Value):
     flops_convention: str = "causal"
     nominal_parameters: PositiveFloat | None = None
     time_limit_s: PositiveFloat | None = 3600.0
+    hang_limit_s: PositiveFloat = 300.0
+    """A rank that finishes no micro-batch for so long is taken as hung."""
+    memory_limit_bytes: PositiveFloat | None = None
+    """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
+    memory_parts: bool = True
+    """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
+    checkpoint: Checkpointing = Checkpointing()
     references: tuple[str, ...] = ()
     """Reference tables or rows by id."""
     variants: dict[str, dict[str, Any]] = {}
@@ -147,12 +154,14 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     dtype = automatic if wanted.dtype == "auto" else wanted.dtype
     fields = wanted.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
     training = Training(**fields, global_batch=global_batch, dtype=dtype)
-    problems = layout_problems(recipe.layout, recipe.model, world_size, global_batch)
+    problems = layout_problems(
+        recipe.layout, recipe.model, world_size, global_batch, wanted.seq_len
+    )
     if problems:
         raise UserError(
             f"{recipe.name} on {world_size} x {cluster.device}",
             "; ".join(problems),
-            remedy="change the layout (--set layout.tp=...), the batch or --devices",
+            remedy="change the layout or the batch with --set, or --devices",
         )
     return RunSpec(
         recipe=recipe.name,
@@ -167,6 +176,10 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
         flops_convention=recipe.flops_convention,
         nominal_parameters=recipe.nominal_parameters,
         time_limit_s=recipe.time_limit_s,
+        hang_limit_s=recipe.hang_limit_s,
+        memory_limit_bytes=recipe.memory_limit_bytes,
+        memory_parts=recipe.memory_parts,
+        checkpoint=recipe.checkpoint,
         references=recipe.references,
     )
 

@@ -1,6 +1,7 @@
-"""JSON Schemas of every file that Paceline reads or writes, made from the declarations.
+"""What the docs show of declarations: JSON Schemas of every file, and the tables of refused layouts.
 
-`python -m paceline.schemas docs/schemas` writes them; a test holds the folder against this module.
+`python -m paceline.schemas docs/schemas` writes the schemas there and the tables into layouts.md
+beside that folder; tests hold both against this module.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pydantic import BaseModel
 
 from paceline.core.compare.judgement import Comparison
 from paceline.core.hardware import Cluster, Device, Link
+from paceline.core.layout import CONDITIONS, NATIVE_CONDITIONS, RULES
 from paceline.core.logs.parsed import ParsedLog
 from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
-from paceline.events import EndEvent, StartEvent, StepEvent
+from paceline.events import EndEvent, MemoryEvent, StartEvent, StepEvent
 from paceline.probe.gemm import GemmProbe
 from paceline.recipe import Recipe
 from paceline.references import Source
@@ -35,9 +37,15 @@ FORMATS: dict[str, type[BaseModel]] = {
     "comparison": Comparison,
     "event-start": StartEvent,
     "event-step": StepEvent,
+    "event-memory": MemoryEvent,
     "event-end": EndEvent,
     "gemm-probe": GemmProbe,
 }
+
+
+LAYOUTS_PAGE = "layouts.md"
+TABLES_BEGIN = "<!-- from core/layout.py: python -m paceline.schemas docs/schemas -->"
+TABLES_END = "<!-- end -->"
 
 
 def schema_texts() -> dict[str, str]:
@@ -48,11 +56,43 @@ def schema_texts() -> dict[str, str]:
     }
 
 
+def layout_tables() -> str:
+    """The refused combinations and the conditions on sizes, as Markdown."""
+    rules = [
+        f"| {' with '.join(f'`{name}`' for name in sorted(rule.features))} | {_whose(rule.native)} | "
+        f"{rule.reason} |"
+        for rule in RULES
+    ]
+    conditions = [
+        f"| {(condition.__doc__ or '').splitlines()[0].rstrip('.')} | {_whose(native)} |"
+        for native, group in ((False, CONDITIONS), (True, NATIVE_CONDITIONS))
+        for condition in group
+    ]
+    return "\n".join(
+        ["| refused together | in | reason |", "|---|---|---|", *rules, "",
+         "| sizes must fit | in |", "|---|---|", *conditions, ""]
+    )  # fmt: skip
+
+
+def with_tables(page: str) -> str:
+    """`page` with today's tables of refused layouts between the two marks."""
+    before, _, rest = page.partition(TABLES_BEGIN)
+    _, end, after = rest.partition(TABLES_END)
+    return f"{before}{TABLES_BEGIN}\n{layout_tables()}{end}{after}" if end else page
+
+
 def main() -> None:
-    """Write every schema into the folder given as the only argument."""
+    """Write every schema into the folder given as the only argument, and the tables beside it."""
     folder = Path(sys.argv[1])
     for name, text in schema_texts().items():
         write_text(folder / name, text)
+    page = folder.parent / LAYOUTS_PAGE
+    if page.exists():
+        write_text(page, with_tables(page.read_text(encoding="utf-8")))
+
+
+def _whose(native: bool) -> str:
+    return "the native trainer" if native else "every engine"
 
 
 if __name__ == "__main__":

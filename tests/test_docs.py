@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 
 from paceline.core.flops import CONVENTIONS
+from paceline.core.layout import RULES
 from paceline.core.metrics import METRICS
 from paceline.recipe import override_keys, recipe_names
-from paceline.schemas import schema_texts
+from paceline.schemas import (
+    LAYOUTS_PAGE,
+    TABLES_BEGIN,
+    TABLES_END,
+    layout_tables,
+    schema_texts,
+    with_tables,
+)
 from tests.logs import megatron_log
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +67,20 @@ def test_every_top_module_has_its_place_in_the_architecture(module: str):
 @pytest.mark.parametrize("name", sorted(schema_texts()))
 def test_the_schemas_in_the_docs_are_todays(name: str):
     assert (ROOT / "docs" / "schemas" / name).read_text() == schema_texts()[name]
+
+
+def test_the_refused_layouts_in_the_docs_are_todays():
+    page = read(LAYOUTS_PAGE)
+    assert layout_tables() in page and with_tables(page) == page
+    assert all(rule.reason in page for rule in RULES)
+
+
+def test_stale_tables_are_replaced_and_nothing_else_is():
+    page = f"# Layouts\n{TABLES_BEGIN}\nold\n{TABLES_END}\nafter\n"
+    fresh = with_tables(page)
+    assert "old" not in fresh and layout_tables() in fresh
+    assert fresh.startswith("# Layouts\n") and fresh.endswith(f"{TABLES_END}\nafter\n")
+    assert with_tables("no marks") == "no marks"
 
 
 def documents() -> list[Path]:

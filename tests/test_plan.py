@@ -8,7 +8,14 @@ import pytest
 
 from paceline.engines import native
 from paceline.errors import UserError
-from paceline.plan import Request, busy_notice, choose_cluster, device_kind, make_plan
+from paceline.plan import (
+    Request,
+    busy_notice,
+    choose_cluster,
+    device_kind,
+    make_plan,
+    would_fit,
+)
 from paceline.probe.inventory import inventory
 from paceline.recipe import load_recipe, recipe_path
 from tests.example import make_spec
@@ -46,8 +53,8 @@ def test_force_runs_what_the_bound_refuses():
     [
         (("dtype=fp16",), "fp16 on a CPU is emulated"),
         (("dtype=fp8",), "dtype fp8 is not among"),
-        (("layout.tp=2", "global_batch=8"), "tp 2 is not in the native trainer"),
-        (("layout.recompute=selective",), "recompute selective"),
+        (("layout.ep=2",), "ep > 1 is not in the native trainer"),
+        (("layout.pp=2", "layout.micro_batch=16"), "1 micro-batches a step do not fill pp 2"),
     ],
 )
 def test_what_the_trainer_cannot_do_is_said_before_it_starts(
@@ -106,8 +113,62 @@ def test_a_data_file_is_sought_beside_the_recipe_too(tmp_path: Path):
     assert make_plan(Request(str(recipe))).spec.data.path == str(tmp_path / "corpus.txt")
 
 
+def resumed(runs: Path, name: str) -> str | None:
+    overrides = (f"checkpoint.resume={name}",)
+    plan = make_plan(Request("tiny-llama", overrides=overrides, devices=2, runs_dir=runs))
+    return plan.spec.checkpoint.resume
+
+
+def test_a_checkpoint_is_pinned_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = tmp_path / "runs" / "2026-11-20-example"
+    folder = run / "checkpoints" / "step-000040"
+    folder.mkdir(parents=True)
+    (folder / "state.json").touch()
+    (folder.parent / "latest").write_text("step-000040\n")
+    (run / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "last",
+        "2026-11-20-ex",
+        "runs/2026-11-20-example",
+        str(folder),
+        str(folder.parent),
+    ):
+        assert resumed(tmp_path / "runs", name) == str(folder)
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"holds no whole checkpoint.*checkpoint\.every=N"):
+        resumed(tmp_path, str(tmp_path))
+    with pytest.raises(UserError, match="holds no runs"):
+        resumed(tmp_path / "runs", "nowhere")
+
+
 def test_more_ranks_than_cores_are_told():
     assert any("share" in notice for notice in make_plan(Request("tiny-llama", devices=64)).notices)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [
+        (("tp=2", "pp=2"), 4),
+        (("tp=2", "cp=2", "pp=2", "vp=2", "sequence_parallel=true"), 8),
+        (("zero_stage=3", "dp_shard=4"), 4),
+        (("tp=2",), 2),
+        (("layout.recompute=selective",), 2),
+    ],
+)
+def test_a_run_takes_as_many_devices_as_its_layout_needs(overrides: tuple[str, ...], devices: int):
+    plan = make_plan(Request("tiny-llama", overrides=overrides, device="cpu"))
+    assert plan.spec.world_size == devices
+    assert any("share" in n for n in plan.notices) == (devices > inventory()["cpu"]["usable_cores"])
+
+
+def test_devices_that_make_no_whole_replicas_are_refused():
+    with pytest.raises(UserError, match="does not divide 3 devices: use a multiple of 2"):
+        make_plan(Request("tiny-llama", overrides=("tp=2",), devices=3, device="cpu"))
 
 
 def test_a_cluster_names_its_devices_itself():
@@ -133,6 +194,31 @@ def test_a_device_that_is_only_nearly_known_is_told():
 def test_fewer_gpus_than_the_recipe_names_are_told():
     _, notices = choose_cluster(Request("gpt-1b3"), load_recipe("gpt-1b3"), FOUND_GPUS)
     assert any("names 8 devices" in notice for notice in notices)
+
+
+def test_a_layout_for_more_gpus_than_there_are_is_refused():
+    recipe = load_recipe("tiny-llama", None, ["tp=4", "pp=2"])
+    with pytest.raises(UserError, match="a layout of 8 devices: this machine has 4 GPUs"):
+        choose_cluster(Request("tiny-llama"), recipe, FOUND_GPUS)
+    wider = load_recipe("tiny-llama", None, ["tp=4", "devices=2"])
+    assert choose_cluster(Request("tiny-llama"), wider, FOUND_GPUS)[0].world_size == 4
+
+
+def test_what_would_fit_leaves_every_axis_alone():
+    recipe = load_recipe(
+        "llama31-8b", None, ["tp=2", "zero_stage=2", "dp_shard=2", "recompute=full"]
+    )
+    words = would_fit(recipe)
+    for change in ("layout.tp=1", "layout.dp_shard=null", "layout.zero_stage=3"):
+        assert f"--set {change}" in words
+    overrides = tuple(word for word in words.replace(",", "").split() if "=" in word)
+    assert load_recipe("llama31-8b", None, overrides).layout.dp_shard is None
+
+
+def test_hybrid_shards_are_not_taken_for_more_memory():
+    request = Request("llama31-70b", overrides=("zero_stage=3", "dp_shard=64"), device="cpu")
+    with pytest.raises(UserError, match=r"1,051\.33 GiB"):
+        make_plan(request)
 
 
 def test_a_busy_machine_is_told_and_a_quiet_one_is_not():

@@ -162,6 +162,17 @@ def test_a_layout_that_does_not_fit_the_devices_is_refused_with_reasons():
         resolve(recipe, CPU, True, None)
 
 
+def test_a_layout_is_set_by_the_names_of_its_axes():
+    layout = load_recipe("tiny-llama", None, ["tp=2", "pp=2", "schedule=zero-bubble"]).layout
+    assert (layout.tp, layout.pp, layout.schedule) == (2, 2, "zero-bubble")
+
+
+def test_a_sequence_that_cannot_be_cut_is_refused():
+    recipe = load_recipe("tiny-llama", None, ["cp=2", "seq_len=250"])
+    with pytest.raises(UserError, match="seq_len 250 cannot be split into 2 x cp = 4 chunks"):
+        resolve(recipe, CPU, True, None)
+
+
 def test_the_key_follows_the_content_and_not_the_name():
     recipe = load_recipe("tiny-llama")
     spec = resolve(recipe, CPU, True, None)

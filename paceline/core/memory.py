@@ -2,8 +2,9 @@
 
 It counts what must be there: training states, compute copies, saved activations, one chunk of
 logits and the driver's context. It leaves out fragmentation, communication buffers and kernel
-workspaces, and assumes attention that does not store its score matrix. So a run that it refuses
-cannot fit, while one that it accepts may still run out of memory: the bound lies on average a
+workspaces, and assumes attention that does not store its scores (the native trainer's form for short
+sequences on CPUs keeps the probabilities, unless `recompute` is selective or full). So a run that it
+refuses cannot fit, while one that it accepts may still run out: the bound lies on average a
 third below the 23 memories measured, with another framework, in the BigScience tr3-1B3 benchmark.
 (Under LoRA it counts saved activations as in full training, a little more than some layers need.)
 
@@ -105,12 +106,14 @@ def memory_per_device(
 
     The first stage holds the embedding and the most micro-batches in flight, the last one the
     head and the logits; no other stage holds more than both. `num_microbatches` None stands for
-    a full pipeline; ZeRO shards over dp x cp. Types narrower than 16 bit count as 16 bit.
+    a full pipeline; ZeRO shards over dp x cp, or with hybrid sharding over `dp_shard` of it.
+    Selective recomputation saves what the bound leaves out anyway. Types narrower than 16 bit
+    count as 16 bit.
     """
     setting = _Setting(
         shape=shape,
         layout=layout,
-        shards=dp * layout.cp,
+        shards=layout.shards(dp),
         tokens=layout.micro_batch * seq_len / layout.cp,
         num_microbatches=num_microbatches or layout.pp,
         compute_bytes=4 if dtype == "fp32" else 2,
@@ -197,7 +200,7 @@ def _in_flight(x: _Setting) -> float:
     Interleaving keeps 1 + (p - 1) / (p v) times as much alive (Korthikanti et al., section 4.2.3).
     """
     pp, vp = x.layout.pp, x.layout.vp
-    if x.layout.schedule == "gpipe":
+    if x.layout.effective_schedule == "gpipe":
         return x.num_microbatches
     interleaving = 1 + (pp - 1) / (pp * vp) if vp > 1 else 1.0
     return min(x.num_microbatches, pp * interleaving)

@@ -1,7 +1,7 @@
 """Ranks of one run: merged into one step series, and the one that the others wait for.
 
 Collectives make all ranks take the same time, so the slow rank is not the one with the longest
-step but the one that waits least: the largest busy time.
+step but the one that waits least: the largest busy time among ranks of equal work.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ NAMED_CHANCE = 0.01
 BLOCK_STEPS = 5
 """Neighbouring steps are correlated, so blocks of them and not single steps are counted."""
 
+ONE_STAGE: Mapping[int, int] = {}
+"""No rank is known to be of another pipeline stage than the first."""
+
 
 def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     """One series over the steps that every rank finished.
 
-    Times and memory are the largest over ranks, tokens and samples the sum, the loss is weighted
-    by tokens, waiting for collectives is the median rank's.
+    Times and memory are the largest over ranks, waiting for collectives is the median rank's.
+    Tokens and samples are the sum: where tensor, pipeline or context ranks work on the same tokens,
+    each reports its share of them. The loss is weighted by tokens: every rank reports the mean over
+    the tokens that it has a share in, so ranks with the same tokens count them once together.
     """
     if not ranks:
         return Steps.of([])
@@ -48,21 +53,25 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
 
 
 def rank_summaries(
-    ranks: Mapping[int, Steps], hosts: Mapping[int, str], window: IntColumn
+    ranks: Mapping[int, Steps],
+    hosts: Mapping[int, str],
+    window: IntColumn,
+    stages: Mapping[int, int] = ONE_STAGE,
 ) -> tuple[RankSummary, ...]:
-    """Medians of each rank over the steps numbered in `window`."""
+    """Medians of each rank over the steps numbered in `window`; `stages` gives its pipeline stage."""
     summaries: list[RankSummary] = []
     for rank, steps in sorted(ranks.items()):
         inside = steps.select(np.isin(steps.index, window))
         memory = {
             kind: float(np.nanmax(steps[f"{kind}_bytes"]))
-            for kind in ("allocated", "reserved", "resident")
+            for kind in ("allocated", "reserved", "device_used", "resident")
             if steps.known(f"{kind}_bytes")
         }
         summaries.append(
             RankSummary(
                 rank=rank,
                 host=hosts.get(rank, "unknown"),
+                stage=stages.get(rank, 0),
                 step_time_s=_median(inside, "step_time_s"),
                 busy_time_s=_median(inside, "busy_time_s"),
                 comm_wait_s=_median(inside, "comm_wait_s"),
@@ -74,31 +83,52 @@ def rank_summaries(
 
 
 def find_straggler(
-    ranks: Mapping[int, Steps], hosts: Mapping[int, str], window: IntColumn
+    ranks: Mapping[int, Steps],
+    hosts: Mapping[int, str],
+    window: IntColumn,
+    stages: Mapping[int, int] = ONE_STAGE,
 ) -> Straggler | None:
-    """The rank with the largest median busy time; None below two ranks or without busy times.
+    """The rank with the largest median busy time beside the others of its pipeline stage.
 
-    It is named only when it exceeds the median of the others by more than 1 % and is the busiest
-    in more blocks of five steps than chance allows among equal ranks (one-sided binomial test,
-    times the number of ranks because the busiest was picked from all).
+    Stages do different work, so a rank is judged by its own stage only, and a rank that is alone
+    there by nobody; None when all are, or without busy times. It is named only when it exceeds the
+    median of those others by more than 1 % and is the busiest in more blocks of five steps than
+    chance allows among equal ranks (one-sided binomial test, times the number of ranks judged,
+    because the busiest was picked from all). Of several, the one with the largest excess.
     """
-    order = sorted(ranks)
-    if len(order) < 2 or len(window) == 0:
+    if not ranks or len(window) == 0:
         return None
     common = np.intersect1d(_common_steps(ranks), window)
-    busy = np.stack([_at(ranks[rank], common)["busy_time_s"] for rank in order])
-    if busy.size == 0 or not np.isfinite(busy).all():
+    busy = {rank: _at(steps, common)["busy_time_s"] for rank, steps in sorted(ranks.items())}
+    if len(common) == 0 or not all(np.isfinite(row).all() for row in busy.values()):
         return None
+    groups: dict[int, list[int]] = {}
+    for rank in busy:
+        groups.setdefault(stages.get(rank, 0), []).append(rank)
+    judged = [(stage, group) for stage, group in sorted(groups.items()) if len(group) > 1]
+    found = [
+        _busiest(stage, {rank: busy[rank] for rank in group}, hosts, len(judged))
+        for stage, group in judged
+    ]
+    return max(found, key=lambda one: (one.named, one.excess), default=None)
+
+
+def _busiest(
+    stage: int, ranks: Mapping[int, FloatColumn], hosts: Mapping[int, str], num_groups: int
+) -> Straggler:
+    """The busiest of at least two ranks of one stage, which is one of `num_groups` that are judged."""
+    order, busy = list(ranks), np.stack(list(ranks.values()))
     medians = np.median(busy, axis=1)
     slowest = int(np.argmax(medians))
     excess = float(medians[slowest] / np.median(np.delete(medians, slowest)) - 1)
     blocks = np.stack([group_medians(row, max(1, busy.shape[1] // BLOCK_STEPS)) for row in busy])
     wins = int((np.argmax(blocks, axis=0) == slowest).sum())
-    chance = len(order) * binomial_tail(wins, blocks.shape[1], 1 / len(order))
+    chance = num_groups * len(order) * binomial_tail(wins, blocks.shape[1], 1 / len(order))
     rank = order[slowest]
     return Straggler(
         rank=rank,
         host=hosts.get(rank, "unknown"),
+        stage=stage,
         excess=excess,
         share_of_steps=float((np.argmax(busy, axis=0) == slowest).mean()),
         named=excess > NAMED_EXCESS and chance < NAMED_CHANCE,

@@ -17,6 +17,7 @@ from paceline.core.value import Value
 DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
+Compile = Literal["none", "blocks"]
 
 
 class TrainingBase(Value):
@@ -26,6 +27,8 @@ class TrainingBase(Value):
     steps: PositiveInt
     matmul_precision: MatmulPrecision = "high"
     """torch.set_float32_matmul_precision for fp32 matrix products."""
+    compile: Compile = "none"
+    """`blocks`: torch.compile for every transformer block."""
     lr: PositiveFloat = 3e-4
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
@@ -58,6 +61,17 @@ class Data(Value):
     """For padded workloads: mean unpadded tokens; None means packed, without padding."""
 
 
+class Checkpointing(Value):
+    """When the native trainer saves its state, and which state it begins with."""
+
+    every: PositiveInt | None = None
+    """Steps between two checkpoints; None saves none."""
+    resume: str | None = None
+    """A checkpoint, or a run whose latest one is meant, to go on from in any layout."""
+    asynchronous: bool = True
+    """Write in the background while training goes on."""
+
+
 class RunSpec(Value):
     """Everything that decides what runs; equal specs have equal keys."""
 
@@ -74,6 +88,13 @@ class RunSpec(Value):
     nominal_parameters: PositiveFloat | None = None
     """P of the six-n convention when a source uses a rounded one (1.3e9)."""
     time_limit_s: PositiveFloat | None = None
+    hang_limit_s: PositiveFloat = 300.0
+    """A rank that finishes no micro-batch for so long is taken as hung."""
+    memory_limit_bytes: PositiveFloat | None = None
+    """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
+    memory_parts: bool = True
+    """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
+    checkpoint: Checkpointing = Checkpointing()
     references: tuple[str, ...] = ()
 
     @property
@@ -89,7 +110,9 @@ class RunSpec(Value):
     @property
     def key(self) -> str:
         """Eight hexadecimal digits of the content: what runs, not what it is called."""
-        labels = {"recipe", "variant", "references", "time_limit_s"}
+        labels = {
+            "recipe", "variant", "references", "time_limit_s", "hang_limit_s", "memory_parts",
+        }  # fmt: skip
         content = self.model_dump(mode="json", exclude=labels)
         for name in ("name", "device_label", "device_memory_bytes"):
             content["cluster"].pop(name)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import Any
 
-from paceline.core.layout import Layout
+from paceline.core.layout import RULES, native_problems
 from paceline.core.logs.logged import Dialect
 from paceline.core.run import Job, RunSpec
 from paceline.core.shape import num_parameters
@@ -28,17 +28,17 @@ BYTE_VOCAB = 257
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What this trainer cannot do of `spec`, one sentence each."""
-    problems = [
-        f"{axis} {size} is not in the native trainer, which is data-parallel (ZeRO 0-3)"
-        for axis, size in _model_axes(spec.layout).items()
-        if size > 1
-    ]
+    problems = native_problems(
+        spec.layout, spec.model, spec.world_size, spec.training.global_batch,
+        dtype=spec.training.dtype, device=_device(spec),
+        compiled=spec.training.compile != "none",
+    )  # fmt: skip
     if spec.training.dtype not in DTYPES:
         problems.append(f"dtype {spec.training.dtype} is not among {', '.join(DTYPES)}")
     if spec.training.dtype == "fp16" and spec.cluster.device == "cpu":
         problems.append("fp16 on a CPU is emulated, hundreds of times slower than bf16 or fp32")
-    if spec.layout.recompute == "selective":
-        problems.append("recompute selective is not in the native trainer; none or full are")
+    if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
+        problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
     if spec.model.positions == "learned" and spec.training.seq_len > spec.model.max_positions:
         problems.append(
             f"seq_len {spec.training.seq_len} is beyond {spec.model.max_positions} learned positions"
@@ -90,12 +90,19 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "training": spec.training.model_dump(mode="json", exclude={"total_tokens"}),
         "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample"}),
         "layout": spec.layout.model_dump(mode="json"),
+        "layout_rules": [
+            {"features": sorted(rule.features), "reason": rule.reason} for rule in RULES
+        ],
         "dp": spec.dp,
         "num_microbatches": spec.layout.num_microbatches(
             spec.world_size, spec.training.global_batch
         ),
-        "device": "cpu" if spec.cluster.device == "cpu" else "cuda",
+        "device": _device(spec),
         "threads": spec.cluster.threads_per_device,
+        "hang_limit_s": spec.hang_limit_s,
+        "memory_limit_bytes": spec.memory_limit_bytes,
+        "memory_parts": spec.memory_parts,
+        "checkpoint": spec.checkpoint.model_dump(mode="json"),
         "expected_parameters": num_parameters(spec.model, spec.layout.tp),
         "events": "steps",
         "logs": "logs",
@@ -107,8 +114,8 @@ def steps(lines: Iterable[str]) -> Iterator[Step]:
     return (to_step(event) for event in read_events(lines) if isinstance(event, StepEvent))
 
 
-def _model_axes(layout: Layout) -> dict[str, int]:
-    return {axis: getattr(layout, axis) for axis in ("tp", "pp", "cp", "vp", "ep")}
+def _device(spec: RunSpec) -> str:
+    return "cpu" if spec.cluster.device == "cpu" else "cuda"
 
 
 def _environment(spec: RunSpec) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
+RECOMPUTE = ("none", "selective", "full")
 SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens")
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class TrainingConfig:
     steps: int
     dtype: str
     matmul_precision: str
+    compile: str
     lr: float
     betas: tuple[float, float]
     eps: float
@@ -101,6 +103,27 @@ class LayoutConfig:
     zero_stage: int
     micro_batch: int
     recompute: str
+    schedule: str
+    sequence_parallel: bool
+    dp_shard: int | None
+    cp_exchange: str
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state is saved, and which one training begins with."""
+
+    every: int | None
+    resume: str | None
+    asynchronous: bool
+
+
+@dataclass(frozen=True)
+class LayoutRule:
+    """A combination that is refused when all of its features are present; the reason is one sentence."""
+
+    features: frozenset[str]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -111,16 +134,31 @@ class TrainerConfig:
     training: TrainingConfig
     data: DataConfig
     layout: LayoutConfig
+    layout_rules: tuple[LayoutRule, ...]
+    checkpoint: CheckpointConfig
     dp: int
     num_microbatches: int
     device: str
     threads: int | None
+    hang_limit_s: float
+    memory_limit_bytes: float | None
+    memory_parts: bool
     expected_parameters: int
 
     @property
+    def world_size(self) -> int:
+        """Ranks that the layout needs: dp x tp x pp x cp."""
+        return self.dp * self.layout.tp * self.layout.pp * self.layout.cp
+
+    @property
     def tokens_per_rank(self) -> int:
-        """Tokens that one rank trains on in a step; windows are packed, so all of them are real."""
-        return self.num_microbatches * self.layout.micro_batch * self.training.seq_len
+        """Tokens that one rank sees in a step, shared with its tensor and pipeline peers."""
+        return (
+            self.num_microbatches
+            * self.layout.micro_batch
+            * self.training.seq_len
+            // self.layout.cp
+        )
 
     def layout_record(self) -> dict[str, Any]:
         """The layout with the sizes derived from it, for the start line."""
@@ -141,6 +179,8 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
         "training": _record(TrainingConfig, raw, "training"),
         "data": _record(DataConfig, raw, "data"),
         "layout": _record(LayoutConfig, raw, "layout"),
+        "layout_rules": _rules(raw.get("layout_rules")),
+        "checkpoint": _record(CheckpointConfig, raw, "checkpoint"),
     }
     return _build(TrainerConfig, {**raw, **parts}, "")
 
@@ -157,17 +197,17 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
     """Why this trainer cannot run the input, one sentence each; empty when it can."""
     layout, training, model = config.layout, config.training, config.model
     problems: list[str] = []
-    for axis in ("tp", "pp", "cp", "vp", "ep"):
-        if getattr(layout, axis) != 1:
-            problems.append(
-                f"layout.{axis} {getattr(layout, axis)}: only data parallelism is built in; use 1"
-            )
     if layout.zero_stage not in (0, 1, 2, 3):
         problems.append(f"layout.zero_stage {layout.zero_stage}: use 0, 1, 2 or 3")
-    if layout.recompute not in ("none", "full"):
-        problems.append(f"layout.recompute {layout.recompute}: not built in; use none or full")
-    if config.dp != world_size:
-        problems.append(f"dp {config.dp}: {world_size} processes were started; start {config.dp}")
+    if layout.recompute not in RECOMPUTE:
+        problems.append(f"layout.recompute {layout.recompute}: use one of {', '.join(RECOMPUTE)}")
+    if config.world_size != world_size:
+        problems.append(
+            f"dp {config.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp}: {world_size} "
+            f"processes were started; start {config.world_size}"
+        )
+    present = layout_features(config)
+    problems += [rule.reason for rule in config.layout_rules if rule.features <= present]
     batch = config.dp * layout.micro_batch * config.num_microbatches
     if batch != training.global_batch:
         problems.append(
@@ -184,6 +224,42 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
             f"{model.max_positions} learned positions"
         )
     return problems
+
+
+def layout_features(config: TrainerConfig) -> frozenset[str]:
+    """The names by which the rules speak of a layout, as whoever wrote the rules derives them."""
+    layout = config.layout
+    axes = {axis: getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "vp")}
+    chunked = layout.schedule == "1f1b" and axes["pp"] and axes["vp"]
+    schedule = "interleaved" if chunked else layout.schedule
+    shard = layout.dp_shard
+    present = {
+        **axes,
+        **{f"no-{axis}": not used for axis, used in axes.items()},
+        "dp": config.dp > 1,
+        "ep": layout.ep > 1,
+        "sp": layout.sequence_parallel,
+        f"zero{layout.zero_stage}": True,
+        "dp-shard": shard is not None,
+        "hybrid": shard is not None and shard < config.dp * layout.cp,
+        schedule: axes["pp"] or schedule != "1f1b",
+        layout.cp_exchange: axes["cp"] or layout.cp_exchange != "all-gather",
+        layout.recompute: layout.recompute != "none",
+        "compile": config.training.compile != "none",
+        "tied": config.model.tied_embeddings,
+        config.training.dtype: True,
+        config.device: True,
+    }
+    return frozenset(name for name, there in present.items() if there)
+
+
+def _rules(raw: Any) -> tuple[LayoutRule, ...]:
+    if not isinstance(raw, list):
+        raise ConfigError("layout_rules: is missing or no list")
+    try:
+        return tuple(LayoutRule(frozenset(rule["features"]), rule["reason"]) for rule in raw)
+    except (KeyError, TypeError) as error:
+        raise ConfigError("layout_rules: every rule has features and a reason") from error
 
 
 def _record(kind: type[T], raw: Mapping[str, Any], name: str) -> T:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -7,8 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from paceline.core.layout import Layout, layout_problems
-from tests.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
+from paceline.core.layout import (
+    RULES,
+    Layout,
+    Rule,
+    broken_rules,
+    features,
+    layout_problems,
+    native_problems,
+    refuse,
+)
+from tests.refused import AROUND, CASES, named
+from tests.shapes import GPT_1B3, GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
 
 NVIDIA_70B = Layout(tp=4, pp=4, cp=2, vp=5, zero_stage=1, sequence_parallel=True)
 
@@ -42,36 +53,97 @@ def test_a_layout_without_problems_uses_every_device_and_every_sample(
     assert dp * layout.micro_batch * layout.num_microbatches(world, batch) == batch
 
 
+@given(layout=layouts, dp_shard=st.sampled_from([None, 1, 2, 3, 4, 6]))
+def test_the_smallest_world_holds_whole_replicas_and_whole_shards(
+    layout: Layout, dp_shard: int | None
+):
+    layout = layout.model_copy(update={"dp_shard": dp_shard, "zero_stage": 3})
+    world = layout.smallest_world
+    assert world % layout.model_devices == 0
+    ranks = layout.dp(world) * layout.cp
+    assert ranks % layout.shards(layout.dp(world)) == 0
+    assert not any("dp_shard" in p for p in layout_problems(layout, LLAMA_405B, world, world))
+
+
 def test_nvidias_layout_has_64_micro_batches_at_every_scale():
     for num_devices in (64, 128, 2048):
-        assert not layout_problems(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices)
+        assert not layout_problems(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices, 8192)
+        assert not native_problems(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices)
         assert NVIDIA_70B.num_microbatches(num_devices, 2 * num_devices) == 64
 
 
 @pytest.mark.parametrize(
-    ("fields", "world", "batch", "sentence"),
+    ("fields", "world", "batch", "words"),
     [
         ({"tp": 4, "pp": 4, "cp": 2}, 48, 96,
          "tp 4 x pp 4 x cp 2 = 32 does not divide 48 devices"),
         ({"micro_batch": 3}, 8, 512,
          "global_batch 512 is not a multiple of dp 8 x micro_batch 3 = 24"),
-        ({"tp": 16}, 16, 16, "tp 16 does not divide 8 key/value heads"),
+        ({"tp": 16}, 16, 16, "8 key/value heads cannot be split over tp 16"),
+        ({"tp": 8, "cp": 8, "cp_exchange": "all-to-all"}, 64, 64,
+         "32 query heads cannot be split over tp 8 x cp 8 = 64"),
+        ({"cp": 3}, 3, 3, "seq_len 8192 cannot be split into 2 x cp = 6 chunks"),
         ({"pp": 3}, 3, 3,
-         "pp 3 x vp 1 divides neither 32 layers nor 34 with embedding and head"),
-        ({"vp": 2}, 8, 8, "vp 2 needs pp > 1"),
-        ({"sequence_parallel": True}, 8, 8, "sequence_parallel needs tp > 1"),
+         "32 layers (or 34 with embedding and head) cannot be split over pp 3 x vp 1 = 3 stages"),
+        ({"dp_shard": 3, "zero_stage": 3}, 8, 8,
+         "dp x cp = 8 ranks cannot be split into groups of dp_shard 3"),
     ],
-    ids=["world", "batch", "heads", "layers", "vp", "sequence-parallel"],
+    ids=["world", "batch", "heads", "all-to-all", "chunks", "layers", "shards"],
 )  # fmt: skip
-def test_each_rule_is_one_sentence_with_its_numbers(
-    fields: dict[str, Any], world: int, batch: int, sentence: str
+def test_each_condition_is_one_sentence_with_its_numbers(
+    fields: dict[str, Any], world: int, batch: int, words: str
 ):
-    assert layout_problems(Layout(**fields), LLAMA_8B, world, batch) == [sentence]
+    (problem,) = layout_problems(Layout(**fields), LLAMA_8B, world, batch, 8192)
+    assert problem.startswith(words)
 
 
-def test_all_broken_rules_are_told_at_once():
+def test_the_feed_forward_layer_and_the_sequence_are_split_evenly():
+    odd = LLAMA_8B.model_copy(update={"ffn_size": 14337})
+    (problem,) = layout_problems(Layout(tp=2), odd, 2, 2)
+    assert problem.startswith("ffn_size 14337 cannot be split over tp 2")
+    spread = Layout(tp=8, cp=2, sequence_parallel=True)
+    (problem,) = layout_problems(spread, LLAMA_8B, 16, 16, 8200)
+    assert problem.startswith("seq_len 8200 cannot be split over tp 8 x cp 2 = 16")
+    assert not layout_problems(spread, LLAMA_8B, 16, 16, 8192)
+    assert not layout_problems(spread, LLAMA_8B, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_microbatches", "fits"),
+    [
+        ({"pp": 4}, 4, True),
+        ({"pp": 4}, 3, False),
+        ({"pp": 4, "schedule": "gpipe"}, 1, True),
+        ({"pp": 4, "vp": 2}, 3, True),
+        ({"pp": 4, "vp": 2}, 8, True),
+        ({"pp": 4, "vp": 2}, 9, False),
+        ({"pp": 4, "vp": 2, "schedule": "gpipe"}, 9, True),
+        ({"pp": 4, "schedule": "zero-bubble"}, 10, True),
+        ({"pp": 4, "schedule": "zero-bubble"}, 13, False),
+        ({}, 1, True),
+    ],
+)
+def test_a_schedule_asks_for_micro_batches(
+    fields: dict[str, Any], num_microbatches: int, fits: bool
+):
+    layout = Layout(**fields)
+    problems = native_problems(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+    assert [f"{num_microbatches} micro-batches a step" in p for p in problems] == [True] * (
+        not fits
+    )
+    assert not layout_problems(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+
+
+def test_tensor_ranks_share_the_padded_vocabulary():
+    (problem,) = native_problems(Layout(tp=2), GPT_1B3, 2, 2)
+    assert "a vocabulary of 50257 rows cannot be split over tp 2" in problem
+    assert not native_problems(Layout(tp=2), GPT_1B3_PADDED, 2, 2)
+    assert not layout_problems(Layout(tp=2), GPT_1B3, 2, 2)
+
+
+def test_all_problems_are_told_at_once():
     problems = layout_problems(Layout(tp=3, pp=5, micro_batch=7), GPT_1B3_PADDED, 15, 16)
-    assert len(problems) == 3
+    assert len(problems) == 4
 
 
 def test_megatron_may_count_embedding_and_head_as_layers():
@@ -87,3 +159,51 @@ def test_a_label_names_dp_and_whatever_is_larger_than_one():
 def test_senseless_sizes_are_refused(fields: dict[str, Any]):
     with pytest.raises(ValidationError):
         Layout.model_validate(fields)
+
+
+def test_1f1b_over_several_chunks_is_the_interleaved_schedule():
+    assert Layout(pp=2, vp=2).effective_schedule == "interleaved"
+    assert Layout(pp=2).effective_schedule == "1f1b"
+    assert Layout(pp=2, vp=2, schedule="zero-bubble").effective_schedule == "zero-bubble"
+
+
+def test_features_name_what_a_layout_combines():
+    assert features(NVIDIA_70B, 64) == {
+        "dp", "tp", "sp", "pp", "vp", "interleaved", "cp", "all-gather", "zero1",
+    }  # fmt: skip
+    assert features(Layout(), 1) == {"no-tp", "no-pp", "no-cp", "no-vp", "zero0"}
+    hybrid = features(
+        Layout(zero_stage=3, dp_shard=2, recompute="full"), 4,
+        dtype="bf16", device="cpu", compiled=True, tied=True,
+    )  # fmt: skip
+    assert hybrid >= {"zero3", "dp-shard", "hybrid", "full", "bf16", "cpu", "compile", "tied", "dp"}
+    assert "hybrid" not in features(Layout(zero_stage=3, dp_shard=4), 4)
+
+
+@pytest.mark.parametrize(("rule", "fields"), CASES, ids=[named(rule) for rule, _ in CASES])
+def test_every_rule_is_broken_by_some_layout_that_breaks_no_other(
+    rule: Rule, fields: dict[str, Any]
+):
+    layout = Layout(**{key: value for key, value in fields.items() if key not in AROUND})
+    around: dict[str, Any] = {
+        "compiled": "compile" in fields,
+        "dtype": fields.get("dtype"),
+        "device": fields.get("device", "cpu"),
+    }
+    assert broken_rules(features(layout, 2, **around)) == [rule]
+    everywhere = layout_problems(layout, LLAMA_8B, 2, 16, 8192)
+    natively = native_problems(layout, LLAMA_8B, 2, 16, **around)
+    assert (everywhere, natively) == (([], [rule.reason]) if rule.native else ([rule.reason], []))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=named)
+def test_a_reason_teaches_and_names_a_way_out(rule: Rule):
+    assert re.search(r", because .+[:;] (set|use) ", rule.reason)
+    assert not rule.reason.endswith(".") and "\n" not in rule.reason
+
+
+def test_one_more_refusal_is_one_more_line():
+    rules = (*RULES, refuse("tp", "zero3", why="no"))
+    assert [r.reason for r in broken_rules(features(Layout(tp=2, zero_stage=3), 4), rules)] == [
+        "no"
+    ]

@@ -57,6 +57,37 @@ def test_zero_shards_over_context_parallel_ranks_as_well():
     assert with_cp.activations_bytes == without.activations_bytes / 2
 
 
+def test_hybrid_sharding_spreads_states_over_one_group_only():
+    def states(zero_stage: ZeroStage, dp_shard: int | None, dp: int = 8) -> float:
+        layout = Layout(zero_stage=zero_stage, dp_shard=dp_shard)
+        return memory_per_device(LLAMA_8B, layout, dp, 128, "bf16").states_bytes
+
+    assert states(3, 2) == states(3, None, dp=2) == 4 * states(3, None)
+    assert states(3, 8) == states(3, None)
+    assert states(1, 2) == states(1, None)
+
+
+def test_sequence_parallelism_cuts_the_kept_inputs_as_well():
+    def activations(sequence_parallel: bool, recompute: str) -> float:
+        layout = Layout.model_validate(
+            {"tp": 4, "sequence_parallel": sequence_parallel, "recompute": recompute}
+        )
+        return memory_per_device(GPT_1B3, layout, 1, 2048, "fp16").activations_bytes
+
+    for recompute in ("none", "full"):
+        assert activations(True, recompute) < activations(False, recompute)
+    h, block = GPT_1B3.hidden_size, GPT_1B3.hidden_size * (8 + 24) / 4
+    assert activations(True, "full") == 2048 * (24 * 2 * h / 4 + block)
+
+
+def test_selective_recomputation_saves_what_the_bound_leaves_out():
+    kept, selective = (
+        memory_per_device(GPT_1B3, layout, 1, 2048, "fp16").total_bytes
+        for layout in (Layout(), Layout(recompute="selective"))
+    )
+    assert kept == selective
+
+
 def test_16_bit_copies_of_all_blocks_are_kept_and_with_recomputation_of_one():
     def copies(layout: Layout, dtype: Dtype) -> float:
         return memory_per_device(TINY, layout, 4, 128, dtype).copies_bytes
@@ -118,6 +149,8 @@ def test_a_short_pipeline_keeps_fewer_and_interleaving_keeps_more_in_flight():
     assert activations(Layout(pp=4), 2) == plain / 2
     assert activations(Layout(pp=4, vp=3), 32) == pytest.approx(plain * (1 + 3 / 12))
     assert activations(Layout(pp=4, schedule="gpipe"), 32) == plain * 8
+    assert activations(Layout(pp=4, vp=3, schedule="gpipe"), 32) == plain * 8
+    assert activations(Layout(pp=4, schedule="zero-bubble"), 32) == plain
 
 
 def test_a_large_vocabulary_makes_the_last_stage_the_fullest():

@@ -79,6 +79,88 @@ def test_one_rank_has_no_straggler():
     assert find_straggler({0: make_steps([0.2] * 9)}, HOSTS, WINDOW) is None
 
 
+def two_stages(excess: float, ranks: int = 8, n: int = 60) -> dict[int, Steps]:
+    """Half of the ranks do twice the work of the others; the last one is `excess` busier."""
+    found: dict[int, Steps] = {}
+    for rank in range(ranks):
+        work = 0.1 if rank < ranks // 2 else 0.2
+        factor = work * (1 + (excess if rank == ranks - 1 else 0))
+        busy = [factor * b for b in noisy(n, 1.0, 0.01, seed=rank)]
+        found[rank] = make_steps([0.3] * n, busy_time_s=busy)
+    return found
+
+
+STAGES = {rank: rank // 4 for rank in range(8)}
+
+
+def test_stages_of_a_pipeline_are_not_held_against_each_other():
+    unaware = find_straggler(two_stages(0.0), HOSTS, WINDOW)
+    assert unaware is not None and unaware.excess > 0.3
+    straggler = find_straggler(two_stages(0.0), HOSTS, WINDOW, STAGES)
+    assert straggler is not None and not straggler.named and abs(straggler.excess) < 0.02
+
+
+def test_the_busiest_rank_of_a_stage_is_named():
+    straggler = find_straggler(two_stages(0.10), HOSTS, WINDOW, STAGES)
+    assert straggler is not None
+    assert (straggler.rank, straggler.stage, straggler.named) == (7, 1, True)
+    assert straggler.excess == pytest.approx(0.10, abs=0.02)
+
+
+def test_a_slow_rank_of_the_lighter_stage_is_found_too():
+    ranks = two_stages(0.0)
+    ranks[2] = make_steps([0.3] * 60, busy_time_s=noisy(60, 0.11, 0.001, seed=9))
+    straggler = find_straggler(ranks, HOSTS, WINDOW, STAGES)
+    assert straggler is not None
+    assert (straggler.rank, straggler.stage, straggler.named) == (2, 0, True)
+
+
+def test_a_rank_that_is_alone_in_its_stage_is_judged_by_nobody():
+    alone = {rank: rank for rank in range(8)}
+    assert find_straggler(two_stages(0.5), HOSTS, WINDOW, alone) is None
+    mixed = {rank: 0 if rank < 7 else 1 for rank in range(8)}
+    straggler = find_straggler(two_stages(0.5), HOSTS, WINDOW, mixed)
+    assert straggler is not None and straggler.rank != 7
+
+
+def test_few_are_blamed_in_a_pipeline_of_equal_stages():
+    blamed = 0
+    for seed in range(60):
+        ranks = {
+            r: make_steps([0.2] * 60, busy_time_s=noisy(60, 0.15, 0.03, seed=seed * 8 + r))
+            for r in range(8)
+        }
+        straggler = find_straggler(ranks, HOSTS, WINDOW, {rank: rank // 2 for rank in ranks})
+        blamed += straggler is not None and straggler.named
+    assert blamed <= 3
+
+
+def test_summaries_name_the_stage():
+    summaries = rank_summaries(two_stages(0.0), HOSTS, WINDOW, STAGES)
+    assert [summary.stage for summary in summaries] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_shares_of_tensor_pipeline_and_data_ranks_add_up_to_the_batch():
+    """2 x 2 x 2 ranks: both replicas of 1000 tokens are shared by four ranks, which tell one loss."""
+    loss_of_replica = (2.0, 4.0)
+    ranks = {
+        (pp * 2 + dp) * 2 + tp: make_steps([1.0], tokens=[1000 / 4], loss=[loss_of_replica[dp]])
+        for pp in range(2) for dp in range(2) for tp in range(2)
+    }  # fmt: skip
+    merged = merge_ranks(ranks)
+    assert list(merged["tokens"]) == [2000.0]
+    assert list(merged["loss"]) == [3.0]
+
+
+def test_the_loss_is_weighted_by_the_tokens_of_each_replica():
+    ranks = {
+        rank: make_steps([1.0], tokens=[tokens / 2], loss=[loss])
+        for rank, (tokens, loss) in enumerate([(300, 2.0), (300, 2.0), (100, 6.0), (100, 6.0)])
+    }
+    merged = merge_ranks(ranks)
+    assert list(merged["tokens"]) == [400.0] and list(merged["loss"]) == [3.0]
+
+
 def test_merging_takes_the_longest_time_and_sums_tokens():
     ranks = {
         0: make_steps([1.0, 2.0], tokens=[10, 10], loss=[4.0, 2.0], comm_wait_s=[0.1, 0.1]),

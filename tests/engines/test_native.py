@@ -11,7 +11,7 @@ import pytest
 from paceline.core.logs.logged import Logged
 from paceline.engines.native import DIALECT
 from tests.engines.promises import check_read
-from tests.test_events import END, START, STEP
+from tests.test_events import END, MEMORY, START, STEP
 
 
 def text(*events: dict[str, Any]) -> bytes:
@@ -204,6 +204,16 @@ def test_skipped_steps_are_counted():
 
     assert log.steps().index.tolist() == [1, 2, 3]
     assert log.remarks == ["2 step lines tell of a skipped step (fp16 overflow)"]
+
+
+def test_a_watched_step_has_no_time_and_the_memory_line_is_known():
+    numbers = range(1, 9)
+    events = [step(k, **({"tracked": True} if k == 2 else {})) for k in numbers]
+    log = read(start(), events[0], MEMORY, *events[1:])
+
+    assert log.steps().index.tolist() == [*numbers]
+    assert np.flatnonzero(np.isnan(log.steps()["step_time_s"])).tolist() == [1]
+    assert log.remarks == []
 
 
 def test_values_that_are_no_numbers_are_unknown_and_those_too_large_infinite():

@@ -25,13 +25,14 @@ def test_what_the_engine_writes_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"tp": 2}, "layout.tp 2: only data parallelism"),
-        ({"pp": 2}, "layout.pp 2: only data parallelism"),
-        ({"recompute": "selective"}, "layout.recompute selective: not built in"),
+        ({"tp": 2}, "dp 2 x tp 2 x pp 1 x cp 1: 2 processes were started; start 4"),
+        ({"pp": 2}, "dp 2 x tp 1 x pp 2 x cp 1: 2 processes were started; start 4"),
+        ({"ep": 2}, "ep > 1 is not in the native trainer"),
+        ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full"),
         ({"zero_stage": 4}, "layout.zero_stage 4"),
         ({"dtype": "fp8"}, "training.dtype fp8: use one of"),
         ({"source": "web"}, "data.source web: use one of"),
-        ({"dp": 3, "num_microbatches": 1}, "dp 3: 2 processes were started"),
+        ({"dp": 3, "num_microbatches": 1}, "dp 3 x tp 1 x pp 1 x cp 1: 2 processes were started"),
         ({"num_microbatches": 5}, "dp 2 x micro_batch 4 x num_microbatches 5 is 40"),
         ({"positions": "learned", "max_positions": 16}, "has only 16 learned positions"),
     ],
@@ -40,6 +41,16 @@ def test_a_problem_is_named_by_its_field(changes: dict[str, Any], problem: str) 
     found = config_problems(parse_config(settings(ranks=2, **changes)), world_size=2)
 
     assert problem in "; ".join(found)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tp": 2}, {"cp": 2}, {"pp": 2}, {"recompute": "selective"}, {"zero_stage": 3}]
+)
+def test_every_axis_makes_a_world(changes: dict[str, Any]) -> None:
+    dp = 1 if set(changes) & {"tp", "cp", "pp"} else 2
+    raw = settings(ranks=2, dp=dp, num_microbatches=2 // dp, **changes)
+
+    assert config_problems(parse_config(raw), world_size=2) == []
 
 
 def test_a_missing_key_is_named() -> None:
