@@ -5,6 +5,7 @@ job.sh        exactly what was started
 inventory.json  the machine
 logs/         what the programs printed, one file a rank
 steps/        the trainer's event lines, one file a rank
+checkpoints/  what `checkpoint.every` asked for
 steps.jsonl   the ranks merged
 result.json   metrics, window, verdict
 report.html
@@ -322,8 +323,9 @@ def find_runs(root: Path, name: str) -> list[Path]:
 
 def run_files(folder: Path) -> tuple[str, ...]:
     """Every file of a run by its path inside the folder, hidden ones left out."""
-    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
-    return tuple(sorted(str(p.relative_to(folder)) for p in files))
+    files = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    shown = (p for p in files if not any(part.startswith(".") for part in p.parts))
+    return tuple(sorted(map(str, shown)))
 
 
 def groups(root: Path) -> dict[str, list[Path]]:

@@ -1,4 +1,4 @@
-"""The optimizer, the gradient's norm and its clipping, and fp16's loss scale."""
+"""The optimizer, the clipping of gradients, and fp16's loss scale."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from config import TrainingConfig
+from mesh import Axis
 from parallel import Replica
 
 
 def make_optimizer(
-    replica: Replica, training: TrainingConfig, shard_state: bool
+    replica: Replica, training: TrainingConfig, shard_state: Axis | None
 ) -> torch.optim.Optimizer:
-    """Fused AdamW without weight decay on vectors; `shard_state` spreads its state (ZeRO 1)."""
-    parameters = [p for p in replica.model.parameters() if p.requires_grad]
+    """Fused AdamW without weight decay on vectors; `shard_state` is what it is spread over (ZeRO 1)."""
+    parameters = [p for _, p in replica.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -26,30 +26,18 @@ def make_optimizer(
     settings: dict[str, Any] = {
         "lr": training.lr, "betas": tuple(training.betas), "eps": training.eps, "fused": True,
     }  # fmt: skip
-    if not shard_state:
+    if shard_state is None:
         return torch.optim.AdamW(groups, **settings)
     # Its package compiles old optimizers on import: slow, and with deprecation warnings.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(
-        groups, optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, **settings
+        groups,
+        optimizer_class=torch.optim.AdamW,
+        process_group=shard_state.group,
+        parameters_as_bucket_view=True,
+        **settings,
     )
-
-
-def gradient_norm(gradients: list[Tensor], sharded: bool) -> Tensor:
-    """L2 norm over all gradients of the model, a scalar on the device.
-
-    Sharded gradients need one all-reduce of the sum of squares; DDP's are whole on every rank.
-    """
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    if not sharded:
-        return norm
-    squares = norm.square()
-    # Asynchronous, because a blocking collective on CUDA waits where no clock sees it.
-    work = dist.all_reduce(squares, async_op=True)
-    assert work is not None
-    work.wait()
-    return squares.sqrt()
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor | float:
@@ -87,3 +75,11 @@ class LossScaler:
         if self._good == self.patience:
             self.scale, self._good = self.scale * 2, 0
         return True
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        return {"scale": self.scale, "good": self._good}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` gave."""
+        self.scale, self._good = float(state["scale"]), int(state["good"])

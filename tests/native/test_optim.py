@@ -11,9 +11,9 @@ from batches import Loader, Sampler
 from clock import HostClock, StepClock
 from config import parse_config
 from corpus import load_corpus
-from optim import LossScaler, clip_factor, gradient_norm, make_optimizer, scale_gradients
+from mesh import Mesh, join_world
+from optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from outcome import NotFiniteError
-from parallel import join_world
 from record import EventLog
 from tests.native.example import settings
 from train import Trainer, make_replica
@@ -25,28 +25,29 @@ def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def make(**changes: Any) -> tuple[Trainer, Loader]:
         config = parse_config(settings(source="synthetic", **changes))
-        world, steps = join_world("cpu"), StepClock(HostClock())
+        world, mesh, steps = join_world("cpu"), Mesh(), StepClock(HostClock())
         events = EventLog(str(tmp_path_factory.mktemp("events")), 0)
-        trainer = Trainer(config, make_replica(config, world, steps), world, steps, events)
+        replica = make_replica(config, world, mesh, steps)
+        trainer = Trainer(config, replica, world, steps, events)
         corpus = load_corpus(config)
         sampler = Sampler(corpus.num_windows, config.training.global_batch, 1, seed=0)
-        return trainer, Loader(corpus, sampler, config, rank=0, pin=False)
+        return trainer, Loader(corpus, sampler, config, mesh, pin=False)
 
     return make
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in trainer.replica.model.parameters()]
+    return [p.detach().clone() for _, p in trainer.replica.named_parameters()]
 
 
 def test_gradients_above_the_limit_are_shortened_to_it() -> None:
     gradients = [torch.full((3,), 2.0), torch.full((2, 2), -2.0)]
-    norm = gradient_norm(gradients, sharded=False)
+    norm = torch.nn.utils.get_total_norm(gradients)
     assert norm.item() == pytest.approx(28**0.5)
 
     scale_gradients(gradients, clip_factor(norm, 1.0))
 
-    assert gradient_norm(gradients, sharded=False).item() == pytest.approx(1.0, rel=1e-5)
+    assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1.0, rel=1e-5)
     assert clip_factor(norm, 10.0) == 1.0
     assert clip_factor(norm, 0.0) == 1.0
 
@@ -54,7 +55,7 @@ def test_gradients_above_the_limit_are_shortened_to_it() -> None:
 def test_weight_decay_spares_vectors(make_trainer: Any) -> None:
     trainer, _ = make_trainer(bias=True, norm="layernorm")
 
-    optimizer = make_optimizer(trainer.replica, trainer.config.training, shard_state=False)
+    optimizer = make_optimizer(trainer.replica, trainer.config.training, shard_state=None)
 
     decayed, spared = optimizer.param_groups
     assert {p.ndim for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
@@ -106,7 +107,7 @@ def test_a_gradient_that_overflows_unscaled_ends_the_training(make_trainer: Any)
     trainer, loader = make_trainer(dtype="fp16", num_layers=1)
     trainer.scaler.scale = 1.0
     with torch.no_grad():
-        trainer.replica.model.final_norm.weight.fill_(6e4)
+        trainer.replica.parts[0].final_norm.weight.fill_(6e4)
 
     with pytest.raises(NotFiniteError, match="step 1"):
         trainer.run(loader, {})
