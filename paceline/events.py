@@ -1,7 +1,8 @@
 """The trainer's event lines: one JSON object a line, one file a rank.
 
-Schema 1. A `start` line when training begins, a `step` line per optimizer step, an `end` line with
-the status. A run that was killed has no `end` line and at most one torn last line.
+Schema 1. A `start` line when training begins, a `step` line per optimizer step, a `memory` line
+about the step that was watched for it, an `end` line with the status. A run that was killed has no
+`end` line and at most one torn last line.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from paceline.core.steps import Step
 from paceline.core.value import Value
@@ -28,6 +36,8 @@ class MemoryBytes(Value):
     allocated: NonNegativeFloat | None = None
     reserved: NonNegativeFloat | None = None
     resident: NonNegativeFloat | None = None
+    device_used: NonNegativeFloat | None = None
+    """In use on the device, the driver's context and other programs included."""
 
 
 class StartEvent(Value):
@@ -55,6 +65,15 @@ class StartEvent(Value):
     matmul_precision: str
     threads: NonNegativeInt | None
     data: dict[str, Any]
+    first_step: PositiveInt = 1
+    """The one after the checkpoint that the run went on from."""
+
+    @property
+    def stage(self) -> int:
+        """This rank's place on the pipeline axis; 0 where the line does not say."""
+        coordinates = self.layout.get("coordinates")
+        stage = coordinates.get("pp") if isinstance(coordinates, dict) else None
+        return stage if isinstance(stage, int) and stage >= 0 else 0
 
 
 class StepEvent(Value):
@@ -70,11 +89,35 @@ class StepEvent(Value):
     seq_len: NonNegativeInt
     step_time_s: NonNegativeFloat
     busy_time_s: NonNegativeFloat
-    """The step minus the time blocked in collectives."""
+    """The step minus the time blocked in collectives and by its checkpoint."""
     comm_wait_s: NonNegativeFloat
     data_wait_s: NonNegativeFloat
     memory_bytes: MemoryBytes
     skipped: bool = False
+    checkpoint_s: NonNegativeFloat | None = None
+    """Part of the step in which it waited for its checkpoint; None where none was saved."""
+    tracked: bool = False
+    """Its memory was watched, which takes time: the step time is no figure of the training."""
+
+
+class MemoryEvent(Value):
+    """What one rank's memory was used for, from one early step that was watched."""
+
+    event: Literal["memory"] = "memory"
+    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+    kind: Literal["tracked", "allocated"] | None
+    """What `at_peak_bytes` adds up to: the tensors that were tracked, or the allocator's peak."""
+    tracker: str | None
+    why: str | None = None
+    """Why nothing was tracked."""
+    watcher_bytes: NonNegativeFloat | None = None
+    """What loading the tracker added to the resident set, which keeps it from then on."""
+    parts_bytes: dict[str, NonNegativeFloat | None]
+    """Weights, gradients, optimizer and buffers as held; the other parts at the peak; context."""
+    at_peak_bytes: dict[str, float] | None
+    """By part at the moment of the peak."""
+    peak_bytes: dict[str, NonNegativeFloat | None]
+    """Peaks by kind: allocated, reserved, device_used, resident, tracked."""
 
 
 class EndEvent(Value):
@@ -87,7 +130,7 @@ class EndEvent(Value):
     time_unix: float
 
 
-Event = StartEvent | StepEvent | EndEvent
+Event = StartEvent | StepEvent | MemoryEvent | EndEvent
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
@@ -153,12 +196,18 @@ class RankLog:
     steps: tuple[Step, ...]
     end: EndEvent | None
     unread: Unread = field(default_factory=Unread)
+    memory: MemoryEvent | None = None
+    """The last one, if its memory was watched."""
+    tracked: StepEvent | None = None
+    """The step that was watched for it."""
 
 
 def read_rank(lines: Iterable[str]) -> RankLog:
     """Everything in one rank's event lines."""
     start: StartEvent | None = None
     end: EndEvent | None = None
+    memory: MemoryEvent | None = None
+    tracked: StepEvent | None = None
     found: list[Step] = []
     unread = Unread()
     for event in read_events(lines, unread):
@@ -166,28 +215,33 @@ def read_rank(lines: Iterable[str]) -> RankLog:
             start = event
         elif isinstance(event, EndEvent):
             end = event
+        elif isinstance(event, MemoryEvent):
+            memory = event
         else:
+            tracked = event if event.tracked else tracked
             found.append(to_step(event))
-    return RankLog(start, tuple(found), end, unread)
+    return RankLog(start, tuple(found), end, unread, memory, tracked)
 
 
 def to_step(event: StepEvent) -> Step:
-    """The event as the Step that all log dialects share."""
+    """The event as the Step that all log dialects share; a watched step has no time in it."""
     memory = event.memory_bytes
     return Step(
         index=event.step,
-        step_time_s=event.step_time_s,
+        step_time_s=None if event.tracked else event.step_time_s,
         loss=event.loss,
         grad_norm=event.grad_norm,
         tokens=event.tokens,
         samples=event.samples,
         global_batch=event.global_batch,
         seq_len=event.seq_len,
-        busy_time_s=event.busy_time_s,
-        comm_wait_s=event.comm_wait_s,
+        busy_time_s=None if event.tracked else event.busy_time_s,
+        comm_wait_s=None if event.tracked else event.comm_wait_s,
         data_wait_s=event.data_wait_s,
+        checkpoint_s=event.checkpoint_s,
         allocated_bytes=memory.allocated,
         reserved_bytes=memory.reserved,
         resident_bytes=memory.resident,
+        device_used_bytes=memory.device_used,
         skipped=event.skipped,
     )

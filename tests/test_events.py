@@ -25,6 +25,16 @@ STEP: dict[str, Any] = {
 END: dict[str, Any] = {
     "event": "end", "status": "ok", "reason": None, "steps": 1, "time_unix": 2.0,
 }  # fmt: skip
+MEMORY: dict[str, Any] = {
+    "event": "memory", "step": 2, "kind": "tracked", "tracker": "MemTracker", "why": None,
+    "watcher_bytes": 2e6,
+    "parts_bytes": {"weights": 40.0, "gradients": 40.0, "optimizer": 80.0, "buffers": 5.0,
+                    "gathered": 0.0, "activations": 300.0, "other": 0.0, "context": 1000.0},
+    "at_peak_bytes": {"weights": 40.0, "gradients": 10.0, "optimizer": 80.0, "buffers": 5.0,
+                      "gathered": 0.0, "activations": 300.0, "other": 0.0},
+    "peak_bytes": {"allocated": None, "reserved": None, "device_used": None, "resident": 2000.0,
+                   "tracked": 435.0},
+}  # fmt: skip
 
 
 def lines(*events: dict[str, Any]) -> list[str]:
@@ -37,6 +47,34 @@ def test_a_rank_reads_back():
     assert (log.steps[0].index, log.steps[0].resident_bytes, log.steps[0].allocated_bytes) == (
         1, 5.0, None,
     )  # fmt: skip
+
+
+def test_a_rank_knows_its_pipeline_stage_where_the_line_says_so():
+    def stage(layout: dict[str, Any]) -> int:
+        start = read_rank(lines({**START, "layout": layout})).start
+        assert start is not None
+        return start.stage
+
+    assert stage({"coordinates": {"pp": 3, "dp": 0, "cp": 0, "tp": 1}}) == 3
+    for unknown in ({}, {"coordinates": None}, {"coordinates": {"pp": "1"}},
+                    {"coordinates": {"pp": -1}}, {"coordinates": [1]}):  # fmt: skip
+        assert stage(unknown) == 0
+
+
+def test_a_rank_reads_back_its_memory_and_the_step_that_was_watched_has_no_time():
+    watched = {**STEP, "step": 2, "tracked": True, "step_time_s": 9.0}
+    log = read_rank(lines(START, STEP, MEMORY, watched, {**STEP, "step": 3}, END))
+
+    assert log.memory is not None and log.memory.parts_bytes["activations"] == 300.0
+    assert log.tracked is not None and log.tracked.step_time_s == 9.0
+    assert [s.step_time_s for s in log.steps] == [0.2, None, 0.2]
+    assert log.steps[1].busy_time_s is None and log.steps[1].loss == 2.0
+    assert log.unread.lines == 0
+
+
+def test_what_the_device_has_in_use_is_read_where_the_line_says_it():
+    used = {**STEP, "memory_bytes": {**STEP["memory_bytes"], "device_used": 7.0}}
+    assert [s.device_used_bytes for s in read_rank(lines(STEP, used)).steps] == [None, 7.0]
 
 
 def test_a_torn_last_line_costs_only_itself():

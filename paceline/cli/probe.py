@@ -10,6 +10,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 
 if TYPE_CHECKING:
+    from paceline.probe.context import ContextProbe
     from paceline.probe.gemm import GemmProbe
 
 app = typer.Typer(
@@ -98,6 +99,99 @@ def _columns() -> list[Column]:
         Column("shape", "m x n x k"),
         Column("flops_per_s", "FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
         Column("statistic", "from the"),
+        Column("n", "n", str, "right"),
+        Column("spread", "spread", percent, "right"),
+    ]
+
+
+@app.command()
+def context(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Processes; from 2 on the communicator is measured too.")
+    ] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Fresh starts.")] = 3,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure the memory that a device loses before any model.
+
+    On a GPU: the driver's context, library handles and the communicator, beside the catalog's
+    context. On a CPU: the process's resident set after each of these.
+
+    Example: paceline probe context --ranks 2
+    """
+    import sys
+
+    from paceline.errors import UserError
+    from paceline.plan import device_kind
+    from paceline.probe.context import probe_context
+    from paceline.probe.inventory import inventory
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError("--device", f"{device!r} is no device", allowed="auto, cpu, cuda")
+    found = inventory()
+    kind, notices = device_kind(device, found)
+    if kind == "cuda" and ranks > len(found["gpus"]):
+        raise UserError("--ranks", f"{ranks} ranks need as many GPUs, and {len(found['gpus'])} are here",
+                        allowed=f"1 to {len(found['gpus'])}")  # fmt: skip
+    for notice in notices:
+        typer.echo(f"note: {notice}", err=True)
+    document = _context_document(probe_context(sys.executable, kind, ranks, repeats), kind)
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.json:
+        emit_json(document)
+        return
+    emit_table(document["rows"], _context_columns(), form)
+    if form is TableFormat.text and document["catalog"]:
+        typer.echo(document["catalog"]["sentence"])
+
+
+def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:
+    rows = [row.model_dump(mode="json") for row in probe.rows]
+    return {
+        "probe": "context",
+        "device": probe.device_name,
+        "torch": probe.torch,
+        "ranks": probe.ranks,
+        "rows": rows,
+        "best": rows[-1],
+        "catalog": _catalog_context(probe) if kind == "cuda" else None,
+    }
+
+
+def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
+    """The catalog's context of this device beside the measured one, None where it has none."""
+    from paceline.plan import find_device
+    from paceline.report.figures import written
+
+    known, here = find_device(probe.device_name), probe.row("context")
+    if known is None or known.context_bytes is None or here is None:
+        return None
+    ratio = here.bytes / known.context_bytes
+    return {
+        "device": known.name,
+        "context_bytes": known.context_bytes,
+        "ratio": ratio,
+        "sentence": f"context {written(here.bytes, 'bytes')} here, "
+        f"{written(known.context_bytes, 'bytes')} in the catalog for {known.name}: {ratio:.2f} x",
+    }
+
+
+def _context_columns() -> list[Column]:
+    from paceline.report.figures import written
+    from paceline.units import percent
+
+    def size(value: float) -> str:
+        return written(value, "bytes")
+
+    return [
+        Column("stage", "after"),
+        Column("what", "what it is"),
+        Column("kind", "kind"),
+        Column("bytes", "in use", size, "right"),
+        Column("added_bytes", "added", size, "right"),
+        Column("pool_bytes", "in torch's pool", size, "right"),
         Column("n", "n", str, "right"),
         Column("spread", "spread", percent, "right"),
     ]

@@ -249,6 +249,11 @@ def _memory_resident(run: Measured) -> Metric:
     return _peak_memory(run, "resident")
 
 
+@_metric("memory_device_used_bytes", "Peak in use on a device by all programs, context included.")
+def _memory_device_used(run: Measured) -> Metric:
+    return _peak_memory(run, "device_used")
+
+
 @_metric(
     "data_wait_fraction",
     "Share of the step that the slowest loader keeps its rank waiting, median step.",
@@ -330,7 +335,11 @@ def _peak_memory(run: Measured, kind: str) -> Metric:
     known = column[np.isfinite(column)]
     if not len(known):
         measured_here = run.facts.origin == "measured"
-        note = f"this device reports no {kind} memory" if measured_here else "the log does not say"
+        note = (
+            f"this device reports no {kind.replace('_', ' ')} memory"
+            if measured_here
+            else "the log does not say"
+        )
         return Metric(value=None, unit="bytes", note=note)
     return Metric(value=float(known.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
 

@@ -59,23 +59,71 @@ class RankSummary(Value):
 
     rank: NonNegativeInt
     host: str
+    stage: NonNegativeInt = 0
+    """Its place on the pipeline axis; only ranks of one stage do equal work."""
     step_time_s: float | None
     busy_time_s: float | None
     comm_wait_s: float | None
     data_wait_s: float | None
     memory_bytes: dict[str, float] = {}
-    """Peaks by kind: allocated, reserved, resident."""
+    """Peaks by kind: allocated, reserved, resident, device_used."""
+
+
+class RankMemory(Value):
+    """What one rank's memory was used for, from one early step that was watched."""
+
+    rank: NonNegativeInt
+    step: NonNegativeInt
+    kind: str | None
+    """What `at_peak_bytes` adds up to: `tracked` tensors, or the allocator's `allocated` peak."""
+    why: str | None = None
+    """Why the peak is not told by part."""
+    watcher_bytes: float | None = None
+    """What the tracker itself added to the resident set; figures of the kind `resident` hold it."""
+    parts_bytes: dict[str, float | None]
+    """Weights, gradients, optimizer, buffers as held; gathered weights, activations and other at the
+    peak; context: what was in use before the model."""
+    at_peak_bytes: dict[str, float] | None
+    peak_bytes: dict[str, float | None]
+    """Peaks of the watched step by kind: allocated, reserved, device_used, resident, tracked."""
+    watched_step_s: float | None = None
+    """Time of the watched step, which is in no other figure."""
+
+    @property
+    def size_bytes(self) -> float:
+        """The rank's whole peak: what the device or process had in use, else the tensors with the context."""
+        whole = [self.peak_bytes.get(kind) for kind in ("device_used", "resident")]
+        known = next((value for value in whole if value is not None), None)
+        return known or sum(v or 0.0 for v in self.parts_bytes.values())
+
+
+class MemoryByPart(Value):
+    """Every rank's memory by part, beside the limit and the static lower bound."""
+
+    largest_rank: NonNegativeInt
+    ranks: tuple[RankMemory, ...]
+    limit_bytes: float | None = None
+    limit: str | None = None
+    """What the limit is."""
+    limit_counts_context: bool = True
+    """False where the limit is on what a rank takes beyond its context."""
+    bound_bytes: dict[str, float] = {}
+    """The static lower bound of the most loaded rank, by part."""
+    watch_cost_s: float | None = None
+    """How much longer the watched step took than the median steady step, slowest rank."""
 
 
 class Straggler(Value):
-    """The rank with the largest busy time, which the others wait for."""
+    """The rank that is busiest among those of equal work, which the others wait for."""
 
     rank: NonNegativeInt
     host: str
+    stage: NonNegativeInt = 0
+    """The pipeline stage within which it was compared."""
     excess: float
-    """Its busy time over the median rank's, minus 1."""
+    """Its busy time over the median rank's of its stage, minus 1."""
     share_of_steps: float
-    """Share of the window's steps in which this rank was the busiest."""
+    """Share of the window's steps in which this rank was the busiest of its stage."""
     named: bool
     """True when the excess is beyond chance and 1 %: only then is it blamed."""
 
@@ -125,9 +173,13 @@ class Result(Value):
     verdict: Verdict
     references: tuple[ReferenceComparison, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
+    memory: MemoryByPart | None = None
+    """None when no step was watched for it."""
     straggler: Straggler | None = None
     versions: dict[str, str] = {}
     num_parameters: int | None = None
+    resumed_after: NonNegativeInt = 0
+    """The step whose checkpoint the run went on from; 0 when it began anew."""
     steps_done: NonNegativeInt = 0
     steps_asked: NonNegativeInt = 0
     warnings: tuple[str, ...] = ()

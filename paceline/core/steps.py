@@ -29,6 +29,8 @@ class Step:
     busy_time_s: float | None = None
     comm_wait_s: float | None = None
     data_wait_s: float | None = None
+    checkpoint_s: float | None = None
+    """Part of the step in which it waited for its checkpoint."""
     flops_per_s_per_device: float | None = None
     """This and the three below: as the log itself prints them, in its own convention."""
     samples_per_s: float | None = None
@@ -37,6 +39,8 @@ class Step:
     allocated_bytes: float | None = None
     reserved_bytes: float | None = None
     resident_bytes: float | None = None
+    device_used_bytes: float | None = None
+    """Used on the device by all programs together."""
     averaged_over: int = 1
     """How many steps the step time is a mean of."""
     skipped: bool = False

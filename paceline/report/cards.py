@@ -124,7 +124,7 @@ def _memory(report: RunReport) -> Card:
         metric = report.result.metrics.get("memory_resident_bytes")
         return _card("Memory", "none", None, _reason(metric))
     kind, value = next(iter(kinds.items()))
-    metric = report.result.metrics[f"memory_{kind}_bytes"]
+    metric = report.result.metrics[f"memory_{kind.replace(' ', '_')}_bytes"]
     ranks = f", fullest of {metric.n:,} ranks" if metric.n and metric.n > 1 else ""
     limit = report.facts.device_memory_bytes
     lines = [f"{kind} peak{ranks}"]

@@ -31,6 +31,7 @@ LABELS: dict[str, str] = {
     "memory_allocated_bytes": "Memory, allocated peak",
     "memory_reserved_bytes": "Memory, reserved peak",
     "memory_resident_bytes": "Memory, resident peak",
+    "memory_device_used_bytes": "Memory, used on the device",
     "data_wait_fraction": "Waiting for data",
     "comm_wait_fraction": "Waiting in collectives",
     "days_to_train": "Whole training",
@@ -39,7 +40,7 @@ LABELS: dict[str, str] = {
 
 NOT_FROM_WINDOW = frozenset(
     {"startup_s", "first_step_s", "achievable_flops_per_s"}
-    | {f"memory_{kind}_bytes" for kind in ("allocated", "reserved", "resident")}
+    | {f"memory_{kind}_bytes" for kind in ("allocated", "reserved", "resident", "device_used")}
 )
 """Figures that look at the whole run or at the machine."""
 
@@ -162,12 +163,12 @@ def throughput(result: Result) -> tuple[str, Metric] | None:
 
 
 def memory_by_kind(result: Result) -> dict[str, float]:
-    """Peak bytes of the fullest rank by kind, in the order reserved, allocated, resident."""
+    """Peak bytes of the fullest rank by kind, the kind that is held against the device first."""
     found: dict[str, float] = {}
-    for kind in ("reserved", "allocated", "resident"):
+    for kind in ("reserved", "allocated", "device_used", "resident"):
         value = known(result.metrics.get(f"memory_{kind}_bytes"))
         if value is not None:
-            found[kind] = value
+            found[kind.replace("_", " ")] = value
     return found
 
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -76,7 +76,7 @@ def render_html(report: RunReport) -> str:
             cards=cards(report),
             rows=written_rows(report.result),
             interval_kinds=interval_kinds(report.result),
-            ranks=[_rank_row(rank) for rank in report.result.ranks[:MOST_RANK_ROWS]],
+            ranks=_rank_rows(report.result.ranks),
             ranks_left_out=max(0, len(report.result.ranks) - MOST_RANK_ROWS),
             references=[_reference_row(ref) for ref in report.result.references],
         )
@@ -114,6 +114,7 @@ def _raw(report: RunReport) -> dict[str, Any]:
         "files": [(name, quote(name)) for name in report.files],
         "command": report.command,
         "job_script": report.job_script,
+        "stacks": list(report.stacks.items())[:MOST_RANK_ROWS],
         "spec": json.dumps(spec.model_dump(mode="json"), indent=2) if spec else "",
         "versions": report.result.versions,
         "conventions": report.result.conventions,
@@ -169,11 +170,20 @@ def _how_sure(report: RunReport) -> str:
     )
 
 
-def _rank_row(rank: RankSummary) -> list[str]:
+def _rank_rows(ranks: Sequence[RankSummary]) -> list[list[str]]:
+    """The table's rows; a rank is named with its pipeline stage when there are several."""
+    staged = len({rank.stage for rank in ranks}) > 1
+    return [
+        _rank_row(rank, f"{rank.rank}, stage p{rank.stage}" if staged else f"{rank.rank}")
+        for rank in ranks[:MOST_RANK_ROWS]
+    ]
+
+
+def _rank_row(rank: RankSummary, name: str) -> list[str]:
     times = (rank.step_time_s, rank.busy_time_s, rank.comm_wait_s, rank.data_wait_s)
     memory = ", ".join(f"{written(v, 'bytes')} {kind}" for kind, v in rank.memory_bytes.items())
     cells = ["unknown" if t is None else written(t, "s") for t in times]
-    return [f"{rank.rank}", printable(rank.host), *cells, memory or "unknown"]
+    return [name, printable(rank.host), *cells, memory or "unknown"]
 
 
 def _reference_row(row: ReferenceComparison) -> list[str]:

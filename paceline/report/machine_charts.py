@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import altair as alt
@@ -31,6 +32,7 @@ def ranks(report: RunReport, look: Look) -> alt.LayerChart | None:
     tooltip = [
         alt.Tooltip("rank:Q"),
         alt.Tooltip("host:N"),
+        *([alt.Tooltip("stage:Q", title="pipeline stage")] if _staged(rows) else []),
         alt.Tooltip("busy:Q", title="busy (s)", format=".4~f"),
         alt.Tooltip("wait:Q", title="waiting (s)", format=".4~f"),
     ]
@@ -38,7 +40,11 @@ def ranks(report: RunReport, look: Look) -> alt.LayerChart | None:
     layers = [_waiting(base, named, len(rows), look), _rank_dots(base, named, len(rows), look)]
     if straggler is not None and named is not None:
         layers.append(_rank_label(rows, straggler, x, look))
-    return finish(layers, look, "Ranks", [_ranks_sentence(straggler)], 210)
+    notes = [_ranks_sentence(straggler, _staged(rows))]
+    if _staged(rows):
+        layers += _stage_marks(rows, x, look)
+        notes.append("p0, p1, ...: pipeline stages, whose ranks are compared with each other only.")
+    return finish(layers, look, "Ranks", notes, 210)
 
 
 def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -64,7 +70,8 @@ def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
     bars = base.properties(name="kinds").mark_bar(color=look.palette.steady, height=14)
     layers = [bars, base.mark_text(align="left", dx=6).encode(text="text:N")]
     notes = [
-        "Resident: host memory of the process. Reserved and allocated: the device's allocator."
+        "Resident: host memory of the process. Reserved and allocated: the device's allocator. "
+        "Device used: all programs on it, with the driver's context."
     ]
     if limit:
         layers.append(_limit_rule(limit, x, look))
@@ -113,10 +120,34 @@ def _rank_row(rank: RankSummary) -> dict[str, Any] | None:
     return {
         "rank": rank.rank,
         "host": printable(rank.host),
+        "stage": rank.stage,
         "busy": rank.busy_time_s,
         "until": max(until, rank.busy_time_s),
         "wait": max(until - rank.busy_time_s, 0.0),
     }
+
+
+def _staged(rows: list[dict[str, Any]]) -> bool:
+    return len({row["stage"] for row in rows}) > 1
+
+
+def _stage_marks(rows: list[dict[str, Any]], x: alt.X, look: Look) -> list[alt.Chart]:
+    """Each run of neighbouring ranks of one stage: its name above them, a line before the next."""
+    runs = [list(run) for _, run in groupby(rows, key=lambda row: row["stage"])]
+    names = [
+        {"rank": (run[0]["rank"] + run[-1]["rank"]) / 2, "text": f"p{run[0]['stage']}"}
+        for run in runs
+    ]
+    borders = [{"rank": run[0]["rank"] - 0.5} for run in runs[1:]]
+    ink = look.palette.muted
+    return [
+        alt.Chart(alt.Data(values=borders), name="borders")
+        .mark_rule(color=ink, strokeDash=[2, 3])
+        .encode(x=x),
+        alt.Chart(alt.Data(values=names), name="stages")
+        .mark_text(color=ink, baseline="bottom")
+        .encode(x=x, y=alt.value(-3), text="text:N"),
+    ]
 
 
 def _waiting(base: alt.Chart, named: int | None, count: int, look: Look) -> alt.Chart:
@@ -162,12 +193,13 @@ def _rank_label(
     )  # fmt: skip
 
 
-def _ranks_sentence(straggler: Straggler | None) -> str:
+def _ranks_sentence(straggler: Straggler | None, staged: bool) -> str:
     words = "Dot: busy, median of the window. Line: waiting for the others, up to the step time."
     if straggler is None or not straggler.named:
         return f"{words} No rank stands out by more than chance and 1 %."
     share = 100 * straggler.share_of_steps
-    return f"{words} Rank {straggler.rank} is the busiest in {share:.0f} % of the steps."
+    which = "busiest of its stage" if staged else "busiest"
+    return f"{words} Rank {straggler.rank} is the {which} in {share:.0f} % of the steps."
 
 
 def _limit_rule(limit_bytes: float, x: alt.X, look: Look) -> alt.Chart:

@@ -56,6 +56,15 @@ class RunReport:
     folder: str = ""
     files: tuple[str, ...] = ()
     """Paths inside `folder`."""
+    stacks: dict[str, str] = field(default_factory=dict[str, str])
+    """What the ranks did when they were ended, by the file's path inside `folder`."""
+
+
+def stack_names(report: RunReport, most: int) -> str:
+    """The stack files in one line, at most so many by name; empty without any."""
+    names = list(report.stacks)
+    left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + left_out
 
 
 def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
@@ -138,7 +147,10 @@ def describe_time(created: str | None) -> str:
 def progress(result: Result) -> str:
     """How many steps were done of those asked for."""
     asked = f" of {result.steps_asked:,}" if result.steps_asked else ""
-    return f"{result.steps_done:,}{asked} steps done"
+    behind = (
+        f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""
+    )
+    return f"{result.resumed_after + result.steps_done:,}{asked} steps done{behind}"
 
 
 def chip_label(result: Result) -> str:

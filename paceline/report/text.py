@@ -21,6 +21,7 @@ from paceline.report.figures import (
     value_text,
     written,
 )
+from paceline.report.memory import memory_sentence
 from paceline.report.page import (
     STATUS_ADVICE,
     RunReport,
@@ -28,11 +29,13 @@ from paceline.report.page import (
     describe_setup,
     describe_window,
     progress,
+    stack_names,
 )
 from paceline.units import percent
 
 LOG_LINES = 12
 MOST_REFERENCES = 5
+MOST_STACKS = 4
 NAMED_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
 
 Line = tuple[str, str]
@@ -48,6 +51,9 @@ def render_text(report: RunReport, console: Console, *, header: bool = True) -> 
     if result.status != "ok":
         for line in _outcome(result):
             _print(console, line)
+        if report.stacks:
+            stacks = stack_names(report, MOST_STACKS)
+            _print(console, (f"  what the ranks did at the end: {stacks}", ""))
     for line in _figures(result, report.facts):
         _print(console, line)
     for warning in result.warnings:
@@ -86,7 +92,9 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
         yield f"  {_share(result, facts)}", ""
     elif result.status == "ok":
         yield f"  no figure: {describe_window(result)}", "bold"
-    for line in (_step_time(result), _resources(result)):
+    parts = f"memory: {memory_sentence(result.memory)}" if result.memory else ""
+    went_on = progress(result) if result.resumed_after else ""
+    for line in (_step_time(result), _resources(result), parts, went_on):
         if line:
             yield f"  {line}", ""
     if headline is not None or result.status == "ok":

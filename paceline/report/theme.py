@@ -31,18 +31,22 @@ class Palette:
     accent: str
     """What the reader should look at: a straggler, a limit, a failure."""
     good: str
+    steady_soft: str
+    """Lighter relatives, for parts of one bar."""
+    good_soft: str
+    warmup_soft: str
 
 
 LIGHT = Palette(
     page="#f7f7f5", card="#ffffff", ink="#1d232b", muted="#5d6672", line="#e2e3e0",
     steady="#2f6ba8", band="#cfdfef", warmup="#9298a0", shade="#efefec", accent="#b8540f",
-    good="#1f7a6c",
+    good="#1f7a6c", steady_soft="#7ba3ca", good_soft="#a5cbc4", warmup_soft="#d3d5d8",
 )  # fmt: skip
 
 DARK = Palette(
     page="#14171b", card="#1c2026", ink="#e7e8e6", muted="#a0a8b2", line="#343a42",
     steady="#7db3e3", band="#2b4258", warmup="#7f8791", shade="#252a31", accent="#efa066",
-    good="#63c2b0",
+    good="#63c2b0", steady_soft="#55809f", good_soft="#38655f", warmup_soft="#464c54",
 )  # fmt: skip
 
 PAGE = Palette(**{field.name: f"var(--{field.name})" for field in fields(Palette)})

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.steps import Steps
 from paceline.core.window import (
     NoStepError,
     band_half_width,
@@ -15,7 +16,9 @@ from paceline.core.window import (
     steady_window,
     warmup_steps,
 )
+from paceline.events import read_rank
 from tests.example import make_steps, noisy
+from tests.test_events import STEP, lines
 
 
 def test_warmup_is_left_out():
@@ -138,3 +141,16 @@ def test_a_rule_that_picks_nothing_is_told_from_what_is_no_rule():
     with pytest.raises(ValueError, match="no rule") as refused:
         choose_window(steps, "35")
     assert not isinstance(refused.value, NoStepError)
+
+
+def test_a_watched_step_is_in_no_window_wherever_that_begins():
+    """Its time is left out of the series, so even a window from step 1 passes over it."""
+    watched = read_rank(
+        lines(*({**STEP, "step": k, "step_time_s": 9.0 if k == 2 else 0.2 + k % 3 / 1e3,
+                 **({"tracked": True} if k == 2 else {})} for k in range(1, 21)))
+    )  # fmt: skip
+    series = Steps.of(watched.steps)
+    window = steady_window(series)
+
+    assert window.record.first_step == 1 and window.record.n == 19
+    assert 2 not in series.index[window.rows].tolist()

@@ -14,13 +14,20 @@ from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.metrics import measure, measured
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
-from paceline.core.result import ReferenceComparison, Result, Status, Verdict
+from paceline.core.result import (
+    MemoryByPart,
+    RankMemory,
+    ReferenceComparison,
+    Result,
+    Status,
+    Verdict,
+)
 from paceline.core.run import Data, RunSpec, Training
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
 from paceline.core.window import steady_window
 from paceline.report.page import RunReport
-from paceline.units import GIB
+from paceline.units import GIB, MIB
 
 SEQ_LEN = 256
 BATCH_PER_RANK = 8
@@ -93,6 +100,33 @@ def rank_steps(
     }
 
 
+def rank_memory(rank: int, resident: float = 0.61 * GIB, **changes: Any) -> RankMemory:
+    """One rank's memory by part on a CPU; `changes` replace fields."""
+    at_peak = {
+        "weights": 13.0 * MIB, "gradients": 13.0 * MIB, "optimizer": 26.0 * MIB, "buffers": 2.0**15,
+        "gathered": 0.0, "activations": 143.0 * MIB, "other": 0.0,
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        "rank": rank, "step": 2, "kind": "tracked", "watcher_bytes": 20.0 * MIB,
+        "parts_bytes": {**at_peak, "context": 300.0 * MIB}, "at_peak_bytes": at_peak,
+        "peak_bytes": {"resident": resident, "tracked": sum(at_peak.values())},
+        "watched_step_s": 0.4,
+    }  # fmt: skip
+    return RankMemory.model_validate({**values, **changes})
+
+
+def memory_by_part(**changes: Any) -> MemoryByPart:
+    """Two ranks' memory beside a limit and the static bound; `changes` replace fields."""
+    values: dict[str, Any] = {
+        "largest_rank": 0, "ranks": (rank_memory(0), rank_memory(1)), "limit_bytes": 8.0 * GIB,
+        "limit": "the machine's memory / processes",
+        "bound_bytes": {"weights": 13.0 * MIB, "gradients": 13.0 * MIB, "optimizer": 26.0 * MIB,
+                        "gathered": 0.0, "activations": 78.0 * MIB, "context": 0.0},
+        "watch_cost_s": 0.18,
+    }  # fmt: skip
+    return MemoryByPart.model_validate({**values, **changes})
+
+
 def report(
     num_ranks: int = 2, num_steps: int = 60, slow_rank: int | None = 1, **changes: Any
 ) -> RunReport:
@@ -131,6 +165,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
         verdict=single_run_verdict("ok", None, window.record, ()),
         ranks=rank_summaries(ranks, hosts, numbers),
         straggler=find_straggler(ranks, hosts, numbers),
+        memory=memory_by_part(),
         versions={"paceline": "0.1.0", "torch": "2.13.0", "python": "3.11.7"},
         num_parameters=3_541_248,
         steps_done=num_steps,

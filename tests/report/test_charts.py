@@ -160,6 +160,23 @@ def test_equal_ranks_have_no_mark() -> None:
     assert "No rank stands out" in mentioned(spec["title"])
 
 
+def test_pipeline_stages_are_marked_where_there_are_several() -> None:
+    ranks = tuple(
+        r.model_copy(update={"stage": r.rank // 4}) for r in report(8, 60, 5).result.ranks
+    )
+    spec = spec_of("ranks", report(8, 60, 5, ranks=ranks))
+    assert [(row["text"], row["rank"]) for row in rows_of(spec, "stages")] == [
+        ("p0", 1.5),
+        ("p1", 5.5),
+    ]
+    assert [row["rank"] for row in rows_of(spec, "borders")] == [3.5]
+    told = mentioned(spec["title"])
+    assert "compared with each other only" in told and "of its stage in" in told
+    flat = spec_of("ranks", report(8, 60, 5))
+    assert not any(layer.get("name") in ("stages", "borders") for layer in flat["layer"])
+    assert "stage" not in mentioned(flat["title"])
+
+
 def test_one_rank_or_ranks_without_busy_times_give_no_chart() -> None:
     assert "ranks" not in run_charts(report(1, 60, None), EXPORT)
     blank = tuple(r.model_copy(update={"busy_time_s": None}) for r in report().result.ranks)

@@ -102,7 +102,7 @@ def test_the_folds_hold_command_script_recipe_environment_and_files(page: Page) 
 
 def test_every_chart_has_its_place_and_its_data(page: Page) -> None:
     blocks = [attrs["data-chart"] for attrs, _ in page.scripts if "data-chart" in attrs]
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     assert set(blocks) <= set(page.attributes("id"))
     for attrs, text in page.scripts:
         if "data-chart" in attrs:
@@ -135,6 +135,12 @@ def test_every_status_makes_a_page(status: Status) -> None:
     page = Page(render_html(failed_report(status, 3)))
     assert page.open == []
     assert ("What to do." in page.text) == (status != "ok")
+
+
+def test_ranks_are_named_with_their_pipeline_stage_where_there_are_several() -> None:
+    ranks = tuple(r.model_copy(update={"stage": r.rank}) for r in report().result.ranks)
+    assert "1, stage p1" in render_html(report(ranks=ranks))
+    assert "stage p" not in render_html(report())
 
 
 def test_a_failed_run_shows_reason_log_and_advice_and_no_empty_charts() -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 from types import NoneType
 from typing import Any, TypeGuard, cast
 
@@ -22,7 +22,7 @@ Columns = tuple[IntColumn, dict[str, FloatColumn]]
 COLUMNS = ("step_time_s", "loss", "grad_norm", "tokens", "samples", "global_batch", "seq_len")
 """What tells ranks apart (busy and waiting times) is left out: it would double the memory."""
 
-PEAKS = ("allocated", "reserved", "resident")
+PEAKS = ("allocated", "reserved", "resident", "device_used")
 MOST_FAILURES = 4
 """Broken objects in one line after which the rest of it is left."""
 
@@ -70,6 +70,9 @@ def decoded(lines: list[bytes], faults: Faults, whole: bool) -> list[Event]:
 def columns_of(events: list[Event]) -> Columns:
     """Columns of step events, whose step numbers must be counts."""
     columns = {name: _column([event.get(name) for event in events]) for name in COLUMNS}
+    tracked = [event.get("tracked") is True for event in events]
+    if any(tracked):  # watched for its memory: its time is no figure of the training
+        columns["step_time_s"][tracked] = nan
     if of_events(events[0]):
         peaks = [as_object(event.get("memory_bytes")) for event in events]
         columns |= {f"{kind}_bytes": _column([p.get(kind) for p in peaks]) for kind in PEAKS}
@@ -115,7 +118,7 @@ class LineLayout:
         fields = [_field(key, value, names) for key, value in event.items()]
         pattern = re.compile(rb"\{" + b", ".join(fields) + rb"\}(?=[\r\n\x1b])")
         is_step = event.get("event", "step") == "step" and names.count("step") == 1
-        is_usual = event.get("skipped") is not True
+        is_usual = event.get("skipped") is not True and event.get("tracked") is not True
         if (
             not (is_step and is_usual)
             or len(set(names)) < len(names)

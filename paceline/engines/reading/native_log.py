@@ -157,7 +157,7 @@ class _Run:
             self._take_start(event)
         elif kind == "end":
             self._take_end(event)
-        else:
+        elif kind != "memory":
             self.faults.unread += 1
 
     def _take_start(self, start: Event) -> None:

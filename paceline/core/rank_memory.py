@@ -1,0 +1,59 @@
+"""The ranks' memory by part, put beside the limit and the static lower bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.core.facts import Facts
+from paceline.core.memory import Memory, memory_per_device
+from paceline.core.result import MemoryByPart, RankMemory
+from paceline.core.run import RunSpec
+
+
+def memory_by_part(
+    ranks: Iterable[RankMemory],
+    spec: RunSpec | None,
+    facts: Facts,
+    device_memory_bytes: float | None,
+    context_bytes: float,
+    step_time_s: float | None,
+) -> MemoryByPart | None:
+    """All ranks in their order, None without any; `context_bytes` is the catalog's for the bound."""
+    told = tuple(sorted(ranks, key=lambda rank: rank.rank))
+    if not told:
+        return None
+    own = spec.memory_limit_bytes if spec else None
+    on_cpu = facts.device == "cpu"
+    limit = own or facts.device_memory_bytes or device_memory_bytes
+    what = "the machine's memory / processes" if on_cpu else "one device's memory"
+    slowest = max((r.watched_step_s for r in told if r.watched_step_s is not None), default=None)
+    return MemoryByPart(
+        largest_rank=max(told, key=lambda rank: rank.size_bytes).rank,
+        ranks=told,
+        limit_bytes=limit,
+        limit=None if limit is None else "memory_limit_bytes of the recipe" if own else what,
+        limit_counts_context=not own,
+        bound_bytes=_bound(spec, context_bytes) if spec else {},
+        watch_cost_s=slowest - step_time_s if slowest is not None and step_time_s else None,
+    )
+
+
+def _bound(spec: RunSpec, context_bytes: float) -> dict[str, float]:
+    """The static lower bound by the names that measured parts have."""
+    microbatches = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
+    need: Memory = memory_per_device(
+        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora,
+        microbatches, context_bytes,
+    )  # fmt: skip
+    # Without sharding, 16-bit copies are made by the operations that use them, as activations are.
+    sharded = spec.layout.zero_stage >= 2 and spec.dp * spec.layout.cp > 1
+    gathered = need.copies_bytes if sharded else 0.0
+    made = need.activations_bytes + need.logits_bytes + need.copies_bytes - gathered
+    return {
+        "weights": need.weights_bytes,
+        "gradients": need.gradients_bytes,
+        "optimizer": need.optimizer_bytes,
+        "gathered": gathered,
+        "activations": made,
+        "context": need.context_bytes,
+    }

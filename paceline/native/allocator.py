@@ -1,0 +1,108 @@
+"""What is alive at the peak of one training step, by the CUDA allocator's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Counters:
+    """A device's memory: the allocator's counters, whose peaks outlive a reset, and the driver's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._peaks = {"allocated": 0, "reserved": 0, "device_used": 0}
+
+    def allocated(self) -> int:
+        """Bytes of live tensors now."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        """The most bytes of live tensors since `reset`."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def reset(self) -> None:
+        """Begin a new peak; the one so far is kept for `peaks`."""
+        self.peaks()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peaks(self) -> dict[str, int | None]:
+        """The largest allocated, reserved and used bytes so far; used by all programs together."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        now = {
+            "allocated": self.peak(),
+            "reserved": torch.cuda.max_memory_reserved(self.device),
+            "device_used": total - free,
+        }
+        self._peaks = {kind: max(value, self._peaks[kind]) for kind, value in now.items()}
+        return dict(self._peaks)
+
+    def outside(self) -> int:
+        """Bytes in use on the device beyond PyTorch's own pool: contexts, and other programs."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return max(0, total - free - torch.cuda.memory_reserved(self.device))
+
+
+class AllocatorStep:
+    """One step whose peak is told apart into what was held before, gradients, and the rest.
+
+    The allocator knows no parts, so its peak is read whenever a gradient is added: between two such
+    moments the gradients' bytes are known.
+    """
+
+    kind = "allocated"
+    tracker = "allocator"
+
+    def __init__(self, modules: Sequence[nn.Module], counters: Counters) -> None:
+        self._parameters = list({id(p): p for m in modules for p in m.parameters()}.values())
+        self._counters = counters
+        self._hooks: list[Any] = []
+        self._added: dict[int, int] = {}
+        self._before = self._peak = self._gradients = 0
+
+    def __enter__(self) -> None:
+        self._before = self._counters.allocated()
+        self._counters.reset()
+        trained = (p for p in self._parameters if p.requires_grad)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._mark) for p in trained]
+
+    def __exit__(self, *error: object) -> None:
+        self._look()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def at_peak(self, held: Any) -> dict[str, int]:
+        """Bytes by part at the moment of the peak; they add up to it.
+
+        Gathered weights and kernel workspaces count as activations; `other` was there before the
+        step and is no tensor of model or optimizer.
+        """
+        lasting = held.weights + held.optimizer + held.buffers + held.buckets
+        gradients = held.buckets or min(self._gradients, self._peak - self._before)
+        during = gradients if not held.buckets else 0
+        return {
+            "weights": held.weights,
+            "gradients": gradients,
+            "optimizer": held.optimizer,
+            "buffers": held.buffers,
+            "activations": self._peak - self._before - during,
+            "other": self._before - lasting,
+        }
+
+    def _mark(self, parameter: Tensor) -> None:
+        self._look()
+        grad = parameter.grad
+        if grad is not None:
+            part = getattr(grad, "_local_tensor", grad)
+            self._added[id(parameter)] = part.numel() * part.element_size()
+
+    def _look(self) -> None:
+        """Take the peak since the last look, during which the gradients were those added before."""
+        peak = self._counters.peak()
+        if peak > self._peak:
+            self._peak, self._gradients = peak, sum(self._added.values())
+        self._counters.reset()

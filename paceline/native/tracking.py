@@ -1,0 +1,124 @@
+"""What is alive at the peak of one training step, by torch's memory tracker.
+
+The tracker sees every tensor that an operation makes. It does not see what libraries allocate behind
+an operation: kernel workspaces and gloo's buffers show in the resident set alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+PARAMETER, BUFFER, GRADIENT = "Parameter", "Buffer", "Gradient"
+ACTIVATION, TEMPORARY, OPTIMIZER, OTHER = "Activation", "Temp", "Optstate", "Other"
+
+
+class ForwardPasses:
+    """Calls back before each module's forward pass, in place of the tracker's own module hooks.
+
+    Those also mark the backward passes of modules, by hooks on tensors. That fails where a backward
+    pass comes in two parts, as in the zero-bubble schedule, and they refuse a root module's second
+    forward pass, which every further micro-batch is.
+    """
+
+    def __init__(self) -> None:
+        self._before: Callable[[nn.Module, Any], None] | None = None
+        self._handle: Any = None
+
+    @property
+    def is_bw(self) -> bool:
+        """True inside a backward pass."""
+        return torch._C._current_graph_task_id() != -1
+
+    def register_user_hooks(self, before: Callable[[nn.Module, Any], None], *_: object) -> None:
+        """Take the first of the tracker's hooks."""
+        self._before = before
+
+    def clear_user_hooks(self) -> None:
+        """Forget it."""
+        self._before = None
+
+    def __enter__(self) -> None:
+        self._handle = register_module_forward_pre_hook(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _call(self, module: nn.Module, inputs: Any) -> None:
+        # A recomputed forward pass runs inside the backward pass and brings nothing new.
+        if self._before is not None and not self.is_bw:
+            self._before(module, inputs)
+
+
+class OneStepTracker(MemTracker):
+    """torch's tracker over an optimizer step of any number of micro-batches, without module figures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = ForwardPasses()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        """Know the module's parameters as they are now: FSDP has gathered them."""
+        self._track_module_params_and_buffers(module)
+
+
+class TrackedStep:
+    """The tracker around one step, and what it saw at the peak."""
+
+    kind = "tracked"
+    tracker = "MemTracker"
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        tables: Sequence[Tensor],
+    ) -> None:
+        self._tracker = OneStepTracker()
+        self._tracker.track_external(*modules, *optimizers, *tables)
+        self._left: dict[str, int] = {}
+
+    def __enter__(self) -> None:
+        self._tracker.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._left = self._snapshot("current")
+        self._tracker.__exit__(*error)
+
+    def at_peak(self, held: Any) -> dict[str, int]:
+        """Bytes by part at the moment of the peak; they add up to it.
+
+        Weights beyond those held are gathered ones. DDP's buckets come into being with an
+        operation, as activations do, but outlive the step and hold the gradients: they count there.
+        """
+        peak = self._snapshot("peak")
+        made = peak[ACTIVATION] + peak[TEMPORARY]
+        buckets = min(self._left[ACTIVATION] + self._left[TEMPORARY], held.buckets, made)
+        weights = min(peak[PARAMETER], held.weights)
+        kept = peak[OTHER] + peak[BUFFER]
+        buffers = min(kept, held.buffers)
+        return {
+            "weights": weights,
+            "gradients": peak[GRADIENT] + buckets,
+            "optimizer": peak[OPTIMIZER],
+            "buffers": buffers,
+            "gathered": peak[PARAMETER] - weights,
+            "activations": made - buckets,
+            "other": kept - buffers,
+        }
+
+    def _snapshot(self, which: str) -> dict[str, int]:
+        """The tracker's bytes by its own names, over all devices."""
+        names = (PARAMETER, BUFFER, GRADIENT, ACTIVATION, TEMPORARY, OPTIMIZER, OTHER)
+        total: dict[str, int] = dict.fromkeys(names, 0)
+        for device in self._tracker.get_tracker_snapshot(which).values():
+            for name, value in device.items():
+                label = getattr(name, "value", name)
+                if label in total:
+                    total[label] += value
+        return total

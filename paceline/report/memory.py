@@ -1,0 +1,168 @@
+"""Memory by part: what the ranks held at their peak, against the limit and the lower bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from paceline.core.result import MemoryByPart, RankMemory
+from paceline.report.figures import printable, written
+from paceline.report.page import RunReport
+from paceline.report.step_charts import finish
+from paceline.report.theme import Look
+from paceline.units import GIB, MIB, percent
+
+MOST_RANKS = 16
+FAR = 4.0
+"""A limit so many times beyond the longest bar is told in words: drawn, it would flatten the bars."""
+
+TOLD = 0.05 * MIB
+"""Smaller parts would be written as zero."""
+
+BOUND = "lower bound"
+REST = "rest"
+
+
+PARTS = {
+    "weights": "steady",
+    "gradients": "steady_soft",
+    "optimizer": "band",
+    "gathered": "good_soft",
+    "activations": "good",
+    "buffers": "ink",
+    "other": "muted",
+    "context": "warmup",
+    REST: "warmup_soft",
+}
+"""The palette's colour of each part, in the order of the bars."""
+
+
+def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
+    """A bar per rank, cut into parts at the moment of the rank's peak, under the static lower bound."""
+    told = report.result.memory
+    if told is None:
+        return None
+    shown = shown_ranks(told)
+    bars = {f"rank {rank.rank}": rank_parts(rank, told.limit_counts_context) for rank in shown}
+    if told.bound_bytes:
+        bound = dict(told.bound_bytes)
+        if not told.limit_counts_context:
+            bound.pop("context", None)
+        bars = {BOUND: bound, **bars}
+    longest = max(sum(parts.values()) for parts in bars.values())
+    if longest == 0:
+        return None
+    drawn_limit = told.limit_bytes if (told.limit_bytes or 0.0) <= FAR * longest else None
+    reach = max(longest, drawn_limit or 0.0) * 1.06
+    unit, divisor = ("GiB", GIB) if reach >= 0.1 * GIB else ("MiB", MIB)
+    x_scale = alt.Scale(domain=[0, reach / divisor], nice=False)
+    x_axis = alt.Axis(tickCount=5, grid=True)
+    x = alt.X("start:Q", title=f"memory at the peak ({unit})", scale=x_scale, axis=x_axis)
+    rows = [row for name, parts in bars.items() for row in _segments(name, parts, divisor)]
+    y = alt.Y("bar:N", title=None, sort=list(bars), axis=alt.Axis(grid=False))
+    used = [part for part in PARTS if any(row["part"] == part for row in rows)]
+    layers: list[alt.Chart] = [
+        alt.Chart(alt.Data(values=rows), name="parts")
+        .mark_bar(height=16, stroke=look.palette.card, strokeWidth=1)
+        .encode(
+            x=x, x2="end:Q", y=y, color=_colours(used, look),
+            tooltip=[alt.Tooltip("bar:N", title="of"), alt.Tooltip("part:N"),
+                     alt.Tooltip("size:N", title="bytes")],
+        )
+    ]  # fmt: skip
+    if drawn_limit:
+        layers.append(
+            alt.Chart(alt.Data(values=[{"start": drawn_limit / divisor}]), name="part-limit")
+            .mark_rule(color=look.palette.accent, strokeWidth=1.5)
+            .encode(x=x)
+        )
+    return finish(layers, look, "Memory by part", _notes(told, drawn_limit), 74 + 26 * len(bars))
+
+
+def shown_ranks(told: MemoryByPart) -> list[RankMemory]:
+    """The largest ranks, in the order of their numbers."""
+    largest = sorted(told.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MOST_RANKS]
+    return sorted(largest, key=lambda rank: rank.rank)
+
+
+def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
+    """Bytes by part at the rank's peak; what it holds where the peak is not told by part.
+
+    With the context the bar ends at the process's resident peak without the tracker's own part, or
+    at what the allocator reserved.
+    """
+    known = rank.at_peak_bytes or rank.parts_bytes
+    parts = {
+        name: max(known.get(name) or 0.0, 0.0) for name in PARTS if name not in ("context", REST)
+    }
+    if not with_context:
+        return parts
+    parts["context"] = rank.parts_bytes.get("context") or 0.0
+    whole = rank.peak_bytes.get("reserved")
+    taken = 0.0
+    if whole is None:
+        taken = parts["context"] + (rank.watcher_bytes or 0.0)
+        whole = rank.peak_bytes.get("resident") or 0.0
+    tensors = sum(parts.values()) - parts["context"]
+    parts[REST] = max(0.0, whole - taken - tensors)
+    return parts
+
+
+def memory_sentence(told: MemoryByPart) -> str:
+    """The largest rank's parts in one line."""
+    rank = next(rank for rank in told.ranks if rank.rank == told.largest_rank)
+    parts = rank_parts(rank, with_context=False)
+    listed = ", ".join(
+        f"{name} {written(size, 'bytes')}" for name, size in parts.items() if size >= TOLD
+    )
+    context = rank.parts_bytes.get("context")
+    before = f"; {written(context, 'bytes')} context" if context else ""
+    if rank.at_peak_bytes is None:
+        why = f" ({printable(rank.why)})" if rank.why else ""
+        listed = listed or "nothing known"
+        return f"rank {rank.rank} holds {listed}{before}; its peak is not told by part{why}"
+    total = written(sum(rank.at_peak_bytes.values()), "bytes")
+    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {listed}{before}"
+
+
+def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[str, Any]]:
+    """One row per part that is there, from where the one before ends."""
+    rows: list[dict[str, Any]] = []
+    start = 0.0
+    for part in PARTS:
+        size = parts.get(part, 0.0)
+        if size > 0:
+            end = start + size
+            rows.append({"bar": bar, "part": part, "start": start / divisor, "end": end / divisor,
+                         "size": written(size, "bytes")})  # fmt: skip
+            start = end
+    return rows
+
+
+def _colours(used: list[str], look: Look) -> alt.Color:
+    colours = [getattr(look.palette, PARTS[part]) for part in used]
+    return alt.Color(
+        "part:N", scale=alt.Scale(domain=used, range=colours), legend=alt.Legend(columns=3)
+    )
+
+
+def _notes(told: MemoryByPart, drawn_limit: float | None) -> list[str]:
+    sentence = memory_sentence(told)
+    notes = [f"{sentence[0].upper()}{sentence[1:]}."]
+    limit = told.limit_bytes
+    if limit:
+        largest = next(rank for rank in told.ranks if rank.rank == told.largest_rank)
+        share = sum(rank_parts(largest, told.limit_counts_context).values()) / limit
+        where = "Line" if drawn_limit else "Beyond the axis"
+        what = f"{where}: {written(limit, 'bytes')}, {told.limit}"
+        beside = "" if told.limit_counts_context else " beyond the context"
+        notes.append(f"{what}{beside}; rank {told.largest_rank} takes {percent(share)} of it.")
+    if told.limit_counts_context:
+        notes.append("Rest: what is no tensor, such as workspaces, and freed memory that is kept.")
+    if told.bound_bytes:
+        notes.append("Lower bound: what must be there, by arithmetic, on the most loaded rank.")
+    left = len(told.ranks) - len(shown_ranks(told))
+    if left:
+        notes.append(f"The {MOST_RANKS} largest ranks; {left:,} more stand in result.json.")
+    return notes
