@@ -18,10 +18,10 @@ from paceline import __version__, outcome
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
 from paceline.core.steps import FLOATS, Step, Steps
+from paceline.ending import Ending, file_text, judge, log_tail, read_evidence
 from paceline.engines import Engine, engine
 from paceline.errors import SystemFaultError
 from paceline.launchers import Handle, launcher
-from paceline.outcome import Ending
 from paceline.plan import Plan, device_kind, probe_machine, reachable_rate
 from paceline.probe.gemm import GemmProbe
 from paceline.probe.inventory import inventory, oom_kills
@@ -29,6 +29,7 @@ from paceline.report.html import render_html
 from paceline.report.page import RunReport
 from paceline.rundir import (
     INVENTORY_FILE,
+    LOGS_FOLDER,
     REPORT_FILE,
     RESULT_FILE,
     RUN_FILE,
@@ -49,6 +50,12 @@ POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
 TEARDOWN_LIMIT_S = 60.0
 """How long a launcher may take to end after the first rank has finished all its steps."""
+AFTER_FAILURE_S = 5.0
+"""How long it may take to end the other ranks when one has failed; a stopped one never answers."""
+SILENCE_GRACE_S = 15.0
+"""How much longer than hang_limit_s, at least, all ranks may be silent, watchdogs included."""
+LOOK_S = 1.0
+LAST_LINES_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -221,21 +228,15 @@ def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher
         job.stop()
         raise
     if ending is None:
-        tail = outcome.log_tail(folder)
-        ending = outcome.judge(
-            outcome.read_ranks(folder, plan.spec.engine),
-            plan.spec.world_size,
-            code,
-            oom_kills() > kills_before,
-            tail,
-            outcome.killed_rank(folder),
-        )
+        killed, spec = oom_kills() > kills_before, plan.spec
+        ending = judge(read_evidence(folder, spec.engine, spec.world_size, code, killed))
     return _ended(record, ending, code, folder)
 
 
 def _watch(job: Handle, spec: RunSpec, folder: Path, watch: Watcher) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
     follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
+    life = _Life(folder, spec.hang_limit_s, engine(spec.engine))
     finished_at: float | None = None
     try:
         while True:
@@ -248,6 +249,12 @@ def _watch(job: Handle, spec: RunSpec, folder: Path, watch: Watcher) -> tuple[in
             if job.timed_out:
                 limit = f"the time limit of {spec.time_limit_s:g} s passed"
                 return job.stop(), Ending("timeout", limit)
+            life.look()
+            if life.failed_s > AFTER_FAILURE_S:
+                return job.stop(), None
+            if life.silent_s > life.limit_s:
+                silence = f"no rank gave a sign of life for {life.silent_s:.0f} s"
+                return job.stop(), Ending("failed", silence)
             if follower.finished:
                 finished_at = finished_at or time.monotonic()
                 if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
@@ -257,13 +264,58 @@ def _watch(job: Handle, spec: RunSpec, folder: Path, watch: Watcher) -> tuple[in
         follower.close()
 
 
+@dataclass
+class _Life:
+    """Signs of life in what the ranks write; time in which this process itself was stopped is no silence."""
+
+    folder: Path
+    hang_limit_s: float
+    engine: Engine
+    silent_s: float = 0.0
+    """How long no rank has written anything or shown that its watchdog is alive."""
+    failed_s: float = 0.0
+    """How long ago the first rank wrote that it had failed."""
+    _seen: dict[Path, int] = field(default_factory=dict[Path, int])
+    _looked: float = field(default_factory=time.monotonic)
+
+    @property
+    def limit_s(self) -> float:
+        """Silence after which the ranks' own watchdogs, which come first, cannot act."""
+        return self.hang_limit_s + max(self.hang_limit_s, SILENCE_GRACE_S)
+
+    def look(self) -> None:
+        """Look again, at most once a second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        passed_s, self._looked = min(now - self._looked, 5 * LOOK_S), now
+        times = {path: path.stat().st_mtime_ns for path in self._files()}
+        changed = [path for path, when in times.items() if self._seen.get(path) != when]
+        self._seen |= times
+        self.silent_s = 0.0 if changed or not times else self.silent_s + passed_s
+        if self.failed_s or any(map(self._has_failed, changed)):
+            self.failed_s += passed_s
+
+    def _has_failed(self, path: Path) -> bool:
+        """Whether a rank's event lines end with one that tells of a failure."""
+        if path.suffix != ".jsonl":
+            return False
+        end = self.engine.read_rank(file_text(path, LAST_LINES_BYTES).splitlines()[-1:]).end
+        return end is not None and end.status != "ok"
+
+    def _files(self) -> list[Path]:
+        return [
+            p for name in (STEPS_FOLDER, LOGS_FOLDER) for p in (self.folder / name).glob("rank-*")
+        ]
+
+
 def _progress(spec: RunSpec, step: Step) -> Progress:
     tokens = spec.training.global_batch * spec.training.seq_len
     return Progress("training", step, spec.training.steps, tokens)
 
 
 def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
-    tail = () if ending.status == "ok" else tuple(outcome.log_tail(folder))
+    tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank))
     return record.model_copy(
         update={
             "status": ending.status,

@@ -5,12 +5,9 @@ It reads only files, so it works while a run goes on, after it was killed, and y
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
 
 import numpy as np
 
@@ -18,21 +15,26 @@ from paceline.comparison import compare_with_references
 from paceline.core.compare.verdict import single_run_verdict
 from paceline.core.facts import Facts
 from paceline.core.metrics import Measured, measure, measured
+from paceline.core.rank_memory import memory_by_part
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
-from paceline.core.result import Metric, Result, Status, WindowRecord
+from paceline.core.result import (
+    MemoryByPart,
+    Metric,
+    RankMemory,
+    Result,
+    Status,
+    WindowRecord,
+)
 from paceline.core.steps import Steps
 from paceline.core.window import MIN_STEADY, Window, steady_window
-from paceline.engines import engine
+from paceline.ending import file_text, read_ranks, stacks
 from paceline.events import RankLog
 from paceline.imported import evaluate_log
 from paceline.plan import find_device
 from paceline.report.page import RunReport
 from paceline.rundir import (
     INVENTORY_FILE,
-    LAUNCHER_LOG,
-    LOGS_FOLDER,
     SCRIPT_FILE,
-    STEPS_FOLDER,
     RunRecord,
     current_status,
     read_json,
@@ -40,91 +42,8 @@ from paceline.rundir import (
     run_files,
 )
 
-TAIL_LINES = 15
-LOST_PEER = "another rank ended first"
-"""How the trainer's reason begins when a rank only noticed that another was gone."""
-
-_STACK_LINE = re.compile(
-    r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
-)
-"""Stack frames and empty lines, which a reason is told without; the whole log keeps them."""
 JITTER_WARNING = 0.1
 SPREAD_WARNING = 0.1
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a run ended, and the sentence that says why if it did not end well."""
-
-    status: Status
-    reason: str | None
-    warnings: tuple[str, ...] = ()
-
-
-def read_ranks(folder: Path, engine_name: str) -> dict[int, RankLog]:
-    """Every rank's event lines in a run folder as its engine reads them, by rank."""
-    reader = engine(engine_name)
-    logs: dict[int, RankLog] = {}
-    for path in sorted((folder / STEPS_FOLDER).glob("rank-*.jsonl")):
-        number = path.stem.removeprefix("rank-")
-        if number.isdigit():
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                logs[int(number)] = reader.read_rank(lines)
-    return logs
-
-
-def judge(
-    ranks: Mapping[int, RankLog],
-    world_size: int,
-    exit_code: int,
-    oom_killed: bool,
-    tail: list[str],
-    killed: str | None = None,
-) -> Ending:
-    """How a run ended, from the ranks' last lines first and the exit code second.
-
-    A rank that only lost its peer says nothing of the cause, so it is heard last.
-    """
-    ends = [log.end for log in ranks.values() if log.end is not None]
-    causes = [end for end in ends if not (end.reason or "").startswith(LOST_PEER)]
-    for status in ("oom", "nan"):
-        for end in causes:
-            if end.status == status:
-                return Ending(status, end.reason)
-    if oom_killed and len(ends) < world_size:
-        return Ending("oom", "the kernel killed a rank because the machine ran out of memory")
-    for end in causes:
-        if end.status == "failed":
-            return Ending("failed", end.reason)
-    if len(causes) == world_size:
-        late = f"all ranks finished, yet the launcher ended with code {exit_code}"
-        return Ending("ok", None, (late,) if exit_code else ())
-    lost = next((end.reason for end in ends if end not in causes), None)
-    reason = killed or _last_error(tail) or lost
-    return Ending("failed", reason or f"the launcher ended with code {exit_code}")
-
-
-def log_tail(folder: Path) -> list[str]:
-    """The last lines of the logs, without stack frames.
-
-    Of the first rank that tells an error, else of the launcher.
-    """
-    logs = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
-    tails = [tail for tail in map(_tail, [*logs, folder / LOGS_FOLDER / LAUNCHER_LOG]) if tail]
-    with_error = [tail for tail in tails if _last_error(tail)]
-    return (with_error or tails[-1:] or [[]])[0]
-
-
-def killed_rank(folder: Path) -> str | None:
-    """`rank 1 was killed by SIGKILL` if torch's launcher reports that as the root cause."""
-    text = _text(folder / LOGS_FOLDER / LAUNCHER_LOG, last_bytes=16_384)
-    cause = text.rpartition("Root Cause")[2]
-    found = re.search(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+)", cause)
-    if found is None:
-        return None
-    number = int(found[2])
-    names = {signal.value: signal.name for signal in Signals}
-    return f"rank {found[1]} was killed by {names.get(number, f'signal {number}')}"
 
 
 def evaluate(folder: Path) -> RunReport:
@@ -149,10 +68,11 @@ def evaluate(folder: Path) -> RunReport:
         spec=record.spec,
         facts=facts,
         command=shlex.join(record.command),
-        job_script=_text(folder / SCRIPT_FILE),
+        job_script=file_text(folder / SCRIPT_FILE),
         inventory=read_json(folder / INVENTORY_FILE),
         folder=str(folder),
         files=run_files(folder),
+        stacks={} if status == "ok" else stacks(folder),
     )
 
 
@@ -177,6 +97,7 @@ def _result(
 ) -> Result:
     facts, names = record.known, record.spec.references if record.spec else ()
     hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
+    stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
     trusted = window is not None and window.record.state in ("steady", "drifting")
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
@@ -195,16 +116,20 @@ def _result(
             status, reason, window.record if window and trusted else None, comparisons
         ),
         references=comparisons,
-        ranks=rank_summaries(series, hosts, numbers),
-        straggler=find_straggler(series, hosts, numbers),
+        ranks=rank_summaries(series, hosts, numbers, stages),
+        memory=_memory(record, ranks, metrics),
+        straggler=find_straggler(series, hosts, numbers, stages),
         versions=_versions(record, ranks),
         num_parameters=next(
             (log.start.num_parameters for log in ranks.values() if log.start), None
         ),
+        resumed_after=max((log.start.first_step for log in ranks.values() if log.start), default=1)
+        - 1,
         steps_done=len(merged),
         steps_asked=record.spec.training.steps if record.spec else 0,
         warnings=(
             *_unread(ranks),
+            *(_checkpoints(merged.select(window.rows)) if window and trusted else ()),
             *_warnings(record, window.record if window else None, metrics),
         ),
     )
@@ -230,6 +155,28 @@ def _measured(
         startup_s=max(ready) - started if ready and started else None,
         no_peak=no_peak,
     )
+
+
+def _memory(
+    record: RunRecord, ranks: Mapping[int, RankLog], metrics: Mapping[str, Metric]
+) -> MemoryByPart | None:
+    """Memory by part of every rank that told it."""
+    told = [
+        RankMemory(
+            rank=rank, step=log.memory.step, kind=log.memory.kind, why=log.memory.why,
+            parts_bytes=log.memory.parts_bytes, at_peak_bytes=log.memory.at_peak_bytes,
+            peak_bytes=log.memory.peak_bytes, watcher_bytes=log.memory.watcher_bytes,
+            watched_step_s=log.tracked.step_time_s if log.tracked else None,
+        )
+        for rank, log in ranks.items()
+        if log.memory
+    ]  # fmt: skip
+    facts, step = record.known, metrics.get("step_time_s")
+    device = find_device(facts.device) if facts.device else None
+    return memory_by_part(
+        told, record.spec, facts, device.memory_bytes if device else None,
+        (device and device.context_bytes) or 0.0, step.value if step else None,
+    )  # fmt: skip
 
 
 def tensor_float_note(facts: Facts) -> str | None:
@@ -268,6 +215,21 @@ def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
     return [f"rank {rank}: {sentence}" for rank, sentence in sorted(told.items()) if sentence]
 
 
+def _checkpoints(window: Steps) -> list[str]:
+    """What saving checkpoints did to the steady steps; empty when none waited for one."""
+    waited = window["checkpoint_s"]
+    waited = waited[np.isfinite(waited)]
+    if not len(waited):
+        return []
+    share = waited.sum() / window["step_time_s"].sum()
+    rare = len(waited) < len(window) / 4
+    return [
+        f"{len(waited)} of {len(window)} steady steps waited for a checkpoint, {share:.1%} of their "
+        "time: the mean step counts that, "
+        + ("the median hardly" if rare else "and so does the median; checkpoint.every is small")
+    ]
+
+
 def _warnings(
     record: RunRecord, window: WindowRecord | None, metrics: Mapping[str, Metric]
 ) -> tuple[str, ...]:
@@ -289,24 +251,3 @@ def _warnings(
             "probe: `paceline probe gemm --fresh` repeats it"
         )
     return tuple(found)
-
-
-def _last_error(tail: list[str]) -> str | None:
-    errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
-    return errors[-1][:300] if errors else None
-
-
-def _tail(path: Path) -> list[str]:
-    lines = _text(path, last_bytes=16_384).splitlines()
-    told = [line[:500] for line in lines if not _STACK_LINE.match(line)]
-    return told[-TAIL_LINES:]
-
-
-def _text(path: Path, last_bytes: int | None = None) -> str:
-    try:
-        with path.open("rb") as file:
-            if last_bytes:
-                file.seek(max(0, path.stat().st_size - last_bytes))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

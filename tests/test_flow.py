@@ -220,6 +220,51 @@ def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
     assert_gone(pids)
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
+    """Runs of which one rank or both were stopped: (runs folder, seconds until they ended)."""
+    runs = {name: tmp_path_factory.mktemp(name) for name in ("one", "both")}
+    settings = ("--set", "steps=1000000", "--set", "hang_limit_s=4")
+    processes = {name: start(folder, *settings) for name, folder in runs.items()}
+    pids = {name: wait_for_steps(folder, 5) for name, folder in runs.items()}
+    began = time.monotonic()
+    for pid in (pids["one"][1], *pids["both"]):
+        os.kill(pid, signal.SIGSTOP)
+    found: dict[str, tuple[Path, float]] = {}
+    for name, process in processes.items():
+        process.communicate(timeout=180)
+        found[name] = runs[name], time.monotonic() - began
+        assert process.returncode == 2
+        assert_gone(pids[name])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("which", "reason"),
+    [("one", "rank 1"), ("both", "no rank gave a sign of life")],
+)
+def test_a_job_that_stands_still_ends_by_itself_and_leaves_all_stacks(
+    stopped: dict[str, tuple[Path, float]], which: str, reason: str
+):
+    runs, seconds = stopped[which]
+    result, folder = result_of(runs), only_run(runs)
+    assert seconds < 120
+    assert result["status"] == "failed" and reason in result["reason"]
+    page = (folder / REPORT_FILE).read_text()
+    assert "Stacks: what the ranks did" in page and page.count("most recent call first") >= 2
+    shown = paceline("show", "last", runs=runs).stdout
+    assert all(f"{LOGS_FOLDER}/rank-{rank:05d}." in shown for rank in range(2))
+
+
+def test_a_memory_limit_is_a_status_that_names_the_rank(tmp_path: Path):
+    process = start(tmp_path, "--set", "memory_limit_bytes=5e6", "--set", "steps=20")
+    process.communicate(timeout=120)
+    result = result_of(tmp_path)
+    assert (process.returncode, result["status"]) == (2, "oom"), result["reason"]
+    assert "memory" in result["reason"]
+    assert result["steps_done"] < 20
+
+
 def test_running_out_of_memory_is_a_status(tmp_path: Path):
     """Address space is limited to what start-up needs and the step's activations exceed."""
     command = (

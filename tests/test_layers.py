@@ -25,6 +25,7 @@ LAYERS = (
         "logfigures",
         "parsing",
         "imported",
+        "ending",
         "outcome",
         "gate",
         "flow",

@@ -13,63 +13,14 @@ from paceline.comparison import compare_with_references
 from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.result import Metric
-from paceline.events import RankLog, read_rank
-from paceline.outcome import evaluate, judge, log_tail
+from paceline.ending import log_tail
+from paceline.outcome import evaluate
 from paceline.recipe import load_recipe, resolve
+from paceline.report.page import progress
 from paceline.rundir import RUN_FILE, Controller, boot_id, write_value
 from tests.example import noisy
-from tests.test_events import END, START, STEP, lines
+from tests.test_events import START, STEP, lines
 from tests.test_rundir import make_record
-
-
-def rank(status: str | None = "ok", reason: str | None = None) -> RankLog:
-    end = [{**END, "status": status, "reason": reason}] if status else []
-    return read_rank(lines(START, STEP, *end))
-
-
-def test_all_ranks_ok_is_ok():
-    assert judge({0: rank(), 1: rank()}, 2, 0, False, []).status == "ok"
-
-
-def test_a_crash_after_the_last_step_is_ok_with_a_warning():
-    ending = judge({0: rank(), 1: rank()}, 2, -6, False, [])
-    assert ending.status == "ok" and "-6" in ending.warnings[0]
-
-
-@pytest.mark.parametrize("status", ["oom", "nan", "failed"])
-def test_one_ranks_trouble_is_the_runs(status: str):
-    ending = judge({0: rank(), 1: rank(status, "because")}, 2, 1, False, [])
-    assert (ending.status, ending.reason) == (status, "because")
-
-
-def test_out_of_memory_explains_the_other_ranks_failure():
-    ranks = {0: rank("failed", "connection closed by peer"), 1: rank("oom", "no memory")}
-    assert judge(ranks, 2, 1, False, []).status == "oom"
-
-
-def test_a_lost_peer_is_not_the_cause_of_an_out_of_memory_kill():
-    ranks = {0: rank("failed", "another rank ended first: connection closed"), 1: rank(None)}
-    assert judge(ranks, 2, 1, True, []).status == "oom"
-
-
-def test_a_killed_rank_is_named_before_the_peer_that_noticed():
-    ranks = {0: rank("failed", "another rank ended first: connection closed"), 1: rank(None)}
-    ending = judge(ranks, 2, 1, False, ["RuntimeError: connection closed"], "rank 1 was killed")
-    assert (ending.status, ending.reason) == ("failed", "rank 1 was killed")
-
-
-def test_a_rank_killed_by_the_kernel_is_out_of_memory():
-    assert judge({0: rank(), 1: rank(None)}, 2, 1, True, []).status == "oom"
-
-
-def test_a_silent_death_takes_its_reason_from_the_log():
-    tail = ["Traceback (most recent call last):", "ValueError: no such thing"]
-    ending = judge({0: rank(None)}, 1, 1, False, tail)
-    assert (ending.status, ending.reason) == ("failed", "ValueError: no such thing")
-
-
-def test_a_missing_rank_is_not_ok():
-    assert judge({0: rank()}, 2, 0, False, []).status == "failed"
 
 
 def make_folder(tmp_path: Path, n: int, status: str = "ok", **fields: object) -> Path:
@@ -117,15 +68,6 @@ def test_a_folder_without_steps_is_readable(tmp_path: Path):
     assert (result.status, result.reason, result.metrics) == ("failed", "no torch", {})
 
 
-def test_the_tail_prefers_the_rank_that_failed(tmp_path: Path):
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    (logs / "rank-00000.log").write_text("all well\n")
-    (logs / "rank-00001.log").write_bytes(b"\xff\xfeRuntimeError: broken\n")
-    (logs / "launcher.log").write_text("ChildFailedError:\n")
-    assert log_tail(tmp_path)[-1].endswith("RuntimeError: broken")
-
-
 FIGURES = {
     "samples_per_s": Metric(value=990.0, unit="samples/s"),
     "jitter_tax": Metric(value=0.1, unit="fraction"),
@@ -159,3 +101,37 @@ def test_the_tail_tells_the_error_without_the_stack(tmp_path: Path):
         '  File "/a/main.py", line 3, in main\n    train()\n    ^^^^^^^\nValueError: too small\n'
     )
     assert log_tail(tmp_path) == ["step 1", "ValueError: too small"]
+
+
+def with_checkpoints(folder: Path, every: int, first_step: int = 1) -> Path:
+    """The folder, as if each so many steps one had waited for its checkpoint."""
+    for path in (folder / "steps").glob("*.jsonl"):
+        start, *steps = map(json.loads, path.read_text().splitlines())
+        for step in steps:
+            step["step"] += first_step - 1
+            if step["step"] % every == 0:
+                step["checkpoint_s"] = 0.1
+                step["step_time_s"] += 0.1
+        path.write_text("".join(lines({**start, "first_step": first_step}, *steps)))
+    return folder
+
+
+def test_steps_that_waited_for_a_checkpoint_count_in_the_mean_and_are_told(tmp_path: Path):
+    result = evaluate(with_checkpoints(make_folder(tmp_path, 40), every=10)).result
+    (told,) = [warning for warning in result.warnings if "checkpoint" in warning]
+    assert "4 of 40 steady steps waited for a checkpoint, 4." in told and "median hardly" in told
+    assert result.metrics["step_time_s"].value == pytest.approx(0.2, rel=0.02)
+    assert result.metrics["step_time_mean_s"].value == pytest.approx(0.21, rel=0.02)
+
+
+def test_too_many_checkpoints_for_the_median_are_told(tmp_path: Path):
+    result = evaluate(with_checkpoints(make_folder(tmp_path, 40), every=1)).result
+    assert any("40 of 40" in w and "so does the median" in w for w in result.warnings)
+
+
+def test_a_run_that_went_on_says_from_where(tmp_path: Path):
+    result = evaluate(with_checkpoints(make_folder(tmp_path, 20), 10**6, first_step=41)).result
+    assert result.resumed_after == 40 and result.steps_done == 20
+    assert progress(result).startswith("60 of ") and "the first 40 by an earlier run" in progress(
+        result
+    )

@@ -57,7 +57,7 @@ def _lines() -> Watcher:
         if progress.step is None:
             typer.echo(f"  {progress.phase}", err=True)
             return
-        recent.append(progress.step.step_time_s or 0.0)
+        recent.append(progress.step.step_time_s or (recent[-1] if recent else 0.0))
         finished = progress.step.index == progress.total_steps
         if time.monotonic() - last >= LINE_EVERY_S or finished:
             last = time.monotonic()
@@ -88,7 +88,7 @@ def _bar(console: object, headline: str, total: int) -> Iterator[Callable[[Progr
             if progress.step is None:
                 bar.update(task, phase=progress.phase)
                 return
-            recent.append(progress.step.step_time_s or 0.0)
+            recent.append(progress.step.step_time_s or (recent[-1] if recent else 0.0))
             detail = escape(_step_text(progress, recent))
             bar.update(task, completed=progress.step.index, phase="step", detail=detail)
 

@@ -32,7 +32,11 @@ def run(
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Devices to use; default every GPU, or two processes on a CPU."),
+        typer.Option(
+            min=1,
+            help="Devices to use; default every GPU, or two processes on a CPU, and more where the "
+            "layout needs them.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     cluster: Annotated[
@@ -95,6 +99,8 @@ def run(
 
       paceline run tiny-llama --set layout.zero_stage=3 --set steps=100
 
+      paceline run tiny-llama --devices 4 --set layout.tp=2 --set layout.pp=2
+
       paceline run llama31-8b --dry-run              what would start, without starting it
 
       paceline run tiny-llama --repeat 5             how much it varies from run to run
@@ -102,6 +108,9 @@ def run(
       paceline run tiny-llama --interleave "" layout.zero_stage=3
 
       paceline run --interleave tiny-llama tiny-gpt
+
+    Any layout of tp, pp, cp, vp, schedule and ZeRO stage can be set; one that cannot run is refused
+    with the reason (docs/layouts.md has them all).
 
     Progress goes to standard error, the report to standard output. Everything about a run lies
     in one folder: job.sh, logs, steps, result.json and report.html.
@@ -112,7 +121,15 @@ def run(
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     request = Request(
-        recipe or "", variant, tuple(overrides or ()), devices, device, cluster, timeout, force
+        recipe or "",
+        variant,
+        tuple(overrides or ()),
+        devices,
+        device,
+        cluster,
+        timeout,
+        force,
+        runs_dir,
     )
     form = ReportFormat.json if as_json else form
     if repeat is not None or interleave or group is not None or resume is not None:

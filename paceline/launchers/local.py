@@ -6,6 +6,7 @@ byte what runs, wherever the run folder lies.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shlex
@@ -79,6 +80,7 @@ class LocalRun:
         self._remember()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+            self._wake()
             try:
                 self.process.wait(grace_s)
             except subprocess.TimeoutExpired:
@@ -96,6 +98,14 @@ class LocalRun:
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(list(self._family.values()), timeout=GRACE_S)
+
+    def _wake(self) -> None:
+        """Let stopped processes go on into the SIGTERM that waits for them, which leaves their stacks."""
+        for process in self._family.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.terminate()
+                    process.resume()
 
     def _remember(self) -> None:
         try:

@@ -6,7 +6,9 @@ stream on CUDA. Marks are read later, when the work before them is done.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed as dist
+
+
+class _Aside(threading.local):
+    here = False
+
+
+aside = _Aside()
+"""`aside.here` is True in a thread whose waits are not the training's."""
 
 
 class Clock(Protocol):
@@ -34,6 +44,10 @@ class Clock(Protocol):
         """Return when everything before the mark has happened."""
         ...
 
+    def passed(self, mark: Any) -> bool:
+        """Whether everything before the mark has happened."""
+        ...
+
 
 class HostClock:
     """Marks are readings of the processor's clock."""
@@ -50,6 +64,10 @@ class HostClock:
 
     def settle(self, mark: float) -> None:
         """Nothing to wait for: a CPU works in the order it is told."""
+
+    def passed(self, mark: float) -> bool:
+        """Always true."""
+        return True
 
 
 class DeviceClock:
@@ -74,6 +92,10 @@ class DeviceClock:
         """Wait until the device has passed the event."""
         mark.synchronize()
 
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        """Whether the device has passed the event."""
+        return mark.query()
+
 
 @dataclass(frozen=True)
 class Lap:
@@ -89,14 +111,18 @@ class StepClock:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.step = 0
+        """The step at work, 0 before the first."""
         self._edge: Any = None
         self._wait_start: Any = None
         self._waits: list[tuple[Any, Any]] = []
+        self._unread: deque[Lap] = deque(maxlen=clock.steps_behind + 1)
 
-    def start(self) -> None:
-        """The first step begins now."""
+    def start(self, step: int = 1) -> None:
+        """The first step, whose number is `step`, begins now."""
         self._waits.clear()
         self._edge = self.clock.mark()
+        self.step = step
 
     def begin_wait(self) -> None:
         """From now on the rank only waits for others; nothing inside another wait."""
@@ -127,7 +153,22 @@ class StepClock:
         lap = Lap(self._edge, now, tuple(self._waits))
         self._edge = now
         self._waits.clear()
+        self._unread.append(lap)
+        self.step += 1
         return lap
+
+    def is_waiting(self) -> bool:
+        """Whether this rank waits for others now; another thread may ask.
+
+        On CUDA the device counts, not the program that runs ahead of it: it waits when it has
+        passed the start of the newest wait that it has reached, and not its end.
+        """
+        passed, begun = self.clock.passed, self._wait_start
+        if begun is not None and passed(begun):
+            return True
+        waits = [wait for lap in (*self._unread,) for wait in lap.waits] + self._waits
+        reached = next((wait for wait in reversed(waits) if passed(wait[0])), None)
+        return reached is not None and not passed(reached[1])
 
     def read(self, lap: Lap) -> tuple[float, float]:
         """(step time, time spent waiting for other ranks) in seconds."""
@@ -148,13 +189,13 @@ def watch_waits(steps: StepClock) -> Callable[[], None]:
     wait_event = torch.cuda.Stream.wait_event
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if stream is not None and torch.cuda.current_stream() != stream:
+        if aside.here or (stream is not None and torch.cuda.current_stream() != stream):
             return work_wait(self, *args, **kwargs)
         with steps.waiting():
             return work_wait(self, *args, **kwargs)
 
     def wait_for(self: Any, event: Any) -> None:
-        if self != stream:
+        if aside.here or self != stream:
             wait_event(self, event)
             return
         with steps.waiting():

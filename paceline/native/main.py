@@ -1,8 +1,9 @@
 """Trains one model as trainer.json says: python main.py trainer.json, once per rank.
 
 Started by `python -m torch.distributed.run`, or alone for a world of one. Every rank appends JSON
-lines to <events>/rank-NNNNN.jsonl and prints to <logs>/rank-NNNNN.log. The exit code is 0 when all
-steps were done. Paths are relative to the working directory.
+lines to <events>/rank-NNNNN.jsonl, prints to <logs>/rank-NNNNN.log, and leaves its stacks in
+<logs>/rank-NNNNN.stack when it is ended. The exit code is 0 when all steps were done. Paths are
+relative to the working directory.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from config import ConfigError, parse_config, read_json
+from heartbeat import Heartbeat
 from outcome import outcome
 from record import EventLog, redirect_output
 
@@ -28,21 +31,26 @@ def main(path: str) -> int:
     if "RANK" in os.environ:
         die_with_parent(parent)
     raw = read_json(path)
-    redirect_output(raw.get("logs", "logs"), rank)
+    logs = raw.get("logs", "logs")
+    redirect_output(logs, rank)
     events = EventLog(raw.get("events", "steps"), rank)
+    heartbeat = Heartbeat(events, str(Path(logs) / f"rank-{rank:05d}.stack"))
+    status, reason = "ok", None
     try:
         config = parse_config(raw)
+        heartbeat.start(config.hang_limit_s)
         # Importing torch takes a second and may fail; both belong after the redirection.
         from train import train
 
-        train(config, events)
+        train(config, events, heartbeat)
     except Exception as error:  # the program's edge: every failure becomes an end line
         traceback.print_exc()
         status, reason = outcome(error)
-        end(events, status, reason)
-        return 1
-    end(events, "ok", None)
-    return 0
+    while not heartbeat.stop():
+        time.sleep(1)  # the watchdog has given up on this rank, and ends it
+    end(events, status, reason)
+    heartbeat.remove_empty_stack()
+    return 0 if status == "ok" else 1
 
 
 def end(events: EventLog, status: str, reason: str | None) -> None:

@@ -5,20 +5,44 @@ from __future__ import annotations
 import traceback
 
 from config import ConfigError
+from limits import is_limited
 
 OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
+    "unable to allocate",
     "std::bad_alloc",
     "bad allocation",
     "alloc_failed",
 )
-LOST_PEER = ("connection closed by peer", "connection reset by peer", "remote process exited")
+NO_THREAD = ("can't start new thread", "resource temporarily unavailable")
+"""What lack of memory looks like where a memory limit also holds for the stacks of threads."""
+LOST_PEER = (
+    # gloo, in every collective; the second when data was on its way.
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "application timeout caused pair closure",
+    "timed out waiting",
+    "timed out connecting",
+    # NCCL
+    "remote process exited",
+    "ncclremoteerror",
+    # The store that ranks meet through.
+    "remote server shutdown or crash",
+    "failed to recv, got 0 bytes",
+    "clients joined",
+)
+"""What PyTorch says in lower case when another rank ended, or did not come."""
 
 
 class NotFiniteError(Exception):
     """The loss or the gradient is no longer a finite number."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint was not written."""
 
 
 def outcome(error: BaseException) -> tuple[str, str]:
@@ -27,10 +51,12 @@ def outcome(error: BaseException) -> tuple[str, str]:
     lowered = sentence.lower()
     if isinstance(error, NotFiniteError):
         return "nan", str(error)
-    if isinstance(error, ConfigError):
+    if isinstance(error, (ConfigError, CheckpointError)):
         return "failed", str(error)
     if isinstance(error, MemoryError) or any(words in lowered for words in OUT_OF_MEMORY):
         return "oom", sentence
+    if is_limited() and any(words in lowered for words in NO_THREAD):
+        return "oom", f"no memory for a thread's stack: {sentence}"
     if any(words in lowered for words in LOST_PEER):
         return "failed", f"another rank ended first: {sentence}"
     return "failed", sentence

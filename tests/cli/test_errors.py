@@ -46,6 +46,9 @@ def paceline(*arguments: str, runs: Path | None = None) -> subprocess.CompletedP
         (["report", "--json", "--output", "-"], 1, "name a file"),
         (["report", "last"], 1, "holds no runs"),
         (["probe", "gemm", "--dtype", "fp12"], 1, "is no list of dtypes"),
+        (["probe", "context", "--device", "cuda"], 1, "no NVIDIA GPU"),
+        (["probe", "context", "--device", "tpu"], 1, "auto, cpu, cuda"),
+        (["probe", "context", "--ranks", "0"], 1, "--ranks"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

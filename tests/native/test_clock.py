@@ -21,6 +21,9 @@ class Tape:
     def mark(self) -> float:
         return self.now
 
+    def passed(self, mark: float) -> bool:
+        return mark <= self.settled
+
     def settle(self, mark: float) -> None:
         self.settled = max(self.settled, mark)
 
@@ -105,3 +108,31 @@ def test_the_host_clock_measures_real_time() -> None:
     step_time_s, wait_s = steps.read(steps.lap())
 
     assert step_time_s >= wait_s + 0.01 and wait_s >= 0.02
+
+
+def test_a_rank_waits_while_it_is_inside_a_wait() -> None:
+    steps = StepClock(HostClock())
+    steps.start(step=7)
+    assert not steps.is_waiting()
+    with steps.waiting():
+        assert steps.is_waiting()
+    assert not steps.is_waiting()
+    steps.lap()
+    assert not steps.is_waiting() and steps.step == 8
+
+
+def test_a_device_waits_where_it_is_and_not_where_the_program_is(
+    tape: Tape, steps: StepClock
+) -> None:
+    steps.start()
+    for begin, end in ((101.0, 102.0), (104.0, 105.0)):
+        tape.now = begin
+        steps.begin_wait()
+        tape.now = end
+        steps.end_wait()
+        tape.now = end + 1
+        steps.lap()
+    where = {100.5: False, 101.5: True, 103.0: False, 104.0: True, 105.0: False}
+    for reached, waits in where.items():
+        tape.settled = reached
+        assert steps.is_waiting() == waits, reached

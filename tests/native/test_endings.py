@@ -102,28 +102,6 @@ def test_settings_that_cannot_be_read_are_said_on_standard_error(tmp_path: Path)
     assert errors.startswith("main.py: ") and errors.count("\n") == 1
 
 
-LIMITED = f"""
-import os, resource, sys
-sys.path.insert(0, {str(TRAINER)!r})
-import main, torch
-pages = int(open("/proc/self/statm").read().split()[0])
-most = pages * os.sysconf("SC_PAGE_SIZE") + 400 * 2**20
-resource.setrlimit(resource.RLIMIT_AS, (most, most))
-os._exit(main.main(sys.argv[1]))
-"""
-
-
-def test_a_model_beyond_the_memory_limit_ends_as_oom(tmp_path: Path) -> None:
-    program = tmp_path / "limited.py"
-    program.write_text(LIMITED)
-
-    raw = settings(source="synthetic", vocab_size=2_000_000, hidden_size=128, num_layers=1)
-
-    assert train(tmp_path, raw, program) != 0
-    assert end(tmp_path)["status"] == "oom", log(tmp_path)
-    assert end(tmp_path)["steps"] == 0
-
-
 def test_a_killed_rank_tears_at_most_its_last_line(tmp_path: Path) -> None:
     process, (pid,) = begin(tmp_path)
     os.kill(pid, signal.SIGKILL)
@@ -131,7 +109,7 @@ def test_a_killed_rank_tears_at_most_its_last_line(tmp_path: Path) -> None:
 
     *whole, _ = (tmp_path / "steps" / "rank-00000.jsonl").read_text().split("\n")
     events = [json.loads(line)["event"] for line in whole]
-    assert events[0] == "start" and set(events[1:]) == {"step"}
+    assert events[0] == "start" and {"step"} <= set(events[1:]) <= {"step", "memory"}
 
 
 def test_terminating_a_rank_ends_it_at_once_without_a_verdict(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.events import EndEvent, StartEvent, StepEvent, read_events
+from paceline.events import EndEvent, MemoryEvent, StartEvent, StepEvent, read_events
 from tests.native.example import end, lines, log, settings, steps, train
 
 RANKS, STEPS = 2, 40
@@ -30,7 +30,9 @@ def test_every_line_is_an_event_that_the_harness_knows(finished: Path, rank: int
     text = (finished / "steps" / f"rank-{rank:05d}.jsonl").read_text().splitlines()
     events = list(read_events(text))
 
-    assert [type(event) for event in events] == [StartEvent, *[StepEvent] * STEPS, EndEvent]
+    assert [type(event) for event in events] == [
+        StartEvent, StepEvent, MemoryEvent, *[StepEvent] * (STEPS - 1), EndEvent,
+    ]  # fmt: skip
     assert [event.step for event in events if isinstance(event, StepEvent)] == [
         *range(1, STEPS + 1)
     ]

@@ -1,0 +1,76 @@
+"""What an exception means for the rank: its own fault, lack of memory, or another rank's end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from config import ConfigError
+from outcome import NotFiniteError, outcome
+from tests.native.example import TRAINER
+
+GLOO = "[/build/gloo/transport/tcp/pair.cc:%d] %s. GLHF!"
+CLOSED = GLOO % (553, "Connection closed by peer [127.0.0.1]:4519")
+RESET = GLOO % (537, "Read error [127.0.0.1]:37606: Connection reset by peer")
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 8388608 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(CPU),
+        MemoryError(),
+        MemoryError("std::bad_alloc"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_lack_of_memory_is_known_in_every_form(error: Exception) -> None:
+    status, reason = outcome(error)
+    assert status == "oom" and type(error).__name__ in reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CLOSED,
+        RESET,
+        f"Got the following error when running the callback: RuntimeError: {RESET}\n\nAt:\n  x.py",
+        GLOO % (100, "Timed out waiting 1800000ms for recv operation to complete"),
+        GLOO % (200, "Application timeout caused pair closure"),
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5",
+        "Timed out after 301 seconds waiting for clients. 1/2 clients joined.",
+        "Connection was likely closed. Did the remote server shutdown or crash?",
+    ],
+)
+def test_a_lost_peer_is_known_in_every_form(text: str) -> None:
+    status, reason = outcome(RuntimeError(text))
+    assert status == "failed" and reason.startswith("another rank ended first: RuntimeError")
+
+
+def test_other_faults_are_the_ranks_own() -> None:
+    assert outcome(ValueError("a\n b")) == ("failed", "ValueError: a b")
+    assert outcome(ConfigError("steps: is missing")) == ("failed", "steps: is missing")
+    assert outcome(NotFiniteError("the loss became nan")) == ("nan", "the loss became nan")
+    assert outcome(RuntimeError("can't start new thread"))[0] == "failed"
+
+
+def test_no_room_for_a_threads_stack_is_lack_of_memory_where_it_is_limited() -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(TRAINER)!r})\n"
+        "import threading\nfrom limits import limit_memory\nfrom outcome import outcome\n"
+        "limit_memory(1e6, 'cpu')\n"
+        "try:\n    threading.Thread(target=print).start()\n"
+        "except RuntimeError as error:\n    print(outcome(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "('oom', \"no memory for a thread's stack: " in done.stdout
