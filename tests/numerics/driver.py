@@ -1,116 +1,196 @@
 """Trains all cases of one world size with the trainer's own code and keeps what came out.
 
 Started as a program, once per rank: driver.py CASES.json FOLDER. Rank 0 writes one file a case:
-losses, gradient norms, every parameter's gradient of the first step and weight after the last.
+losses, gradient norms, every parameter's gradients of the first steps and weight after the last,
+each put together from all ranks, and how far ranks are apart that should hold the same.
+A rank that fails writes the reason and ends, which ends the others.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
+import time
+import traceback
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "paceline" / "native"))
 
 import torch
+from faults import FAULTS, sound
+from pieces import Joined, Piece, join
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor
 
 import parallel
-from batches import Loader, Sampler
+import weights
+from batches import Batch, Loader, Sampler
 from clock import HostClock, StepClock, watch_waits
-from config import parse_config
+from config import TrainerConfig, config_problems, parse_config
 from corpus import load_corpus
+from loss import IGNORE_INDEX
+from mesh import Mesh, World, join_world, make_mesh
+from parallel import Replica
 from record import EventLog
+from tensor import cut_dim
 from train import Trainer, make_replica
 
-
-class WatchedTrainer(Trainer):
-    """The trainer, with the first step's gradients kept before they are clipped."""
-
-    first_gradients: dict[str, Tensor] | None = None
-
-    def _update(self, loss_scale: float) -> tuple[Tensor, bool]:
-        if self.first_gradients is None:
-            self.first_gradients = {
-                name: whole(p.grad) for name, p in self.replica.model.named_parameters()
-            }
-        return super()._update(loss_scale)
+CASE_LIMIT_S = 120
+WATCHED_STEPS = 3
 
 
-def whole(tensor: Tensor | None) -> Tensor:
-    """A copy of a tensor with all its shards."""
-    assert tensor is not None
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().clone()
+class PlainSgd(torch.optim.SGD):
+    """In AdamW's place: rounding is not amplified."""
+
+    def __init__(self, params: Any, lr: float, **_: Any) -> None:
+        super().__init__(params, lr)
 
 
-def run(case: dict[str, Any], world: parallel.World, folder: Path) -> dict[str, Any]:
-    """Train one case; what all ranks agree on."""
-    config = parse_config(case["settings"])
-    torch.set_float32_matmul_precision(config.training.matmul_precision)
-    steps = StepClock(HostClock())
-    replica = make_replica(config, world, steps)
-    trainer = WatchedTrainer(config, replica, world, steps, EventLog(str(folder), world.rank))
-    corpus = load_corpus(config)
-    training = config.training
-    sampler = Sampler(corpus.num_windows, training.global_batch, config.dp, training.seed)
-    loader = Loader(corpus, sampler, config, world.rank, pin=False)
-    figures = [trainer.step(loader.next()[0])[0].tolist() for _ in range(training.steps)]
-    loader.close()
+class MaskedLoader(Loader):
+    """A batch of prompts of different lengths, whose tokens are no targets.
+
+    The later a sample, the longer its prompt, up to half of it: neither data-parallel ranks nor
+    context-parallel ones count as many targets as another.
+    """
+
+    def batch(self, step: int) -> Batch:
+        """The batch with its mask."""
+        batch, shape = super().batch(step), self._shape
+        share = shape[0] * shape[1]
+        sample = self._rank * share + torch.arange(share).view(*shape[:2], 1)
+        prompt = sample * self._corpus.seq_len // (2 * self._sampler.global_batch)
+        targets = batch.targets.masked_fill(self._rows < prompt, IGNORE_INDEX)
+        return Batch(batch.inputs, targets, int((targets != IGNORE_INDEX).sum()))
+
+
+class Watched:
+    """A replica's training that keeps the gradients of the first steps, before they are clipped."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self.train = replica, replica.train
+        self.gradients: list[dict[str, Piece | None]] = []
+
+    def __call__(self, batch: Batch, scale: float) -> Tensor:
+        """Train as ever, then look."""
+        loss = self.train(batch, scale)
+        if len(self.gradients) < WATCHED_STEPS:
+            self.gradients.append(pieces(self.replica, gradients=True))
+        return loss
+
+
+def pieces(replica: Replica, gradients: bool) -> dict[str, Piece | None]:
+    """This rank's gradients or weights."""
+    tp = replica.mesh.tp
     return {
-        "figures": averaged_losses(torch.tensor(figures, dtype=torch.float64)),
-        "gradients": trainer.first_gradients,
-        "weights": {name: whole(p) for name, p in replica.model.named_parameters()},
+        name: Piece.of(p.grad if gradients else p, cut_dim(name), tp.index, tp.size)
+        for name, p in replica.named_parameters()
     }
 
 
-def averaged_losses(figures: Tensor) -> Tensor:
-    """(steps, 2) figures whose losses, a rank's own, become the mean over equal ranks."""
-    if dist.is_initialized():
-        losses = figures[:, 0].contiguous()
-        dist.all_reduce(losses, op=dist.ReduceOp.AVG)
-        figures[:, 0] = losses
-    return figures
+def run(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any] | None:
+    """Train one case; on rank 0 what all ranks hold together."""
+    config = parse_config(case["settings"])
+    assert not (problems := config_problems(config, world.size)), problems
+    torch.set_float32_matmul_precision(config.training.matmul_precision)
+    mesh, steps = mesh_of(config, world), StepClock(HostClock())
+    replica = make_replica(config, world, mesh, steps)
+    replica.train = watched = Watched(replica)  # type: ignore[method-assign]
+    trainer = Trainer(config, replica, world, steps, EventLog(str(folder), world.rank))
+    trainer.masked = case["masked"]
+    corpus, training = load_corpus(config), config.training
+    sampler = Sampler(corpus.num_windows, training.global_batch, config.dp, training.seed)
+    loader = (MaskedLoader if case["masked"] else Loader)(corpus, sampler, config, mesh, pin=False)
+    figures = [trainer.step(loader.next()[0])[0].tolist() for _ in range(case["steps"])]
+    loader.close()
+    held = {
+        "figures": torch.tensor(figures, dtype=torch.float64),
+        "gradients": watched.gradients,
+        "weights": pieces(replica, gradients=False),
+    }
+    everyone = gathered(held, world)
+    return together(everyone) if everyone else None
 
 
-def break_something(fault: str, rank: int) -> None:
-    """Put in the fault that a comparison must find."""
-    if fault == "unreduced bucket":
-        parallel.average_bucket = unreduced  # type: ignore[assignment]
-    elif fault and rank == 1:
-        train = parallel.Replica.train
-
-        def scaled(self: Any, inputs: Tensor, targets: Tensor, scale: float, last: bool) -> Tensor:
-            return train(self, inputs, targets, scale * 1.001, last)
-
-        parallel.Replica.train = scaled  # type: ignore[method-assign]
+def mesh_of(config: TrainerConfig, world: World) -> Mesh:
+    """The layout's mesh; layouts of the same sizes share theirs: groups take longer than training."""
+    sizes = replace(
+        config.layout, vp=1, micro_batch=1, recompute="none", schedule="", cp_exchange="",
+        zero_stage=2 if config.layout.zero_stage >= 2 else 0, sequence_parallel=False,
+    )  # fmt: skip
+    return shared_mesh(world, sizes, config.dp)
 
 
-def unreduced(steps: StepClock, bucket: Any) -> torch.futures.Future[Tensor]:
-    """A communication hook that forgets to communicate."""
-    steps.begin_wait()
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
+shared_mesh = cache(make_mesh)
+
+
+def gathered(held: dict[str, Any], world: World) -> list[dict[str, Any]]:
+    """What every rank holds, on rank 0; empty on others."""
+    if world.size == 1:
+        return [held]
+    everyone: list[Any] = [None] * world.size
+    dist.gather_object(held, everyone if world.rank == 0 else None)
+    return everyone if world.rank == 0 else []
+
+
+def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The training as one process would have seen it, and the distances between copies.
+
+    Every rank reports the loss of its own tokens; ranks see equally many.
+    """
+    figures = torch.stack([rank["figures"] for rank in ranks])
+    norms = figures[:, :, 1]
+    weights = join(rank["weights"] for rank in ranks)
+    first = [join(step) for step in zip(*(rank["gradients"] for rank in ranks), strict=True)]
+    apart = {"norms": ((norms - norms[0]).abs().max() / norms[0].abs().max()).item()}
+    named: dict[str, Joined] = {"weights": weights}
+    named |= {f"gradients in step {step}": joined for step, joined in enumerate(first, 1)}
+    for kind, joined in named.items():
+        apart |= {f"{kind}: {name}": far for name, far in joined.apart.items()}
+    return {
+        "figures": figures.mean(0),
+        "gradients": [joined.tensors for joined in first],
+        "weights": weights.tensors,
+        "apart": apart,
+    }
+
+
+def attempt(case: dict[str, Any], world: World, folder: Path) -> None:
+    """Run a case and write its result; ends the process when that fails."""
+    start = time.perf_counter()
+    faulthandler.dump_traceback_later(CASE_LIMIT_S, exit=True)
+    try:
+        with (
+            FAULTS.get(case["fault"], sound)(world),
+            patch.object(parallel, "COMPILER", "aot_eager"),
+            patch.object(torch.optim, "AdamW", PlainSgd if case["sgd"] else torch.optim.AdamW),
+        ):
+            result = run(case, world, folder)
+    except BaseException:
+        (folder / f"{case['name']}.{world.rank}.error").write_text(traceback.format_exc())
+        os._exit(1)
+    faulthandler.cancel_dump_traceback_later()
+    if result is not None:
+        took = {"name": case["name"], "seconds": time.perf_counter() - start}
+        (folder / f"{case['name']}.seconds").write_text(json.dumps(took))
+        torch.save(result, folder / f"{case['name']}.pt")
 
 
 def main(cases: list[dict[str, Any]], folder: Path) -> None:
     """Train the cases one after the other in one world."""
     torch.set_num_threads(1)
-    world = parallel.join_world("cpu")
+    # With the usual 0.02 such narrow models attend to everything alike: positions hardly matter.
+    weights.INIT_STD = 0.1
+    world = join_world("cpu")
     if world.size > 1:
         watch_waits(StepClock(HostClock()))
-    sound = parallel.average_bucket, parallel.Replica.train
     for case in cases:
-        break_something(case["fault"], world.rank)
-        result = run(case, world, folder)
-        parallel.average_bucket, parallel.Replica.train = sound  # type: ignore[method-assign]
-        if world.rank == 0:
-            torch.save(result, folder / f"{case['name']}.pt")
+        attempt(case, world, folder)
     if world.size > 1:
         dist.barrier()
     sys.stdout.flush()

@@ -1,0 +1,69 @@
+"""How far two trainings lie apart: losses, norms, and every parameter's gradients and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
+"""Largest relative L2 difference of one parameter's gradient."""
+FLOOR = {torch.float64: 1e-7, torch.float32: 1e-4}
+"""Share of the whole gradient's norm that a smaller one is held against."""
+BF16_FACTOR = 2.0
+"""How many times further from fp32 than one bf16 process a bf16 layout may be."""
+
+Result = dict[str, Any]
+
+
+def difference(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
+    """Relative L2 distance; a tensor smaller than `floor` is held against that."""
+    distance = torch.linalg.vector_norm(found.double() - wanted.double()).item()
+    length = max(torch.linalg.vector_norm(wanted.double()).item(), floor)
+    return distance / length if distance == distance else float("inf")
+
+
+def differences(found: Result, wanted: Result) -> Iterator[tuple[float, str]]:
+    """Every difference and what it is of; steps that only one of them has do not count."""
+    steps = min(len(found["figures"]), len(wanted["figures"]))
+    for column, name in enumerate(("losses", "norms")):
+        pair = (result["figures"][:steps, column] for result in (found, wanted))
+        yield difference(*pair), name
+    # A key's bias has a gradient that is nothing but rounding: a floor keeps it from being compared.
+    norm = wanted["figures"][0, 1].item()
+    for step, (mine, theirs) in enumerate(
+        zip(found["gradients"], wanted["gradients"], strict=False), 1
+    ):
+        assert mine.keys() == theirs.keys()
+        for name in theirs:
+            floor = FLOOR[mine[name].dtype] * norm
+            yield difference(mine[name], theirs[name], floor), f"step {step}: {name}"
+    if len(found["figures"]) == len(wanted["figures"]):
+        for name in wanted["weights"]:
+            yield difference(found["weights"][name], wanted["weights"][name], 1e-3), name
+
+
+def largest_difference(found: Result, wanted: Result) -> tuple[float, str]:
+    """The largest difference from another training, or between ranks that should hold the same."""
+    return max(
+        *differences(found, wanted),
+        *((far, f"copies of {name}") for name, far in found["apart"].items()),
+    )
+
+
+def worse_than_rounding(found: Result, single: Result, exact: Result) -> tuple[float, str]:
+    """How many times further from the exact training a layout is than one process of its dtype.
+
+    What one process meets by luck is held against what it usually misses by. The gradient of a key's
+    bias is zero but for rounding, so nothing can be said of its distance.
+    """
+    own = {name: far for far, name in differences(single, exact)}
+    usual = dict.fromkeys(own, median(own.values())) | {"losses": 1e-3, "norms": 1e-3}
+    return max(
+        (far / max(own[name], usual[name]), name)
+        for far, name in differences(found, exact)
+        if not name.endswith(".k.bias")
+    )

@@ -1,0 +1,130 @@
+"""Faults that a comparison must find, put into the trainer's code in running ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import collectives
+import context
+import parallel
+from attention import causal_attention
+from batches import Batch
+from mesh import World
+from parallel import Replica
+
+Fault = Callable[[World], AbstractContextManager[Any]]
+
+
+def sound(world: World) -> AbstractContextManager[Any]:
+    """No fault."""
+    return nullcontext()
+
+
+def unreduced_gradients(world: World) -> AbstractContextManager[Any]:
+    """DDP's communication hook forgets to communicate."""
+
+    def hook(steps: Any, bucket: Any, group: Any) -> torch.futures.Future[Tensor]:
+        steps.begin_wait()
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    return patch.object(parallel, "average_bucket", hook)
+
+
+def unreduced_inputs(world: World) -> AbstractContextManager[Any]:
+    """The gradient of a tensor-parallel region's input is not summed."""
+    return patch.object(collectives._Copy, "backward", staticmethod(lambda ctx, grad: (grad, None)))
+
+
+def unsummed_shares(world: World) -> AbstractContextManager[Any]:
+    """With sequence parallel, gradients of norms and the like keep to their own tokens."""
+    return patch.object(parallel, "sum_flat", lambda tensors, axis, factor=1.0: None)
+
+
+def lonely_table(world: World) -> AbstractContextManager[Any]:
+    """First and last stage do not tell each other their gradient of the tied embedding."""
+    return patch.object(Replica, "_exchange_tied", lambda self: None)
+
+
+def wrong_weight(world: World) -> AbstractContextManager[Any]:
+    """The loss of rank 1 counts a thousandth too much."""
+    return _trained(world, lambda train, self, batch, scale: train(self, batch, scale * 1.001))
+
+
+def own_count(world: World) -> AbstractContextManager[Any]:
+    """Every rank divides by its own number of counted targets."""
+    from train import Trainer
+
+    return patch.object(Trainer, "_mean_count", lambda self, batch: batch.counted)
+
+
+def idle_stage(world: World) -> AbstractContextManager[Any]:
+    """The stage of rank 1 has no gradient."""
+
+    def train(sound: Any, self: Replica, batch: Batch, scale: float) -> Tensor:
+        loss = sound(self, batch, scale)
+        for gradient in self.gradients():
+            gradient.zero_()
+        return loss
+
+    return _trained(world, train)
+
+
+def lonely_norm(world: World) -> AbstractContextManager[Any]:
+    """A stage takes the norm of its own gradients for that of the whole model."""
+
+    def own(self: Replica, loss: Tensor) -> tuple[Tensor, Tensor]:
+        norm = torch.nn.utils.get_total_norm(self._own_gradients())
+        return norm, collectives.sum_over(loss.clone(), self.mesh.pp)
+
+    return patch.object(Replica, "norm_and_loss", own)
+
+
+def drifting_rank(world: World) -> AbstractContextManager[Any]:
+    """Rank 1 applies other gradients than those that the ranks agreed on."""
+
+    def train(sound: Any, self: Replica, batch: Batch, scale: float) -> Tensor:
+        loss = sound(self, batch, scale)
+        for gradient in self.gradients():
+            gradient.mul_(1.001)
+        return loss
+
+    return _trained(world, train)
+
+
+def lonely_keys(world: World) -> AbstractContextManager[Any]:
+    """Context-parallel ranks attend to their own tokens alone."""
+    alone = {"all-gather": lambda q, k, v, cp: causal_attention(q, k, v)}
+    return patch.dict(context.EXCHANGES, alone)
+
+
+def broken_rank(world: World) -> AbstractContextManager[Any]:
+    """Rank 1 raises an error while the others wait for it."""
+
+    def train(sound: Any, self: Replica, batch: Batch, scale: float) -> Tensor:
+        raise RuntimeError("broken on purpose")
+
+    return _trained(world, train)
+
+
+def _trained(world: World, train: Callable[..., Tensor]) -> AbstractContextManager[Any]:
+    """Rank 1 alone trains in another way."""
+    sound = Replica.train
+    broken = lambda self, batch, scale: train(sound, self, batch, scale)  # noqa: E731
+    return patch.object(Replica, "train", broken if world.rank == 1 else sound)
+
+
+FAULTS: dict[str, Fault] = {
+    function.__name__.replace("_", " "): function
+    for function in (
+        unreduced_gradients, unreduced_inputs, unsummed_shares, lonely_table, wrong_weight,
+        own_count, idle_stage, lonely_norm, drifting_rank, lonely_keys, broken_rank,
+    )
+}  # fmt: skip
