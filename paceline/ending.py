@@ -2,6 +2,11 @@
 
 What a rank wrote last is heard first, then what the launcher saw of the processes, then the logs. A
 rank that only lost its peer, or waited for it, says nothing of the cause.
+
+Of several ranks that failed by themselves the first is meant, by the clocks of their machines. Where
+those of two nodes differ by more than lies between the failures, a later one on the node whose clock
+is behind is named instead. What torch's launcher calls the first failure cannot settle that: each
+node's knows its own ranks alone, whose clock is the same, and sees them only every 0.1 s.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class MemoryEvent(Value):
     """What `at_peak_bytes` adds up to: the tensors that were tracked, or the allocator's peak."""
     tracker: str | None
     why: str | None = None
-    """Why nothing was tracked."""
+    """Why nothing was tracked, or what of the peak could not be told apart."""
     watcher_bytes: NonNegativeFloat | None = None
     """What loading the tracker added to the resident set, which keeps it from then on."""
     parts_bytes: dict[str, NonNegativeFloat | None]

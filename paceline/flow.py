@@ -289,7 +289,7 @@ class _Life:
         if now - self._looked < LOOK_S:
             return
         passed_s, self._looked = min(now - self._looked, 5 * LOOK_S), now
-        times = {path: path.stat().st_mtime_ns for path in self._files()}
+        times = dict(self._times())
         changed = [path for path, when in times.items() if self._seen.get(path) != when]
         self._seen |= times
         self.silent_s = 0.0 if changed or not times else self.silent_s + passed_s
@@ -303,10 +303,12 @@ class _Life:
         end = self.engine.read_rank(file_text(path, LAST_LINES_BYTES).splitlines()[-1:]).end
         return end is not None and end.status != "ok"
 
-    def _files(self) -> list[Path]:
-        return [
-            p for name in (STEPS_FOLDER, LOGS_FOLDER) for p in (self.folder / name).glob("rank-*")
-        ]
+    def _times(self) -> Iterator[tuple[Path, int]]:
+        """When each file of a rank was last written; a rank may remove its empty ones meanwhile."""
+        for name in (STEPS_FOLDER, LOGS_FOLDER):
+            for path in (self.folder / name).glob("rank-*"):
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.stat().st_mtime_ns
 
 
 def _progress(spec: RunSpec, step: Step) -> Progress:

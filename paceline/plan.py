@@ -282,7 +282,8 @@ def _gpus(
 ) -> tuple[Cluster, list[str]]:
     available = len(found["gpus"])
     needed = recipe.layout.smallest_world
-    count = request.devices or max(min(recipe.devices or available, available), needed)
+    count = max(min(recipe.devices or available, available), needed)
+    count = request.devices or count - count % needed
     if count > available:
         where = f"--devices {count}" if request.devices else f"a layout of {count} devices"
         raise UserError(where, f"this machine has {available} GPUs")

@@ -196,6 +196,16 @@ def test_fewer_gpus_than_the_recipe_names_are_told():
     assert any("names 8 devices" in notice for notice in notices)
 
 
+def test_a_run_takes_no_more_gpus_than_make_whole_copies_of_its_layout():
+    eight = {**FOUND_GPUS, "gpus": FOUND_GPUS["gpus"] * 2}
+    for devices, taken in (("null", 6), ("8", 6), ("3", 3), ("5", 3), ("2", 3)):
+        recipe = load_recipe("tiny-llama", None, ["tp=3", f"devices={devices}"])
+        cluster, notices = choose_cluster(Request("tiny-llama"), recipe, eight)
+        assert cluster.world_size == taken
+        told = devices in ("8", "5")
+        assert any(f"this run takes the {taken}" in notice for notice in notices) == told
+
+
 def test_a_layout_for_more_gpus_than_there_are_is_refused():
     recipe = load_recipe("tiny-llama", None, ["tp=4", "pp=2"])
     with pytest.raises(UserError, match="a layout of 8 devices: this machine has 4 GPUs"):

@@ -178,6 +178,8 @@ class Sizes:
     world_size: int
     global_batch: int
     seq_len: int | None = None
+    device: str | None = None
+    """cpu or cuda; None leaves it open."""
 
     @property
     def num_microbatches(self) -> int:
@@ -201,12 +203,24 @@ def whole_batches(x: Sizes) -> str | None:
 
 
 def whole_heads(x: Sizes) -> str | None:
+    """tp divides the query heads, and divides the key/value heads or is a multiple of them."""
+    # Megatron-Core 0.16 (transformer_config.py, attention.py) takes either for its query groups.
+    tp, heads, kv_heads = x.layout.tp, x.shape.num_heads, x.shape.kv_heads
+    if heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0):
+        return None
+    return (
+        f"{heads} query and {kv_heads} key/value heads cannot be split over tp {tp}, because a tensor "
+        "rank computes whole heads: use a tp that divides both"
+    )
+
+
+def whole_kv_heads(x: Sizes) -> str | None:
     """tp divides the key/value heads."""
     if x.shape.kv_heads % x.layout.tp == 0:
         return None
     return (
-        f"{x.shape.kv_heads} key/value heads cannot be split over tp {x.layout.tp}, because a tensor "
-        "rank computes whole heads: use a tp that divides them"
+        f"{x.shape.kv_heads} key/value heads cannot be split over tp {x.layout.tp}, because tensor "
+        "ranks do not copy them: use a tp that divides them"
     )
 
 
@@ -314,12 +328,26 @@ def whole_rounds(x: Sizes) -> str | None:
     )
 
 
+def ring_heads(x: Sizes) -> str | None:
+    """With cp > 1 and `cp_exchange` ring on a GPU, heads are a multiple of 8 and at most 256 wide."""
+    width = x.shape.head_dim
+    used = x.layout.cp > 1 and x.layout.cp_exchange == "ring" and x.device == "cuda"
+    if not used or (width % 8 == 0 and width <= 256):
+        return None
+    return (
+        f"heads {width} wide cannot go around a ring on a GPU, because flash attention there takes "
+        "multiples of 8 up to 256: use layout.cp_exchange=all-gather"
+    )
+
+
 CONDITIONS: tuple[Condition, ...] = (
     whole_batches, whole_heads, whole_heads_in_all_to_all, whole_ffn, whole_sequence_chunks,
     whole_sequence_parts, whole_stages, whole_shards,
 )  # fmt: skip
 """What sizes must satisfy in any engine."""
-NATIVE_CONDITIONS: tuple[Condition, ...] = (whole_vocabulary, filled_pipeline, whole_rounds)
+NATIVE_CONDITIONS: tuple[Condition, ...] = (
+    whole_kv_heads, whole_vocabulary, filled_pipeline, whole_rounds, ring_heads,
+)  # fmt: skip
 """What they must satisfy in the native trainer besides."""
 
 
@@ -360,7 +388,7 @@ def native_problems(
         tied=shape.tied_embeddings,
     )  # fmt: skip
     broken = broken_rules(present, (rule for rule in RULES if rule.native))
-    sizes = Sizes(layout, shape, world_size, global_batch)
+    sizes = Sizes(layout, shape, world_size, global_batch, device=device)
     return [rule.reason for rule in broken] + _unmet(NATIVE_CONDITIONS, sizes)
 
 

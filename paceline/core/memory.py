@@ -19,6 +19,7 @@ from dataclasses import astuple, dataclass
 
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
+from paceline.core.pipeline import kept_layers, stage_sizes
 from paceline.core.shape import (
     DecoderShape,
     LoraSpec,
@@ -79,7 +80,7 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What one tp rank of a pipeline stage holds."""
+    """What one tp rank of a pipeline rank holds, all of its chunks together."""
 
     frozen: float
     """Parameters without a gradient."""
@@ -87,8 +88,9 @@ class _Stage:
     ends: float
     """Parameters outside the blocks: embedding, positions, head."""
     layers: int
-    in_flight: float
-    """Micro-batches whose activations are alive at once."""
+    """Layers of all chunks on the rank."""
+    kept_layers: int
+    """Layers times the micro-batches whose activations of them are alive at once."""
     has_head: bool
 
 
@@ -102,10 +104,12 @@ def memory_per_device(
     num_microbatches: int | None = None,
     context_bytes: float = 0.0,
 ) -> Memory:
-    """Memory in bytes of the most loaded rank of the most loaded pipeline stage.
+    """Memory in bytes of the most loaded rank.
 
-    The first stage holds the embedding and the most micro-batches in flight, the last one the
-    head and the logits; no other stage holds more than both. `num_microbatches` None stands for
+    The pipeline's first rank holds the embedding and the most micro-batches in flight, its last one
+    the head and the logits; where both have a layer less, the second one may hold more, and those
+    behind it never do. Raises ValueError when the stages do not split the layers (see
+    `stage_sizes`). `num_microbatches` None stands for
     a full pipeline; ZeRO shards over dp x cp, or with hybrid sharding over `dp_shard` of it.
     Selective recomputation saves what the bound leaves out anyway. Types narrower than 16 bit
     count as 16 bit.
@@ -119,8 +123,7 @@ def memory_per_device(
         compute_bytes=4 if dtype == "fp32" else 2,
         lora=lora,
     )
-    ends = [(True, True)] if layout.pp == 1 else [(True, False), (False, True)]
-    stages = (_stage(setting, first, last) for first, last in ends)
+    stages = (_stage(setting, rank) for rank in {0, min(1, layout.pp - 1), layout.pp - 1})
     memories = (_memory(setting, stage, context_bytes) for stage in stages)
     return max(memories, key=lambda memory: memory.total_bytes)
 
@@ -166,9 +169,11 @@ def activation_bytes_per_token(shape: DecoderShape, layout: Layout, compute_byte
     return compute_bytes * (replicated + widths / layout.tp)
 
 
-def _stage(x: _Setting, first: bool, last: bool) -> _Stage:
+def _stage(x: _Setting, rank: int) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
-    layers = -(-x.shape.num_layers // layout.pp)
+    first, last = rank == 0, rank == layout.pp - 1
+    sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp)
+    layers = sum(sizes[rank :: layout.pp])
     block = parts["blocks"] / x.shape.num_layers / layout.tp
     tied_copy = parts["embedding"] if layout.pp > 1 else 0
     embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
@@ -180,7 +185,9 @@ def _stage(x: _Setting, first: bool, last: bool) -> _Stage:
         trained=trained,
         ends=ends,
         layers=layers,
-        in_flight=_in_flight(x) if first else 1.0,
+        kept_layers=kept_layers(
+            sizes, layout.pp, rank, layout.effective_schedule, x.num_microbatches
+        ),
         has_head=last,
     )
 
@@ -192,18 +199,6 @@ def _frozen_and_trained(x: _Setting, parameters: float, layers: int) -> tuple[fl
     adapters = lora_parameters(x.shape, x.lora) * share
     frozen = adapted_weights(x.shape, x.lora) * share if x.lora.train_rest else parameters
     return frozen, parameters - frozen + adapters
-
-
-def _in_flight(x: _Setting) -> float:
-    """Micro-batches alive on the first stage: all with GPipe, at most p with 1F1B.
-
-    Interleaving keeps 1 + (p - 1) / (p v) times as much alive (Korthikanti et al., section 4.2.3).
-    """
-    pp, vp = x.layout.pp, x.layout.vp
-    if x.layout.effective_schedule == "gpipe":
-        return x.num_microbatches
-    interleaving = 1 + (pp - 1) / (pp * vp) if vp > 1 else 1.0
-    return min(x.num_microbatches, pp * interleaving)
 
 
 def _memory(x: _Setting, stage: _Stage, context_bytes: float) -> Memory:
@@ -229,21 +224,22 @@ def _copies(x: _Setting, stage: _Stage) -> float:
     ends_trained = stage.ends if x.lora is None or x.lora.train_rest else 0.0
     zero = x.layout.zero_stage if x.shards > 1 else 0
     if zero == 3:
-        block = (stage.frozen + stage.trained - stage.ends) / stage.layers
+        block = (stage.frozen + stage.trained - stage.ends) / max(1, stage.layers)
         return x.compute_bytes * (min(GATHERED_BLOCKS, stage.layers) * block + stage.ends)
     if zero == 2:
         return x.compute_bytes * (stage.frozen + stage.trained)
     if x.compute_bytes == MASTER_BYTES:
         return 0.0
     blocks = stage.trained - ends_trained
-    return x.compute_bytes * blocks / (stage.layers if x.layout.recompute == "full" else 1)
+    at_once = max(1, stage.layers) if x.layout.recompute == "full" else 1
+    return x.compute_bytes * blocks / at_once
 
 
 def _activations(x: _Setting, stage: _Stage) -> float:
     """Kept for the backward pass: whole blocks, or with full recomputation their inputs and one block."""
     block = x.tokens * activation_bytes_per_token(x.shape, x.layout, x.compute_bytes)
     if x.layout.recompute != "full":
-        return stage.in_flight * stage.layers * block
+        return stage.kept_layers * block
     tp = x.layout.tp if x.layout.sequence_parallel else 1
     inputs = x.tokens * x.shape.hidden_size * x.compute_bytes / tp
-    return stage.in_flight * stage.layers * inputs + block
+    return stage.kept_layers * inputs + min(1, stage.layers) * block

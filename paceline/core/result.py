@@ -77,7 +77,7 @@ class RankMemory(Value):
     kind: str | None
     """What `at_peak_bytes` adds up to: `tracked` tensors, or the allocator's `allocated` peak."""
     why: str | None = None
-    """Why the peak is not told by part."""
+    """Why the peak is not told by part, or which parts could not be told apart."""
     watcher_bytes: float | None = None
     """What the tracker itself added to the resident set; figures of the kind `resident` hold it."""
     parts_bytes: dict[str, float | None]

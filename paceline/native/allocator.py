@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+WHOLE_GRADIENTS = "activations include whole gradients, which ZeRO-2 and 3 hold until a pipeline's last micro-batch"
 
 
 class Counters:
@@ -26,18 +29,22 @@ class Counters:
 
     def reset(self) -> None:
         """Begin a new peak; the one so far is kept for `peaks`."""
-        self.peaks()
+        self.peaks(ask_device=False)
         torch.cuda.reset_peak_memory_stats(self.device)
 
-    def peaks(self) -> dict[str, int | None]:
-        """The largest allocated, reserved and used bytes so far; used by all programs together."""
-        free, total = torch.cuda.mem_get_info(self.device)
+    def peaks(self, ask_device: bool = True) -> dict[str, int | None]:
+        """The largest allocated, reserved and used bytes so far; used by all programs together.
+
+        Without `ask_device` the used ones are the largest that were seen before.
+        """
         now = {
             "allocated": self.peak(),
             "reserved": torch.cuda.max_memory_reserved(self.device),
-            "device_used": total - free,
         }
-        self._peaks = {kind: max(value, self._peaks[kind]) for kind, value in now.items()}
+        if ask_device:
+            free, total = torch.cuda.mem_get_info(self.device)
+            now["device_used"] = total - free
+        self._peaks |= {kind: max(value, self._peaks[kind]) for kind, value in now.items()}
         return dict(self._peaks)
 
     def outside(self) -> int:
@@ -46,11 +53,21 @@ class Counters:
         return max(0, total - free - torch.cuda.memory_reserved(self.device))
 
 
+def reduces_late(module: nn.Module) -> bool:
+    """Whether FSDP holds whole gradients of this module to the step's end: a pipeline's stage does."""
+    part = getattr(module, "part", None)
+    return isinstance(module, FSDPModule) and part is not None and not (part.first and part.last)
+
+
 class AllocatorStep:
     """One step whose peak is told apart into what was held before, gradients, and the rest.
 
     The allocator knows no parts, so its peak is read whenever a gradient is added: between two such
     moments the gradients' bytes are known.
+
+    FSDP adds a parameter's gradient when it has been reduced. In a pipeline (ZeRO-2 and 3) that is
+    after the last micro-batch: until then whole gradients live in FSDP's own tensors, which no
+    counter tells from activations. `why` says so then.
     """
 
     kind = "allocated"
@@ -59,6 +76,7 @@ class AllocatorStep:
     def __init__(self, modules: Sequence[nn.Module], counters: Counters) -> None:
         self._parameters = list({id(p): p for m in modules for p in m.parameters()}.values())
         self._counters = counters
+        self.why = WHOLE_GRADIENTS if any(map(reduces_late, modules)) else None
         self._hooks: list[Any] = []
         self._added: dict[int, int] = {}
         self._before = self._peak = self._gradients = 0
@@ -78,7 +96,8 @@ class AllocatorStep:
     def at_peak(self, held: Any) -> dict[str, int]:
         """Bytes by part at the moment of the peak; they add up to it.
 
-        Gathered weights and kernel workspaces count as activations; `other` was there before the
+        Gathered weights, kernel workspaces and, in a pipeline, the whole gradients that FSDP has not
+        reduced yet count as activations; `other` was there before the
         step and is no tensor of model or optimizer.
         """
         lasting = held.weights + held.optimizer + held.buffers + held.buckets

@@ -113,6 +113,8 @@ class StepClock:
         self.clock = clock
         self.step = 0
         """The step at work, 0 before the first."""
+        self.done = 0
+        """How many steps have been read, which the device then has behind it."""
         self._edge: Any = None
         self._wait_start: Any = None
         self._waits: list[tuple[Any, Any]] = []
@@ -173,6 +175,7 @@ class StepClock:
     def read(self, lap: Lap) -> tuple[float, float]:
         """(step time, time spent waiting for other ranks) in seconds."""
         self.clock.settle(lap.end)
+        self.done += 1
         waits = sum((self.clock.seconds(start, end) for start, end in lap.waits), start=0.0)
         return self.clock.seconds(lap.start, lap.end), waits
 

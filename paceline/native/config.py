@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stages import schedule_problems, stage_layers
+
 SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "full")
@@ -150,16 +152,6 @@ class TrainerConfig:
         """Ranks that the layout needs: dp x tp x pp x cp."""
         return self.dp * self.layout.tp * self.layout.pp * self.layout.cp
 
-    @property
-    def tokens_per_rank(self) -> int:
-        """Tokens that one rank sees in a step, shared with its tensor and pipeline peers."""
-        return (
-            self.num_microbatches
-            * self.layout.micro_batch
-            * self.training.seq_len
-            // self.layout.cp
-        )
-
     def layout_record(self) -> dict[str, Any]:
         """The layout with the sizes derived from it, for the start line."""
         return {**asdict(self.layout), "dp": self.dp, "num_microbatches": self.num_microbatches}
@@ -223,7 +215,38 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
             f"training.seq_len {training.seq_len}: the model has only "
             f"{model.max_positions} learned positions"
         )
-    return problems
+    return problems + size_problems(config)
+
+
+def size_problems(config: TrainerConfig) -> list[str]:
+    """What does not divide evenly, one sentence each: a part too short would be a wrong result."""
+    model, layout, seq_len = config.model, config.layout, config.training.seq_len
+    tp, cp, ranks = layout.tp, layout.cp, config.dp * layout.cp
+    exchange = layout.cp_exchange if cp > 1 else ""
+    parts = [
+        ("key/value heads", model.kv_heads, "tp", tp),
+        ("ffn_size", model.ffn_size, "tp", tp),
+        ("padded_vocab", model.padded_vocab, "tp", tp),
+        ("seq_len", seq_len, "2 x cp", 2 * cp if cp > 1 else 1),
+        ("seq_len", seq_len, "tp x cp", tp * cp if layout.sequence_parallel else 1),
+        ("query heads", model.num_heads, "tp x cp", tp * cp if exchange == "all-to-all" else 1),
+        ("dp x cp", ranks, "dp_shard", layout.dp_shard or 1),
+    ]
+    problems = [
+        f"{what} {size}: {by} {number} does not divide it"
+        for what, size, by, number in parts
+        if size % number
+    ]
+    if exchange == "ring" and config.device == "cuda":
+        width = model.head_dim
+        if width % 8 or width > 256:
+            problems.append(f"heads {width} wide: a ring on a GPU takes multiples of 8 up to 256")
+    try:
+        stage_layers(model.num_layers, layout.pp, layout.vp)
+    except ValueError as error:
+        problems.append(str(error))
+    schedule, num = layout.schedule, config.num_microbatches
+    return problems + schedule_problems(schedule, layout.pp, layout.vp, num)
 
 
 def layout_features(config: TrainerConfig) -> frozenset[str]:

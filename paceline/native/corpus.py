@@ -39,6 +39,8 @@ class TokenCorpus:
     tokens: Tensor
     seq_len: int
     vocab_size: int
+    masked: bool = False
+    """Whether some targets count for nothing."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +75,7 @@ class SyntheticCorpus:
     seed: int
     num_tokens: None = None
     num_windows: None = None
+    masked: bool = False
 
     def window(self, index: int) -> Tensor:
         """(seq_len + 1,) token ids, the same for an index on every rank."""

@@ -32,11 +32,6 @@ def all_to_all_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
     return _settle(dist.all_to_all_single(out, x, group=group, async_op=True), out)
 
 
-def sum_over(x: Tensor, group: Group) -> Tensor:
-    """`x`, now the sum of all ranks' `x`."""
-    return _settle(dist.all_reduce(x, group=group, async_op=True), x)
-
-
 def pass_on(out: Tensor, x: Tensor, ranks: tuple[int, ...], index: int, group: Group) -> list[Any]:
     """Begin to send `x` to the next rank of a ring and to receive `out`; works to wait for."""
     to_next = dist.P2POp(dist.isend, x, ranks[(index + 1) % len(ranks)], group)

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,9 @@ class Steps(Protocol):
 
     step: int
     """The step at work, counted from 1; 0 before the first."""
+
+    done: int
+    """How many steps are known to be over; on CUDA the program runs ahead of the device."""
 
     def is_waiting(self) -> bool:
         """True while this rank only waits for others."""
@@ -79,11 +82,17 @@ class Heartbeat:
         if doing is not None:
             self._doing, self._waits = doing, waits
 
-    def follow(self, steps: Steps, parts: list[Any]) -> None:
-        """Take the steps of a clock as beats, and the start of every micro-batch in a model's parts."""
+    def follow(self, steps: Steps, parts: Iterable[Any], stages: Iterable[Any] = ()) -> None:
+        """Take the steps of a clock as beats, and the start of every micro-batch in a model's parts.
+
+        A pipeline's `stages` beat after every forward and backward pass as well: all backward
+        passes of a step may follow one another, without a forward pass between.
+        """
         self.steps, self._doing, self._waits = steps, None, False
         for part in parts:
             part.register_forward_pre_hook(lambda *_: self.beat())
+        for stage in stages:
+            stage.on_progress = self.beat
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -133,8 +142,9 @@ class Heartbeat:
                 self._show_life(allowed_s)
                 sign_at, shown_s = now + limit_s / SIGNS_PER_LIMIT, allowed_s
 
-    def _progress(self) -> tuple[int, int]:
-        return self._beats, self.steps.step if self.steps else 0
+    def _progress(self) -> tuple[int, ...]:
+        steps = self.steps
+        return (self._beats, steps.step, steps.done) if steps else (self._beats,)
 
     def _show_life(self, limit_s: float) -> None:
         os.utime(self._file.fileno())

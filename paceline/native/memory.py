@@ -25,6 +25,8 @@ from allocator import AllocatorStep, Counters
 
 SAMPLE_S = 0.002
 STACK_BYTES = 2**18
+DEVICE_EVERY = 20
+"""Of so many calls for the peaks one asks the driver, which takes longer than PyTorch's counters."""
 STATM = Path("/proc/self/statm")
 MOST_TRIES = 3
 """Steps that are watched at most: fp16 may skip the first ones, which then have no whole gradient."""
@@ -47,6 +49,8 @@ class WatchedStep(Protocol):
 
     kind: str
     tracker: str
+    why: str | None
+    """What cannot be told apart, if anything."""
 
     def __enter__(self) -> Any: ...
 
@@ -79,6 +83,7 @@ class MemoryWatch:
         self._counters = Counters(device) if device.type == "cuda" else None
         self._record: dict[str, Any] = {}
         self._watcher: int | None = None
+        self._calls = 0
 
     @contextmanager
     def step(
@@ -115,11 +120,16 @@ class MemoryWatch:
         """The memory event's fields, after a watched step."""
         return self._record
 
-    def peaks(self) -> dict[str, int | None]:
-        """Peaks so far by kind: a CUDA allocator's, and the device's used memory, of all programs."""
+    def peaks(self, ask_device: bool = False) -> dict[str, int | None]:
+        """Peaks so far by kind: a CUDA allocator's, and the device's used memory, of all programs.
+
+        The latter is looked at now if `ask_device`, and else in every DEVICE_EVERY-th call.
+        """
         if self._counters is None:
             return {"allocated": None, "reserved": None, "device_used": None}
-        return self._counters.peaks()
+        ask_device = ask_device or self._calls % DEVICE_EVERY == 0
+        self._calls += 1
+        return self._counters.peaks(ask_device)
 
     def _watched(
         self, modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
@@ -152,12 +162,12 @@ class MemoryWatch:
         return {
             "kind": watched.kind if watched is not None else None,
             "tracker": watched.tracker if watched is not None else None,
-            "why": self.untracked if watched is None else None,
+            "why": self.untracked if watched is None else watched.why,
             "watcher_bytes": self._watcher,
             "parts_bytes": parts,
             "at_peak_bytes": at_peak,
             "peak_bytes": {
-                **self.peaks(),
+                **self.peaks(ask_device=True),
                 "resident": resident.peak_bytes,
                 "tracked": peak if self._counters is None else None,
             },
@@ -184,8 +194,10 @@ class ResidentSampler:
         self._look()
         # A thread's whole stack counts against a memory limit, 8 MiB by default.
         usual = threading.stack_size(STACK_BYTES)
-        self._thread.start()
-        threading.stack_size(usual)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(usual)
         return self
 
     def __exit__(self, *_: object) -> None:

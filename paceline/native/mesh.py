@@ -18,7 +18,7 @@ from config import LayoutConfig
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh as this rank sees it; `group` is None when it has one rank."""
+    """One axis of the mesh as this rank sees it; `group` is None where nothing is exchanged."""
 
     size: int = 1
     index: int = 0
@@ -106,20 +106,13 @@ def _axis(mesh: DeviceMesh, name: str) -> Axis:
 
 
 def _data_axis(world: World, named: dict[str, Axis], layout: LayoutConfig) -> Axis:
-    """dp x cp as one axis: the shard axis, unless hybrid sharding splits it."""
-    if named["replicate"].size == 1:
-        return named["shard"]
-    size = named["replicate"].size * named["shard"].size
-    index = named["replicate"].index * named["shard"].size + named["shard"].index
+    """dp x cp as one axis: the shard axis, unless hybrid sharding splits it.
+
+    Then it has no group: what goes over all of it goes over its two halves, one after the other.
+    """
+    replicate, shard = named["replicate"], named["shard"]
+    if replicate.size == 1:
+        return shard
+    size, index = replicate.size * shard.size, replicate.index * shard.size + shard.index
     first = world.rank - index * layout.tp
-    block = size * layout.tp
-    lines = [
-        tuple(start + offset + i * layout.tp for i in range(size))
-        for start in range(0, world.size, block)
-        for offset in range(layout.tp)
-    ]
-    groups = {line: dist.new_group(list(line)) for line in lines}
-    (ranks,) = (line for line in lines if line[0] == first)
-    group = groups[ranks]
-    assert isinstance(group, dist.ProcessGroup)
-    return Axis(size, index, group, ranks)
+    return Axis(size, index, None, tuple(first + i * layout.tp for i in range(size)))

@@ -74,22 +74,23 @@ class SummedLinear(Linear):
 
 
 class Embedding(nn.Embedding):
-    """Token vectors; a region's ranks share the vocabulary."""
+    """Token vectors in the compute dtype; a region's ranks share the vocabulary."""
 
-    def __init__(self, region: Region, vocab: int, width: int) -> None:
+    def __init__(self, setting: Setting, vocab: int, width: int) -> None:
         super().__init__(vocab, width)
-        self.region = region
+        self.region, self.dtype = setting.region, setting.dtype
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, T) tokens -> (B, t, E)."""
         table = local(self.weight)
         axis = self.region.axis
         if axis.size == 1:
-            return functional.embedding(input, table)
+            return functional.embedding(input, table).to(self.dtype)
         index = input - axis.index * table.shape[0]
         inside = (index >= 0) & (index < table.shape[0])
         found = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
-        return self.region.leave(found * inside.unsqueeze(-1))
+        # One rank alone has a token's row, so the sum is exact in any dtype.
+        return self.region.leave((found * inside.unsqueeze(-1)).to(self.dtype))
 
 
 class Norm(nn.Module):
@@ -218,10 +219,10 @@ class Decoder(nn.Module):
         self.part = part = part or Part(range(model.num_layers))
         self.scale = 1.0
         """What the summed loss is multiplied with, set before every step."""
-        hidden, embed, region = model.hidden_size, model.embed_dim, setting.region
+        hidden, embed = model.hidden_size, model.embed_dim
         projected = embed != hidden
         holds_table = part.first or (part.last and model.tied_embeddings)
-        self.embedding = Embedding(region, model.padded_vocab, embed) if holds_table else None
+        self.embedding = Embedding(setting, model.padded_vocab, embed) if holds_table else None
         self.project_in = Linear(embed, hidden, bias=False) if projected and part.first else None
         self.embedding_norm = Norm(model) if model.embedding_norm and part.first else None
         places = model.max_positions + model.position_offset
@@ -256,7 +257,7 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, T) tokens -> (B, t, H)."""
         assert self.embedding is not None
-        x = self.embedding(tokens).to(self.setting.dtype)
+        x = self.embedding(tokens)
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embedding_norm is not None:

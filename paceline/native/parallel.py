@@ -35,6 +35,9 @@ COMPILER = "inductor"
 class Runner(Protocol):
     """What runs a pipeline's micro-batches."""
 
+    stages: list[Any]
+    """This rank's stages; their `on_progress` is called after every pass of a micro-batch."""
+
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
         ...
@@ -47,7 +50,10 @@ class Replica:
 
     def __init__(self, parts: list[Decoder], mesh: Mesh) -> None:
         self.parts, self.mesh = parts, mesh
+        self.stages: list[Any] = []
+        """What runs the parts in a pipeline."""
         self.module: nn.Module = parts[0]
+        """What a micro-batch goes through; a pipeline has a runner instead."""
         self.wide = torch.promote_types(parts[0].setting.dtype, torch.float32)
         """What losses and norms are summed in."""
 
@@ -173,11 +179,10 @@ class ShardedReplica(Replica):
 
     sharded = True
 
-    def __init__(self, parts: list[Decoder], mesh: Mesh, zero_stage: int) -> None:
+    def __init__(self, parts: list[Decoder], mesh: Mesh, keep_gathered: bool) -> None:
+        """`parts` were made by `shard`; `keep_gathered` gathers weights once a step (stage 2)."""
         super().__init__(parts, mesh)
-        self.keep_gathered = zero_stage == 2
-        for part in parts:
-            shard(part, mesh, reshard=not self.keep_gathered)
+        self.keep_gathered = keep_gathered
 
     def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
         """Stage 2 gathers the weights once a step."""
@@ -193,6 +198,7 @@ class PipelineReplica(Replica):
     def __init__(self, parts: list[Decoder], mesh: Mesh, runner: Runner, sharded: bool) -> None:
         super().__init__(parts, mesh)
         self.runner, self.sharded = runner, sharded
+        self.stages = runner.stages
 
     def _train(self, batch: Batch) -> Tensor:
         loss = self.runner.step(batch.inputs, batch.targets)

@@ -92,10 +92,10 @@ class Stage(PipelineStage):
         axis: Axis,
         traffic: Traffic,
         device: torch.device,
-        on_progress: Callable[[], None],
     ) -> None:
-        """`on_progress` is called after every forward and backward pass of a micro-batch."""
-        self.traffic, self.on_progress = traffic, on_progress
+        self.traffic = traffic
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called after every forward and backward pass of a micro-batch."""
         self.nothing = torch.empty(0, device=device)
         super().__init__(
             part, index, num_stages, device,
@@ -145,6 +145,11 @@ class Stage(PipelineStage):
         )
         self.on_progress()
 
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the part of a split backward pass that comes later; the first stage's is all of it."""
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self.on_progress()
+
     def _allocate(self, infos: Iterable[Any], requires_grad: bool) -> None:
         for info in infos:
             info.buffer = torch.empty_like(
@@ -167,7 +172,6 @@ class PipelineRunner:
         axis: Axis,
         config: TrainerConfig,
         device: torch.device,
-        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`parts` are this rank's stages in their order, wrapped by FSDP or not."""
         traffic = traffic_of(config, parts[0].setting.dtype)
@@ -175,7 +179,7 @@ class PipelineRunner:
         if config.layout.schedule == "zero-bubble":
             keep_gathered(parts)
         self.stages = [
-            Stage(part, index, num_stages, axis, traffic, device, on_progress)
+            Stage(part, index, num_stages, axis, traffic, device)
             for part, index in zip(parts, stages_of(axis.index, axis.size, len(parts)), strict=True)
         ]
         self.first, self.last = self.stages[0].is_first, self.stages[-1].is_last

@@ -55,8 +55,10 @@ def cut_dim(name: str) -> int | None:
 
 
 def cut(name: str, whole: Tensor, axis: Axis) -> Tensor:
-    """This rank's part of a whole parameter."""
+    """This rank's part of a whole parameter; raises ValueError when parts would differ in size."""
     dim = cut_dim(name)
+    if dim is not None and whole.shape[dim] % axis.size:
+        raise ValueError(f"{name}: tp {axis.size} does not divide {whole.shape[dim]}")
     return whole if dim is None else whole.chunk(axis.size, dim)[axis.index]
 
 

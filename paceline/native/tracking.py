@@ -72,6 +72,7 @@ class TrackedStep:
 
     kind = "tracked"
     tracker = "MemTracker"
+    why: str | None = None
 
     def __init__(
         self,

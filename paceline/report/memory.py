@@ -118,12 +118,12 @@ def memory_sentence(told: MemoryByPart) -> str:
     )
     context = rank.parts_bytes.get("context")
     before = f"; {written(context, 'bytes')} context" if context else ""
+    why = f" ({printable(rank.why)})" if rank.why else ""
     if rank.at_peak_bytes is None:
-        why = f" ({printable(rank.why)})" if rank.why else ""
         listed = listed or "nothing known"
         return f"rank {rank.rank} holds {listed}{before}; its peak is not told by part{why}"
     total = written(sum(rank.at_peak_bytes.values()), "bytes")
-    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {listed}{before}"
+    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {listed}{before}{why}"
 
 
 def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ def test_nvidias_layout_has_64_micro_batches_at_every_scale():
          "tp 4 x pp 4 x cp 2 = 32 does not divide 48 devices"),
         ({"micro_batch": 3}, 8, 512,
          "global_batch 512 is not a multiple of dp 8 x micro_batch 3 = 24"),
-        ({"tp": 16}, 16, 16, "8 key/value heads cannot be split over tp 16"),
+        ({"tp": 64}, 64, 64, "32 query and 8 key/value heads cannot be split over tp 64"),
         ({"tp": 8, "cp": 8, "cp_exchange": "all-to-all"}, 64, 64,
          "32 query heads cannot be split over tp 8 x cp 8 = 64"),
         ({"cp": 3}, 3, 3, "seq_len 8192 cannot be split into 2 x cp = 6 chunks"),
@@ -132,6 +132,26 @@ def test_a_schedule_asks_for_micro_batches(
         not fits
     )
     assert not layout_problems(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+
+
+def test_only_the_native_trainer_asks_for_a_key_and_value_head_on_every_tensor_rank():
+    assert not layout_problems(Layout(tp=16), LLAMA_8B, 16, 16)
+    (problem,) = native_problems(Layout(tp=16), LLAMA_8B, 16, 16)
+    assert problem.startswith("8 key/value heads cannot be split over tp 16")
+    uneven = LLAMA_8B.model_copy(update={"num_heads": 24, "num_kv_heads": 8, "head_size": 128})
+    (problem,) = layout_problems(Layout(tp=12, pp=1), uneven.model_copy(update={"ffn_size": 12}),
+                                 12, 12)  # fmt: skip
+    assert "24 query and 8 key/value heads cannot be split over tp 12" in problem
+
+
+@pytest.mark.parametrize(("width", "fits"), [(8, True), (256, True), (20, False), (264, False)])
+def test_a_ring_on_a_gpu_takes_heads_that_flash_attention_takes(width: int, fits: bool):
+    shape = LLAMA_8B.model_copy(update={"head_size": width})
+    ring = Layout(cp=2, cp_exchange="ring")
+    problems = native_problems(ring, shape, 2, 2, dtype="bf16", device="cuda")
+    assert [p.startswith(f"heads {width} wide") for p in problems] == [True] * (not fits)
+    for layout, device in ((ring, "cpu"), (ring, None), (Layout(cp=2), "cuda")):
+        assert not native_problems(layout, shape, 2, 2, dtype="bf16", device=device)
 
 
 def test_tensor_ranks_share_the_padded_vocabulary():

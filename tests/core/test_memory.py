@@ -14,6 +14,7 @@ from paceline.core.memory import (
     memory_per_device,
     smallest_fit,
 )
+from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts, trainable_parameters
 from paceline.units import GIB, MIB
 from tests.shapes import (
@@ -151,6 +152,46 @@ def test_a_short_pipeline_keeps_fewer_and_interleaving_keeps_more_in_flight():
     assert activations(Layout(pp=4, schedule="gpipe"), 32) == plain * 8
     assert activations(Layout(pp=4, vp=3, schedule="gpipe"), 32) == plain * 8
     assert activations(Layout(pp=4, schedule="zero-bubble"), 32) == plain
+
+
+def test_where_embedding_and_head_count_as_layers_the_ends_hold_a_layer_less():
+    """126 layers over 16 ranks are 7, 14 times 8, and 7."""
+    rope = LLAMA_405B.model_copy(update={"vocab_size": 128})
+    layout = Layout(pp=16, recompute="full")
+    block = parameter_parts(rope)["blocks"] / 126
+    states = memory_per_device(rope, layout, 1, 128, "bf16").states_bytes
+    assert states == pytest.approx(16 * 8 * block)
+
+    whole = memory_per_device(LLAMA_405B, layout, 1, 128, "bf16").states_bytes
+    ends = parameter_parts(LLAMA_405B)["head"] + parameter_parts(LLAMA_405B)["norms"]
+    assert whole <= 16 * max(8 * block, 7 * block + ends)
+
+
+def test_a_rank_of_no_layers_needs_its_ends_only():
+    two = TINY.model_copy(update={"num_layers": 2})
+    for recompute in ("none", "full"):
+        layout = Layout.model_validate({"pp": 4, "recompute": recompute, "zero_stage": 3})
+        assert memory_per_device(two, layout, 2, 128, "bf16").total_bytes > 0
+
+
+@given(pp=st.integers(2, 16), vp=st.integers(1, 4), layers=st.integers(1, 130),
+       recompute=st.sampled_from(["none", "full"]))  # fmt: skip
+def test_no_rank_is_charged_with_more_layers_than_one_holds(
+    pp: int, vp: int, layers: int, recompute: str
+):
+    shape = TINY.model_copy(update={"num_layers": layers})
+    layout = Layout.model_validate({"pp": pp, "vp": vp, "recompute": recompute})
+    try:
+        sizes = stage_sizes(layers, pp, vp)
+    except ValueError:
+        with pytest.raises(ValueError, match="cannot be split"):
+            memory_per_device(shape, layout, 1, 128, "bf16")
+        return
+    parts = parameter_parts(shape)
+    ends = sum(size for part, size in parts.items() if part != "blocks")
+    most = max(sum(sizes[rank::pp]) for rank in range(pp))
+    states = memory_per_device(shape, layout, 1, 128, "bf16").states_bytes
+    assert states <= 16 * (most * parts["blocks"] / layers + ends + parts["embedding"]) * 1.000001
 
 
 def test_a_large_vocabulary_makes_the_last_stage_the_fullest():

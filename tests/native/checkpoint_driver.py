@@ -21,13 +21,14 @@ from driver import gathered, mesh_of, pieces
 from pieces import join
 from torch import distributed as dist
 
+from assembly import make_replica
 from batches import Loader, Sampler
 from clock import HostClock, StepClock, watch_waits
 from config import config_problems, parse_config
 from corpus import load_corpus
 from mesh import World, join_world
 from record import EventLog
-from train import Trainer, make_replica
+from trainer import Trainer
 
 SAVED_AFTER = 2
 

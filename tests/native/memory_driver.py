@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "paceline" / "native"))
 import torch
 from torch import distributed as dist
 
+from assembly import make_replica
 from batches import Loader, Sampler
 from clock import HostClock, StepClock
 from config import parse_config
@@ -25,7 +26,7 @@ from corpus import load_corpus
 from memory import MemoryWatch
 from mesh import World, join_world, make_mesh
 from record import EventLog
-from train import Trainer, make_replica
+from trainer import Trainer
 
 
 def run(settings: dict[str, Any], world: World, folder: Path) -> dict[str, Any]:

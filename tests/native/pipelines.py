@@ -25,16 +25,18 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from assembly import make_replica
 from batches import Batch
 from clock import HostClock, StepClock, watch_waits
 from config import TrainerConfig, parse_config
+from heartbeat import Heartbeat
 from mesh import Mesh, World, join_world, make_mesh
 from model import Block
 from parallel import PipelineReplica, Replica
 from pipeline import PipelineRunner, make_schedule
+from record import EventLog
 from stages import schedule_problems
 from tests.native.example import command, settings
-from train import make_replica
 
 LIMIT_S = 300
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("gpipe", 2), ("interleaved", 2), ("zero-bubble", 2))  # fmt: skip
@@ -81,7 +83,7 @@ def cases(ranks: int) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def outcome(ranks: int) -> dict[str, Any]:
-    """{case: {figure: the worst of all ranks}}, and "refused", "waits" and "alive" beside them."""
+    """{case: {figure: the worst of all ranks}}, and "refused", "waits", "alive" and "beats" beside them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cases.json").write_text(json.dumps(cases(ranks)))
@@ -205,6 +207,19 @@ def alive(schedule: str, pp: int, num_microbatches: int, world: World) -> list[i
     return [count or 0 for count in counts]
 
 
+def beats(schedule: str, world: World) -> list[int]:
+    """The fewest and the most beats of a rank's watchdog in a step of four micro-batches."""
+    config = parse_config(case(world.size, 1, 4, schedule=schedule)["settings"])
+    replica, _ = pipeline(config, world)
+    pulse = Heartbeat(EventLog("events", world.rank), f"rank-{world.rank}.stack")
+    pulse.follow(StepClock(HostClock()), replica.parts, replica.stages)
+    step(replica, batch_of(config, range(1)))
+    counts: list[int | None] = [None] * world.size
+    dist.all_gather_object(counts, pulse._beats)
+    found = [count or 0 for count in counts]
+    return [min(found), max(found)]
+
+
 def waits(steps: StepClock, world: World) -> dict[str, float]:
     """What the first rank does in a step in which only forward passes take time, in seconds."""
     config = parse_config(case(world.size, 1, 4, schedule="gpipe")["settings"])
@@ -258,6 +273,7 @@ def main(all_cases: dict[str, dict[str, Any]], file: Path) -> None:
         found[name] = compared(config, row["fault"], world)
     found["waits"] = waits(steps, world)
     found["alive"] = {s: alive(s, world.size, 8, world) for s in ("gpipe", "1f1b", "zero-bubble")}
+    found["beats"] = {s: beats(s, world) for s in ("gpipe", "1f1b", "zero-bubble")}
     found["refused"] = refusals(world)
     if world.rank == 0:
         file.write_text(json.dumps(found))

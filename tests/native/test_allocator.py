@@ -1,14 +1,21 @@
-"""A CUDA step's peak told apart by the allocator's counters, which a play of allocations stands for."""
+"""A CUDA step's peak told apart by the allocator's counters.
+
+The counters here are made by hand, and so are the allocations: what is tested is the arithmetic, not
+that PyTorch's counters on a GPU move as these do.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from allocator import AllocatorStep, Counters
-from memory import Held
+from allocator import WHOLE_GRADIENTS, AllocatorStep, Counters
+from memory import DEVICE_EVERY, Held, MemoryWatch
 
 WEIGHT = 64
 """Bytes of one of the model's two weights."""
@@ -86,3 +93,51 @@ def test_hooks_are_gone_after_the_step():
     play(Allocator(0), parts, 1, 1)
 
     assert all(not getattr(p, "_post_accumulate_grad_hooks", None) for p in parts.parameters())
+
+
+class Sharded(nn.Linear, FSDPModule):
+    """A part of a model that says which one it is."""
+
+    def __init__(self, first: bool, last: bool) -> None:
+        nn.Linear.__init__(self, 4, 4)
+        self.part = SimpleNamespace(first=first, last=last)
+
+    def __new__(cls, *_: object) -> Sharded:
+        return nn.Linear.__new__(cls)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Sharded(True, False), WHOLE_GRADIENTS),
+        (Sharded(False, True), WHOLE_GRADIENTS),
+        (Sharded(True, True), None),
+        (nn.Linear(4, 4), None),
+    ],
+)
+def test_whole_gradients_of_a_sharded_pipeline_are_said_to_count_as_activations(
+    module: nn.Module, why: str | None
+):
+    assert AllocatorStep([module], cast("Counters", Allocator(0))).why == why
+
+
+def test_the_driver_is_asked_now_and_then_and_its_last_value_kept(monkeypatch: pytest.MonkeyPatch):
+    asked, allocated = [0], [0]
+
+    def mem_get_info(_: object) -> tuple[int, int]:
+        asked[0] += 1
+        return 1000 - asked[0], 1000
+
+    def grow(_: object) -> int:
+        allocated[0] += 1
+        return allocated[0]
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", grow)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", grow)
+    watch = MemoryWatch(torch.device("cuda"), parts=False)
+    told = [watch.peaks() for _ in range(2 * DEVICE_EVERY)]
+
+    assert [peaks["device_used"] for peaks in told] == [1] * DEVICE_EVERY + [2] * DEVICE_EVERY
+    assert [peaks["allocated"] for peaks in told] == list(range(1, 4 * DEVICE_EVERY, 2))
+    assert watch.peaks()["device_used"] == 3 and watch.peaks(ask_device=True)["device_used"] == 4

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 import checkpoint
+from assembly import make_replica
 from checkpoint import find_checkpoint
 from clock import HostClock, StepClock, aside, watch_waits
 from config import ConfigError, parse_config
@@ -27,7 +28,7 @@ from outcome import CheckpointError, outcome
 from record import EventLog
 from tests.native.example import lines, log, settings, start, steps
 from tests.native.example import train as run
-from train import Trainer, make_replica
+from trainer import Trainer
 
 ENDLESS = 10**6
 

@@ -18,7 +18,6 @@ def test_what_the_engine_writes_is_accepted() -> None:
     config = parse_config(settings(ranks=2))
 
     assert config_problems(config, world_size=2) == []
-    assert config.tokens_per_rank == 4 * 32
     assert config.layout_record()["dp"] == 2
 
 

@@ -142,7 +142,7 @@ def test_the_rank_at_fault_is_named(
 
 @pytest.mark.parametrize("fault", ["raise", "SIGKILL", "SIGABRT", "bad_alloc"])
 def test_one_failed_rank_ends_the_job_soon(jobs: Mapping[str, Job], fault: str) -> None:
-    assert jobs[fault].seconds_to_end < 60
+    assert jobs[fault].seconds_to_end < 30
     assert jobs[fault].process.returncode != 0
 
 

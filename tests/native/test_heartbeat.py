@@ -25,7 +25,7 @@ from record import EventLog
 heartbeat.START_LIMIT_S = {LIMIT_S}
 
 class Steps:
-    step, waits = 1, False
+    step, done, waits = 1, 0, False
     def is_waiting(self):
         return self.waits
 
@@ -108,6 +108,23 @@ def test_steps_of_the_clock_are_beats(tmp_path: Path) -> None:
     alive = "pulse.follow(steps, [])\nfor _ in range(30):\n    steps.step += 1; time.sleep(0.1)\n"
 
     assert after(tmp_path, alive + "assert pulse.stop()") == 0
+
+
+def test_steps_that_a_device_finishes_are_beats(tmp_path: Path) -> None:
+    """At the end the program reads the last steps one after the other and begins no other."""
+    alive = "pulse.follow(steps, [])\nfor _ in range(30):\n    steps.done += 1; time.sleep(0.1)\n"
+
+    assert after(tmp_path, alive + "assert pulse.stop()") == 0
+
+
+def test_the_passes_of_a_pipeline_are_beats_and_forward_passes_elsewhere(tmp_path: Path) -> None:
+    made = "import torch\nstage, part = type('Stage', (), {})(), torch.nn.Identity()\n"
+    alive = "for _ in range(15):\n    stage.on_progress(); time.sleep(0.1)\n"
+    alive += "for _ in range(15):\n    part(1); time.sleep(0.1)\n"
+    followed = "pulse.follow(steps, [part], [stage])\n"
+
+    with_import = "with pulse.paused():\n    " + made.replace("\n", "\n    ") + "pass\n"
+    assert after(tmp_path, with_import + followed + alive + "assert pulse.stop()") == 0
 
 
 def test_a_pause_may_take_long_and_what_follows_may_not(tmp_path: Path) -> None:

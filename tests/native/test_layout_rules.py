@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from config import ConfigError, config_problems, layout_features, parse_config
-from paceline.core.layout import RULES, Layout, Sizes, features, native_problems, whole_stages
+from mesh import ALONE
+from paceline.core.layout import (
+    RULES,
+    Layout,
+    Sizes,
+    features,
+    layout_problems,
+    native_problems,
+    whole_stages,
+)
+from paceline.core.pipeline import stage_sizes
+from paceline.core.shape import DecoderShape
 from stages import schedule_problems, stage_layers
+from tensor import cut
 from tests.native.example import settings
 from tests.refused import AROUND, CASES
 from tests.shapes import LLAMA_8B
@@ -98,3 +113,80 @@ def test_stages_hold_the_layers_that_were_promised(layers: int, pp: int, vp: int
 
     assert bool(stages) == (whole_stages(Sizes(Layout(pp=pp, vp=vp), shape, pp, pp)) is None)
     assert not stages or [i for stage in stages for i in stage] == list(range(layers))
+    assert not stages or [len(stage) for stage in stages] == stage_sizes(layers, pp, vp)
+
+
+def mended(layout: Layout) -> Layout:
+    """The layout without what rules refuse, so that its sizes decide."""
+    pp, zero_bubble = layout.pp > 1, layout.schedule == "zero-bubble"
+    alternating = layout.schedule == "interleaved" and layout.vp == 1
+    return layout.model_copy(update={
+        "ep": 1,
+        "vp": layout.vp if pp else 1,
+        "schedule": layout.schedule if pp and not alternating else "1f1b",
+        "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
+        "cp_exchange": layout.cp_exchange if layout.cp > 1 else "all-gather",
+        "dp_shard": layout.dp_shard if layout.zero_stage > 1 else None,
+        "recompute": "none" if zero_bubble else layout.recompute,
+    })  # fmt: skip
+
+
+shapes = st.builds(
+    lambda kv_heads, groups, **sizes: DecoderShape(
+        num_kv_heads=kv_heads, num_heads=kv_heads * groups, hidden_size=64, max_positions=4096,
+        positions="learned", **sizes,
+    ),
+    kv_heads=sizes, groups=sizes, head_size=st.sampled_from([8, 12, 264]),
+    num_layers=st.sampled_from([1, 2, 4, 7, 10, 12, 22]),
+    ffn_size=st.sampled_from([65, 72, 96]), vocab_size=st.sampled_from([401, 480]),
+    vocab_multiple=st.sampled_from([1, 2]),
+)  # fmt: skip
+
+
+@settings_of_hypothesis(max_examples=400)
+@given(
+    layout=layouts | layouts.map(mended), shape=shapes, dp=sizes, num=st.integers(1, 9),
+    compiled=st.booleans(), seq_len=st.sampled_from([30, 45, 48, 96]), device=st.sampled_from(["cpu", "cuda"]),
+)  # fmt: skip
+def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
+    layout: Layout, shape: DecoderShape, dp: int, num: int, seq_len: int, device: str,
+    compiled: bool,
+) -> None:  # fmt: skip
+    world, batch = dp * layout.model_devices, dp * layout.micro_batch * num
+    before = layout_problems(layout, shape, world, batch, seq_len) + native_problems(
+        layout, shape, world, batch, dtype="bf16", device=device, compiled=compiled
+    )
+    given_in = raw(
+        layout, dp, dtype="bf16", device=device, compile="blocks" if compiled else "none",
+        num_microbatches=num, global_batch=batch, seq_len=seq_len, **shape.model_dump(),
+    )  # fmt: skip
+    given_in["model"]["padded_vocab"] = shape.padded_vocab(layout.tp)
+
+    assert bool(config_problems(parse_config(given_in), world)) == bool(before)
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "sentence"),
+    [
+        (Layout(tp=2), {"vocab_size": 401}, "padded_vocab 401: tp 2 does not divide it"),
+        (Layout(tp=2), {"ffn_size": 65}, "ffn_size 65: tp 2 does not divide it"),
+        (Layout(tp=8), {}, "key/value heads 2: tp 8 does not divide it"),
+        (Layout(cp=2), {"seq_len": 30}, "seq_len 30: 2 x cp 4 does not divide it"),
+        (Layout(pp=3), {"num_layers": 2}, "pp 3 x vp 1 divides neither 2 layers"),
+        (Layout(pp=2), {"num_microbatches": 1}, "1f1b over pp 2 needs at least 2 micro-batches"),
+        (Layout(zero_stage=3, dp_shard=3), {}, "dp x cp 1: dp_shard 3 does not divide it"),
+    ],
+)
+def test_sizes_that_would_train_something_else_are_named(
+    layout: Layout, changes: dict[str, Any], sentence: str
+) -> None:
+    config = parse_config(raw(layout, **changes))
+
+    assert any(p.startswith(sentence) for p in config_problems(config, layout.model_devices))
+
+
+def test_a_parameter_that_cannot_be_cut_evenly_is_refused() -> None:
+    whole = torch.zeros(65, 4)
+    with pytest.raises(ValueError, match=r"ffn\.up\.weight: tp 2 does not divide 65"):
+        cut("blocks.0.ffn.up.weight", whole, replace(ALONE, size=2))
+    assert cut("blocks.0.ffn.down.weight", whole, replace(ALONE, size=2)).shape == (65, 2)

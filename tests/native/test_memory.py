@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,15 @@ def test_the_sampler_sees_memory_that_is_gone_again():
         del block
 
     assert idle.peak_bytes and busy.peak_bytes and busy.peak_bytes > idle.peak_bytes + 0.9 * size
+
+
+def test_a_sampler_that_cannot_start_leaves_the_usual_stack_size(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    usual = threading.stack_size()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError), ResidentSampler():
+        pass
+
+    assert threading.stack_size() == usual

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from assembly import make_replica
 from batches import Loader, Sampler
 from clock import HostClock, StepClock
 from config import parse_config
@@ -16,7 +17,7 @@ from optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from outcome import NotFiniteError
 from record import EventLog
 from tests.native.example import settings
-from train import Trainer, make_replica
+from trainer import Trainer
 
 
 @pytest.fixture

@@ -109,6 +109,15 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(ranks: 
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+def test_every_pass_of_a_micro_batch_is_a_beat(ranks: int) -> None:
+    """A forward pass beats when it begins and when it ends, each part of a backward pass at its end."""
+    beats = outcome(ranks)["beats"]
+
+    assert beats["gpipe"] == beats["1f1b"] == [4 * 3, 4 * 3]
+    assert beats["zero-bubble"] == [4 * 4, 4 * 4]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_bubble_counts_as_waiting(ranks: int) -> None:
     seconds = outcome(ranks)["waits"]
 

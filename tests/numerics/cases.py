@@ -80,6 +80,10 @@ TABLE = """
 8  tp2 sp pp2 vp2 zero-bubble zero1 mb3 selective    llama gpt
 8  tp2 sp cp2 zero3 shard2 full                      llama gpt
 8  pp2 vp2 zero-bubble cp2 zero2 shard2 mb3          llama gpt
+2  pp2 vp3 interleaved mb3                           gpt
+2  zero3 shard1 mb6                                  llama
+4  cp2 ring tp2 sp                                   llama
+4  pp2 cp2 all-to-all mb3                            gpt
 """
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")

@@ -29,6 +29,7 @@ def difference(found: Tensor, wanted: Tensor, floor: float = 0.0) -> float:
 def differences(found: Result, wanted: Result) -> Iterator[tuple[float, str]]:
     """Every difference and what it is of; steps that only one of them has do not count."""
     steps = min(len(found["figures"]), len(wanted["figures"]))
+    assert found["gradients"] and wanted["gradients"], "there is no step to compare"
     for column, name in enumerate(("losses", "norms")):
         pair = (result["figures"][:steps, column] for result in (found, wanted))
         yield difference(*pair), name
@@ -50,7 +51,11 @@ def largest_difference(found: Result, wanted: Result) -> tuple[float, str]:
     """The largest difference from another training, or between ranks that should hold the same."""
     return max(
         *differences(found, wanted),
-        *((far, f"copies of {name}") for name, far in found["apart"].items()),
+        # A comparison with NaN is false, so it could hide behind any number.
+        *(
+            (far if far == far else float("inf"), f"copies of {name}")
+            for name, far in found["apart"].items()
+        ),
     )
 
 

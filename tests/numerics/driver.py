@@ -30,6 +30,7 @@ from torch import distributed as dist
 
 import parallel
 import weights
+from assembly import make_replica
 from batches import Batch, Loader, Sampler
 from clock import HostClock, StepClock, watch_waits
 from config import TrainerConfig, config_problems, parse_config
@@ -39,7 +40,7 @@ from mesh import Mesh, World, join_world, make_mesh
 from parallel import Replica
 from record import EventLog
 from tensor import cut_dim
-from train import Trainer, make_replica
+from trainer import Trainer
 
 CASE_LIMIT_S = 120
 WATCHED_STEPS = 3

@@ -60,7 +60,7 @@ def wrong_weight(world: World) -> AbstractContextManager[Any]:
 
 def own_count(world: World) -> AbstractContextManager[Any]:
     """Every rank divides by its own number of counted targets."""
-    from train import Trainer
+    from trainer import Trainer
 
     return patch.object(Trainer, "_mean_count", lambda self, batch: batch.counted)
 

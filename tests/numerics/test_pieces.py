@@ -83,6 +83,25 @@ def test_a_gradient_that_only_one_training_has_is_refused() -> None:
         largest_difference({**result, "gradients": [{}]}, result)
 
 
+def test_ranks_that_differ_by_no_number_are_infinitely_far() -> None:
+    result = {
+        "figures": torch.tensor([[3.0, 1.0]]),
+        "gradients": [{"w": WHOLE}],
+        "weights": {},
+        "apart": {"losses": 0.5, "norms": math.nan, "w": 0.25},
+    }
+
+    assert largest_difference(result, result) == (math.inf, "copies of norms")
+
+
+def test_a_training_of_no_steps_is_refused() -> None:
+    result = {"figures": torch.tensor([[3.0, 1.0]]), "weights": {}, "apart": {}}
+
+    for mine, theirs in (([], []), ([{"w": WHOLE}], []), ([], [{"w": WHOLE}])):
+        with pytest.raises(AssertionError, match="no step to compare"):
+            largest_difference({**result, "gradients": mine}, {**result, "gradients": theirs})
+
+
 def test_a_layout_three_times_as_far_as_one_process_is_seen() -> None:
     def result(error: float) -> dict[str, Any]:
         figures = torch.tensor([[3.0, 1.0]])

@@ -88,6 +88,14 @@ def test_a_peak_that_was_not_told_by_part_says_why():
     assert "not told by part (compiled blocks hide)" in sentence and "weights" in sentence
 
 
+def test_a_part_that_could_not_be_told_apart_is_said_beside_the_parts():
+    rank = rank_memory(0, kind="allocated", why="activations include gradients")
+    sentence = memory_sentence(memory_by_part(ranks=(rank,)))
+
+    assert "allocated: weights" in sentence
+    assert sentence.endswith("(activations include gradients)")
+
+
 def test_the_sentence_names_the_kind_and_every_part_with_its_unit():
     sentence = memory_sentence(memory_by_part(largest_rank=1))
 

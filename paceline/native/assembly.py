@@ -1,0 +1,98 @@
+"""From the resolved settings to the model that a rank holds, spread as the layout says."""
+
+from __future__ import annotations
+
+import torch
+
+from clock import StepClock
+from config import ConfigError, TrainerConfig
+from mesh import Mesh, World
+from model import Decoder, Part, Setting
+from parallel import (
+    DdpReplica,
+    PipelineReplica,
+    Replica,
+    ShardedReplica,
+    compile_blocks,
+    shard,
+)
+from stages import stage_layers, stages_of
+from tensor import Region, cut_parameters
+from weights import count_parameters, init_weights
+
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
+
+
+def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClock) -> Replica:
+    """The model with its initial weights, spread over the world as the layout says.
+
+    It is made without memory first: a wrong parameter count is found before anything is allocated.
+    """
+    layout, setting = config.layout, setting_of(config, mesh)
+    with torch.device("meta"):
+        whole = Decoder(config.model, setting)
+        parts = [Decoder(config.model, setting, part) for part in parts_of(config, mesh)]
+    check_parameters(whole, config)
+    shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+    sharded = mesh.data.size > 1 and layout.zero_stage >= 2
+    for part in parts:
+        if setting.dtype == torch.float64:
+            part.double()
+        cut_parameters(part, mesh.tp, mesh.states["tp"] if sharded and mesh.states else None)
+        if config.training.compile == "blocks":
+            compile_blocks(part)
+        if sharded:
+            shard(part, mesh, reshard=layout.zero_stage == 3)
+        part.to_empty(device=world.device)
+        init_weights(part, shapes, config.training.seed, mesh)
+    if mesh.pp.size > 1:
+        # Its package takes a second to import, which only pipelines should pay.
+        from pipeline import PipelineRunner
+
+        runner = PipelineRunner(parts, mesh.pp, config, world.device)
+        return PipelineReplica(parts, mesh, runner, sharded)
+    if sharded:
+        return ShardedReplica(parts, mesh, keep_gathered=layout.zero_stage == 2)
+    if mesh.data.size > 1:
+        return DdpReplica(parts, mesh, world, steps)
+    return Replica(parts, mesh)
+
+
+def check_parameters(whole: Decoder, config: TrainerConfig) -> None:
+    """Raise ConfigError when the model is not of the size that it should have."""
+    found = count_parameters(whole)
+    if found != config.expected_parameters:
+        raise ConfigError(
+            f"expected_parameters {config.expected_parameters:,}: the model has {found:,} parameters"
+        )
+
+
+def setting_of(config: TrainerConfig, mesh: Mesh) -> Setting:
+    """How this rank's decoder computes."""
+    layout = config.layout
+    return Setting(
+        seq_len=config.training.seq_len,
+        dtype=DTYPES[config.training.dtype],
+        recompute=layout.recompute,
+        region=Region(mesh.tp, layout.sequence_parallel),
+        cp=mesh.cp,
+        cp_exchange=layout.cp_exchange,
+    )
+
+
+def parts_of(config: TrainerConfig, mesh: Mesh) -> list[Part]:
+    """The pipeline stages that this rank holds."""
+    if mesh.pp.size == 1:
+        return [Part(range(config.model.num_layers))]
+    pp, vp = mesh.pp, config.layout.vp
+    layers = stage_layers(config.model.num_layers, pp.size, vp)
+    last = pp.size * vp - 1
+    return [
+        Part(layers[stage], first=stage == 0, last=stage == last)
+        for stage in stages_of(pp.index, pp.size, vp)
+    ]
