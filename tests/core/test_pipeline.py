@@ -113,14 +113,6 @@ def test_an_unequal_stage_makes_the_others_wait() -> None:
     assert idle_fraction(one_f_one_b(4, 8), slow_last) > bubble_fraction("1f1b", 4, 1, 8) + 0.1
 
 
-def test_exchanges_between_ranks_lengthen_the_bubble_and_those_inside_one_do_not() -> None:
-    inside = [Pass("F", 0, 0), Pass("F", 1, 0), Pass("BW", 1, 0), Pass("BW", 0, 0)]
-
-    # Three hops there and three back, none of them hidden: 33 units of time become 36.
-    assert idle_fraction(gpipe(4, 8), equal, exchange_s=0.5) == pytest.approx(1 - 24 / 36)
-    assert idle_fraction([inside], equal, exchange_s=0.5) == 0
-
-
 def test_orders_that_wait_for_each_other_are_refused() -> None:
     first, second = [Pass("BW", 0, 0), Pass("F", 0, 0)], [Pass("F", 1, 0), Pass("BW", 1, 0)]
 
