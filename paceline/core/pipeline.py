@@ -76,13 +76,11 @@ class Pass:
     microbatch: int
 
 
-def idle_fraction(
-    orders: Sequence[Sequence[Pass]], duration: Callable[[Pass], float], exchange_s: float = 0.0
-) -> float:
+def idle_fraction(orders: Sequence[Sequence[Pass]], duration: Callable[[Pass], float]) -> float:
     """Mean idle share of the ranks, 0-1, when each does its passes in the given order.
 
-    F waits for F of the stage before and B for B of the stage behind, and `exchange_s` for what
-    comes from another rank. Raises ValueError when the orders wait for each other in a circle.
+    F waits for F of the stage before, B for B of the stage behind; exchanges take no time. Raises
+    ValueError when the orders wait for each other in a circle.
     """
     rank_of = {p: rank for rank, order in enumerate(orders) for p in order}
     ends: dict[Pass, float] = {}
@@ -94,11 +92,7 @@ def idle_fraction(
             raise ValueError("the orders of passes wait for each other in a circle")
         for rank in ready:
             work = left[rank].pop()
-            arrivals = (
-                ends[need] + (exchange_s if rank_of[need] != rank else 0.0)
-                for need in _needs(work)
-                if need in rank_of
-            )
+            arrivals = (ends[need] for need in _needs(work) if need in rank_of)
             free[rank] = ends[work] = max([free[rank], *arrivals]) + duration(work)
     busy = sum(duration(work) for order in orders for work in order)
     return 1 - busy / (len(orders) * max(free))
