@@ -16,7 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path("native").resolve()))
 
 import train
+import trainer
 from config import parse_config, read_json
+from heartbeat import Heartbeat
 from record import EventLog
 
 BLOCK_STEPS = 10
@@ -25,7 +27,7 @@ BLOCK_STEPS = 10
 def main() -> None:
     """Train as trainer.json says and keep the time of day after each step."""
     ends: list[float] = []
-    write = train.Trainer._write
+    write = trainer.Trainer._write
 
     def toggled(self: Any, done: Any) -> None:
         if (done.step - 1) // BLOCK_STEPS % 2 == 0:
@@ -34,9 +36,13 @@ def main() -> None:
             done.loss_and_norm.tolist()  # a trainer looks at its loss in any case
         ends.append(time.perf_counter())
 
-    train.Trainer._write = toggled
+    trainer.Trainer._write = toggled
     rank = int(os.environ.get("RANK", "0"))
-    train.train(parse_config(read_json(sys.argv[1])), EventLog("steps", rank))
+    config, events = parse_config(read_json(sys.argv[1])), EventLog("steps", rank)
+    heartbeat = Heartbeat(events, f"logs/rank-{rank:05d}.stack")
+    heartbeat.start(config.hang_limit_s)
+    train.train(config, events, heartbeat)
+    heartbeat.stop()
     if rank == 0:
         steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # noqa: RUF007
         # The first step has no step before it, so block 0 is one short.

@@ -1,0 +1,65 @@
+"""The loop of the plain trainers: everything that is not the model.
+
+Reads the native trainer's own settings file and prints one JSON line with every step's seconds, so
+that shape, dtype, batch, threads, optimizer, fp32 matrix-product setting, allocator setting and
+garbage collection are the same on both sides.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
+
+import torch
+from torch import Tensor, nn
+
+from machine import keep_freed_memory
+
+Build = Callable[[dict[str, Any]], nn.Module]
+"""A model from the settings' `model` part."""
+Loss = Callable[[nn.Module, Tensor], Tensor]
+"""The mean loss of (B, T) token ids."""
+
+
+def main(build: Build, loss_of: Loss, extra_tokens: int = 0) -> None:
+    """Train for the settings' steps on one process and print the step times.
+
+    `extra_tokens`: how many more ids than seq_len the loss wants of each sequence.
+    """
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    training = settings["training"]
+    keep_freed_memory()
+    torch.set_num_threads(settings["threads"])
+    torch.set_float32_matmul_precision(training["matmul_precision"])
+    torch.manual_seed(training["seed"])
+    model = build(settings["model"])
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=training["lr"], betas=tuple(training["betas"]),
+        eps=training["eps"], weight_decay=training["weight_decay"], fused=True,
+    )  # fmt: skip
+    gc.collect()
+    gc.disable()  # as the native trainer does between steps
+    bf16 = training["dtype"] == "bf16"
+    shape = (training["global_batch"], training["seq_len"] + extra_tokens)
+    times: list[float] = []
+    for _ in range(training["steps"]):
+        begin = time.perf_counter()
+        ids = torch.randint(0, settings["model"]["vocab_size"], shape)
+        with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+            loss = loss_of(model, ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training["grad_clip"])
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        times.append(time.perf_counter() - begin)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(json.dumps({"step_time_s": times, "num_parameters": parameters}))

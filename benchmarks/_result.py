@@ -1,0 +1,64 @@
+"""What every result says besides its figures: spread, machine, versions, and who else was at work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.stats import summarize
+from paceline.plan import BUSY_LIMIT
+from paceline.probe.inventory import inventory
+from paceline.rundir import write_text
+
+FOLDER = Path(__file__).parent / "results"
+
+
+class Surroundings:
+    """The machine before and after a benchmark; to be made before anything is started."""
+
+    def __init__(self) -> None:
+        self.before = inventory()
+
+    def record(self) -> dict[str, Any]:
+        """Machine, versions, variables that change the speed, and whether other programs used the cores."""
+        busy = [found["cpu_busy_fraction"] for found in (self.before, inventory())]
+        return {
+            "machine": {
+                "cpu": self.before["cpu"],
+                "memory_bytes": self.before["memory_bytes"],
+                "gpus": self.before["gpus"],
+            },
+            "versions": {"python": self.before["python"], **self.before["packages"]},
+            "environment": self.before["environment"],
+            "cores_busy_before_and_after": busy,
+            "machine_was_idle": max(busy) <= BUSY_LIMIT,
+        }
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Median, extremes, n, and spread: 1.4826 x MAD / median."""
+    summary = summarize(np.array(values))
+    return {
+        "median": summary.median, "min": min(values), "max": max(values),
+        "spread": summary.relative_spread, "n": len(values),
+    }  # fmt: skip
+
+
+def told(found: dict[str, float], digits: int = 3) -> str:
+    """median (min-max) of a `spread_of`."""
+    median, low, high = (f"{found[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return f"{median} ({low}-{high})"
+
+
+def keep(name: str, unit: str, around: Surroundings, **content: Any) -> None:
+    """Write benchmarks/results/NAME.json, and say so when the machine was not idle."""
+    record = around.record()
+    result = {"benchmark": name, "unit": unit, **record, **content}
+    write_text(FOLDER / f"{name}.json", json.dumps(result, indent=2) + "\n")
+    if not record["machine_was_idle"]:
+        shares = " and ".join(f"{share:.0%}" for share in record["cores_busy_before_and_after"])
+        print(f"the machine was not idle: {shares} of its cores were in use before and after")

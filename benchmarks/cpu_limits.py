@@ -1,0 +1,41 @@
+"""What this CPU can do at most: products by dtype, memory, gloo's exchanges, and no two of them at once.
+
+    python benchmarks/cpu_limits.py [--repeats 15]
+
+The figures that bound every training on a CPU; docs/benchmarks.md says which bounds which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from _result import Surroundings, keep, spread_of
+from _worlds import start
+
+from paceline.probe.inventory import usable_cores
+
+
+def main() -> int:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    question = {"repeats": parser.parse_args().repeats, "threads": usable_cores()}
+    around, rows = Surroundings(), list[dict[str, object]]()
+    print("| processes | what | median | min-max | n |\n|---:|---|---:|---:|---:|")
+    for ranks in (1, 2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            answers = start("_limit_ranks.py", ranks, question, Path(folder))
+        for name, values in answers[0].items():
+            found = spread_of(values)
+            rows.append({"processes": ranks, "what": name, **found})
+            print(f"| {ranks} | {name} | {found['median']:.3g} "
+                  f"| {found['min']:.3g}-{found['max']:.3g} | {found['n']} |", flush=True)  # fmt: skip
+    keep("cpu_limits", "as each row says", around, threads=question["threads"], rows=rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
