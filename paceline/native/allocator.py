@@ -97,8 +97,8 @@ class AllocatorStep:
         """Bytes by part at the moment of the peak; they add up to it.
 
         Gathered weights, kernel workspaces and, in a pipeline, the whole gradients that FSDP has not
-        reduced yet count as activations; `other` was there before the
-        step and is no tensor of model or optimizer.
+        reduced yet count as activations; `other` was there before the step and is no tensor of model
+        or optimizer.
         """
         lasting = held.weights + held.optimizer + held.buffers + held.buckets
         gradients = held.buckets or min(self._gradients, self._peak - self._before)

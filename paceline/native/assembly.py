@@ -40,12 +40,12 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     check_parameters(whole, config)
     shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
     sharded = mesh.data.size > 1 and layout.zero_stage >= 2
+    if config.training.compile == "blocks":
+        compile_blocks(parts)
     for part in parts:
         if setting.dtype == torch.float64:
             part.double()
         cut_parameters(part, mesh.tp, mesh.states["tp"] if sharded and mesh.states else None)
-        if config.training.compile == "blocks":
-            compile_blocks(part)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
         part.to_empty(device=world.device)

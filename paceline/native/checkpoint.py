@@ -40,7 +40,7 @@ from torch.distributed.tensor import DTensor
 from clock import aside
 from config import ConfigError, TrainerConfig
 from mesh import Mesh, World
-from optim import LossScaler
+from optim import LossScaler, held_by
 from outcome import CheckpointError
 from parallel import Replica
 from tensor import placement
@@ -295,11 +295,6 @@ def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
         return tensor
     assert mesh.states is not None
     return DTensor.from_local(tensor, mesh.states["tp"], [placement(name)], run_check=False)
-
-
-def held_by(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of the parameters whose moments this rank holds: with ZeRO 1 not all."""
-    return getattr(optimizer, "optim", optimizer)
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:

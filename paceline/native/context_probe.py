@@ -12,8 +12,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
+
+from machine import cpu_name, resident_now
 
 MIB = 2**20
 SMI = ("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")
@@ -102,15 +103,10 @@ def used_by_device() -> dict[str, int]:
 
 def resident() -> int:
     """Resident set of this process, in bytes."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def cpu_name() -> str:
-    """The processor's name."""
-    from machine import cpu_name as name
-
-    return name()
+    now = resident_now()
+    if now is None:
+        sys.exit("this system does not say how much memory a process holds")
+    return now
 
 
 def tell(stage: str, reading: Reading, device_name: str) -> None:

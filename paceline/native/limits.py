@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from config import ConfigError
+from machine import M_TOP_PAD
 
-M_TOP_PAD = -2
 SMALL_GROWTH_BYTES = 2**20
 STATUS = Path("/proc/self/status")
 UNLIMITED = (resource.RLIM_INFINITY, -1)

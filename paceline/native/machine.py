@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from pathlib import Path
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 GROWTH_BYTES = 64 * 2**20
+STATM = Path("/proc/self/statm")
 
 
 def cpu_name() -> str:
@@ -19,6 +21,15 @@ def cpu_name() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def resident_now() -> int | None:
+    """Resident set of this process at this moment, in bytes; None where the system does not say."""
+    try:
+        pages = STATM.read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed_memory() -> None:

@@ -8,26 +8,25 @@ figure of the training.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from allocator import AllocatorStep, Counters
+from machine import resident_now
+from optim import held_by
+from tensor import local
 
 SAMPLE_S = 0.002
 STACK_BYTES = 2**18
 DEVICE_EVERY = 20
 """Of so many calls for the peaks one asks the driver, which takes longer than PyTorch's counters."""
-STATM = Path("/proc/self/statm")
 MOST_TRIES = 3
 """Steps that are watched at most: fp16 may skip the first ones, which then have no whole gradient."""
 
@@ -77,7 +76,8 @@ class MemoryWatch:
     ) -> None:
         self.device, self.untracked = device, untracked
         if parts and limited and untracked is None:
-            import tracking  # noqa: F401  # pyright: ignore[reportUnusedImport]
+            with suppress(ImportError):
+                import tracking  # noqa: F401  # pyright: ignore[reportUnusedImport]
         self._tries = MOST_TRIES if parts else 0
         self._before_model = resident_now()
         self._counters = Counters(device) if device.type == "cuda" else None
@@ -138,10 +138,15 @@ class MemoryWatch:
             return AllocatorStep(modules, self._counters)
         if self.untracked is not None:
             return None
-        # Importing it takes up to a second, which the watched step pays and not every start.
-        from tracking import TrackedStep
+        try:
+            # Importing it takes up to a second, which the watched step pays and not every start.
+            from tracking import TrackedStep
 
-        return TrackedStep(modules, [inner(o) for o in optimizers], tables(modules))
+            return TrackedStep(modules, [held_by(o) for o in optimizers], tables(modules))
+        except (ImportError, AttributeError, TypeError) as error:
+            # The tracker is private to PyTorch; another version's must not end a training.
+            self.untracked = f"this PyTorch's memory tracker is not the one that is known: {error}"
+            return None
 
     def _told(
         self, held: Held, watched: WatchedStep | None, resident: ResidentSampler
@@ -215,20 +220,11 @@ class ResidentSampler:
             self.peak_bytes = max(now, self.peak_bytes or 0)
 
 
-def resident_now() -> int | None:
-    """Resident set of this process at this moment, in bytes; None where the system does not say."""
-    try:
-        pages = STATM.read_text(encoding="ascii").split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
 class Gradients:
     """What is to be known of complete gradients after they are gone: nothing here keeps them alive."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        tensors = [own_part(p.grad) for p in parameters(modules) if p.grad is not None]
+        tensors = [local(p.grad) for p in parameters(modules) if p.grad is not None]
         self.num_bytes = tensor_bytes(tensors)
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         self._storages = [(weakref.ref(s), s.nbytes()) for s in storages.values()]
@@ -263,12 +259,7 @@ def held_bytes(
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of this rank's part of some tensors, each counted once."""
     once = {id(tensor): tensor for tensor in tensors}
-    return sum(t.numel() * t.element_size() for t in map(own_part, once.values()))
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return sum(t.numel() * t.element_size() for t in map(local, once.values()))
 
 
 def parameters(modules: Iterable[nn.Module]) -> list[Tensor]:
@@ -290,11 +281,8 @@ def tables(modules: Iterable[nn.Module]) -> list[Tensor]:
     return list(found.values())
 
 
-def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that holds the state: ZeroRedundancyOptimizer keeps it in one of its own."""
-    return getattr(optimizer, "optim", optimizer)
-
-
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The tensors of an optimizer's state, step counters included; none before its first step."""
-    return [t for s in inner(optimizer).state.values() for t in s.values() if isinstance(t, Tensor)]
+    return [
+        t for s in held_by(optimizer).state.values() for t in s.values() if isinstance(t, Tensor)
+    ]

@@ -40,6 +40,11 @@ def make_optimizer(
     )
 
 
+def held_by(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of the parameters whose moments this rank holds: with ZeRO 1 not all."""
+    return getattr(optimizer, "optim", optimizer)
+
+
 def clip_factor(norm: Tensor, largest: float) -> Tensor | float:
     """What gradients of this norm are multiplied with so that it is at most `largest` (0: no limit)."""
     if not largest:

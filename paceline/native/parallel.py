@@ -207,11 +207,12 @@ class PipelineReplica(Replica):
         return loss
 
 
-def compile_blocks(part: Decoder) -> None:
+def compile_blocks(parts: list[Decoder]) -> None:
     """torch.compile for every block; the first step pays for it."""
     keep_from_compiler()
-    for block in part.blocks.values():
-        block.compile(backend=COMPILER)
+    for part in parts:
+        for block in part.blocks.values():
+            block.compile(backend=COMPILER)
 
 
 def shard(part: Decoder, mesh: Mesh, reshard: bool) -> None:

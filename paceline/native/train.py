@@ -34,15 +34,8 @@ def train(config: TrainerConfig, events: EventLog, heartbeat: Heartbeat) -> None
     problems = config_problems(config, int(os.environ.get("WORLD_SIZE", "1")))
     if problems:
         raise ConfigError("; ".join(problems))
-    check_device(config.device)
-    if config.device == "cpu":
-        keep_freed_memory()
     heartbeat.beat("while the ranks join", waits=True)
-    world = join_world(config.device)
-    mesh = make_mesh(world, config.layout, config.dp)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision(config.training.matmul_precision)
+    world, mesh = join(config)
     memory = MemoryWatch(
         world.device,
         config.memory_parts,
@@ -77,6 +70,18 @@ def train(config: TrainerConfig, events: EventLog, heartbeat: Heartbeat) -> None
         # left to the process's end: gloo's destructor can wait forever for a thread of its own.
         heartbeat.beat("at the end", waits=True)
         dist.barrier()
+
+
+def join(config: TrainerConfig) -> tuple[World, Mesh]:
+    """This rank's place among all, with PyTorch set up; raises ConfigError without the device."""
+    check_device(config.device)
+    if config.device == "cpu":
+        keep_freed_memory()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.training.matmul_precision)
+    world = join_world(config.device)
+    return world, make_mesh(world, config.layout, config.dp)
 
 
 def untracked(config: TrainerConfig) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -233,22 +235,40 @@ def test_gradients_are_known_after_they_are_gone():
     assert whole.num_bytes == 256 and whole.lasting() == 0
 
 
-def test_a_layout_that_cannot_be_tracked_says_why_and_keeps_its_sums():
-    model, watch = Tied(), MemoryWatch(torch.device("cpu"), untracked="compiled")
+def watched(watch: MemoryWatch) -> tuple[list[bool], dict[str, Any]]:
+    """Which of three steps were watched, and what the watch tells of them."""
+    model, seen = Tied(), list[bool]()
     optimizer = torch.optim.Adam(model.parameters())
-    seen: list[bool] = []
     for _ in range(3):
         with watch.step([model], [optimizer]) as tracked:
             model(torch.ones(1, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         seen.append(tracked)
+    return seen, watch.record()
 
-    told = watch.record()
+
+def test_a_layout_that_cannot_be_tracked_says_why_and_keeps_its_sums():
+    seen, told = watched(MemoryWatch(torch.device("cpu"), untracked="compiled"))
+
     assert seen == [False, True, False]
     assert told["kind"] is told["tracker"] is told["at_peak_bytes"] is None
     assert told["why"] == "compiled" and told["parts_bytes"]["activations"] is None
     assert told["parts_bytes"]["weights"] == 256 and told["peak_bytes"]["resident"] > 2**20
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("found", [None, ModuleType("tracking")], ids=["missing", "another"])
+def test_another_version_s_tracker_costs_the_parts_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch, found: ModuleType | None, limited: bool
+):
+    monkeypatch.setitem(sys.modules, "tracking", found)
+
+    seen, told = watched(MemoryWatch(torch.device("cpu"), limited=limited))
+
+    assert seen == [False, True, False]
+    assert told["tracker"] is None and "memory tracker is not the one that is known" in told["why"]
+    assert told["parts_bytes"]["weights"] == 256
 
 
 def test_a_step_without_an_update_is_tried_again():
