@@ -40,12 +40,13 @@ def only_run(runs: Path) -> Path:
 
 
 def wait_for_steps(runs: Path, count: int, within_s: float = 90) -> list[int]:
-    """Wait until rank 0 has written `count` lines; the ranks' process ids."""
+    """Wait until both ranks have written more than `count` steps; the ranks' process ids."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         files = sorted(runs.glob(f"*/{STEPS_FOLDER}/rank-*.jsonl"))
-        if len(files) == 2 and all(len(f.read_text().splitlines()) > count for f in files):
-            return [json.loads(f.read_text().splitlines()[0])["pid"] for f in files]
+        texts = [f.read_text() for f in files]
+        if len(texts) == 2 and all(text.count('{"event": "step"') > count for text in texts):
+            return [json.loads(text.splitlines()[0])["pid"] for text in texts]
         time.sleep(0.1)
     raise AssertionError("the run did not come so far")
 
