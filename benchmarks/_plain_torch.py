@@ -101,4 +101,4 @@ def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    main(Llama, loss_of, extra_tokens=1)
+    main(lambda settings: Llama(settings["model"]), loss_of, extra_tokens=1)

@@ -12,7 +12,7 @@ from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.logs.logged import Fact, Logged
-from paceline.core.shape import DecoderShape, num_parameters
+from paceline.core.shape import Shape, num_parameters
 from paceline.core.window import check_rule
 from paceline.engines import dialect
 from paceline.errors import UserError, did_you_mean
@@ -103,7 +103,7 @@ def all_facts(given: Given, engine: str | None, log: Logged) -> tuple[Facts, lis
     return facts, notes
 
 
-def _another_model(model: DecoderShape | None, printed: Fact | None) -> Iterator[str]:
+def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
     """A warning when the log's model has another size than the one named; adapters count little."""
     if model is None or not isinstance(printed, int | float) or printed <= 0:
         return
@@ -142,7 +142,12 @@ def _user_facts(given: Given) -> tuple[dict[str, Any], list[str]]:
             "recipe": recipe.name, "model": recipe.model, "lora": recipe.lora,
             "nominal_parameters": recipe.nominal_parameters,
         }  # fmt: skip
-        facts["flops_convention"] = facts["flops_convention"] or recipe.flops_convention
+        convention = facts["flops_convention"] or recipe.flops_convention
+        known = recipe.model.conventions
+        if known and convention not in known:
+            raise UserError(f"--convention {convention}", f"counts no model like {recipe.name}",
+                            allowed=", ".join(known))  # fmt: skip
+        facts["flops_convention"] = convention
     known = {name: value for name, value in facts.items() if value is not None}
     return known, [device.note] if device and device.note else []
 

@@ -44,6 +44,8 @@ from paceline.rundir import (
 
 JITTER_WARNING = 0.1
 SPREAD_WARNING = 0.1
+LEAST_TIMED = 30
+"""Steps from which the published fine-tuning benchmarks take their figure at the least."""
 
 
 def evaluate(folder: Path) -> RunReport:
@@ -61,6 +63,8 @@ def evaluate(folder: Path) -> RunReport:
     status = current_status(record)
     window = steady_window(merged) if len(merged) else None
     status, reason = _final(record, status, window)
+    if status == "ok" and (other := another_model(record, ranks)):
+        status, reason = "failed", other
     result = _result(folder, record, ranks, series, merged, window, status, reason)
     return RunReport(
         result=result,
@@ -83,6 +87,18 @@ def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[St
         found = window.record.n if window else 0
         return "incomplete", f"{found} steady steps; a figure needs at least {MIN_STEADY}"
     return status, record.reason
+
+
+def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
+    """That a rank trained a model of another size than the recipe's, whose figures say nothing."""
+    expected = record.spec.num_parameters if record.spec else None
+    found = {log.start.num_parameters for log in ranks.values() if log.start} - {expected}
+    if expected is None or not found:
+        return None
+    return (
+        f"the ranks trained {', '.join(f'{n:,}' for n in sorted(found))} parameters and the recipe's "
+        f"model has {expected:,}: figures of another model are not its own"
+    )
 
 
 def _result(
@@ -195,6 +211,8 @@ def _conventions(facts: Facts) -> dict[str, str]:
         "flops": facts.flops_convention or "unknown",
         "peak": "dense data-sheet peak of one device",
         "step_time": "median of the steady window; step_time_mean_s includes spikes",
+        "samples": "samples_per_s at the median step; samples_per_s_mean, the samples of the steady "
+        "steps over their seconds, is what published averages are held against",
         "memory": "largest rank's peak; the kind is in the metric's name",
         "tokens": "real tokens; padded_tokens_per_s counts every position",
     }
@@ -236,6 +254,12 @@ def _warnings(
     found = list(record.warnings)
     if window and window.state == "drifting" and window.drift is not None:
         found.append(f"the step time drifts by {window.drift:+.1%} over the window")
+    padded = record.spec is not None and record.spec.data.packing == "padded"
+    if padded and window and window.n < LEAST_TIMED:
+        found.append(
+            f"{window.n} timed steps: samples/s of fine-tuning is taken from at least {LEAST_TIMED}; "
+            "training.steps asks for more, and the data is gone over again"
+        )
     jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")
     if jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
         found.append(f"spikes: the mean step is {jitter.value:.0%} above the median")

@@ -22,6 +22,7 @@ from paceline.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.rundir import find_run, runs_root
 from paceline.units import gib, percent
 
+NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 BUSY_LIMIT = 0.2
 """Share of the cores in use beyond which a run is told to be disturbed."""
 
@@ -309,8 +310,17 @@ def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:
     return device is None or device.peak_flops_per_s("bf16") is not None
 
 
+def _no_such_dtype(spec: RunSpec) -> list[str]:
+    """That a narrow dtype is none of the device's, where the catalog knows the device."""
+    device, dtype = find_device(spec.cluster.device), spec.training.dtype
+    if device is None or dtype not in NARROW or device.peak_flops_per_s(dtype) is not None:
+        return []
+    can = ", ".join(device.peaks) or "none that the catalog knows"
+    return [f"{device.name} does not compute in {dtype}; it does in {can}"]
+
+
 def _check(spec: RunSpec, force: bool) -> None:
-    problems = engine(spec.engine).unsupported(spec)
+    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec)]
     if problems:
         raise UserError(f"{spec.recipe} on {_describe(spec.cluster)}", _listed(problems),
                         remedy="change it with --set")  # fmt: skip

@@ -11,12 +11,13 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Cluster, Dtype
-from paceline.core.layout import Layout, layout_problems
+from paceline.core.layout import Layout
+from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase
-from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import Value
 from paceline.errors import UserError, did_you_mean
-from paceline.yaml_file import Document, parse_value, plain, read_document, validate
+from paceline.yaml_file import Document, models_in, parse_value, plain, read_document, validate
 
 
 class RecipeTraining(TrainingBase):
@@ -44,7 +45,7 @@ class Recipe(Value):
     description: str = ""
     engine: str = "native"
     """A file of engines/."""
-    model: DecoderShape
+    model: Shape
     lora: LoraSpec | None = None
     training: RecipeTraining
     data: Data = Data()
@@ -70,6 +71,23 @@ class Recipe(Value):
     def _known_convention(self) -> Self:
         if self.flops_convention not in CONVENTIONS:
             raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_model(self) -> Self:
+        model = self.model
+        known = model.conventions
+        if known and self.flops_convention not in known:
+            raise ValueError(
+                f"flops_convention must be {' or '.join(known)} for this kind of model"
+            )
+        if model.kind == "mmdit" and self.training.seq_len != model.seq_len:
+            raise ValueError(
+                f"training.seq_len {self.training.seq_len} must be the model's text_len and image "
+                f"tokens together, {model.seq_len}"
+            )
+        if model.kind == "mmdit" and self.lora is not None:
+            raise ValueError("lora is for decoders")
         return self
 
 
@@ -124,7 +142,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def override_keys() -> list[str]:
     """Every dotted field that `--set` takes."""
-    return sorted(_dotted(Recipe, ""))
+    return sorted({*_dotted(Recipe, "")})
 
 
 def full_key(key: str) -> str:
@@ -132,6 +150,10 @@ def full_key(key: str) -> str:
     keys = override_keys()
     if key in keys or key.rpartition(".")[0] in keys:
         return key
+    groups = {group for known in keys for group in _groups(known)}
+    named = [group for group in groups if key in (group, group.rpartition(".")[2])]
+    if len(named) == 1:
+        return named[0]
     matches = [known for known in keys if known.rpartition(".")[2] == key]
     if len(matches) == 1:
         return matches[0]
@@ -154,9 +176,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     dtype = automatic if wanted.dtype == "auto" else wanted.dtype
     fields = wanted.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
     training = Training(**fields, global_batch=global_batch, dtype=dtype)
-    problems = layout_problems(
-        recipe.layout, recipe.model, world_size, global_batch, wanted.seq_len
-    )
+    problems = _batch_problems(recipe, training, world_size)
     if problems:
         raise UserError(
             f"{recipe.name} on {world_size} x {cluster.device}",
@@ -184,6 +204,21 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     )
 
 
+def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:
+    """Why the layout cannot run a step of the whole batch, or else of a smaller one before it."""
+    model, layout, seq_len = recipe.model, recipe.layout, training.seq_len
+    problems = layout_problems(layout, model, world_size, training.global_batch, seq_len)
+    if problems or training.ramp_up is None:
+        return problems
+    never = training.ramp_up.problem(training.global_batch)
+    if never:
+        return [never]
+    for batch in training.batches:
+        for problem in layout_problems(layout, model, world_size, batch, seq_len):
+            return [f"training.ramp_up: {problem}"]
+    return []
+
+
 def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
     if variant not in recipe.variants:
         raise UserError(
@@ -193,6 +228,12 @@ def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
             remedy=did_you_mean(variant, recipe.variants) or None,
         )
     return {full_key(key): value for key, value in recipe.variants[variant].items()}
+
+
+def _groups(key: str) -> list[str]:
+    """`a.b.c` -> `a`, `a.b`: what an override gives as a whole, like `training.ramp_up`."""
+    parts = key.split(".")[:-1]
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _with(content: Document, key: str, value: Any) -> Document:
@@ -217,7 +258,7 @@ def _dotted(model: type[Value], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
-        inner = [annotation, *getattr(annotation, "__args__", ())]
-        nested = [t for t in inner if isinstance(t, type) and issubclass(t, Value)]
-        keys += _dotted(nested[0], f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
+        nested = [t for t in models_in(annotation) if issubclass(t, Value)]
+        keys += [key for kind in nested for key in _dotted(kind, f"{prefix}{name}.")]
+        keys += [] if nested else [f"{prefix}{name}"]
     return keys

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from paceline.core.compare.judgement import Comparison
 from paceline.core.hardware import Cluster, Device, Link
-from paceline.core.layout import CONDITIONS, NATIVE_CONDITIONS, RULES
+from paceline.core.layout import RULES
+from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.logs.parsed import ParsedLog
 from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result

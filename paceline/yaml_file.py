@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -98,15 +98,16 @@ def _explain(
     # A mistyped name also leaves its field missing; the typing error is the one to show.
     first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
     # A union adds its member's type to the path ("literal['a','b']"), which is no field.
-    loc = tuple(part for part in first["loc"] if "[" not in str(part))
+    tagged = tuple(part for part in first["loc"] if "[" not in str(part))
+    loc = _without_tags(model, tagged)
     line = line_of(document, loc)
     place = f"{where}:{line}" if line else where
     field = ".".join(str(part) for part in loc) or "(the whole file)"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    what, allowed = _sentence(first, model, loc)
+    what, allowed = _sentence(first, model, tagged)
     remedy = None
     if first["type"] == "extra_forbidden":
-        remedy = did_you_mean(str(loc[-1]), _fields_at(model, loc[:-1])) or None
+        remedy = did_you_mean(str(loc[-1]), _fields_at(model, tagged[:-1])) or None
     elif first["type"] == "literal_error":
         remedy = did_you_mean(str(first["input"]), (allowed or "").replace("'", "").split(", "))
     return UserError(place, f"{field}: {what}{more}", allowed=allowed, remedy=remedy or None)
@@ -129,24 +130,48 @@ def _sentence(
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Field names of the model that `loc` leads to."""
-    current: type[BaseModel] = model
+    """Field names of the model that `loc`, tags of unions included, leads to."""
+    choices = [model]
     for part in loc:
         if isinstance(part, int):
             continue
-        field = current.model_fields.get(part)
-        nested = _model_in(field.annotation) if field else None
-        if nested is None:
-            return sorted(current.model_fields) if field is None else []
-        current = nested
-    return sorted(current.model_fields)
+        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
+        if tagged:
+            choices = tagged
+            continue
+        field = choices[0].model_fields.get(part)
+        nested = models_in(field.annotation) if field else []
+        if not nested:
+            return [] if field else sorted(choices[0].model_fields)
+        choices = nested
+    return sorted(choices[0].model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _without_tags(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """`loc` without the tags that a union of models puts behind its field."""
+    path: list[int | str] = []
+    choices = [model]
+    for part in loc:
+        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
+        if tagged:
+            choices = tagged
+            continue
+        path.append(part)
+        field = choices[0].model_fields.get(part) if choices and isinstance(part, str) else None
+        if field is not None:
+            choices = models_in(field.annotation)
+    return tuple(path)
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    """The word by which a union knows the model: the only value of its field `kind`."""
+    kind = model.model_fields.get("kind")
+    values = get_args(kind.annotation) if kind else ()
+    return str(values[0]) if len(values) == 1 else None
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field's type names, all members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _model_in(argument)
-        if found:
-            return found
-    return None
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]

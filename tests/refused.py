@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.core.layout import RULES, Rule
+from paceline.core.layout import RULES, Layout, Rule
 
 EXAMPLES: tuple[dict[str, Any], ...] = (
     {"sequence_parallel": True},
@@ -20,10 +20,29 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "zero-bubble", "compile": "blocks"},
     {"pp": 2, "schedule": "zero-bubble", "recompute": "full"},
     {"cp": 2, "cp_exchange": "ring", "dtype": "fp32", "device": "cuda"},
+    {"kind": "mmdit", "pp": 2},
+    {"kind": "mmdit", "tp": 2, "sequence_parallel": True},
+    {"kind": "mmdit", "cp": 2, "cp_exchange": "all-to-all"},
+    {"kind": "mmdit", "cp": 2, "cp_exchange": "ring"},
+    {"kind": "mmdit", "recompute": "selective"},
+    {"kind": "mmdit", "dtype": "fp8"},
 )
-"""Fields of the layout, `compile` and `dtype` of the training, and the device; each on two devices."""
-AROUND = ("compile", "dtype", "device")
-"""What is no field of the layout."""
+"""Fields of the layout and, on two devices each, what is around it: `AROUND`."""
+AROUND = ("compile", "dtype", "device", "kind")
+
+
+def layout_of(fields: dict[str, Any]) -> Layout:
+    """What an example says of the layout alone."""
+    return Layout(**{key: value for key, value in fields.items() if key not in AROUND})
+
+
+def features_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """What an example says besides, as `features` takes it."""
+    return {
+        "compiled": fields.get("compile", "none") != "none",
+        "dtype": fields.get("dtype"),
+        "device": fields.get("device", "cpu"),
+    }
 
 
 def named(rule: Rule) -> str:

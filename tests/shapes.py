@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import DecoderShape, LoraSpec
 
 
@@ -35,6 +36,18 @@ GPT_1B3 = DecoderShape(
     num_layers=24, hidden_size=2048, num_heads=16, ffn_size=8192, vocab_size=50257
 )
 GPT_1B3_PADDED = GPT_1B3.model_copy(update={"vocab_multiple": 128, "embedding_norm": True})
+
+FLUX = MMDiTShape(
+    kind="mmdit", hidden_size=3072, num_heads=24, num_double_blocks=19, num_single_blocks=38,
+    latent_size=32, text_len=256, text_width=4096, pooled_width=768,
+)  # fmt: skip
+FLUX_TINY = FLUX.model_copy(
+    update={
+        "hidden_size": 256, "num_heads": 4, "num_double_blocks": 2, "num_single_blocks": 2,
+        "latent_size": 16, "text_len": 32, "text_width": 128, "pooled_width": 64,
+        "rope_axes": (8, 28, 28),
+    }
+)  # fmt: skip
 
 TINY = DecoderShape(num_layers=2, hidden_size=64, num_heads=4, ffn_size=256, vocab_size=300)
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from paceline.engines.native import steps
 from paceline.events import read_events, read_rank
+from tests.example import make_spec
 
 START: dict[str, Any] = {
     "event": "start", "schema": 1, "rank": 0, "world_size": 1, "local_rank": 0, "host": "h",
     "pid": 1, "time_unix": 1.0, "torch": "2", "python": "3", "cuda": None, "backend": None,
-    "device_name": "cpu", "num_parameters": 1, "trainable_parameters": 1, "layout": {},
+    "device_name": "cpu", "num_parameters": make_spec().num_parameters, "trainable_parameters": 1, "layout": {},
     "dtype": "fp32", "matmul_precision": "high", "threads": 1, "data": {},
 }  # fmt: skip
 STEP: dict[str, Any] = {

@@ -52,7 +52,8 @@ def test_force_runs_what_the_bound_refuses():
     ("overrides", "words"),
     [
         (("dtype=fp16",), "fp16 on a CPU is emulated"),
-        (("dtype=fp8",), "dtype fp8 is not among"),
+        (("dtype=fp8",), "fp8 on a CPU is emulated"),
+        (("dtype=nvfp4",), "dtype nvfp4 is not among"),
         (("layout.ep=2",), "ep > 1 is not in the native trainer"),
         (("layout.pp=2", "layout.micro_batch=16"), "1 micro-batches a step do not fill pp 2"),
     ],

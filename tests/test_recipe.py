@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.hardware import Cluster
+from paceline.core.run import RunSpec
+from paceline.engines import native
 from paceline.errors import UserError
 from paceline.recipe import (
     load_recipe,
@@ -181,3 +183,37 @@ def test_the_key_follows_the_content_and_not_the_name():
     assert resolve(recipe, elsewhere, True, None).key == spec.key
     longer = resolve(load_recipe("tiny-llama", None, ["steps=61"]), CPU, True, None)
     assert spec.key == renamed.key != longer.key
+
+
+def ramped(*changes: str) -> RunSpec:
+    recipe = load_recipe("gpt-1b3-tiny", None, changes)
+    return resolve(recipe, CPU, True, None)
+
+
+def test_a_ramp_up_can_be_given_and_taken_away_as_a_whole():
+    given = load_recipe("tiny-gpt", None, ["ramp_up={start: 4, increment: 4, samples: 99}"])
+    assert given.training.ramp_up is not None and given.training.ramp_up.samples == 99
+    assert load_recipe("gpt-1b3-tiny", None, ["ramp_up=null"]).training.ramp_up is None
+    assert load_recipe("gpt-1b3", "ramp-up").training.ramp_up is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("ramp_up.start=3", "from 3 in steps of 4 the batch never becomes global_batch 16"),
+        ("ramp_up.start=16", "from 16 in steps of 4 the batch never becomes global_batch 16"),
+        ("ramp_up.increment=5", "it must be above start by a multiple of increment"),
+        ("micro_batch=4", "global_batch 4 is not a multiple of dp 2 x micro_batch 4"),
+    ],
+)
+def test_a_ramp_up_that_cannot_run_is_refused_when_the_recipe_is_resolved(change: str, words: str):
+    with pytest.raises(UserError) as caught:
+        ramped(f"training.{change}" if change.startswith("ramp_up") else change)
+    assert "training.ramp_up: " in str(caught.value) and words in str(caught.value)
+
+
+def test_every_batch_of_a_ramp_up_must_fill_the_pipeline():
+    small = ["training.ramp_up.start=4", "micro_batch=2", "pp=2"]
+    assert native.unsupported(ramped(*small)) == []
+    (problem,) = native.unsupported(ramped("micro_batch=4", "pp=2"))
+    assert problem.startswith("while the batch ramps up: 1 micro-batches a step do not fill pp 2")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline import catalog, references
-from paceline.core.layout import layout_problems
+from paceline.core.layout_sizes import layout_problems
 from paceline.core.shape import linear_sizes, num_parameters
 from paceline.errors import UserError
 from paceline.recipe import load_recipe

@@ -130,6 +130,11 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
     if x.lora and convention in WITHOUT_ADAPTERS:
         others = ", ".join(name for name in CONVENTIONS if name not in WITHOUT_ADAPTERS)
         raise UserError(f"{option} {name}", "does not count LoRA's frozen weights", allowed=others)
+    known = x.shape.conventions
+    if known and convention not in known:
+        raise UserError(
+            f"{option} {name}", "counts no model of this kind", allowed=", ".join(known)
+        )
     if name == convention:
         return flops_per_token(convention, x)
     if x.recompute == "none":

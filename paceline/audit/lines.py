@@ -18,7 +18,7 @@ from paceline.core.flops import (
     flops_per_sample,
     model_flops_per_token,
 )
-from paceline.core.shape import DecoderShape, LoraSpec, LoraTarget, linear_sizes, num_parameters
+from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters
 from paceline.errors import UserError
 from paceline.recipe import load_recipe
 from paceline.references import UNIT_SIZES, Row
@@ -66,7 +66,7 @@ def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> Line:
     return Line(row.id, row.table, cells, inputs, options, twin)
 
 
-def _model(row: Row) -> tuple[DecoderShape | None, LoraSpec | None]:
+def _model(row: Row) -> tuple[Shape | None, LoraSpec | None]:
     """The shape and adapters of the row's recipe, or the row's own shape with its active experts."""
     if row.recipe:
         recipe = _recipe(row.recipe)
@@ -126,9 +126,10 @@ def _settings(row: Row) -> Iterator[tuple[str, float]]:
         yield "seq_len", row.seq_len
     x = flops_input(row)
     if x:
-        yield "attention_flops_per_token", _matrices(x, ATTENTION) + attention_per_token(x)
-        yield "mlp_flops_per_token", _matrices(x, MLP)
-        yield "head_flops_per_token", 6.0 * x.shape.padded_vocab() * x.shape.embed_dim
+        if x.shape.kind == "decoder":
+            yield "attention_flops_per_token", _matrices(x, ATTENTION) + attention_per_token(x)
+            yield "mlp_flops_per_token", _matrices(x, MLP)
+            yield "head_flops_per_token", 6.0 * x.shape.padded_vocab() * x.shape.embed_dim
         if row.convention:
             yield "flops_per_sample", x.seq_len * model_flops_per_token(row.convention, x)
 

@@ -10,7 +10,7 @@ from paceline.core.flops import FlopsInput
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import Value
 
 
@@ -20,7 +20,7 @@ class Facts(Value):
     recipe: str | None = None
     variant: str | None = None
     engine: str | None = None
-    model: DecoderShape | None = None
+    model: Shape | None = None
     lora: LoraSpec | None = None
     dtype: Dtype | None = None
     matmul_precision: str | None = None

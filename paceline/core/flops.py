@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from paceline.core.layout import Recompute
 from paceline.core.shape import (
-    DecoderShape,
     LoraSpec,
+    Shape,
     linear_sizes,
     lora_parameters,
     num_parameters,
@@ -24,7 +24,7 @@ from paceline.core.shape import (
 class FlopsInput:
     """What a convention may look at."""
 
-    shape: DecoderShape
+    shape: Shape
     seq_len: int
     recompute: Recompute = "none"
     lora: LoraSpec | None = None
@@ -126,6 +126,8 @@ def linear_per_token(x: FlopsInput) -> float:
     6 r (in + out). Projections and a tied head count like any matrix.
     """
     shape, lora = x.shape, x.lora
+    if shape.kind == "mmdit":
+        return shape.linear_flops / x.seq_len
     per_block = 0.0
     for name, (rows, columns) in linear_sizes(shape).items():
         adapted = lora is not None and name in lora.targets
@@ -172,6 +174,13 @@ def hardware_flops_per_token(convention: str, x: FlopsInput) -> float:
     attention = attention_per_token(x) * (0.5 if convention == "causal" else 1.0) / 3
     if x.recompute == "selective":
         return model + attention
+    return model + _block_forward_per_token(x) + attention
+
+
+def _block_forward_per_token(x: FlopsInput) -> float:
+    """FLOPs per token of one forward pass through the weights of all blocks, adapters included."""
+    if x.shape.kind == "mmdit":
+        return x.shape.block_forward_flops / x.seq_len
     weights = x.shape.num_layers * sum(i * o for i, o in linear_sizes(x.shape).values())
     adapters = lora_parameters(x.shape, x.lora) if x.lora else 0
-    return model + 2.0 * (weights + adapters) + attention
+    return 2.0 * (weights + adapters)

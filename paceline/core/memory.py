@@ -21,8 +21,8 @@ from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.pipeline import kept_layers, stage_sizes
 from paceline.core.shape import (
-    DecoderShape,
     LoraSpec,
+    Shape,
     adapted_weights,
     lora_parameters,
     parameter_parts,
@@ -67,7 +67,7 @@ class Memory:
 class _Setting:
     """What all stages of one run have in common."""
 
-    shape: DecoderShape
+    shape: Shape
     layout: Layout
     shards: int
     """Ranks over which ZeRO spreads states."""
@@ -95,7 +95,7 @@ class _Stage:
 
 
 def memory_per_device(
-    shape: DecoderShape,
+    shape: Shape,
     layout: Layout,
     dp: int,
     seq_len: int,
@@ -129,7 +129,7 @@ def memory_per_device(
 
 
 def smallest_fit(
-    shape: DecoderShape,
+    shape: Shape,
     seq_len: int,
     dtype: Dtype,
     device_memory_bytes: float,
@@ -153,19 +153,18 @@ def smallest_fit(
     return None
 
 
-def activation_bytes_per_token(shape: DecoderShape, layout: Layout, compute_bytes: int) -> float:
+def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int) -> float:
     """Bytes that one block saves for the backward pass, per token.
 
     c (4 h + (2 a d + 2 g d + n f) / tp) with c bytes a number: inputs and outputs of both norms,
     q, k, v and attention's output, and n tensors of the ffn: 3 with a gate, 2 without, 1 with ReLU,
-    whose gradient needs only its output. Sequence parallelism divides the first term as well. For
+    whose gradient needs only its output (an MMDiT's single blocks have one norm). Sequence parallelism divides the first term as well. For
     GPT in 16 bit this is h (8 + 24/tp): Korthikanti et al., equation 2, without dropout masks and
     with attention that recomputes its scores.
     """
-    replicated = 4.0 * shape.hidden_size / (layout.tp if layout.sequence_parallel else 1)
-    plain_relu = shape.activation == "relu" and not shape.gated_ffn
-    num_ffn_tensors = 1 if plain_relu else shape.num_ffn_matrices
-    widths = 2 * shape.attention_size + 2 * shape.kv_size + num_ffn_tensors * shape.ffn_size
+    stream = shape.saved_stream_tensors * shape.hidden_size
+    replicated = stream / (layout.tp if layout.sequence_parallel else 1)
+    widths = 2 * shape.attention_size + 2 * shape.kv_size + shape.saved_ffn_tensors * shape.ffn_size
     return compute_bytes * (replicated + widths / layout.tp)
 
 

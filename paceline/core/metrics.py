@@ -188,6 +188,16 @@ def _samples_per_s(run: Measured) -> Metric:
     return _rate(run, rate, "samples/s", "global_batch")
 
 
+@_metric("samples_per_s_mean", "Sequences of the steady steps over their seconds, all devices.")
+def _samples_per_s_mean(run: Measured) -> Metric:
+    """per_device_batch x world x timed steps / their seconds, as Lambda's benchmark prints it."""
+    batch, unit = run.global_batch, "samples/s"
+    if not batch:
+        return Metric(value=None, unit=unit, note=run.facts.unknown("global_batch"))
+    rate = samples_per_s(batch, run.times.mean)
+    return Metric(value=rate, unit=unit, n=run.times.n, statistic="mean")
+
+
 @_metric("model_flops_per_s_per_device", "FLOP/s of one device, recomputation not counted.")
 def _flops(run: Measured) -> Metric:
     return _flops_rate(run, run.flops_per_s_per_device, *COUNTED)
@@ -282,7 +292,9 @@ def _days_to_train(run: Measured) -> Metric:
 @_metric("loss_last", "Mean loss of the window's last five steps.")
 def _loss_last(run: Measured) -> Metric:
     last = run.window["loss"][-5:]
-    return Metric(value=_mean(last), unit="nats/token", n=len(last), statistic="mean")
+    model = run.facts.model
+    unit = model.loss_unit if model else "nats/token"
+    return Metric(value=_mean(last), unit=unit, n=len(last), statistic="mean")
 
 
 def _flops_rate(run: Measured, value: float | None, *needs: str) -> Metric:
@@ -358,14 +370,16 @@ def _real_tokens_per_s(run: Measured) -> float | None:
 
 
 def _real_tokens(run: Measured) -> float | None:
-    """Unpadded tokens of a step: what the recipe states for padded data, else what the ranks count.
+    """Unpadded tokens of a step: those that the ranks count, where a count says anything.
 
-    A foreign log that counts no tokens is taken to be without padding.
+    Synthetic samples have no padding, so what the recipe says of those that they stand for comes
+    first. A foreign log that counts no tokens is taken to be without padding.
     """
     stated, batch, seq_len = run.facts.real_tokens_per_sample, run.global_batch, run.seq_len
-    if stated and batch:
-        return stated * batch
+    told = stated * batch if stated and batch else None
     counted = _mean(run.window["tokens"])
+    if told is not None and (counted is None or run.facts.data in (None, "synthetic")):
+        return told
     if counted is not None or run.facts.origin == "measured":
         return counted
     return batch * seq_len if batch and seq_len else None

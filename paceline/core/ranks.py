@@ -34,8 +34,9 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
 
     Times and memory are the largest over ranks, waiting for collectives is the median rank's.
     Tokens and samples are the sum: where tensor, pipeline or context ranks work on the same tokens,
-    each reports its share of them. The loss is weighted by tokens: every rank reports the mean over
-    the tokens that it has a share in, so ranks with the same tokens count them once together.
+    each reports its share of them. The loss is weighted by samples: every rank relates what it sums
+    to the mean count of targets, so ranks with the same samples count them once together, and
+    padding that one rank has more of shifts nothing. Tokens stand in for samples that are unknown.
     """
     if not ranks:
         return Steps.of([])
@@ -47,7 +48,9 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     for name in ("tokens", "samples"):
         columns[name] = stacked[name].sum(axis=0)
     columns["comm_wait_s"] = np.median(stacked["comm_wait_s"], axis=0)
-    columns["loss"] = _weighted_mean(stacked["loss"], stacked["tokens"])
+    samples, tokens = stacked["samples"], stacked["tokens"]
+    shares = np.where(np.isfinite(samples).all(axis=0), samples, tokens)
+    columns["loss"] = _weighted_mean(stacked["loss"], shares)
     skipped = np.any([s.skipped for s in aligned], axis=0)
     return Steps(first.index, first.averaged_over, skipped, columns)
 
@@ -166,7 +169,7 @@ def _largest(values: npt.NDArray[np.float64]) -> FloatColumn:
 def _weighted_mean(
     values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
 ) -> FloatColumn:
-    """Mean over ranks weighted by tokens; one unknown loss makes the step's loss unknown."""
+    """Mean over ranks by weight; one unknown loss makes the step's loss unknown."""
     total = weights.sum(axis=0)
     weighted = (values * weights).sum(axis=0)
     return np.divide(weighted, total, out=np.full_like(total, np.nan), where=total > 0)

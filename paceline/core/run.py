@@ -11,13 +11,43 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
-from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import Value
 
-DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens"]
+DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens", "latents"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
+
+
+class RampUp(Value):
+    """A batch that grows from `start` by `increment` over the first `samples`, as Megatron's
+    `--rampup-batch-size` lets it."""
+
+    start: PositiveInt
+    increment: PositiveInt
+    samples: PositiveInt
+
+    def sizes(self, global_batch: int) -> list[tuple[int, int]]:
+        """(until, batch) pairs: the batch while fewer than `until` samples are behind.
+
+        start + increment x int(consumed x n / samples) with n = (global_batch - start) / increment
+        (update of RampupBatchSizeNumMicroBatches in Megatron-DeepSpeed's microbatches.py).
+        """
+        n = (global_batch - self.start) // self.increment
+        return [
+            (-(-(k + 1) * self.samples // n), self.start + k * self.increment) for k in range(n)
+        ]
+
+    def problem(self, global_batch: int) -> str | None:
+        """Why the batch cannot grow to `global_batch` so, None when it can."""
+        rest = global_batch - self.start
+        if rest > 0 and rest % self.increment == 0:
+            return None
+        return (
+            f"training.ramp_up: from {self.start} in steps of {self.increment} the batch never "
+            f"becomes global_batch {global_batch}; it must be above start by a multiple of increment"
+        )
 
 
 class TrainingBase(Value):
@@ -38,14 +68,22 @@ class TrainingBase(Value):
     seed: NonNegativeInt = 1234
     total_tokens: PositiveFloat | None = 1e12
     """Length of the whole training for which days are computed."""
+    ramp_up: RampUp | None = None
+    """A smaller batch at first; None trains all steps with the whole one."""
 
 
 class Training(TrainingBase):
     """TrainingBase with everything resolved."""
 
     global_batch: PositiveInt
-    """Sequences per optimizer step over all devices."""
+    """Sequences per optimizer step over all devices, once a ramp-up is over."""
     dtype: Dtype
+
+    @property
+    def batches(self) -> list[int]:
+        """Every global batch that a step may have, the smallest first."""
+        grown = self.ramp_up.sizes(self.global_batch) if self.ramp_up else []
+        return [*(batch for _, batch in grown), self.global_batch]
 
 
 class Data(Value):
@@ -58,7 +96,11 @@ class Data(Value):
     text_key: str = "text"
     """Field of a jsonl record that holds the text."""
     real_tokens_per_sample: PositiveFloat | None = None
-    """For padded workloads: mean unpadded tokens; None means packed, without padding."""
+    """Mean unpadded tokens of what synthetic samples stand for; counted where the data is real."""
+    packing: Literal["packed", "padded"] = "packed"
+    """`packed`: windows of one line of tokens; `padded`: a record a sample, cut or filled up."""
+    loss_on: Literal["all", "text"] = "all"
+    """What the loss of padded samples is taken over: every position, or no padding."""
 
 
 class Checkpointing(Value):
@@ -78,7 +120,7 @@ class RunSpec(Value):
     recipe: str
     variant: str | None = None
     engine: str = "native"
-    model: DecoderShape
+    model: Shape
     lora: LoraSpec | None = None
     training: Training
     data: Data = Data()
@@ -106,6 +148,12 @@ class RunSpec(Value):
     def dp(self) -> int:
         """Data-parallel replicas."""
         return self.layout.dp(self.world_size)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, adapters included."""
+        adapters = lora_parameters(self.model, self.lora) if self.lora else 0
+        return num_parameters(self.model, self.layout.tp) + adapters
 
     @property
     def key(self) -> str:

@@ -1,11 +1,20 @@
-"""Model shapes and their exact parameter counts."""
+"""Model shapes and their exact parameter counts: decoders, and what all shapes have in common."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    model_validator,
+)
 
+from paceline.core.mmdit import MMDiTShape
 from paceline.core.value import Value
 
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
@@ -14,6 +23,7 @@ LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
 class DecoderShape(Value):
     """A decoder-only transformer: GPT-2/Megatron, OPT and Llama are settings of it."""
 
+    kind: Literal["decoder"] = "decoder"
     num_layers: PositiveInt
     hidden_size: PositiveInt
     num_heads: PositiveInt
@@ -87,10 +97,54 @@ class DecoderShape(Value):
         """3 with a gate (SwiGLU), else 2."""
         return 3 if self.gated_ffn else 2
 
+    @property
+    def saved_ffn_tensors(self) -> int:
+        """Tensors of the ffn's width that its backward pass needs: of ReLU's only the output."""
+        plain_relu = self.activation == "relu" and not self.gated_ffn
+        return 1 if plain_relu else self.num_ffn_matrices
+
+    @property
+    def saved_stream_tensors(self) -> float:
+        """Tensors of the stream's width that a block keeps: inputs and outputs of both norms."""
+        return 4.0
+
+    @property
+    def causal(self) -> bool:
+        """Whether tokens see none after them."""
+        return True
+
+    @property
+    def conventions(self) -> tuple[str, ...]:
+        """The FLOPs conventions that say something true of it; empty stands for all."""
+        return ()
+
+    @property
+    def loss_unit(self) -> str:
+        """Of the mean loss."""
+        return "nats/token"
+
     def padded_vocab(self, tp: int = 1) -> int:
         """Rows of the embedding: vocab_size rounded up to vocab_multiple x tp."""
         multiple = self.vocab_multiple * tp if self.vocab_multiple > 1 else 1
         return -(-self.vocab_size // multiple) * multiple
+
+
+def _kind(model: Any) -> str:
+    """The kind that a model states, as a mapping or as a shape; a decoder needs to state none."""
+    if isinstance(model, dict):
+        return str(model.get("kind", "decoder"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return str(getattr(model, "kind", "decoder"))
+
+
+Shape = Annotated[
+    Annotated[DecoderShape, Tag("decoder")] | Annotated[MMDiTShape, Tag("mmdit")],
+    Discriminator(
+        _kind,
+        custom_error_type="kind",
+        custom_error_message="kind is neither decoder nor mmdit",
+    ),
+]
+"""Any model; `kind` tells them apart."""
 
 
 class LoraSpec(Value):
@@ -99,12 +153,16 @@ class LoraSpec(Value):
     rank: PositiveInt
     alpha: PositiveFloat
     targets: tuple[LoraTarget, ...]
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that are dropped."""
     train_rest: bool = False
     """True: embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
 
 
-def linear_sizes(shape: DecoderShape) -> dict[LoraTarget, tuple[int, int]]:
-    """(in, out) features of the linear layers of one block."""
+def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
+    """(in, out) features of the linear layers of one block that can carry adapters."""
+    if shape.kind == "mmdit":
+        return {}
     h, a, kv, f = shape.hidden_size, shape.attention_size, shape.kv_size, shape.ffn_size
     sizes: dict[LoraTarget, tuple[int, int]] = {
         "q": (h, a), "k": (h, kv), "v": (h, kv), "o": (a, h), "up": (h, f), "down": (f, h),
@@ -127,8 +185,10 @@ def block_parameters(shape: DecoderShape) -> int:
     return weights + biases + 2 * norm_parameters(shape)
 
 
-def parameter_parts(shape: DecoderShape, tp: int = 1) -> dict[str, int]:
+def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
     """Parameters by part (embedding, positions, blocks, norms, projections, head), adapters excluded."""
+    if shape.kind == "mmdit":
+        return shape.parameter_parts(tp)
     vocab = shape.padded_vocab(tp)
     position_rows = shape.max_positions + shape.position_offset
     projected = shape.embed_dim != shape.hidden_size
@@ -142,7 +202,7 @@ def parameter_parts(shape: DecoderShape, tp: int = 1) -> dict[str, int]:
     }
 
 
-def num_parameters(shape: DecoderShape, tp: int = 1) -> int:
+def num_parameters(shape: Shape, tp: int = 1) -> int:
     """Parameters of the whole model, adapters excluded.
 
     For a GPT this is l(12h^2+13h) + Vh + sh + 2h (Narayanan et al., arXiv:2104.04473, equation 2).
@@ -150,19 +210,19 @@ def num_parameters(shape: DecoderShape, tp: int = 1) -> int:
     return sum(parameter_parts(shape, tp).values())
 
 
-def lora_parameters(shape: DecoderShape, lora: LoraSpec) -> int:
+def lora_parameters(shape: Shape, lora: LoraSpec) -> int:
     """Parameters of all adapters: rank x (in + out) for every target of every block."""
     sizes = linear_sizes(shape)
     return shape.num_layers * sum(lora.rank * sum(sizes[t]) for t in lora.targets if t in sizes)
 
 
-def adapted_weights(shape: DecoderShape, lora: LoraSpec) -> int:
+def adapted_weights(shape: Shape, lora: LoraSpec) -> int:
     """Weights of all matrices that carry an adapter and are frozen for it."""
     sizes = linear_sizes(shape)
     return shape.num_layers * sum(sizes[t][0] * sizes[t][1] for t in lora.targets if t in sizes)
 
 
-def trainable_parameters(shape: DecoderShape, lora: LoraSpec | None = None, tp: int = 1) -> int:
+def trainable_parameters(shape: Shape, lora: LoraSpec | None = None, tp: int = 1) -> int:
     """Parameters with a gradient: all of them, or with LoRA the adapters and what `train_rest` adds."""
     if lora is None:
         return num_parameters(shape, tp)

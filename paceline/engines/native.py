@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import Any
 
-from paceline.core.layout import RULES, native_problems
+from paceline.core.layout import RULES
+from paceline.core.layout_sizes import native_problems
 from paceline.core.logs.logged import Dialect
 from paceline.core.run import Job, RunSpec
-from paceline.core.shape import num_parameters
+from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.core.steps import Step
 from paceline.engines.reading import native_lines, native_log
 from paceline.events import StepEvent, read_events, read_rank, to_step
@@ -21,43 +22,87 @@ __all__ = ["DIALECT", "job", "missing", "read_rank", "settings", "steps", "unsup
 
 SETTINGS_FILE = "trainer.json"
 TRAINER_FOLDER = "native"
-DTYPES = ("fp32", "bf16", "fp16")
+DTYPES = ("fp32", "bf16", "fp16", "fp8")
+EMULATED = ("fp16", "fp8")
+"""What no CPU computes by itself."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
+LATENT_SOURCES = ("synthetic", "latents")
 BYTE_VOCAB = 257
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What this trainer cannot do of `spec`, one sentence each."""
-    problems = native_problems(
-        spec.layout, spec.model, spec.world_size, spec.training.global_batch,
-        dtype=spec.training.dtype, device=_device(spec),
-        compiled=spec.training.compile != "none",
-    )  # fmt: skip
+    problems = _layout_problems(spec)
     if spec.training.dtype not in DTYPES:
         problems.append(f"dtype {spec.training.dtype} is not among {', '.join(DTYPES)}")
-    if spec.training.dtype == "fp16" and spec.cluster.device == "cpu":
-        problems.append("fp16 on a CPU is emulated, hundreds of times slower than bf16 or fp32")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
-    if spec.model.positions == "learned" and spec.training.seq_len > spec.model.max_positions:
+    if spec.training.dtype in EMULATED and spec.cluster.device == "cpu":
         problems.append(
-            f"seq_len {spec.training.seq_len} is beyond {spec.model.max_positions} learned positions"
+            f"{spec.training.dtype} on a CPU is emulated, many times slower than bf16 or fp32"
         )
-    if spec.data.source in TEXT_SOURCES and spec.model.vocab_size < BYTE_VOCAB:
+    return problems + (
+        _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
+    )
+
+
+def _latent_problems(spec: RunSpec) -> list[str]:
+    """What a diffusion transformer cannot be trained on."""
+    if spec.data.source in LATENT_SOURCES:
+        return []
+    allowed = " or ".join(LATENT_SOURCES)
+    return [f"data.source {spec.data.source} has no latents: an mmdit takes {allowed}"]
+
+
+def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
+    """What of the data does not fit a decoder."""
+    problems: list[str] = []
+    if spec.data.source == "latents":
+        problems.append("data.source latents has no tokens: a decoder takes any other source")
+    if model.positions == "learned" and spec.training.seq_len > model.max_positions:
         problems.append(
-            f"vocab_size {spec.model.vocab_size} has no room for text, which needs {BYTE_VOCAB}: "
+            f"seq_len {spec.training.seq_len} is beyond {model.max_positions} learned positions"
+        )
+    if spec.data.source in TEXT_SOURCES and model.vocab_size < BYTE_VOCAB:
+        problems.append(
+            f"vocab_size {model.vocab_size} has no room for text, which needs {BYTE_VOCAB}: "
             "one id per byte and one that ends a document"
         )
-    if spec.lora is not None:
-        problems.append("LoRA adapters are not in the native trainer")
+    if spec.data.source == "tokens" and spec.data.packing == "padded":
+        problems.append(
+            "data.packing padded needs records, which a token file has none of: use jsonl"
+        )
     return problems
 
 
+def _layout_problems(spec: RunSpec) -> list[str]:
+    """What is wrong with the whole batch, else with the first smaller one of a ramp-up."""
+    for batch in reversed(spec.training.batches):
+        problems = native_problems(
+            spec.layout, spec.model, spec.world_size, batch,
+            dtype=spec.training.dtype, device=_device(spec),
+            compiled=spec.training.compile != "none",
+        )  # fmt: skip
+        if problems and batch < spec.training.global_batch:
+            return [f"while the batch ramps up: {problem}" for problem in problems]
+        if problems:
+            return problems
+    return []
+
+
 def missing(spec: RunSpec) -> str | None:
-    """torch, when it is not beside Paceline and no other interpreter is named."""
-    if spec.cluster.python is not None or importlib.util.find_spec("torch") is not None:
+    """torch or torchao, when it is not beside Paceline and no other interpreter is named."""
+    if spec.cluster.python is not None:
         return None
-    return "torch is not installed beside Paceline; pip install 'paceline[native]'"
+    needed = (
+        {"torch": "native", "torchao": "fp8"}
+        if spec.training.dtype == "fp8"
+        else {"torch": "native"}
+    )
+    for package, extra in needed.items():
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed beside Paceline; pip install 'paceline[{extra}]'"
+    return None
 
 
 def job(spec: RunSpec, name: str) -> Job:
@@ -83,11 +128,16 @@ def job(spec: RunSpec, name: str) -> Job:
 def settings(spec: RunSpec) -> dict[str, Any]:
     """The resolved JSON that the trainer reads, schema 1."""
     model = spec.model.model_dump(mode="json")
+    ramp_up = spec.training.ramp_up
     model["padded_vocab"] = spec.model.padded_vocab(spec.layout.tp)
     return {
         "schema": 1,
         "model": model,
-        "training": spec.training.model_dump(mode="json", exclude={"total_tokens"}),
+        "lora": spec.lora.model_dump(mode="json") if spec.lora else None,
+        "training": {
+            **spec.training.model_dump(mode="json", exclude={"total_tokens"}),
+            "ramp_up": ramp_up.sizes(spec.training.global_batch) if ramp_up else [],
+        },
         "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample"}),
         "layout": spec.layout.model_dump(mode="json"),
         "layout_rules": [
@@ -103,7 +153,8 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "memory_limit_bytes": spec.memory_limit_bytes,
         "memory_parts": spec.memory_parts,
         "checkpoint": spec.checkpoint.model_dump(mode="json"),
-        "expected_parameters": num_parameters(spec.model, spec.layout.tp),
+        "expected_parameters": spec.num_parameters,
+        "expected_trainable": trainable_parameters(spec.model, spec.lora, spec.layout.tp),
         "events": "steps",
         "logs": "logs",
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from clock import StepClock
-from config import ConfigError, TrainerConfig
+from config import ConfigError, FluxConfig, Model, TrainerConfig
+from flux import MMDiT
 from mesh import Mesh, World
-from model import Decoder, Part, Setting
+from model import Decoder, Part, Setting, use_float8
+from network import Network
 from parallel import (
     DdpReplica,
     PipelineReplica,
@@ -18,14 +20,16 @@ from parallel import (
 )
 from stages import stage_layers, stages_of
 from tensor import Region, cut_parameters
-from weights import count_parameters, init_weights
+from weights import count_parameters, freeze, init_weights
 
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp64": torch.float64,
+    "fp8": torch.bfloat16,
 }
+"""What is computed in between matrix products."""
 
 
 def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClock) -> Replica:
@@ -35,8 +39,9 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     """
     layout, setting = config.layout, setting_of(config, mesh)
     with torch.device("meta"):
-        whole = Decoder(config.model, setting)
-        parts = [Decoder(config.model, setting, part) for part in parts_of(config, mesh)]
+        whole = make_network(config.model, setting)
+        parts = [make_network(config.model, setting, part) for part in parts_of(config, mesh)]
+    freeze(whole)
     check_parameters(whole, config)
     shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
     sharded = mesh.data.size > 1 and layout.zero_stage >= 2
@@ -45,6 +50,9 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     for part in parts:
         if setting.dtype == torch.float64:
             part.double()
+        freeze(part)
+        if config.training.dtype == "fp8":
+            use_float8(part)
         cut_parameters(part, mesh.tp, mesh.states["tp"] if sharded and mesh.states else None)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
@@ -63,13 +71,21 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     return Replica(parts, mesh)
 
 
-def check_parameters(whole: Decoder, config: TrainerConfig) -> None:
+def make_network(model: Model, setting: Setting, part: Part | None = None) -> Network:
+    """The kind of model that the settings name, or a pipeline stage of it."""
+    if isinstance(model, FluxConfig):
+        return MMDiT(model, setting)
+    return Decoder(model, setting, part)
+
+
+def check_parameters(whole: Network, config: TrainerConfig) -> None:
     """Raise ConfigError when the model is not of the size that it should have."""
-    found = count_parameters(whole)
-    if found != config.expected_parameters:
-        raise ConfigError(
-            f"expected_parameters {config.expected_parameters:,}: the model has {found:,} parameters"
-        )
+    trainable = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+    found = {"parameters": count_parameters(whole), "trainable": trainable}
+    for name, count in found.items():
+        expected = getattr(config, f"expected_{name}")
+        if count != expected:
+            raise ConfigError(f"expected_{name} {expected:,}: the model has {count:,} {name}")
 
 
 def setting_of(config: TrainerConfig, mesh: Mesh) -> Setting:
@@ -82,6 +98,7 @@ def setting_of(config: TrainerConfig, mesh: Mesh) -> Setting:
         region=Region(mesh.tp, layout.sequence_parallel),
         cp=mesh.cp,
         cp_exchange=layout.cp_exchange,
+        lora=config.lora,
     )
 
 

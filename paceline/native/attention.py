@@ -16,6 +16,9 @@ from torch.nn import functional
 LONGEST_BLOCKED = 1024
 """Beyond this squared the CPU's fused kernel is as fast, and kept probabilities need Tq Tk memory."""
 
+LONGEST_PLAIN = 256
+"""As LONGEST_BLOCKED, where no mask saves anything."""
+
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -38,6 +41,17 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     else:
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return out.transpose(1, 2)
+
+
+def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, Tq, N, D) queries that see all of (B, Tk, N, D) keys and values -> (B, Tq, N, D)."""
+    if q.device.type == "cpu" and q.shape[1] * k.shape[1] <= LONGEST_PLAIN**2:
+        heads = q.shape[2]
+        q, k, v = (_by_head(x) for x in (q * q.shape[-1] ** -0.5, k, v))
+        out = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v)
+        return out.unflatten(0, (-1, heads)).transpose(1, 2)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
 class BlockedAttention(torch.autograd.Function):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from config import ConfigError, TrainerConfig
-from context import rows
 from corpus import Corpus
 from loss import IGNORE_INDEX
 from mesh import Mesh
+from rampup import BatchSizes
 from weights import mixed_seed
 
 AHEAD = 2
@@ -23,12 +24,24 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a step: (num_microbatches, micro_batch, seq_len / cp) ids each."""
+    """One rank's share of a step; every tensor begins with (num_microbatches, micro_batch).
+
+    A decoder's inputs and targets go on with (seq_len / cp) token ids.
+    """
 
     inputs: Tensor
     targets: Tensor
     counted: int
     """Targets that the loss counts."""
+    extras: tuple[Tensor, ...] = ()
+    """What else a model takes besides inputs and targets."""
+    real_tokens: int = 0
+    """Positions of the replica's samples that are no padding; what its ranks share out."""
+
+    @property
+    def samples(self) -> int:
+        """The replica's samples."""
+        return self.inputs.shape[0] * self.inputs.shape[1]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; the copy is queued when the memory is pinned."""
@@ -36,43 +49,64 @@ class Batch:
             self.inputs.to(device, non_blocking=True),
             self.targets.to(device, non_blocking=True),
             self.counted,
+            tuple(extra.to(device, non_blocking=True) for extra in self.extras),
+            self.real_tokens,
         )
+
+    def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
+        """Arguments of the model, one micro-batch after the other."""
+        return zip(self.inputs, self.targets, *self.extras, strict=True)
 
 
 class Sampler:
     """Which window every sample of every step is; the global batch does not depend on the layout.
 
-    Every epoch has its own order. A rest that fills no global batch waits for another epoch, so a
-    step never meets a window twice, and ranks take disjoint parts of it.
+    Steps take samples one after the other from an endless row of epochs, each in an order of its
+    own, so a step may begin in one epoch and end in the next, however few windows there are.
     """
 
-    def __init__(self, num_windows: int | None, global_batch: int, dp: int, seed: int) -> None:
-        if num_windows is not None and num_windows < global_batch:
+    def __init__(
+        self,
+        num_windows: int | None,
+        global_batch: int,
+        dp: int,
+        seed: int,
+        ramp_up: Sequence[Sequence[int]] = (),
+    ) -> None:
+        if num_windows == 0:
             raise ConfigError(
-                f"data: {num_windows} windows of seq_len + 1 tokens are fewer than one global batch "
-                f"of {global_batch}; use more text, shorter sequences or a smaller batch"
+                "data: there is not one sample; a packed one is seq_len + 1 tokens, so use more text "
+                "or shorter sequences"
             )
-        self.num_windows, self.global_batch, self.dp, self.seed = (
-            num_windows,
-            global_batch,
-            dp,
-            seed,
-        )
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
+        self.num_windows, self.dp, self.seed = num_windows, dp, seed
+        self.sizes = BatchSizes(ramp_up, global_batch)
+        self._orders: dict[int, Tensor] = {}
 
     def windows(self, step: int, rank: int) -> list[int]:
         """Window indices of one data-parallel rank in one step (both from 0)."""
-        share = self.global_batch // self.dp
+        share = self.sizes.batch(step) // self.dp
+        start = self.sizes.consumed(step) + rank * share
+        samples = range(start, start + share)
         if self.num_windows is None:
-            start = step * self.global_batch + rank * share
-            return list(range(start, start + share))
-        epoch, position = divmod(step, self.num_windows // self.global_batch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
-            self._epoch, self._order = epoch, torch.randperm(self.num_windows, generator=generator)
-        start = position * self.global_batch + rank * share
-        return self._order[start : start + share].tolist()
+            return list(samples)
+        first, last = start // self.num_windows, samples[-1] // self.num_windows
+        self._orders = {epoch: self._order(epoch) for epoch in range(first, last + 1)}
+        return [
+            int(self._orders[sample // self.num_windows][sample % self.num_windows])
+            for sample in samples
+        ]
+
+    def _order(self, epoch: int) -> Tensor:
+        if epoch in self._orders:
+            return self._orders[epoch]
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+        return torch.randperm(self.num_windows or 0, generator=generator)
+
+
+def sampler_of(config: TrainerConfig, num_windows: int | None) -> Sampler:
+    """The order in which a training takes its samples."""
+    training = config.training
+    return Sampler(num_windows, training.global_batch, config.dp, training.seed, training.ramp_up)
 
 
 class Loader:
@@ -88,9 +122,9 @@ class Loader:
         first: int = 0,
     ) -> None:
         self._corpus, self._sampler, self._pin = corpus, sampler, pin
-        self._rank, self._rows = mesh.dp.index, rows(config.training.seq_len, mesh.cp)
+        self._rank, self._cp = mesh.dp.index, mesh.cp
         self._steps = range(first, config.training.steps)
-        self._shape = (config.num_microbatches, config.layout.micro_batch, -1)
+        self._micro_batch = config.layout.micro_batch
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="loader", daemon=True)
@@ -112,14 +146,16 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """This rank's batch of a step (from 0)."""
-        windows = [self._corpus.window(i) for i in self._sampler.windows(step, self._rank)]
-        ids = torch.stack(windows)
-        inputs = ids[:, self._rows].reshape(self._shape)
-        targets = ids[:, self._rows + 1].reshape(self._shape)
-        counted = int((targets != IGNORE_INDEX).sum())
+        indices = self._sampler.windows(step, self._rank)
+        fields = [
+            field.unflatten(0, (-1, self._micro_batch))
+            for field in self._corpus.collate(indices, self._cp)
+        ]
         if self._pin:
-            inputs, targets = inputs.pin_memory(), targets.pin_memory()
-        return Batch(inputs, targets, counted)
+            fields = [field.pin_memory() for field in fields]
+        inputs, targets, *extras = fields
+        counted = int((targets != IGNORE_INDEX).sum())
+        return Batch(inputs, targets, counted, tuple(extras), self._corpus.real_tokens(indices))
 
     def _fill(self) -> None:
         for step in self._steps:

@@ -74,12 +74,18 @@ class Checkpoints:
         self.config, self.replica, self.optimizer = config, replica, optimizer
         self.scaler, self.world, self.paused = scaler, world, paused
         kept = {
-            name: getattr(config.training, name) for name in ("seed", "global_batch", "seq_len")
+            name: getattr(config.training, name)
+            for name in ("seed", "global_batch", "seq_len", "ramp_up")
         }
         self._facts = {
             "model": asdict(config.model),
             "training": kept,
-            "data": {"source": config.data.source, "windows": num_windows},
+            "data": {
+                "source": config.data.source,
+                "windows": num_windows,
+                "packing": config.data.packing,
+                "loss_on": config.data.loss_on,
+            },
         }
         # A group of its own, because saving goes on beside the training's collectives; gloo, because
         # what DCP exchanges and writes lies in main memory.

@@ -48,6 +48,14 @@ def scatter(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.size == 1 else _Scatter.apply(x, axis)
 
 
+def join(x: Tensor, axis: Axis) -> Tensor:
+    """(B, F) of every rank -> (B, n F) in the axis' order, for what all ranks then do alike.
+
+    All of them have the same gradient, of which each takes its part.
+    """
+    return x if axis.size == 1 else _Join.apply(x, axis)
+
+
 def sum_flat(tensors: Iterable[Tensor], axis: Axis, factor: float = 1.0) -> None:
     """`factor` x the sum of many tensors over the axis, in place, in few large pieces."""
     if axis.size == 1:
@@ -121,6 +129,19 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return _gathered(grad, ctx.axis), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        parts = x.new_empty(axis.size, *x.shape)
+        gather_into(parts.flatten(0, 1), x.contiguous(), axis.group)
+        return parts.transpose(0, 1).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index].contiguous(), None
 
 
 def _gathered(x: Tensor, axis: Axis) -> Tensor:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages import schedule_problems, stage_layers
-
 SCHEMA = 1
-COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
-SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens")
+PACKINGS, LOSSES = ("packed", "padded"), ("all", "text")
+SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "latents")
+LATENT_SOURCES = ("synthetic", "latents")
+"""What a diffusion transformer can be trained on."""
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class ModelConfig:
     bias: bool
     tied_embeddings: bool
     embedding_size: int | None
+    kind: str = "decoder"
 
     @property
     def kv_heads(self) -> int:
@@ -66,6 +68,53 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class FluxConfig:
+    """The sizes of a multimodal diffusion transformer, of its latents and of its text."""
+
+    kind: str
+    hidden_size: int
+    num_heads: int
+    num_double_blocks: int
+    num_single_blocks: int
+    mlp_ratio: int
+    latent_channels: int
+    latent_size: int
+    patch_size: int
+    text_len: int
+    text_width: int
+    pooled_width: int
+    rope_axes: tuple[int, int, int]
+    rope_theta: float
+    text_dropout: float
+    tied_embeddings: bool = False
+    positions: str = "rope"
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of both kinds."""
+        return self.num_double_blocks + self.num_single_blocks
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def in_channels(self) -> int:
+        """Width of an image token before the first layer and behind the last one."""
+        return self.latent_channels * self.patch_size**2
+
+    @property
+    def patches(self) -> int:
+        """Rows and columns of image tokens."""
+        return self.latent_size // self.patch_size
+
+
+Model = ModelConfig | FluxConfig
+MODELS: dict[str, type[Model]] = {"decoder": ModelConfig, "mmdit": FluxConfig}
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """What is trained, apart from the model's shape."""
 
@@ -81,6 +130,13 @@ class TrainingConfig:
     weight_decay: float
     grad_clip: float
     seed: int
+    ramp_up: tuple[tuple[int, int], ...]
+    """(until, batch): a smaller batch while fewer than `until` samples are behind; see `BatchSizes`."""
+
+    @property
+    def batches(self) -> list[int]:
+        """Every global batch that a step may have."""
+        return [*(batch for _, batch in self.ramp_up), self.global_batch]
 
 
 @dataclass(frozen=True)
@@ -91,6 +147,10 @@ class DataConfig:
     path: str | None
     token_dtype: str
     text_key: str
+    packing: str
+    """`packed` windows of one line of tokens, or one record a sample, cut or `padded`."""
+    loss_on: str
+    """Of padded samples: `all` positions, or the `text` alone."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +169,24 @@ class LayoutConfig:
     sequence_parallel: bool
     dp_shard: int | None
     cp_exchange: str
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters, and what trains beside them."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    train_rest: bool
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter has a gradient: adapters always, the rest unless it is adapted."""
+        *_, layer, kind = name.split(".")
+        if kind in ("lora_a", "lora_b"):
+            return True
+        return self.train_rest and not (kind == "weight" and layer in self.targets)
 
 
 @dataclass(frozen=True)
@@ -132,7 +210,8 @@ class LayoutRule:
 class TrainerConfig:
     """Everything that one training needs to know."""
 
-    model: ModelConfig
+    model: Model
+    lora: LoraConfig | None
     training: TrainingConfig
     data: DataConfig
     layout: LayoutConfig
@@ -146,6 +225,8 @@ class TrainerConfig:
     memory_limit_bytes: float | None
     memory_parts: bool
     expected_parameters: int
+    """Parameters of the whole model, adapters included."""
+    expected_trainable: int
 
     @property
     def world_size(self) -> int:
@@ -167,7 +248,8 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
             f"schema: {raw.get('schema')!r} is not the {SCHEMA} that this trainer reads"
         )
     parts = {
-        "model": _record(ModelConfig, raw, "model"),
+        "model": _model(raw.get("model")),
+        "lora": None if raw.get("lora") is None else _record(LoraConfig, raw, "lora"),
         "training": _record(TrainingConfig, raw, "training"),
         "data": _record(DataConfig, raw, "data"),
         "layout": _record(LayoutConfig, raw, "layout"),
@@ -185,95 +267,12 @@ def read_json(path: str) -> dict[str, Any]:
     return raw
 
 
-def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
-    """Why this trainer cannot run the input, one sentence each; empty when it can."""
-    layout, training, model = config.layout, config.training, config.model
-    problems: list[str] = []
-    if layout.zero_stage not in (0, 1, 2, 3):
-        problems.append(f"layout.zero_stage {layout.zero_stage}: use 0, 1, 2 or 3")
-    if layout.recompute not in RECOMPUTE:
-        problems.append(f"layout.recompute {layout.recompute}: use one of {', '.join(RECOMPUTE)}")
-    if config.world_size != world_size:
-        problems.append(
-            f"dp {config.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp}: {world_size} "
-            f"processes were started; start {config.world_size}"
-        )
-    present = layout_features(config)
-    problems += [rule.reason for rule in config.layout_rules if rule.features <= present]
-    batch = config.dp * layout.micro_batch * config.num_microbatches
-    if batch != training.global_batch:
-        problems.append(
-            f"training.global_batch {training.global_batch}: dp {config.dp} x micro_batch "
-            f"{layout.micro_batch} x num_microbatches {config.num_microbatches} is {batch}"
-        )
-    if training.dtype not in COMPUTE_DTYPES:
-        problems.append(f"training.dtype {training.dtype}: use one of {', '.join(COMPUTE_DTYPES)}")
-    if config.data.source not in SOURCES:
-        problems.append(f"data.source {config.data.source}: use one of {', '.join(SOURCES)}")
-    if model.positions == "learned" and training.seq_len > model.max_positions:
-        problems.append(
-            f"training.seq_len {training.seq_len}: the model has only "
-            f"{model.max_positions} learned positions"
-        )
-    return problems + size_problems(config)
-
-
-def size_problems(config: TrainerConfig) -> list[str]:
-    """What does not divide evenly, one sentence each: a part too short would be a wrong result."""
-    model, layout, seq_len = config.model, config.layout, config.training.seq_len
-    tp, cp, ranks = layout.tp, layout.cp, config.dp * layout.cp
-    exchange = layout.cp_exchange if cp > 1 else ""
-    parts = [
-        ("key/value heads", model.kv_heads, "tp", tp),
-        ("ffn_size", model.ffn_size, "tp", tp),
-        ("padded_vocab", model.padded_vocab, "tp", tp),
-        ("seq_len", seq_len, "2 x cp", 2 * cp if cp > 1 else 1),
-        ("seq_len", seq_len, "tp x cp", tp * cp if layout.sequence_parallel else 1),
-        ("query heads", model.num_heads, "tp x cp", tp * cp if exchange == "all-to-all" else 1),
-        ("dp x cp", ranks, "dp_shard", layout.dp_shard or 1),
-    ]
-    problems = [
-        f"{what} {size}: {by} {number} does not divide it"
-        for what, size, by, number in parts
-        if size % number
-    ]
-    if exchange == "ring" and config.device == "cuda":
-        width = model.head_dim
-        if width % 8 or width > 256:
-            problems.append(f"heads {width} wide: a ring on a GPU takes multiples of 8 up to 256")
-    try:
-        stage_layers(model.num_layers, layout.pp, layout.vp)
-    except ValueError as error:
-        problems.append(str(error))
-    schedule, num = layout.schedule, config.num_microbatches
-    return problems + schedule_problems(schedule, layout.pp, layout.vp, num)
-
-
-def layout_features(config: TrainerConfig) -> frozenset[str]:
-    """The names by which the rules speak of a layout, as whoever wrote the rules derives them."""
-    layout = config.layout
-    axes = {axis: getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "vp")}
-    chunked = layout.schedule == "1f1b" and axes["pp"] and axes["vp"]
-    schedule = "interleaved" if chunked else layout.schedule
-    shard = layout.dp_shard
-    present = {
-        **axes,
-        **{f"no-{axis}": not used for axis, used in axes.items()},
-        "dp": config.dp > 1,
-        "ep": layout.ep > 1,
-        "sp": layout.sequence_parallel,
-        f"zero{layout.zero_stage}": True,
-        "dp-shard": shard is not None,
-        "hybrid": shard is not None and shard < config.dp * layout.cp,
-        schedule: axes["pp"] or schedule != "1f1b",
-        layout.cp_exchange: axes["cp"] or layout.cp_exchange != "all-gather",
-        layout.recompute: layout.recompute != "none",
-        "compile": config.training.compile != "none",
-        "tied": config.model.tied_embeddings,
-        config.training.dtype: True,
-        config.device: True,
-    }
-    return frozenset(name for name, there in present.items() if there)
+def _model(raw: Any) -> Model:
+    """The model's sizes; one that states no kind is a decoder."""
+    kind = raw.get("kind", "decoder") if isinstance(raw, Mapping) else "decoder"
+    if kind not in MODELS:
+        raise ConfigError(f"model.kind {kind}: use one of {', '.join(MODELS)}")
+    return _record(MODELS[kind], {"model": raw}, "model")
 
 
 def _rules(raw: Any) -> tuple[LayoutRule, ...]:
@@ -293,8 +292,8 @@ def _record(kind: type[T], raw: Mapping[str, Any], name: str) -> T:
 
 
 def _build(kind: type[T], part: Mapping[str, Any], where: str) -> T:
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    missing = [name for name in names if name not in part]
+    known = fields(kind)  # type: ignore[arg-type]
+    missing = [f.name for f in known if f.name not in part and f.default is MISSING]
     if missing:
         raise ConfigError(f"{where}{missing[0]}: is missing")
-    return kind(**{name: part[name] for name in names})
+    return kind(**{f.name: part[f.name] for f in known if f.name in part})

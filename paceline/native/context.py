@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import causal_attention
+from attention import causal_attention, full_attention
+from collectives import gather
 from exchange import all_to_all_into, gather_into, scatter_sum_into
 from mesh import Axis
 from ring import RingAttention
@@ -49,6 +50,19 @@ def keep_from_compiler() -> None:
         EXCHANGES[name] = disable(exchange)
 
 
+def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    """(B, t, N, D) queries, keys and values -> (B, t, N, D) attention to all tokens of all ranks.
+
+    Without a mask it does not matter which tokens a rank holds, if all hold as many.
+    """
+    return full_attention(q, k, v) if cp.size == 1 else EXCHANGES["unmasked"](q, k, v, cp)
+
+
+def _with_all_keys_unmasked(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    k, v = gather(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
+    return full_attention(q, k, v)
+
+
 def _with_all_keys(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
     early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)
     early_q, late_q = q.chunk(2, dim=1)
@@ -78,6 +92,7 @@ EXCHANGES = {
     "all-gather": _with_all_keys,
     "all-to-all": _with_some_heads,
     "ring": _in_a_ring,
+    "unmasked": _with_all_keys_unmasked,
 }
 
 

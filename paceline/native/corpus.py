@@ -1,7 +1,9 @@
 """Tokens of a run: from the interpreter's own sources, a text, jsonl or token file, or at random.
 
-A corpus is cut into windows of seq_len + 1 tokens that share one token with the next: the last
-target of one is the first input of the other. Text becomes bytes: ids 0-255, and 256 ends a document.
+Packed, a corpus is cut into windows of seq_len + 1 tokens that share one token with the next: the
+last target of one is the first input of the other. Padded, every record is a sample of its own, cut
+to seq_len + 1 tokens or filled up with end marks: a line of jsonl, or a paragraph of a text. Text
+becomes bytes: ids 0-255, and 256 ends a document.
 """
 
 from __future__ import annotations
@@ -9,19 +11,29 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from config import ConfigError, DataConfig, TrainerConfig
+from config import ConfigError, DataConfig, FluxConfig, TrainerConfig
+from context import rows
+from latents import load_latents
+from loss import IGNORE_INDEX
+from mesh import Axis
+from rampup import BatchSizes
 from weights import mixed_seed
 
 END_OF_DOCUMENT = 256
 BYTE_VOCAB = 257
+END = torch.tensor([END_OF_DOCUMENT], dtype=torch.int16)
+PARAGRAPHS = re.compile(rb"\n\s*\n")
 MOST_TEXT_TOKENS = 2**27
 """Text is held in memory (2 bytes a token); longer runs read this much and go over it again."""
 TOKEN_DTYPES = {
@@ -65,6 +77,56 @@ class TokenCorpus:
             )
         return ids
 
+    def real_tokens(self, indices: Sequence[int]) -> int:
+        """Every position is a token."""
+        return len(indices) * self.seq_len
+
+    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+        """Windows as inputs and targets; raises ConfigError as `window` does."""
+        return next_tokens([self.window(i) for i in indices], cp)
+
+
+@dataclass(frozen=True)
+class PaddedCorpus:
+    """Records of their own: sample i is tokens[ends[i]:ends[i + 1]] and end marks up to the length."""
+
+    tokens: Tensor
+    ends: Tensor
+    """(num_windows + 1,) where records begin and end."""
+    seq_len: int
+    masked: bool
+    """Whether targets that are padding count for nothing."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens at hand, padding left out."""
+        return self.tokens.numel()
+
+    @property
+    def num_windows(self) -> int:
+        """Records."""
+        return self.ends.numel() - 1
+
+    def real_tokens(self, indices: Sequence[int]) -> int:
+        """Inputs of some samples that are text."""
+        chosen = torch.tensor([*indices], dtype=torch.int64)
+        lengths = self.ends[chosen + 1] - self.ends[chosen]
+        return int(lengths.clamp(max=self.seq_len).sum())
+
+    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+        """Samples as inputs and targets; targets that are padding may not count."""
+        windows = torch.full((len(indices), self.seq_len + 1), END_OF_DOCUMENT)
+        ends = self.ends.tolist()
+        padded = torch.ones(windows.shape, dtype=torch.bool)
+        for i, index in enumerate(indices):
+            record = self.tokens[ends[index] : ends[index + 1]]
+            windows[i, : len(record)] = record
+            padded[i, : len(record)] = False
+        inputs, targets = next_tokens([*windows], cp)
+        if self.masked:
+            targets = targets.masked_fill(next_tokens([*padded], cp)[1], IGNORE_INDEX)
+        return inputs, targets
+
 
 @dataclass(frozen=True)
 class SyntheticCorpus:
@@ -82,8 +144,61 @@ class SyntheticCorpus:
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, index))
         return torch.randint(self.vocab_size, (self.seq_len + 1,), generator=generator)
 
+    def real_tokens(self, indices: Sequence[int]) -> int:
+        """Every position is a token."""
+        return len(indices) * self.seq_len
 
-Corpus = TokenCorpus | SyntheticCorpus
+    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+        """Windows as inputs and targets."""
+        return next_tokens([self.window(i) for i in indices], cp)
+
+
+class Corpus(Protocol):
+    """Samples by index; every rank makes the same sample from the same index."""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens at hand; None without end."""
+        ...
+
+    @property
+    def num_windows(self) -> int | None:
+        """Samples at hand; None without end."""
+        ...
+
+    @property
+    def masked(self) -> bool:
+        """Whether some targets count for nothing, so that ranks may count different numbers."""
+        ...
+
+    def real_tokens(self, indices: Sequence[int]) -> int:
+        """Input positions of some samples that are no padding."""
+        ...
+
+    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+        """(inputs, targets, what else the model takes) of some samples, this rank's part of each."""
+        ...
+
+
+def next_tokens(windows: list[Tensor], cp: Axis) -> tuple[Tensor, Tensor]:
+    """(n, seq_len / cp) inputs and the tokens after them, from (seq_len + 1,) windows."""
+    ids = torch.stack(windows)
+    here = rows(ids.shape[1] - 1, cp)
+    return ids[:, here], ids[:, here + 1]
+
+
+def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
+    """What the start line says about the data."""
+    samples = range(corpus.num_windows or 1)
+    return {
+        "source": data.source,
+        "path": data.path,
+        "tokens": corpus.num_tokens,
+        "windows": corpus.num_windows,
+        "packing": data.packing,
+        "loss_on": data.loss_on,
+        "real_tokens_per_sample": corpus.real_tokens(samples) / max(1, len(samples)),
+    }
 
 
 def load_corpus(config: TrainerConfig) -> Corpus:
@@ -92,10 +207,13 @@ def load_corpus(config: TrainerConfig) -> Corpus:
     Raises ConfigError when the vocabulary has no room for bytes or a file is not what it should be.
     """
     data, training = config.data, config.training
+    if isinstance(config.model, FluxConfig):
+        return load_latents(config, config.model)
     vocab = config.model.vocab_size
     if data.source == "synthetic":
         return SyntheticCorpus(training.seq_len, vocab, training.seed)
-    usable = training.steps * training.global_batch * training.seq_len + 1
+    samples = BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
+    usable = samples * training.seq_len + 1
     if data.source == "tokens":
         return TokenCorpus(map_tokens(data, usable), training.seq_len, vocab)
     if vocab < BYTE_VOCAB:
@@ -103,23 +221,56 @@ def load_corpus(config: TrainerConfig) -> Corpus:
             f"model.vocab_size {vocab}: text needs {BYTE_VOCAB}, one id per byte and one that ends "
             "a document"
         )
+    if data.packing == "padded":
+        texts = islice(records(data, training.seed, MOST_TEXT_TOKENS), samples)
+        return pad(texts, training.seq_len, MOST_TEXT_TOKENS, data.loss_on == "text")
     tokens = pack(documents(data, training.seed, usable), min(usable, MOST_TEXT_TOKENS))
     return TokenCorpus(tokens, training.seq_len, vocab)
 
 
+def pad(texts: Iterable[bytes], seq_len: int, limit: int, masked: bool) -> PaddedCorpus:
+    """Every text that is not empty as a record, no more of it than a sample holds.
+
+    What would go beyond `limit` tokens is left out.
+    """
+    pieces, ends = [END], [0]
+    for text in texts:
+        piece = tokens_of(text[: seq_len + 1])[: seq_len + 1]
+        if ends[-1] + len(piece) > limit:
+            break
+        if text:
+            pieces.append(piece)
+            ends.append(ends[-1] + len(piece))
+    return PaddedCorpus(torch.cat(pieces)[len(END) :], torch.tensor(ends), seq_len, masked)
+
+
 def pack(texts: Iterable[bytes], limit: int) -> Tensor:
     """At most `limit` tokens: documents one after the other, each followed by its end mark."""
-    end = torch.tensor([END_OF_DOCUMENT], dtype=torch.int16)
-    pieces = [end[:0]]
+    pieces = [END[:0]]
     total = 0
     for text in texts:
         if text:
-            piece = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-            pieces += [piece.to(torch.int16), end]
+            pieces.append(tokens_of(text))
             total += len(text) + 1
         if total >= limit:
             break
     return torch.cat(pieces)[:limit]
+
+
+def tokens_of(text: bytes) -> Tensor:
+    """A text as tokens, with its end mark."""
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else END[:0]
+    return torch.cat([ids.to(torch.int16), END])
+
+
+def records(data: DataConfig, seed: int, limit: int) -> Iterator[bytes]:
+    """Samples of a padded run: lines of jsonl, or paragraphs of texts, which blank lines part."""
+    texts = documents(data, seed, limit)
+    if data.source == "jsonl":
+        return texts
+    return (
+        part.strip(b"\r\n") for text in texts for part in PARAGRAPHS.split(text) if part.strip()
+    )
 
 
 def documents(data: DataConfig, seed: int, limit: int) -> Iterator[bytes]:

@@ -48,20 +48,23 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             loss, grad_logits = _chunk(hidden[part], cast, targets[part], scale, wide, tp)
             total += loss
             torch.mm(grad_logits, cast, out=grad_hidden[part])
+            if not ctx.needs_input_grad[1]:
+                continue
             product = grad_logits.t() @ hidden[part]
             # Sums of chunks are kept in full precision, as the parameter's own gradient is.
             grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
-        assert grad_weight is not None, "no tokens"
-        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        kept = None if grad_weight is None else grad_weight.to(weight.dtype)
+        ctx.save_for_backward(grad_hidden, kept)
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_hidden, grad_weight = ctx.saved_tensors
         # Reading the factor is free on a CPU and would stall a GPU's queue.
-        if grad_output.is_cuda or grad_output.item() != 1:
+        if grad_output.device.type != "cpu" or grad_output.item() != 1:
             grad_hidden = grad_hidden * grad_output.to(grad_hidden.dtype)
-            grad_weight = grad_weight * grad_output.to(grad_weight.dtype)
+            if grad_weight is not None:
+                grad_weight = grad_weight * grad_output.to(grad_weight.dtype)
         return grad_hidden, grad_weight, None, None, None
 
 

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from config import ModelConfig
+from config import LoraConfig, ModelConfig
 from context import attend, rows
+from float8 import float8_product
 from loss import chunked_cross_entropy
 from mesh import ALONE, Axis
+from network import Network
 from tensor import WHOLE, Region, local
 
+T = TypeVar("T", Tensor, tuple[Tensor, ...])
 ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
 
 
@@ -38,6 +41,11 @@ class Setting:
     region: Region = WHOLE
     cp: Axis = ALONE
     cp_exchange: str = "all-gather"
+    lora: LoraConfig | None = None
+
+    def adapter(self, layer: str) -> LoraConfig | None:
+        """The adapter of a layer of a block, if it has one."""
+        return self.lora if self.lora and layer in self.lora.targets else None
 
 
 @dataclass(frozen=True)
@@ -50,26 +58,60 @@ class Part:
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes in its input's dtype."""
+    """A linear layer that computes in its input's dtype, with a low-rank adapter if it has one."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, lora: LoraConfig | None = None
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.lora = lora
+        self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
+        self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
+        self.float8 = False
+        """Whether the layer's own product runs in float8; set by `use_float8`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         bias = None if self.bias is None else local(self.bias).to(input.dtype)
-        return functional.linear(input, local(self.weight).to(input.dtype), bias)
+        return self.product(input, bias)
+
+    def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
+        """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
+        if self.float8:
+            out = float8_product(input, local(self.weight))
+            out = out if bias is None else out + bias
+        else:
+            out = functional.linear(input, local(self.weight).to(input.dtype), bias)
+        if self.lora is None or self.lora_a is None or self.lora_b is None:
+            return out
+        inner = functional.dropout(input, self.lora.dropout) if self.lora.dropout else input
+        inner = functional.linear(inner, local(self.lora_a).to(input.dtype))
+        update = functional.linear(inner, local(self.lora_b).to(input.dtype))
+        return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)
 
 
 class SummedLinear(Linear):
-    """A linear layer whose input is cut over a region's ranks; the bias comes after the sum."""
+    """A linear layer whose input is cut over a region's ranks; the bias comes after the sum.
 
-    def __init__(self, region: Region, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(in_features, out_features, bias)
+    An adapter is linear as well, so its share goes into the same sum.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        lora: LoraConfig | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, lora)
         self.region = region
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, T, in) -> (B, t, out)."""
         if self.region.axis.size == 1:
             return super().forward(input)
-        out = self.region.leave(functional.linear(input, local(self.weight).to(input.dtype)))
+        out = self.region.leave(self.product(input))
         return out if self.bias is None else out + local(self.bias).to(out.dtype)
 
 
@@ -138,10 +180,11 @@ class Attention(nn.Module):
         super().__init__()
         self.setting, self.head_dim = setting, model.head_dim
         hidden, bias = model.hidden_size, model.bias
-        self.q = Linear(hidden, model.num_heads * self.head_dim, bias)
-        self.k = Linear(hidden, model.kv_heads * self.head_dim, bias)
-        self.v = Linear(hidden, model.kv_heads * self.head_dim, bias)
-        self.o = SummedLinear(setting.region, model.num_heads * self.head_dim, hidden, bias)
+        heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
+        self.q = Linear(hidden, heads_size, bias, setting.adapter("q"))
+        self.k = Linear(hidden, kv_size, bias, setting.adapter("k"))
+        self.v = Linear(hidden, kv_size, bias, setting.adapter("v"))
+        self.o = SummedLinear(setting.region, heads_size, hidden, bias, setting.adapter("o"))
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
@@ -164,15 +207,15 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The MLP of a block, with or without a gate."""
 
-    def __init__(self, model: ModelConfig, region: Region) -> None:
+    def __init__(self, model: ModelConfig, setting: Setting) -> None:
         super().__init__()
-        self.region = region
+        self.region = setting.region
         self.activation = ACTIVATIONS[model.activation]
-        self.up = Linear(model.hidden_size, model.ffn_size, model.bias)
-        self.gate = (
-            Linear(model.hidden_size, model.ffn_size, model.bias) if model.gated_ffn else None
-        )
-        self.down = SummedLinear(region, model.ffn_size, model.hidden_size, model.bias)
+        hidden, ffn, bias = model.hidden_size, model.ffn_size, model.bias
+        gate = Linear(hidden, ffn, bias, setting.adapter("gate")) if model.gated_ffn else None
+        self.up = Linear(hidden, ffn, bias, setting.adapter("up"))
+        self.gate = gate
+        self.down = SummedLinear(self.region, ffn, hidden, bias, setting.adapter("down"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
@@ -189,15 +232,18 @@ class Block(nn.Module):
         super().__init__()
         self.pre = model.norm_position == "pre"
         self.recompute = setting.recompute == "full"
+        self.draws = setting.lora is not None and setting.lora.dropout > 0
         self.attention_norm = Norm(model)
         self.attention = Attention(model, setting)
         self.ffn_norm = Norm(model)
-        self.ffn = FeedForward(model, setting.region)
+        self.ffn = FeedForward(model, setting)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
         # Inside the block, so that FSDP's gathering happens once outside of it.
-        return recomputed(self._layers, x, rope) if self.recompute else self._layers(x, rope)
+        if not self.recompute:
+            return self._layers(x, rope)
+        return recomputed(self._layers, x, rope, draws=self.draws)
 
     def _layers(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         if self.pre:
@@ -207,7 +253,7 @@ class Block(nn.Module):
         return self.ffn_norm(x + self.ffn(x))
 
 
-class Decoder(nn.Module):
+class Decoder(Network):
     """A decoder or a pipeline stage of it; `blocks` is keyed by the global layer index.
 
     Tokens or hidden states in, hidden states or the scaled loss out, as its part says.
@@ -217,8 +263,6 @@ class Decoder(nn.Module):
         super().__init__()
         self.model, self.setting = model, setting
         self.part = part = part or Part(range(model.num_layers))
-        self.scale = 1.0
-        """What the summed loss is multiplied with, set before every step."""
         hidden, embed = model.hidden_size, model.embed_dim
         projected = embed != hidden
         holds_table = part.first or (part.last and model.tied_embeddings)
@@ -293,6 +337,16 @@ class Decoder(nn.Module):
             self.places = self.setting.region.part(here + self.model.position_offset).to(device)
 
 
-def recomputed(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient."""
-    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)
+def use_float8(model: Network) -> None:
+    """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are."""
+    for module in model.blocks.modules():
+        if isinstance(module, Linear):
+            module.float8 = True
+
+
+def recomputed(compute: Callable[..., T], *inputs: Any, draws: bool = False) -> T:
+    """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient.
+
+    `draws` says that it draws random numbers, which must then be the same ones.
+    """
+    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=draws)

@@ -26,8 +26,8 @@ from clock import StepClock
 from collectives import sum_flat, sum_over
 from context import keep_from_compiler
 from mesh import Mesh, World
-from model import Decoder
-from tensor import cut_dim, local
+from network import Network
+from tensor import cut_dim, is_share, local
 
 COMPILER = "inductor"
 
@@ -48,7 +48,7 @@ class Replica:
 
     sharded = False
 
-    def __init__(self, parts: list[Decoder], mesh: Mesh) -> None:
+    def __init__(self, parts: list[Network], mesh: Mesh) -> None:
         self.parts, self.mesh = parts, mesh
         self.stages: list[Any] = []
         """What runs the parts in a pipeline."""
@@ -100,22 +100,21 @@ class Replica:
     def _train(self, batch: Batch) -> Tensor:
         last = len(batch.inputs) - 1
         total = torch.zeros((), device=batch.inputs.device)
-        for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
-            total = total + self._train_one(inputs, targets, last=i == last)
+        for i, arguments in enumerate(batch.microbatches()):
+            total = total + self._train_one(arguments, last=i == last)
         return total
 
-    def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
+    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
         """Scaled loss of one micro-batch, with its gradients added; `last` of its step."""
-        loss = self.module(inputs, targets)
+        loss = self.module(*arguments)
         loss.backward()
         return loss.detach()
 
     def _finish(self) -> None:
         """Sum what tensor ranks and tied stages each hold a share of."""
-        region = self.parts[0].setting.region
-        if region.sequence:
-            # Every rank has seen its own tokens only.
-            shares = (grad for name, grad in self._named_gradients() if cut_dim(name) is None)
+        if self.mesh.tp.size > 1:
+            sequence = self.parts[0].setting.region.sequence
+            shares = (grad for name, grad in self._named_gradients() if is_share(name, sequence))
             sum_flat(map(local, shares), self.mesh.tp)
         if self.mesh.pp.size > 1:
             self._exchange_tied()
@@ -124,9 +123,10 @@ class Replica:
         """The first and the last stage hold one weight: each adds the other's gradient to its own."""
         pp = self.mesh.pp
         ends = {0: pp.size - 1, pp.size - 1: 0}
-        if not self.parts[0].model.tied_embeddings or pp.index not in ends:
+        gradient = dict(self._named_gradients()).get("embedding.weight")
+        if not self.parts[0].model.tied_embeddings or pp.index not in ends or gradient is None:
             return
-        mine = local(dict(self._named_gradients())["embedding.weight"])
+        mine = local(gradient)
         other = torch.empty_like(mine)
         peer = pp.ranks[ends[pp.index]]
         works = dist.batch_isend_irecv([
@@ -150,7 +150,7 @@ class Replica:
 class DdpReplica(Replica):
     """DDP: buckets of gradients are averaged while the backward pass still runs."""
 
-    def __init__(self, parts: list[Decoder], mesh: Mesh, world: World, steps: StepClock) -> None:
+    def __init__(self, parts: list[Network], mesh: Mesh, world: World, steps: StepClock) -> None:
         super().__init__(parts, mesh)
         self.steps = steps
         ids = [world.device.index] if world.device.type == "cuda" else None
@@ -164,12 +164,12 @@ class DdpReplica(Replica):
         )
         self.module = self.ddp
 
-    def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
+    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
         """Gradients are exchanged in the last micro-batch."""
         if not last:
             with self.ddp.no_sync():
-                return super()._train_one(inputs, targets, last)
-        loss = super()._train_one(inputs, targets, last)
+                return super()._train_one(arguments, last)
+        loss = super()._train_one(arguments, last)
         self.steps.end_wait()
         return loss
 
@@ -179,23 +179,23 @@ class ShardedReplica(Replica):
 
     sharded = True
 
-    def __init__(self, parts: list[Decoder], mesh: Mesh, keep_gathered: bool) -> None:
+    def __init__(self, parts: list[Network], mesh: Mesh, keep_gathered: bool) -> None:
         """`parts` were made by `shard`; `keep_gathered` gathers weights once a step (stage 2)."""
         super().__init__(parts, mesh)
         self.keep_gathered = keep_gathered
 
-    def _train_one(self, inputs: Tensor, targets: Tensor, last: bool) -> Tensor:
+    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
         """Stage 2 gathers the weights once a step."""
         assert isinstance(self.module, FSDPModule)
         if self.keep_gathered:
             self.module.set_reshard_after_backward(last)
-        return super()._train_one(inputs, targets, last)
+        return super()._train_one(arguments, last)
 
 
 class PipelineReplica(Replica):
     """One or more stages of a pipeline; `sharded` ones were made by `shard`."""
 
-    def __init__(self, parts: list[Decoder], mesh: Mesh, runner: Runner, sharded: bool) -> None:
+    def __init__(self, parts: list[Network], mesh: Mesh, runner: Runner, sharded: bool) -> None:
         super().__init__(parts, mesh)
         self.runner, self.sharded = runner, sharded
         self.stages = runner.stages
@@ -207,7 +207,7 @@ class PipelineReplica(Replica):
         return loss
 
 
-def compile_blocks(parts: list[Decoder]) -> None:
+def compile_blocks(parts: list[Network]) -> None:
     """torch.compile for every block; the first step pays for it."""
     keep_from_compiler()
     for part in parts:
@@ -215,14 +215,16 @@ def compile_blocks(parts: list[Decoder]) -> None:
             block.compile(backend=COMPILER)
 
 
-def shard(part: Decoder, mesh: Mesh, reshard: bool) -> None:
+def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
     """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees blocks after use."""
     assert mesh.states is not None
     names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
     dtype = part.setting.dtype
     mixed = dtype not in (torch.float32, torch.float64)
     policy = MixedPrecisionPolicy(
-        param_dtype=dtype if mixed else None, reduce_dtype=torch.float32 if mixed else None
+        param_dtype=dtype if mixed else None,
+        reduce_dtype=torch.float32 if mixed else None,
+        cast_forward_inputs=False,  # blocks get their dtype already, and targets keep theirs
     )
     settings: dict[str, Any] = {"mesh": mesh.states[names], "mp_policy": policy}
     for block in part.blocks.values():

@@ -32,7 +32,7 @@ from torch.distributed.pipelining.schedules import (
 
 from config import TrainerConfig
 from mesh import Axis
-from model import Decoder
+from network import Network
 from stages import stages_of
 
 
@@ -168,7 +168,7 @@ class PipelineRunner:
 
     def __init__(
         self,
-        parts: list[Decoder],
+        parts: list[Network],
         axis: Axis,
         config: TrainerConfig,
         device: torch.device,
@@ -184,13 +184,19 @@ class PipelineRunner:
         ]
         self.first, self.last = self.stages[0].is_first, self.stages[-1].is_last
         self.no_loss = torch.zeros((), dtype=traffic.loss_dtype, device=device)
-        self.schedule = make_schedule(config.layout.schedule, self.stages, config.num_microbatches)
+        self.name = config.layout.schedule
+        self.num_microbatches = config.num_microbatches
+        self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The losses of (M, B, T) tokens' micro-batches summed, 0 where the last stage is not.
 
         Gradients are added up and divided by nothing; FSDP reduces them once, at the end.
         """
+        if len(inputs) != self.num_microbatches:
+            # While a batch ramps up. A schedule prepares the stages for its own number.
+            self.num_microbatches = len(inputs)
+            self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
         labels = targets.flatten(0, 1)
         losses: list[Tensor] = []
         self.schedule.step(
@@ -203,7 +209,7 @@ class PipelineRunner:
         return torch.stack(losses).detach().sum() if losses else self.no_loss
 
 
-def keep_gathered(parts: list[Decoder]) -> None:
+def keep_gathered(parts: list[Network]) -> None:
     """Keep FSDP's weights gathered from a step's first forward pass to its last backward pass.
 
     Before it splits a backward pass, PyTorch looks the weights up in the module. Where FSDP has put

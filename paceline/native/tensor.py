@@ -2,7 +2,9 @@
 
 Column-cut layers (q, k, v, up, gate) and the vocabulary keep whole inputs and parts of the outputs;
 row-cut ones (o, down) take parts of the inputs, so their outputs must be summed. Norms, positions,
-projections and the biases behind a sum are on every rank.
+projections and the biases behind a sum are on every rank. An adapter is cut where its layer is: of a
+column-cut layer the second matrix, of a row-cut one the first; its other matrix is on every rank,
+which sees but a part of what its gradient is summed from.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from collectives import copy, gather, reduce, scatter
 from mesh import ALONE, Axis
 
-OUTPUTS = ("q", "k", "v", "up", "gate", "embedding", "head")
+OUTPUTS = (
+    "q", "k", "v", "up", "gate", "embedding", "head", "qkv", "linear1", "modulation",
+)  # fmt: skip
 """Layers whose weight and bias are cut along the first dimension."""
-INPUTS = ("o", "down")
+INPUTS = ("o", "down", "linear2")
 """Layers whose weight is cut along the second dimension."""
+OF_HEADS = ("q_norm", "k_norm")
+"""Uncut layers that a rank applies to its own heads alone."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,18 @@ def cut_dim(name: str) -> int | None:
     """The dimension along which tensor ranks share a parameter, None when each has all of it."""
     *_, layer, kind = name.split(".")
     if layer in OUTPUTS:
-        return 0
-    return 1 if layer in INPUTS and kind == "weight" else None
+        return None if kind == "lora_a" else 0
+    return 1 if layer in INPUTS and kind in ("weight", "lora_a") else None
+
+
+def is_share(name: str, sequence: bool) -> bool:
+    """Whether a rank's gradient of an uncut parameter is only its share of a sum over the axis.
+
+    Where the stream is cut along the sequence, every rank has seen its own tokens only.
+    """
+    layer, kind = name.split(".")[-2:]
+    partial = sequence or kind in ("lora_a", "lora_b") or layer in OF_HEADS
+    return cut_dim(name) is None and partial
 
 
 def cut(name: str, whole: Tensor, axis: Axis) -> Tensor:
@@ -78,7 +94,7 @@ def cut_parameters(model: nn.Module, axis: Axis, mesh: DeviceMesh | None) -> Non
             part = torch.empty_like(cut(name, parameter.detach(), axis))
             if mesh is not None:
                 part = DTensor.from_local(part, mesh, [placement(name)], run_check=False)
-            setattr(module, key, nn.Parameter(part))
+            setattr(module, key, nn.Parameter(part, parameter.requires_grad))
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -64,7 +64,10 @@ class OneStepTracker(MemTracker):
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         """Know the module's parameters as they are now: FSDP has gathered them."""
-        self._track_module_params_and_buffers(module)
+        self._track_module_params_and_buffers(module, install_grad_hooks=False)
+        # The tracker would hang its hooks on frozen parameters as well, which PyTorch refuses.
+        trained = nn.ParameterList(p for p in module.parameters() if p.requires_grad)
+        self._track_module_params_and_buffers(trained)
 
 
 class TrackedStep:

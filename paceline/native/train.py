@@ -12,10 +12,11 @@ import torch
 from torch import distributed as dist
 
 from assembly import make_replica
-from batches import Loader, Sampler
+from batches import Loader, sampler_of
+from checks import config_problems
 from clock import DeviceClock, HostClock, StepClock, watch_waits
-from config import ConfigError, TrainerConfig, config_problems
-from corpus import Corpus, load_corpus
+from config import ConfigError, TrainerConfig
+from corpus import Corpus, data_record, load_corpus
 from heartbeat import Heartbeat
 from limits import limit_memory
 from machine import cpu_name, keep_freed_memory
@@ -43,9 +44,7 @@ def train(config: TrainerConfig, events: EventLog, heartbeat: Heartbeat) -> None
         limited=config.memory_limit_bytes is not None,
     )
     corpus = load_corpus(config)
-    sampler = Sampler(
-        corpus.num_windows, config.training.global_batch, config.dp, config.training.seed
-    )
+    sampler = sampler_of(config, corpus.num_windows)
     limit_memory(config.memory_limit_bytes, config.device)
     heartbeat.beat("while the model is made")
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
@@ -116,15 +115,10 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         "backend": world.backend,
         "device_name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
         "num_parameters": config.expected_parameters,
-        "trainable_parameters": config.expected_parameters,
+        "trainable_parameters": config.expected_trainable,
         "layout": {**config.layout_record(), "coordinates": mesh.coordinates},
         "dtype": config.training.dtype,
         "matmul_precision": config.training.matmul_precision,
         "threads": torch.get_num_threads(),
-        "data": {
-            "source": config.data.source,
-            "path": config.data.path,
-            "tokens": corpus.num_tokens,
-            "windows": corpus.num_windows,
-        },
+        "data": data_record(config.data, corpus),
     }

@@ -39,6 +39,9 @@ class Pending:
     step: int
     lap: Lap
     loss_and_norm: Tensor
+    samples: int
+    """Of this rank's replica, as its tokens are; its ranks report equal shares."""
+    real_tokens: int
     data_wait_s: float
     skipped: bool
     tracked: bool
@@ -103,8 +106,11 @@ class Trainer:
             checkpoint_s = self._save(step, values, skipped)
             lap = self.steps.lap()
             self._pending.append(
-                Pending(step, lap, values, data_wait_s, skipped, tracked, checkpoint_s)
-            )
+                Pending(
+                    step, lap, values, batch.samples, batch.real_tokens, data_wait_s, skipped,
+                    tracked, checkpoint_s,
+                )
+            )  # fmt: skip
             while len(self._pending) > behind:
                 self._write(self._pending.popleft())
             if step % STEPS_PER_COLLECTION == 0:
@@ -171,15 +177,14 @@ class Trainer:
         self._check(done, loss, norm)
         training, mesh = self.config.training, self.replica.mesh
         peers = mesh.tp.size * mesh.pp.size * mesh.cp.size
-        share = self.config.num_microbatches * self.config.layout.micro_batch / peers
         self.events.write(
             "step",
             step=done.step,
             loss=loss,
             grad_norm=norm,
-            tokens=share * training.seq_len,
-            samples=share,
-            global_batch=training.global_batch,
+            tokens=done.real_tokens / peers,
+            samples=done.samples / peers,
+            global_batch=done.samples * mesh.dp.size,
             seq_len=training.seq_len,
             step_time_s=step_time_s,
             busy_time_s=step_time_s - comm_wait_s - (done.checkpoint_s or 0.0),

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mesh import Mesh
-from model import Decoder, Norm
+from network import Network
 from tensor import cut, local
-
-INIT_STD = 0.02
 
 
 def mixed_seed(seed: int, part: int) -> int:
@@ -21,24 +19,18 @@ def mixed_seed(seed: int, part: int) -> int:
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, shapes: dict[str, torch.Size], seed: int, mesh: Mesh) -> None:
-    """Fill all parameters and tables: matrices from N(0, 0.02), norm weights with 1, biases with 0.
+def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh: Mesh) -> None:
+    """Fill all parameters, as the model's own `fill` says, and its tables.
 
     `shapes` are those of the whole parameters. A rank that holds a part takes it from the very
     matrix that a single process would hold, which is made whole for a moment.
     """
-    ones = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Norm)}
     for name, parameter in model.named_parameters():
         target = local(parameter)
         whole = torch.empty(shapes[name], device=target.device, dtype=target.dtype)
-        if name in ones:
-            whole.fill_(1)
-        elif name.endswith(".bias"):
-            whole.zero_()
-        else:
-            generator = torch.Generator(whole.device)
-            generator.manual_seed(mixed_seed(seed, zlib.crc32(name.encode())))
-            whole.normal_(0, INIT_STD, generator=generator)
+        generator = torch.Generator(whole.device)
+        generator.manual_seed(mixed_seed(seed, zlib.crc32(name.encode())))
+        model.fill(name, whole, generator)
         target.copy_(part_of(name, whole, parameter, mesh))
     model.make_tables(next(model.parameters()).device)
 
@@ -50,6 +42,17 @@ def part_of(name: str, whole: Tensor, parameter: Tensor, mesh: Mesh) -> Tensor:
         return part
     rows = part.chunk(mesh.shard.size)
     return rows[mesh.shard.index] if mesh.shard.index < len(rows) else part[:0]
+
+
+def freeze(model: Network) -> None:
+    """Take the gradient from what an adapted model does not train, and keep that in the compute dtype."""
+    lora = model.setting.lora
+    if lora is None:
+        return
+    for name, parameter in model.named_parameters():
+        if not lora.trains(name):
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(model.setting.dtype)
 
 
 def count_parameters(model: nn.Module) -> int:

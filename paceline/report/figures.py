@@ -14,6 +14,7 @@ LABELS: dict[str, str] = {
     "tokens_per_s_per_device": "Throughput per device",
     "padded_tokens_per_s": "Throughput with padding",
     "samples_per_s": "Samples",
+    "samples_per_s_mean": "Samples, mean",
     "real_token_fraction": "Real tokens",
     "step_time_s": "Step time, median",
     "step_time_mean_s": "Step time, mean",

@@ -8,18 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from paceline.core.layout import (
-    RULES,
-    Layout,
-    Rule,
-    broken_rules,
-    features,
-    layout_problems,
-    native_problems,
-    refuse,
-)
-from tests.refused import AROUND, CASES, named
-from tests.shapes import GPT_1B3, GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
+from paceline.core.layout import RULES, Layout, Rule, broken_rules, features, refuse
+from paceline.core.layout_sizes import layout_problems, native_problems
+from tests.refused import CASES, features_of, layout_of, named
+from tests.shapes import FLUX, GPT_1B3, GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
 
 NVIDIA_70B = Layout(tp=4, pp=4, cp=2, vp=5, zero_stage=1, sequence_parallel=True)
 
@@ -204,15 +196,11 @@ def test_features_name_what_a_layout_combines():
 def test_every_rule_is_broken_by_some_layout_that_breaks_no_other(
     rule: Rule, fields: dict[str, Any]
 ):
-    layout = Layout(**{key: value for key, value in fields.items() if key not in AROUND})
-    around: dict[str, Any] = {
-        "compiled": "compile" in fields,
-        "dtype": fields.get("dtype"),
-        "device": fields.get("device", "cpu"),
-    }
-    assert broken_rules(features(layout, 2, **around)) == [rule]
-    everywhere = layout_problems(layout, LLAMA_8B, 2, 16, 8192)
-    natively = native_problems(layout, LLAMA_8B, 2, 16, **around)
+    layout, others = layout_of(fields), features_of(fields)
+    shape = FLUX if fields.get("kind") == "mmdit" else LLAMA_8B
+    assert broken_rules(features(layout, 2, kind=shape.kind, **others)) == [rule]
+    everywhere = layout_problems(layout, shape, 2, 16, 8192)
+    natively = native_problems(layout, shape, 2, 16, **others)
     assert (everywhere, natively) == (([], [rule.reason]) if rule.native else ([rule.reason], []))
 
 
@@ -227,3 +215,15 @@ def test_one_more_refusal_is_one_more_line():
     assert [r.reason for r in broken_rules(features(Layout(tp=2, zero_stage=3), 4), rules)] == [
         "no"
     ]
+
+
+@pytest.mark.parametrize(("cp", "fits"), [(1, True), (2, True), (64, True), (3, False)])
+def test_both_streams_of_an_mmdit_are_split_over_context_ranks(cp: int, fits: bool):
+    problems = layout_problems(Layout(cp=cp), FLUX, cp, 1, FLUX.seq_len)
+
+    assert problems == [] if fits else "256 text and 256 image tokens" in problems[0]
+
+
+@pytest.mark.parametrize(("tp", "fits"), [(2, True), (8, True), (16, False)])
+def test_an_mmdit_is_cut_by_whole_heads(tp: int, fits: bool):
+    assert (layout_problems(Layout(tp=tp), FLUX, tp, 1, FLUX.seq_len) == []) is fits

@@ -98,12 +98,24 @@ def test_a_rates_interval_is_the_step_times_turned_round():
     assert step.low is not None and rate.high == pytest.approx(8 / step.low)
 
 
-def test_padded_data_counts_only_real_tokens():
-    data = make_spec().data.model_copy(update={"real_tokens_per_sample": 8.0})
+@pytest.mark.parametrize(("source", "real"), [("synthetic", 8), ("jsonl", 32)])
+def test_tokens_are_counted_where_the_data_is_real_and_stated_where_it_is_not(
+    source: str, real: int
+):
+    """The ranks counted every position of these steps; the recipe states 8 of 32."""
+    data = make_spec().data.model_copy(update={"real_tokens_per_sample": 8.0, "source": source})
     metrics = measure(run(make_spec(data=data)))
-    assert metrics["real_token_fraction"].value == pytest.approx(8 / 32)
-    assert metrics["tokens_per_s"].value == pytest.approx(8 * 8 / 0.5)
+    assert metrics["real_token_fraction"].value == pytest.approx(real / 32)
+    assert metrics["tokens_per_s"].value == pytest.approx(8 * real / 0.5)
     assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
+
+
+def test_published_samples_per_second_are_those_of_the_mean_step():
+    times = [0.5] * 29 + [3.5]
+    metrics = measure(run(times=times))
+    assert metrics["samples_per_s"].value == pytest.approx(8 / 0.5)
+    assert metrics["samples_per_s_mean"].value == pytest.approx(8 * 30 / sum(times))
+    assert metrics["samples_per_s_mean"].n == 30
 
 
 def test_mfu_never_counts_recomputation_whatever_the_convention():

@@ -161,6 +161,16 @@ def test_the_loss_is_weighted_by_the_tokens_of_each_replica():
     assert list(merged["tokens"]) == [400.0] and list(merged["loss"]) == [3.0]
 
 
+def test_padding_of_one_rank_does_not_shift_the_loss():
+    """Each rank relates its sum to the mean count, so equal samples weigh the same."""
+    ranks = {
+        rank: make_steps([1.0], tokens=[tokens], samples=[4.0], loss=[loss])
+        for rank, (tokens, loss) in enumerate([(100, 2.0), (20, 0.5)])
+    }
+    merged = merge_ranks(ranks)
+    assert list(merged["loss"]) == [1.25] and list(merged["tokens"]) == [120.0]
+
+
 def test_merging_takes_the_longest_time_and_sums_tokens():
     ranks = {
         0: make_steps([1.0, 2.0], tokens=[10, 10], loss=[4.0, 2.0], comm_wait_s=[0.1, 0.1]),

@@ -51,7 +51,7 @@ def test_a_rank_that_is_alone_is_the_whole_run():
     assert steps["tokens"].tolist() == [64.0] * 3 and steps["resident_bytes"].tolist() == [5.0] * 3
     assert not steps.known("allocated_bytes")
     assert log.facts == {
-        "num_devices": 1, "num_parameters": 1, "device": "cpu", "dtype": "fp32",
+        "num_devices": 1, "num_parameters": START["num_parameters"], "device": "cpu", "dtype": "fp32",
         "global_batch": 4, "seq_len": 32, "log_interval": 1,
     }  # fmt: skip
     assert log.ended == "end of a rank, status ok" and log.remarks == []

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.core.shape import DecoderShape
+from paceline.core.shape import DecoderShape, num_parameters
 from paceline.engines import native
 from tests.example import make_spec
 
@@ -32,8 +32,9 @@ def settings(ranks: int = 1, steps: int = 6, **changes: Any) -> dict[str, Any]:
     if "num_microbatches" not in changes:
         batch = ranks * raw["layout"]["micro_batch"]
         raw["num_microbatches"] = raw["training"]["global_batch"] // batch
-    if "expected_parameters" not in changes:
-        raw["expected_parameters"] = native.num_parameters(DecoderShape(**shape))
+    for name in ("expected_parameters", "expected_trainable"):
+        if name not in changes:
+            raw[name] = num_parameters(DecoderShape(**shape))
     return raw
 
 
@@ -47,6 +48,12 @@ def command(ranks: int, program: str, *arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
+def world_size(raw: dict[str, Any]) -> int:
+    """Ranks that a training needs."""
+    layout = raw["layout"]
+    return raw["dp"] * layout["tp"] * layout["pp"] * layout["cp"]
+
+
 def start(
     folder: Path, raw: dict[str, Any], program: Path = TRAINER / "main.py", **env: str
 ) -> subprocess.Popen[str]:
@@ -54,7 +61,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trainer.json").write_text(json.dumps(raw))
     return subprocess.Popen(
-        command(raw["dp"], str(program), "trainer.json"),
+        command(world_size(raw), str(program), "trainer.json"),
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **env},
     )  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from batches import AHEAD, Loader, Sampler
+from batches import AHEAD, Loader, Sampler, sampler_of
 from config import ConfigError, parse_config
 from corpus import load_corpus
 from mesh import Axis, Mesh
@@ -18,30 +19,49 @@ from tests.native.example import settings
 
 def make_loader(rank: int = 0, ranks: int = 1, **changes: Any) -> Loader:
     config = parse_config(settings(ranks=ranks, **changes))
-    corpus, training = load_corpus(config), config.training
-    sampler = Sampler(corpus.num_windows, training.global_batch, config.dp, training.seed)
+    corpus = load_corpus(config)
+    sampler = sampler_of(config, corpus.num_windows)
     mesh = Mesh(dp=Axis(size=ranks, index=rank))
     return Loader(corpus, sampler, config, mesh, pin=False)
 
 
-@pytest.mark.parametrize("num_windows", [None, 26])
-def test_ranks_share_out_every_global_batch(num_windows: int | None) -> None:
-    alone = Sampler(num_windows, global_batch=8, dp=1, seed=3)
-    shared = Sampler(num_windows, global_batch=8, dp=4, seed=3)
-
-    for step in range(9):
-        together = [window for rank in range(4) for window in shared.windows(step, rank)]
-        assert together == alone.windows(step, 0)
-        assert len(set(together)) == 8
+RAMP_UP = [(20, 4), (40, 8)]
+"""A batch of 4 until 20 samples are behind, then of 8 until 40."""
 
 
-def test_an_epoch_meets_no_window_twice_and_the_next_has_another_order() -> None:
-    sampler = Sampler(num_windows=26, global_batch=8, dp=1, seed=3)
-    epochs = [[w for s in range(3) for w in sampler.windows(3 * e + s, 0)] for e in range(20)]
+@pytest.mark.parametrize("ramp_up", [[], RAMP_UP])
+@pytest.mark.parametrize("num_windows", [None, 26, 3])
+def test_ranks_share_out_every_global_batch(
+    num_windows: int | None, ramp_up: list[tuple[int, int]]
+) -> None:
+    alone = Sampler(num_windows, global_batch=16, dp=1, seed=3, ramp_up=ramp_up)
+    shared = Sampler(num_windows, global_batch=16, dp=4, seed=3, ramp_up=ramp_up)
 
-    assert all(len(set(epoch)) == 24 for epoch in epochs)
+    for step in range(12):
+        parts = [shared.windows(step, rank) for rank in range(4)]
+        assert [*chain(*parts)] == alone.windows(step, 0)
+        assert len({len(part) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("ramp_up", [[], RAMP_UP])
+def test_an_epoch_meets_every_window_once_and_the_next_has_another_order(
+    ramp_up: list[tuple[int, int]],
+) -> None:
+    sampler = Sampler(num_windows=26, global_batch=16, dp=1, seed=3, ramp_up=ramp_up)
+    stream = [window for step in range(40) for window in sampler.windows(step, 0)]
+    epochs = [stream[start : start + 26] for start in range(0, 20 * 26, 26)]
+
+    assert all(sorted(epoch) == [*range(26)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 20
-    assert set().union(*epochs) == set(range(26))
+
+
+def test_a_step_does_not_depend_on_the_steps_before() -> None:
+    """So a training that resumes inside a ramp-up goes on with the samples that come next."""
+    through = Sampler(26, 16, 1, seed=3, ramp_up=RAMP_UP)
+    steps = [through.windows(step, 0) for step in range(12)]
+
+    for step in reversed(range(12)):
+        assert Sampler(26, 16, 1, seed=3, ramp_up=RAMP_UP).windows(step, 0) == steps[step]
 
 
 def test_the_order_is_drawn_from_the_seed() -> None:
@@ -51,9 +71,15 @@ def test_the_order_is_drawn_from_the_seed() -> None:
     assert order(1) == order(1) != order(2)
 
 
-def test_fewer_windows_than_a_batch_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"7 windows .* fewer than one global batch of 8"):
-        Sampler(num_windows=7, global_batch=8, dp=1, seed=0)
+def test_fewer_windows_than_a_batch_are_gone_over_within_a_step() -> None:
+    batch = Sampler(num_windows=7, global_batch=16, dp=1, seed=0).windows(0, 0)
+
+    assert sorted(batch[:7]) == sorted(batch[7:14]) == [*range(7)] and len(batch) == 16
+
+
+def test_data_without_a_sample_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not one sample"):
+        Sampler(num_windows=0, global_batch=8, dp=1, seed=0)
 
 
 def test_targets_are_inputs_one_token_later() -> None:
@@ -97,6 +123,49 @@ def test_context_ranks_share_out_the_tokens_of_every_sequence() -> None:
     assert torch.equal(late.inputs, torch.cat([chunks[1], chunks[2]], -1))
     assert torch.equal(late.targets, torch.cat(whole.targets.chunk(4, dim=-1)[1:3], -1))
     assert early.counted == late.counted == whole.counted // 2 == 64
+
+
+def test_a_growing_batch_is_more_micro_batches_of_the_same_size() -> None:
+    loader = make_loader(1, 2, source="stdlib", global_batch=16, micro_batch=2, ramp_up=RAMP_UP)
+    batches = [loader.next()[0] for _ in range(6)]
+    batches += [loader.batch(step) for step in range(6, 10)]
+    loader.close()
+
+    assert [len(batch.inputs) for batch in batches] == [1] * 5 + [2] * 3 + [4] * 2
+    assert {batch.inputs.shape[1:] for batch in batches} == {(2, 32)}
+    assert [batch.samples for batch in batches[4:6]] == [2, 4]
+
+
+PADDED: dict[str, Any] = {"source": "jsonl", "packing": "padded", "global_batch": 4}
+
+
+def write_records(folder: Path) -> str:
+    texts = ["a" * length for length in (3, 10, 31, 32, 33, 90)]
+    (folder / "a.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+    return str(folder / "a.jsonl")
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_padding_is_ignored_only_where_the_loss_is_of_the_text(tmp_path: Path, cp: int) -> None:
+    counted = {}
+    for loss_on in ("all", "text"):
+        config = parse_config(
+            settings(**PADDED, path=write_records(tmp_path), loss_on=loss_on, micro_batch=2)
+        )
+        corpus = load_corpus(config)
+        sampler = Sampler(corpus.num_windows, 6, 1, seed=0)
+        loaders = [
+            Loader(corpus, sampler, config, Mesh(cp=Axis(cp, index)), pin=False)
+            for index in range(cp)
+        ]
+        batches = [loader.batch(0) for loader in loaders]
+        for loader in loaders:
+            loader.close()
+        counted[loss_on] = sum(batch.counted for batch in batches)
+        assert {batch.real_tokens for batch in batches} == {4 + 11 + 4 * 32}
+
+    # A text of n bytes has an end mark, and its first token is nobody's target.
+    assert counted == {"all": 6 * 32, "text": 3 + 10 + 31 + 3 * 32}
 
 
 def test_batches_are_made_ahead_but_not_without_bound() -> None:

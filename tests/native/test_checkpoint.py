@@ -206,7 +206,8 @@ def test_another_padding_of_the_vocabulary_is_refused_with_its_remedy(
 ) -> None:
     raw = settings(steps=4, source="synthetic", checkpoint=kept(resume=saved))
     raw["model"]["padded_vocab"] = 384
-    raw["expected_parameters"] += 2 * 64 * 32
+    for count in ("expected_parameters", "expected_trainable"):
+        raw[count] += 2 * 64 * 32
     with pytest.raises(ConfigError, match=r"padded_vocab is 320 there and 384 here; .*multiple"):
         trainer(tmp_path, raw)
 

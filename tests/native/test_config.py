@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from config import ConfigError, config_problems, parse_config, read_json
+from checks import config_problems
+from config import ConfigError, parse_config, read_json
 from outcome import NotFiniteError, outcome
 from record import EventLog, resident_bytes
 from tests.native.example import lines, settings
@@ -29,7 +30,7 @@ def test_what_the_engine_writes_is_accepted() -> None:
         ({"ep": 2}, "ep > 1 is not in the native trainer"),
         ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full"),
         ({"zero_stage": 4}, "layout.zero_stage 4"),
-        ({"dtype": "fp8"}, "training.dtype fp8: use one of"),
+        ({"dtype": "nvfp4"}, "training.dtype nvfp4: use one of"),
         ({"source": "web"}, "data.source web: use one of"),
         ({"dp": 3, "num_microbatches": 1}, "dp 3 x tp 1 x pp 1 x cp 1: 2 processes were started"),
         ({"num_microbatches": 5}, "dp 2 x micro_batch 4 x num_microbatches 5 is 40"),

@@ -33,7 +33,8 @@ def foreign_imports(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_imports_torch_alone(path: Path) -> None:
-    assert foreign_imports(path.read_text()) <= {"torch"}
+    allowed = {"torch", "torchao"} if path.name == "float8.py" else {"torch"}
+    assert foreign_imports(path.read_text()) <= allowed
 
 
 def test_a_foreign_import_is_noticed() -> None:

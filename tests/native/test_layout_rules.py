@@ -11,24 +11,18 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from config import ConfigError, config_problems, layout_features, parse_config
+from checks import config_problems, layout_features
+from config import ConfigError, parse_config
 from mesh import ALONE
-from paceline.core.layout import (
-    RULES,
-    Layout,
-    Sizes,
-    features,
-    layout_problems,
-    native_problems,
-    whole_stages,
-)
+from paceline.core.layout import RULES, Layout, features
+from paceline.core.layout_sizes import Sizes, layout_problems, native_problems, whole_stages
 from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape
 from stages import schedule_problems, stage_layers
 from tensor import cut
 from tests.native.example import settings
-from tests.refused import AROUND, CASES
-from tests.shapes import LLAMA_8B
+from tests.refused import AROUND, CASES, layout_of
+from tests.shapes import FLUX, LLAMA_8B
 
 sizes = st.integers(1, 4)
 layouts = st.builds(
@@ -69,9 +63,12 @@ def test_the_trainer_derives_the_same_features(
 
 @pytest.mark.parametrize(("rule", "fields"), CASES)
 def test_every_rule_reaches_the_trainer(rule: Any, fields: dict[str, Any]) -> None:
-    around = {key: fields[key] for key in AROUND if key in fields}
-    layout = Layout(**{key: value for key, value in fields.items() if key not in AROUND})
-    config = parse_config(raw(layout, layout.dp(2), **around))
+    around = {key: fields[key] for key in AROUND if key in fields and key != "kind"}
+    layout = layout_of(fields)
+    written = raw(layout, layout.dp(2), **around)
+    if fields.get("kind") == "mmdit":
+        written["model"] = FLUX.model_dump(mode="json")
+    config = parse_config(written)
 
     assert rule.reason in config_problems(config, world_size=2)
 

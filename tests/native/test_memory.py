@@ -30,6 +30,8 @@ LARGEST_TENSOR = max(SHAPE.vocab_size, SHAPE.ffn_size) * SHAPE.hidden_size * FP3
 ROPE = 2 * 32 * SHAPE.hidden_size // SHAPE.num_heads * FP32
 """cos and sin for 32 positions."""
 
+CPU = torch.device("cpu")
+
 Told = dict[str, dict[str, Any]]
 
 
@@ -233,6 +235,24 @@ def test_gradients_are_known_after_they_are_gone():
 
     model.zero_grad()
     assert whole.num_bytes == 256 and whole.lasting() == 0
+
+
+def test_frozen_weights_are_weights_without_gradients():
+    model, watch = nn.Sequential(*(nn.Linear(8, 8, False) for _ in "ab")), MemoryWatch(CPU)
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.Adam(model[1].parameters())
+    seen: list[bool] = []
+    for _ in range(2):
+        with watch.step([model], [optimizer]) as tracked:
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(tracked)
+
+    told = watch.record()
+    assert seen == [False, True] and told["kind"] == "tracked"
+    assert told["parts_bytes"]["weights"] == told["at_peak_bytes"]["weights"] == 512
+    assert told["parts_bytes"]["gradients"] == told["at_peak_bytes"]["gradients"] == 256
 
 
 def watched(watch: MemoryWatch) -> tuple[list[bool], dict[str, Any]]:

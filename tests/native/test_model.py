@@ -129,7 +129,7 @@ def test_a_norm_sums_its_gradients_over_many_tokens_in_16_bits_correctly(norm: s
 
 
 def test_a_linear_layer_computes_in_the_dtype_of_its_input() -> None:
-    layer = Linear(16, 8)
+    layer = Linear(16, 8, bias=True)
     x = torch.randn(4, 16, dtype=torch.bfloat16)
 
     y = layer(x)

@@ -23,8 +23,9 @@ from torch import distributed as dist
 
 from assembly import make_replica
 from batches import Loader, Sampler
+from checks import config_problems
 from clock import HostClock, StepClock, watch_waits
-from config import config_problems, parse_config
+from config import parse_config
 from corpus import load_corpus
 from mesh import World, join_world
 from record import EventLog

@@ -32,8 +32,9 @@ import parallel
 import weights
 from assembly import make_replica
 from batches import Batch, Loader, Sampler
+from checks import config_problems
 from clock import HostClock, StepClock, watch_waits
-from config import TrainerConfig, config_problems, parse_config
+from config import TrainerConfig, parse_config
 from corpus import load_corpus
 from loss import IGNORE_INDEX
 from mesh import Mesh, World, join_world, make_mesh

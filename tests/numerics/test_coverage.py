@@ -7,14 +7,8 @@ from itertools import combinations, product
 
 import pytest
 
-from paceline.core.layout import (
-    Layout,
-    Rule,
-    broken_rules,
-    features,
-    layout_problems,
-    native_problems,
-)
+from paceline.core.layout import Layout, Rule, broken_rules, features
+from paceline.core.layout_sizes import layout_problems, native_problems
 from tests.numerics.cases import GLOBAL_BATCH, SEQ_LEN, Case, shape, table
 
 FEATURES = (

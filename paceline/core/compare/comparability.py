@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.facts import Facts
 from paceline.core.layout import Layout
-from paceline.core.shape import DecoderShape
+from paceline.core.shape import Shape
 
 Setting = Mapping[str, object]
 """A setting's parts by name; the name is empty where the setting is one word or number."""
@@ -202,9 +202,11 @@ def _word(value: object) -> Setting | None:
     return None if value is None else {"": value}
 
 
-def _shape(shape: DecoderShape) -> Setting:
+def _shape(shape: Shape) -> Setting:
     """The parts of a model that are work, with defaults filled in."""
     parts = shape.model_dump(exclude={"rope_theta", "norm_eps", "position_offset"})
+    if shape.kind == "mmdit":
+        return parts
     filled = {
         "num_kv_heads": shape.kv_heads, "head_size": shape.head_dim,
         "embedding_size": shape.embed_dim,

@@ -19,6 +19,9 @@ RATES = frozenset({
 })  # fmt: skip
 """More is faster; all follow from the median step."""
 
+MEAN_RATES = frozenset({"samples_per_s_mean"})
+"""More is faster; they follow from the mean step."""
+
 COSTS = frozenset({"jitter_tax", "data_wait_fraction", "comm_wait_fraction"})
 """Less is better, though not itself speed; so is every kind of memory."""
 
@@ -28,18 +31,18 @@ NEUTRAL = frozenset({"real_token_fraction", "achievable_flops_per_s", "loss_last
 
 def better(name: str) -> Better | None:
     """Which way the metric improves; None where neither does, or it is not known."""
-    if name in RATES:
+    if name in RATES | MEAN_RATES:
         return "higher"
     return "lower" if name in TIMES | COSTS or name.startswith("memory_") else None
 
 
 def is_speed(name: str) -> bool:
     """True for metrics of which one says slower and faster, not worse and better."""
-    return name in TIMES | RATES
+    return name in TIMES | RATES | MEAN_RATES
 
 
 def follows(name: str) -> str | None:
     """The metric that `name` expresses in another unit, None when it stands for itself."""
     if name in RATES:
         return "step_time_s"
-    return "step_time_mean_s" if name == "days_to_train" else None
+    return "step_time_mean_s" if name == "days_to_train" or name in MEAN_RATES else None

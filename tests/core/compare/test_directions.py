@@ -5,19 +5,28 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.compare.contrast import word
-from paceline.core.compare.directions import COSTS, NEUTRAL, RATES, TIMES, better, follows, is_speed
+from paceline.core.compare.directions import (
+    COSTS,
+    MEAN_RATES,
+    NEUTRAL,
+    RATES,
+    TIMES,
+    better,
+    follows,
+    is_speed,
+)
 from paceline.core.metrics import METRICS
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_has_exactly_one_direction(name: str):
-    kinds = [name in kind for kind in (TIMES, RATES, COSTS, NEUTRAL)]
+    kinds = [name in kind for kind in (TIMES, RATES, MEAN_RATES, COSTS, NEUTRAL)]
     assert sum(kinds) + name.startswith("memory_") == 1
     assert follows(name) is None or follows(name) in METRICS
 
 
 def test_nothing_unknown_is_called_a_metric():
-    assert set(METRICS) >= TIMES | RATES | COSTS | NEUTRAL
+    assert set(METRICS) >= TIMES | RATES | MEAN_RATES | COSTS | NEUTRAL
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""The native trainer, waiting for its turn: python _native_in_turns.py trainer.json BLOCK."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from _turns import Turn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
+
+import train
+from batches import Loader
+from config import parse_config, read_json
+from heartbeat import Heartbeat
+from record import EventLog
+
+
+def main(path: str, block: int) -> None:
+    """Train as the file says; a step is all from one request for a batch to the next."""
+    turn = Turn(block)
+    take = Loader.next
+
+    def wait_and_take(self: Loader) -> Any:
+        turn.step()
+        return take(self)
+
+    Loader.next = wait_and_take  # type: ignore[method-assign]
+    events = EventLog("steps", 0)
+    train.train(parse_config(read_json(path)), events, Heartbeat(events, "stack"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

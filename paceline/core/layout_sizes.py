@@ -1,0 +1,249 @@
+"""Sizes that a layout's axes must divide, each refusal with its reason, and what is wrong in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from paceline.core.layout import RULES, Layout, broken_rules, features
+from paceline.core.shape import Shape
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What CONDITIONS look at; a world that holds whole replicas."""
+
+    layout: Layout
+    shape: Shape
+    world_size: int
+    global_batch: int
+    seq_len: int | None = None
+    device: str | None = None
+    """cpu or cuda; None leaves it open."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of one replica in a step."""
+        return self.layout.num_microbatches(self.world_size, self.global_batch)
+
+
+Condition = Callable[[Sizes], str | None]
+"""Why the sizes do not fit together, None when they do; the first docstring line is the condition."""
+
+
+def whole_batches(x: Sizes) -> str | None:
+    """`global_batch` is a multiple of dp x `micro_batch`."""
+    dp, micro_batch = x.layout.dp(x.world_size), x.layout.micro_batch
+    if x.global_batch % (dp * micro_batch) == 0:
+        return None
+    return (
+        f"global_batch {x.global_batch} is not a multiple of dp {dp} x micro_batch {micro_batch} = "
+        f"{dp * micro_batch}, but all replicas run the same number of whole micro-batches"
+    )
+
+
+def whole_heads(x: Sizes) -> str | None:
+    """tp divides the query heads, and divides the key/value heads or is a multiple of them."""
+    # Megatron-Core 0.16 (transformer_config.py, attention.py) takes either for its query groups.
+    tp, heads, kv_heads = x.layout.tp, x.shape.num_heads, x.shape.kv_heads
+    if heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0):
+        return None
+    return (
+        f"{heads} query and {kv_heads} key/value heads cannot be split over tp {tp}, because a tensor "
+        "rank computes whole heads: use a tp that divides both"
+    )
+
+
+def whole_kv_heads(x: Sizes) -> str | None:
+    """tp divides the key/value heads."""
+    if x.shape.kv_heads % x.layout.tp == 0:
+        return None
+    return (
+        f"{x.shape.kv_heads} key/value heads cannot be split over tp {x.layout.tp}, because tensor "
+        "ranks do not copy them: use a tp that divides them"
+    )
+
+
+def whole_heads_in_all_to_all(x: Sizes) -> str | None:
+    """With cp > 1 and `cp_exchange` all-to-all, tp x cp divides the query heads."""
+    ranks = x.layout.tp * x.layout.cp
+    used = x.layout.cp > 1 and x.layout.cp_exchange == "all-to-all"
+    if not used or x.shape.num_heads % ranks == 0:
+        return None
+    return (
+        f"{x.shape.num_heads} query heads cannot be split over tp {x.layout.tp} x cp {x.layout.cp} = "
+        f"{ranks}, because all-to-all gives each rank whole heads: use layout.cp_exchange=all-gather"
+    )
+
+
+def whole_ffn(x: Sizes) -> str | None:
+    """tp divides `ffn_size`."""
+    if x.shape.ffn_size % x.layout.tp == 0:
+        return None
+    return (
+        f"ffn_size {x.shape.ffn_size} cannot be split over tp {x.layout.tp}, because tensor ranks "
+        "hold equal parts of it: use a tp that divides it"
+    )
+
+
+def whole_sequence_chunks(x: Sizes) -> str | None:
+    """With cp > 1, 2 x cp divides `seq_len` of a decoder."""
+    chunks = 2 * x.layout.cp
+    causal = x.shape.causal
+    if x.layout.cp == 1 or not causal or x.seq_len is None or x.seq_len % chunks == 0:
+        return None
+    return (
+        f"seq_len {x.seq_len} cannot be split into 2 x cp = {chunks} chunks, because a context rank "
+        "takes an early and a late one, so that causal attention is equal work for all: use a "
+        f"multiple of {chunks}"
+    )
+
+
+def whole_streams(x: Sizes) -> str | None:
+    """With cp > 1, cp divides both the text tokens and the image tokens of an mmdit."""
+    cp, shape = x.layout.cp, x.shape
+    if shape.kind != "mmdit" or (shape.text_len % cp == 0 and shape.image_tokens % cp == 0):
+        return None
+    return (
+        f"{shape.text_len} text and {shape.image_tokens} image tokens cannot be split over cp {cp}, "
+        "because a context rank takes an equal part of each: use a cp that divides both"
+    )
+
+
+def whole_sequence_parts(x: Sizes) -> str | None:
+    """With `sequence_parallel`, tp x cp divides `seq_len`."""
+    parts = x.layout.tp * x.layout.cp
+    if not x.layout.sequence_parallel or x.seq_len is None or x.seq_len % parts == 0:
+        return None
+    return (
+        f"seq_len {x.seq_len} cannot be split over tp {x.layout.tp} x cp {x.layout.cp} = {parts}, "
+        f"because sequence_parallel gives ranks equal parts of it: use a multiple of {parts}"
+    )
+
+
+def whole_stages(x: Sizes) -> str | None:
+    """pp x vp divides a decoder's layers, or them with embedding and head counted as one each."""
+    # Megatron may count them: 126 + 2 for Llama 3.1 405B.
+    stages, layers = x.layout.pp * x.layout.vp, x.shape.num_layers
+    decoder = x.shape.kind == "decoder"
+    if not decoder or layers % stages == 0 or (layers + 2) % stages == 0:
+        return None
+    return (
+        f"{layers} layers (or {layers + 2} with embedding and head) cannot be split over pp "
+        f"{x.layout.pp} x vp {x.layout.vp} = {stages} stages, because a pipeline is as slow as its "
+        "longest one: use a pp x vp that divides either"
+    )
+
+
+def whole_shards(x: Sizes) -> str | None:
+    """`dp_shard` divides dp x cp."""
+    ranks = x.layout.dp(x.world_size) * x.layout.cp
+    if not x.layout.dp_shard or ranks % x.layout.dp_shard == 0:
+        return None
+    return (
+        f"dp x cp = {ranks} ranks cannot be split into groups of dp_shard {x.layout.dp_shard}, because "
+        "each group holds one copy of the states: use a dp_shard that divides them"
+    )
+
+
+def whole_vocabulary(x: Sizes) -> str | None:
+    """tp divides the padded vocabulary."""
+    rows = x.shape.padded_vocab(x.layout.tp)
+    if rows % x.layout.tp == 0:
+        return None
+    return (
+        f"a vocabulary of {rows} rows cannot be split over tp {x.layout.tp}, because tensor ranks "
+        "hold equal parts of the embedding: pad it with model.vocab_multiple=2 or more"
+    )
+
+
+def filled_pipeline(x: Sizes) -> str | None:
+    """1f1b has at least as many micro-batches as there are stages."""
+    used = x.layout.pp > 1 and x.layout.effective_schedule == "1f1b"
+    if not used or x.num_microbatches >= x.layout.pp:
+        return None
+    return (
+        f"{x.num_microbatches} micro-batches a step do not fill pp {x.layout.pp}, because 1f1b begins "
+        "with one for each stage: use a larger global_batch, a smaller layout.micro_batch or "
+        "layout.schedule=gpipe"
+    )
+
+
+def whole_rounds(x: Sizes) -> str | None:
+    """interleaved and zero-bubble: the number of rounds, micro-batches // pp, divides the micro-batches."""
+    schedule, num = x.layout.effective_schedule, x.num_microbatches
+    rounds = max(1, num // x.layout.pp)
+    if x.layout.pp == 1 or schedule not in ("interleaved", "zero-bubble") or num % rounds == 0:
+        return None
+    return (
+        f"{num} micro-batches a step cannot be split into {rounds} equal rounds, because {schedule} "
+        f"repeats one round of at least pp {x.layout.pp}: use a multiple of {x.layout.pp}"
+    )
+
+
+def ring_heads(x: Sizes) -> str | None:
+    """With cp > 1 and `cp_exchange` ring on a GPU, heads are a multiple of 8 and at most 256 wide."""
+    width = x.shape.head_dim
+    used = x.layout.cp > 1 and x.layout.cp_exchange == "ring" and x.device == "cuda"
+    if not used or (width % 8 == 0 and width <= 256):
+        return None
+    return (
+        f"heads {width} wide cannot go around a ring on a GPU, because flash attention there takes "
+        "multiples of 8 up to 256: use layout.cp_exchange=all-gather"
+    )
+
+
+CONDITIONS: tuple[Condition, ...] = (
+    whole_batches, whole_heads, whole_heads_in_all_to_all, whole_ffn, whole_sequence_chunks, whole_streams,
+    whole_sequence_parts, whole_stages, whole_shards,
+)  # fmt: skip
+"""What sizes must satisfy in any engine."""
+NATIVE_CONDITIONS: tuple[Condition, ...] = (
+    whole_kv_heads, whole_vocabulary, filled_pipeline, whole_rounds, ring_heads,
+)  # fmt: skip
+"""What they must satisfy in the native trainer besides."""
+
+
+def layout_problems(
+    layout: Layout,
+    shape: Shape,
+    world_size: int,
+    global_batch: int,
+    seq_len: int | None = None,
+) -> list[str]:
+    """Why this layout cannot run in any engine, one sentence each; empty when it can.
+
+    `seq_len` None leaves out what depends on it.
+    """
+    if world_size % layout.model_devices:
+        return [
+            f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {layout.model_devices} "
+            f"does not divide {world_size} devices: use a multiple of {layout.model_devices}"
+        ]
+    broken = broken_rules(features(layout, world_size), (r for r in RULES if not r.native))
+    sizes = Sizes(layout, shape, world_size, global_batch, seq_len)
+    return [rule.reason for rule in broken] + _unmet(CONDITIONS, sizes)
+
+
+def native_problems(
+    layout: Layout,
+    shape: Shape,
+    world_size: int,
+    global_batch: int,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    compiled: bool = False,
+) -> list[str]:
+    """Why the native trainer cannot run a layout without `layout_problems`, one sentence each."""
+    present = features(
+        layout, world_size, dtype=dtype, device=device, compiled=compiled,
+        tied=shape.tied_embeddings, kind=shape.kind,
+    )  # fmt: skip
+    broken = broken_rules(present, (rule for rule in RULES if rule.native))
+    sizes = Sizes(layout, shape, world_size, global_batch, device=device)
+    return [rule.reason for rule in broken] + _unmet(NATIVE_CONDITIONS, sizes)
+
+
+def _unmet(conditions: Iterable[Condition], sizes: Sizes) -> list[str]:
+    return [problem for condition in conditions if (problem := condition(sizes))]

@@ -1,0 +1,196 @@
+"""The shape of a multimodal diffusion transformer (Flux): exact parameters and FLOPs.
+
+Two streams of tokens, text and image patches, pass through blocks that share only attention (double
+blocks), then as one stream through blocks whose attention and MLP run side by side (single blocks).
+Every block is modulated by a vector made of the time and the pooled text. Attention has no mask.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from paceline.core.value import Value
+
+TIME_WIDTH = 256
+"""Sines and cosines that the time becomes before its first layer."""
+DOUBLE_CHUNKS, SINGLE_CHUNKS, FINAL_CHUNKS = 6, 3, 2
+"""Vectors that modulate a stream of a double block, a single block, and the last layer."""
+
+
+class MMDiTShape(Value):
+    """A Flux transformer without guidance: sizes of its blocks, of its latents and of its text."""
+
+    kind: Literal["mmdit"]
+    hidden_size: PositiveInt
+    num_heads: PositiveInt
+    num_double_blocks: PositiveInt
+    num_single_blocks: PositiveInt
+    mlp_ratio: PositiveInt = 4
+    latent_channels: PositiveInt = 16
+    """Channels of the autoencoder's latents."""
+    latent_size: PositiveInt
+    """Height and width of the latents: an eighth of the image's."""
+    patch_size: PositiveInt = 2
+    """Height and width of the patches that become one token each."""
+    text_len: PositiveInt
+    """Tokens of the encoded text."""
+    text_width: PositiveInt
+    pooled_width: PositiveInt
+    """Width of the one vector that stands for the whole text."""
+    rope_axes: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
+    """Parts of a head that turn with a token's index, row and column."""
+    rope_theta: PositiveFloat = 10_000.0
+    text_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the samples whose text is replaced by the encoding of no text."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+        if sum(self.rope_axes) != self.head_dim or any(axis % 2 for axis in self.rope_axes):
+            raise ValueError(
+                f"rope_axes {list(self.rope_axes)} are not even numbers that add up to the head's "
+                f"{self.head_dim}"
+            )
+        if self.latent_size % self.patch_size:
+            raise ValueError(
+                f"latent_size {self.latent_size} is not a multiple of patch_size {self.patch_size}"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def in_channels(self) -> int:
+        """Width of an image token before the first layer and behind the last one."""
+        return self.latent_channels * self.patch_size**2
+
+    @property
+    def image_tokens(self) -> int:
+        """Patches of one sample."""
+        return (self.latent_size // self.patch_size) ** 2
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of one sample, text and image."""
+        return self.text_len + self.image_tokens
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of both kinds; a double block runs all tokens through as many weights as a single one."""
+        return self.num_double_blocks + self.num_single_blocks
+
+    @property
+    def ffn_size(self) -> int:
+        """Width inside the MLP."""
+        return self.mlp_ratio * self.hidden_size
+
+    @property
+    def attention_size(self) -> int:
+        """num_heads x head_dim."""
+        return self.hidden_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of keys and of values: no heads share any."""
+        return self.hidden_size
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads."""
+        return self.num_heads
+
+    @property
+    def saved_ffn_tensors(self) -> int:
+        """Tensors of the MLP's width that its backward pass needs."""
+        return 2
+
+    @property
+    def saved_stream_tensors(self) -> float:
+        """Tensors of the stream's width that a block's norms keep, on average over the blocks."""
+        return (4 * self.num_double_blocks + 2 * self.num_single_blocks) / self.num_layers
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """Nothing is shared between the first layers and the last one."""
+        return False
+
+    @property
+    def causal(self) -> bool:
+        """Every token sees every other one."""
+        return False
+
+    @property
+    def conventions(self) -> tuple[str, ...]:
+        """The FLOPs conventions that say something true of it."""
+        return ("full-attention",)
+
+    @property
+    def loss_unit(self) -> str:
+        """Of the mean loss: squared error of the velocity, per element of the latents."""
+        return "squared error"
+
+    def padded_vocab(self, tp: int = 1) -> int:
+        """There is no vocabulary."""
+        return 0
+
+    def parameter_parts(self, tp: int = 1) -> dict[str, int]:
+        """Parameters by part: the layers before the blocks, the blocks, and the last layer."""
+        h = self.hidden_size
+        before = [(self.in_channels, h), (self.text_width, h), (TIME_WIDTH, h), (h, h),
+                  (self.pooled_width, h), (h, h)]  # fmt: skip
+        last = [(h, FINAL_CHUNKS * h), (h, self.in_channels)]
+        return {
+            "embedding": _linears(before),
+            "blocks": self.num_double_blocks * self._double_block()
+            + self.num_single_blocks * self._single_block(),
+            "head": _linears(last),
+            "positions": 0,
+            "norms": 0,
+            "projections": 0,
+        }
+
+    def _double_block(self) -> int:
+        """Two streams: modulation, queries, keys and values, output, MLP, and the norms of q and k."""
+        h, f = self.hidden_size, self.ffn_size
+        stream = [(h, DOUBLE_CHUNKS * h), (h, 3 * h), (h, h), (h, f), (f, h)]
+        return 2 * (_linears(stream) + 2 * self.head_dim)
+
+    def _single_block(self) -> int:
+        """One stream: modulation, q, k, v and MLP from one layer, both outputs through another."""
+        h, f = self.hidden_size, self.ffn_size
+        return _linears([(h, SINGLE_CHUNKS * h), (h, 3 * h + f), (h + f, h)]) + 2 * self.head_dim
+
+    @property
+    def block_forward_flops(self) -> int:
+        """FLOPs of one sample's forward pass through the weights of all blocks, attention left out.
+
+        2 (4 + 2 r) h^2 S L of the tokens (24 h^2 S L for r = 4) and 2 (12 D + 3 s) h^2 of the
+        modulation, which is computed once a sample; D double blocks, s single ones, L both.
+        """
+        tokens = (4 + 2 * self.mlp_ratio) * self.seq_len * self.num_layers
+        chunks = 2 * DOUBLE_CHUNKS * self.num_double_blocks + SINGLE_CHUNKS * self.num_single_blocks
+        return 2 * self.hidden_size**2 * (tokens + chunks)
+
+    @property
+    def linear_flops(self) -> int:
+        """Training FLOPs of one sample in all weights: 6 per weight and use.
+
+        4 in the four layers that read the data, which has no gradient.
+        """
+        h, image, text = self.hidden_size, self.image_tokens, self.text_len
+        readers = image * self.in_channels + text * self.text_width + TIME_WIDTH + self.pooled_width
+        others = 2 * h + FINAL_CHUNKS * h + image * self.in_channels
+        return 3 * self.block_forward_flops + 4 * h * readers + 6 * h * others
+
+
+def _linears(sizes: list[tuple[int, int]]) -> int:
+    """Weights and biases of layers with these (in, out) features."""
+    return sum(rows * columns + columns for rows, columns in sizes)

@@ -1,0 +1,260 @@
+"""The peers: the same models as other libraries build them, and where each weight lies in them.
+
+transformers has OPT, Llama and GPT-2, peft the adapters. Also the plain side of
+benchmarks/workloads_vs_peers.py.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+)
+
+COMMON: dict[str, Any] = {
+    # A padding token would get no gradient from its place in the input.
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "use_cache": False,
+}  # fmt: skip
+
+OPT = {
+    "embedding": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "project_in": "model.decoder.project_in",
+    "project_out": "model.decoder.project_out",
+    "final_norm": "model.decoder.final_layer_norm",
+    "blocks": "model.decoder.layers",
+    "attention_norm": "self_attn_layer_norm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.out_proj",
+    "ffn_norm": "final_layer_norm",
+    "ffn.up": "fc1",
+    "ffn.down": "fc2",
+}
+LLAMA = {
+    "embedding": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn.gate": "mlp.gate_proj",
+    "ffn.up": "mlp.up_proj",
+    "ffn.down": "mlp.down_proj",
+}
+GPT2 = {
+    "embedding": "transformer.wte",
+    "embedding_norm": "transformer.wte.norm",
+    "positions": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "blocks": "transformer.h",
+    "attention_norm": "ln_1",
+    "attention.q": "attn.c_attn",
+    "attention.k": "attn.c_attn",
+    "attention.v": "attn.c_attn",
+    "attention.o": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn.up": "mlp.c_fc",
+    "ffn.down": "mlp.c_proj",
+}
+"""Its layers of blocks keep their matrices the other way round, and q, k, v in one of them."""
+
+
+class NormedEmbedding(nn.Embedding):
+    """Token vectors behind a norm, as Megatron-DeepSpeed's `--embed-layernorm` puts it."""
+
+    def __init__(self, vocab: int, width: int, eps: float) -> None:
+        super().__init__(vocab, width)
+        self.norm = nn.LayerNorm(width, eps)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, T) -> (B, T, H)."""
+        return self.norm(super().forward(input))
+
+
+def build(content: Mapping[str, Any]) -> nn.Module:
+    """The peer of a trainer.json: model and adapters, without dropout outside of the adapters."""
+    model, lora = content["model"], content["lora"]
+    peer = PEERS[family(model)](model)
+    return peer if lora is None else adapted(peer, lora, model)
+
+
+def names(model: Mapping[str, Any]) -> dict[str, str]:
+    """Names of the peer's layers by those of the native model."""
+    return {"opt": OPT, "llama": LLAMA, "gpt2": GPT2}[family(model)]
+
+
+def family(model: Mapping[str, Any]) -> str:
+    """Which of the peers has the same structure."""
+    if model["norm"] == "rmsnorm":
+        return "llama"
+    return "opt" if model["activation"] == "relu" else "gpt2"
+
+
+def opt(model: Mapping[str, Any]) -> PreTrainedModel:
+    """An OPT; its norms' eps is 1e-5 and cannot be set."""
+    assert model["norm_eps"] == 1e-5 and model["position_offset"] == 2
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=model["padded_vocab"],
+            hidden_size=model["hidden_size"],
+            ffn_dim=model["ffn_size"],
+            num_hidden_layers=model["num_layers"],
+            num_attention_heads=model["num_heads"],
+            max_position_embeddings=model["max_positions"],
+            word_embed_proj_dim=model["embedding_size"],
+            do_layer_norm_before=model["norm_position"] == "pre",
+            _remove_final_layer_norm=not model["final_norm"],
+            dropout=0.0,
+            **COMMON,
+        )
+    )
+
+
+def llama(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Llama with plain rotary positions."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=model["padded_vocab"],
+            hidden_size=model["hidden_size"],
+            intermediate_size=model["ffn_size"],
+            num_hidden_layers=model["num_layers"],
+            num_attention_heads=model["num_heads"],
+            num_key_value_heads=model["num_kv_heads"] or model["num_heads"],
+            head_dim=model["head_size"],
+            max_position_embeddings=model["max_positions"],
+            rope_parameters={"rope_type": "default", "rope_theta": model["rope_theta"]},
+            rms_norm_eps=model["norm_eps"],
+            tie_word_embeddings=model["tied_embeddings"],
+            **COMMON,
+        )
+    )
+
+
+def gpt2(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A GPT-2 with the exact GELU, which its own tanh form only comes near to."""
+    peer = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=model["padded_vocab"],
+            n_embd=model["hidden_size"],
+            n_inner=model["ffn_size"],
+            n_layer=model["num_layers"],
+            n_head=model["num_heads"],
+            n_positions=model["max_positions"],
+            layer_norm_epsilon=model["norm_eps"],
+            activation_function=model["activation"],
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **COMMON,
+        )
+    )
+    if model["embedding_norm"]:
+        sizes = model["padded_vocab"], model["hidden_size"], model["norm_eps"]
+        peer.transformer.wte = NormedEmbedding(*sizes)
+        peer.lm_head.weight = peer.transformer.wte.weight
+        nn.init.normal_(peer.lm_head.weight, std=0.02)
+    return peer
+
+
+PEERS = {"opt": opt, "llama": llama, "gpt2": gpt2}
+
+
+def adapted(peer: PreTrainedModel, lora: Mapping[str, Any], model: Mapping[str, Any]) -> nn.Module:
+    """The peer with peft's adapters; with `train_rest` all but the adapted weights train."""
+    from peft import LoraConfig, get_peft_model
+
+    places = names(model)
+    targets = [places[f"{part}.{layer}"] for part in ("attention", "ffn") for layer in lora["targets"]
+               if f"{part}.{layer}" in places]  # fmt: skip
+    config = LoraConfig(
+        r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"],
+        # A name alone would also fit the norm behind the last block, say.
+        target_modules=rf"{re.escape(places['blocks'])}\.\d+\.({'|'.join(map(re.escape, targets))})",
+        fan_in_fan_out=family(model) == "gpt2",
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 by a name that is going away.
+        warnings.simplefilter("ignore", FutureWarning)
+        with_adapters = get_peft_model(peer, config)
+    if lora["train_rest"]:
+        for name, parameter in with_adapters.named_parameters():
+            parameter.requires_grad_(not name.endswith("base_layer.weight"))
+    return with_adapters
+
+
+def weights_of(model: Mapping[str, Any], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A peer's tensors (parameters or gradients) by the native names, in the native form; views."""
+    plain = {name.removeprefix("base_model.model."): tensor for name, tensor in named.items()}
+    found: dict[str, Tensor] = {}
+    for ours, theirs in _layers(model):
+        for kind, tensor in _of_layer(plain, theirs):
+            found[f"{ours}.{kind}"] = _native_form(model, ours, kind, tensor)
+    return found
+
+
+def _layers(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(native, peer) names of all layers that hold parameters; some do not exist in a model."""
+    places = names(model)
+    inner = {
+        ours: theirs for ours, theirs in places.items() if ours.endswith("_norm") or "." in ours
+    }
+    outer = [(ours, theirs) for ours, theirs in places.items() if "." not in ours]
+    return [(o, t) for o, t in outer if o not in ("blocks", "attention_norm", "ffn_norm")] + [
+        (f"blocks.{layer}.{ours}", f"{places['blocks']}.{layer}.{theirs}")
+        for layer in range(model["num_layers"])
+        for ours, theirs in inner.items()
+        if ours not in ("final_norm", "embedding_norm")
+    ]
+
+
+KINDS = {
+    "weight": ("weight", "base_layer.weight"),
+    "bias": ("bias", "base_layer.bias"),
+    "lora_a": ("lora_A.default.weight",),
+    "lora_b": ("lora_B.default.weight",),
+}
+
+
+def _of_layer(plain: Mapping[str, Tensor], layer: str) -> list[tuple[str, Tensor]]:
+    return [
+        (kind, plain[f"{layer}.{name}"])
+        for kind, spellings in KINDS.items()
+        for name in spellings
+        if f"{layer}.{name}" in plain
+    ]
+
+
+def _native_form(model: Mapping[str, Any], layer: str, kind: str, tensor: Tensor) -> Tensor:
+    """The tensor as a native layer has it: (out, in), and q, k, v each by itself."""
+    if family(model) != "gpt2" or (".attention." not in layer and ".ffn." not in layer):
+        return tensor
+    turned = tensor.t() if kind == "weight" else tensor
+    part = {"q": 0, "k": 1, "v": 2}.get(layer[-1])
+    return turned if part is None else turned.chunk(3)[part]
+
+
+def mean_loss(peer: nn.Module, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of the next token of (B, T), computed from the peer's own logits.
+
+    The peer's own loss is this in fp32, whatever its dtype.
+    """
+    logits = peer(input_ids=ids).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
