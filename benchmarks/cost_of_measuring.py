@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from paceline.launchers import local
-from paceline.plan import Request, make_plan
+from paceline.placement import Request
+from paceline.plan import make_plan
 from paceline.probe.inventory import cpu
 from paceline.rundir import write_text
 

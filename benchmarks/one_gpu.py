@@ -30,7 +30,8 @@ from paceline.core.rates import flops_per_s_per_device
 from paceline.core.result import Result
 from paceline.core.run import RunSpec
 from paceline.errors import UserError
-from paceline.plan import Plan, Request, find_device, make_plan
+from paceline.placement import Request, find_device
+from paceline.plan import Plan, make_plan
 from paceline.probe.gpus import gpus
 from paceline.recipe import load_recipe
 from paceline.report.page import RunReport

@@ -12,7 +12,7 @@ node's knows its own ranks alone, whose clock is the same, and sees them only ev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
@@ -20,6 +20,7 @@ from signal import Signals
 from paceline.core.result import Status
 from paceline.engines import engine
 from paceline.events import EndEvent, RankLog
+from paceline.launchers import Verdict
 from paceline.rundir import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 
 TAIL_LINES = 15
@@ -33,6 +34,7 @@ WAITING = "waiting for other ranks"
 
 NOT_RUNNING = "its watchdog could not run (Python's lock was held, or the process was stopped)"
 
+_AGENT_EXIT = re.compile(r"^@exit rank=(\d+) code=(-?\d+) at=(\d+\.\d+)$", re.MULTILINE)
 _GRAVEST = ("oom", "nan", "failed")
 _STACK_LINE = re.compile(
     r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
@@ -66,6 +68,8 @@ class Evidence:
     """The last lines that each rank printed, without stack frames."""
     tail: Sequence[str] = ()
     """The last lines of the log that tells most."""
+    machine: Verdict | None = None
+    """What the launcher itself knows of the end."""
     locked: frozenset[int] = frozenset()
     """Ranks whose stacks a timer wrote because their watchdog could not run."""
 
@@ -106,7 +110,8 @@ def read_evidence(
         world_size=world_size,
         exit_code=exit_code,
         oom_killed=oom_killed,
-        exits=launcher_exits(file_text(logs / LAUNCHER_LOG, TAIL_BYTES)),
+        exits=launcher_exits(file_text(logs / LAUNCHER_LOG, TAIL_BYTES))
+        or agent_exits(file_text(path, TAIL_BYTES) for path in logs.glob("host-*.log")),
         tails={rank: _tail(path) for rank, path in _rank_files(logs, "log")},
         tail=log_tail(folder),
         locked=frozenset(rank for rank, path in _rank_files(logs, "timer") if file_text(path, 1)),
@@ -115,7 +120,7 @@ def read_evidence(
 
 def judge(evidence: Evidence) -> Ending:
     """How a run ended: by a rank's own fault, by a killed one, by one that hangs, or well."""
-    own = _own_fault(evidence) or _killed(evidence) or _hung(evidence)
+    own = _own_fault(evidence) or _by_machine(evidence) or _killed(evidence) or _hung(evidence)
     if own is not None:
         return own
     ends = evidence.ends
@@ -159,6 +164,13 @@ def launcher_exits(text: str) -> dict[int, int]:
     return {int(rank): int(code) for rank, code in reversed(pairs)}
 
 
+def agent_exits(logs: Iterable[str]) -> dict[int, int]:
+    """Exit codes by rank that the nodes' agents tell in their logs, the first failure first."""
+    told = [line for text in logs for line in _AGENT_EXIT.findall(text)]
+    told.sort(key=lambda line: float(line[2]))
+    return {int(rank): int(code) for rank, code, _ in told}
+
+
 def file_text(path: Path, last_bytes: int | None = None) -> str:
     """A file's text, or the end of it; empty when it cannot be read."""
     try:
@@ -181,6 +193,12 @@ def _own_fault(evidence: Evidence) -> Ending | None:
         return None
     *_, rank, end = min(faults, key=lambda fault: fault[:3])
     return Ending(end.status, evidence.told_by(rank, end.reason or "no reason given"), rank=rank)
+
+
+def _by_machine(evidence: Evidence) -> Ending | None:
+    """What the launcher knows: a host that is gone, a job that the batch system ended."""
+    told = evidence.machine
+    return Ending(told.status, told.reason) if told else None
 
 
 def _killed(evidence: Evidence) -> Ending | None:

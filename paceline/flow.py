@@ -22,7 +22,8 @@ from paceline.ending import Ending, file_text, judge, log_tail, read_evidence
 from paceline.engines import Engine, engine
 from paceline.errors import SystemFaultError
 from paceline.launchers import Handle, launcher
-from paceline.plan import Plan, device_kind, probe_machine, reachable_rate
+from paceline.placement import device_kind
+from paceline.plan import Plan, probe_machine, reachable_rate
 from paceline.probe.gemm import GemmProbe
 from paceline.probe.inventory import inventory, oom_kills
 from paceline.report.html import render_html
@@ -123,12 +124,14 @@ def run(
     probe: bool = True,
     group: str | None = None,
     repeat: Repeat | None = None,
+    stopped: Callable[[], bool] = bool,
 ) -> RunReport:
     """Train as planned and return the report; the run folder holds everything at every moment.
 
     A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
-    `group` and `repeat` place the run among the repeats of its configuration.
+    `group` and `repeat` place the run among the repeats of its configuration. `stopped` is asked
+    again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
     """
     folder = new_run_folder(root, plan.spec, tag)
     placed = {"tag": tag, "group": group, "repeat": repeat}
@@ -136,11 +139,11 @@ def run(
     write_value(folder / RUN_FILE, record)
     write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
     try:
-        if probe:
+        if probe and plan.spec.cluster.launcher == "local":
             watch(Progress("measuring the reachable rate"))
             record = _with_reachable_rate(record, plan)
         watch(Progress("starting"))
-        record = _launch_and_wait(plan, folder, record, watch)
+        record = _launch_and_wait(plan, folder, record, watch, stopped)
     except KeyboardInterrupt:
         record = read_record(folder)  # it may have been launched meanwhile
         record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
@@ -215,7 +218,9 @@ def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
     )
 
 
-def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher) -> RunRecord:
+def _launch_and_wait(
+    plan: Plan, folder: Path, record: RunRecord, watch: Watcher, stopped: Callable[[], bool]
+) -> RunRecord:
     machine = launcher(plan.spec.cluster.launcher)
     machine.prepare(plan.job, folder)
     kills_before = oom_kills()
@@ -223,23 +228,28 @@ def _launch_and_wait(plan: Plan, folder: Path, record: RunRecord, watch: Watcher
     write_value(folder / RUN_FILE, record)
     job = machine.submit(plan.job, folder)
     try:
-        code, ending = _watch(job, plan.spec, folder, watch)
+        code, ending = _watch(job, plan.spec, folder, watch, stopped)
     except BaseException:
         job.stop()
         raise
     if ending is None:
         killed, spec = oom_kills() > kills_before, plan.spec
-        ending = judge(read_evidence(folder, spec.engine, spec.world_size, code, killed))
+        evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
+        ending = judge(replace(evidence, machine=job.verdict()))
     return _ended(record, ending, code, folder)
 
 
-def _watch(job: Handle, spec: RunSpec, folder: Path, watch: Watcher) -> tuple[int, Ending | None]:
+def _watch(
+    job: Handle, spec: RunSpec, folder: Path, watch: Watcher, stopped: Callable[[], bool]
+) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
     follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
     life = _Life(folder, spec.hang_limit_s, engine(spec.engine))
     finished_at: float | None = None
     try:
         while True:
+            if stopped():
+                raise KeyboardInterrupt
             code = job.poll()
             for step in follower.new_steps():
                 watch(_progress(spec, step))

@@ -16,7 +16,7 @@ from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import Step, Steps
 from paceline.core.window import Window
-from paceline.plan import find_device
+from paceline.placement import find_device
 from paceline.units import TERA
 
 COARSE = 0.005

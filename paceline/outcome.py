@@ -30,7 +30,7 @@ from paceline.core.window import MIN_STEADY, Window, steady_window
 from paceline.ending import file_text, read_ranks, stacks
 from paceline.events import RankLog
 from paceline.imported import evaluate_log
-from paceline.plan import find_device
+from paceline.placement import find_device
 from paceline.report.page import RunReport
 from paceline.rundir import (
     INVENTORY_FILE,

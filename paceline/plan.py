@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from paceline import catalog, references
-from paceline.core.hardware import Cluster, Device, Dtype
+from paceline.core.hardware import Cluster, Dtype
 from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.run import Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.engines import engine
 from paceline.errors import SystemFaultError, UserError
-from paceline.launchers import launcher, launcher_names
+from paceline.launchers import launcher
+from paceline.placement import Request, choose_cluster, find_device
 from paceline.probe.gemm import GemmProbe, probe_gemm
-from paceline.probe.inventory import inventory, local_cluster
+from paceline.probe.inventory import inventory
 from paceline.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.rundir import find_run, runs_root
 from paceline.units import gib, percent
@@ -31,24 +32,6 @@ CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest
 
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for on the command line."""
-
-    recipe: str
-    variant: str | None = None
-    overrides: tuple[str, ...] = ()
-    devices: int | None = None
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    cluster: str | None = None
-    timeout_s: float | None = None
-    force: bool = False
-    """Run although the memory bound says that it cannot fit."""
-    runs_dir: Path | None = field(default=None, compare=False)
-    """Where `checkpoint.resume` seeks a run by name."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +74,9 @@ def plan_again(spec: RunSpec) -> Plan:
     found, cluster = inventory(), spec.cluster
     gpus = [gpu["name"] for gpu in found["gpus"]]
     here = found["cpu"]["model"] if cluster.device == "cpu" else ", ".join(dict.fromkeys(gpus))
-    same = cluster.device_label in (None, here)
-    if not same or (cluster.device != "cpu" and len(gpus) < cluster.devices_per_node):
+    same = cluster.device_label in (None, here) or cluster.launcher != "local"
+    gpus_here = len(gpus) if cluster.launcher == "local" else cluster.devices_per_node
+    if not same or (cluster.device != "cpu" and gpus_here < cluster.devices_per_node):
         raise UserError(
             f"{spec.recipe} on {_describe(cluster)}",
             f"was measured on {cluster.device_label or cluster.device}; here is {here or 'no GPU'}",
@@ -224,83 +208,6 @@ def probe_machine(
     return probe_gemm(
         python or sys.executable, identity, kind, dtypes, threads, matmul_precision, fresh
     )
-
-
-def device_kind(wanted: str, found: dict[str, Any]) -> tuple[str, list[str]]:
-    """cpu or cuda for `wanted` (auto, cpu, cuda), and what should be told about the choice."""
-    cpu_torch = "+cpu" in found["packages"].get("torch", "")
-    if wanted == "cpu" or (wanted == "auto" and not found["gpus"]):
-        return "cpu", []
-    if not found["gpus"]:
-        raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
-    if wanted == "auto" and cpu_torch:
-        return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
-    return "cuda", []
-
-
-def find_device(name: str) -> Device | None:
-    """The catalog's entry for a device, None when the catalog does not know it."""
-    try:
-        return catalog.find_device(name).device
-    except UserError:
-        return None
-
-
-def choose_cluster(
-    request: Request, recipe: Recipe, found: dict[str, Any]
-) -> tuple[Cluster, list[str]]:
-    """Where the request runs on a machine with the inventory `found`, and what should be told."""
-    if request.cluster is not None:
-        return _named_cluster(request, request.cluster), []
-    kind, notices = device_kind(request.device, found)
-    if kind == "cpu":
-        cores = found["cpu"]["usable_cores"]
-        count = request.devices or max(
-            min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
-        )
-        if count > cores:
-            notices.append(f"{count} processes share {cores} cores")
-        return local_cluster(found, "cpu", None, count), notices
-    return _gpus(request, recipe, found, notices)
-
-
-def _named_cluster(request: Request, name: str) -> Cluster:
-    if request.devices is not None or request.device != "auto":
-        raise UserError("--cluster", "names the devices itself",
-                        remedy="leave --devices and --device out")  # fmt: skip
-    cluster = catalog.cluster(name)
-    if cluster.launcher not in launcher_names() or cluster.nodes > 1:
-        raise UserError(
-            f"cluster {cluster.name}",
-            f"launcher {cluster.launcher} over {cluster.nodes} nodes is not available",
-            allowed=f"one node with launcher {', '.join(launcher_names())}",
-        )
-    return cluster
-
-
-def _gpus(
-    request: Request, recipe: Recipe, found: dict[str, Any], notices: list[str]
-) -> tuple[Cluster, list[str]]:
-    available = len(found["gpus"])
-    needed = recipe.layout.smallest_world
-    count = max(min(recipe.devices or available, available), needed)
-    count = request.devices or count - count % needed
-    if count > available:
-        where = f"--devices {count}" if request.devices else f"a layout of {count} devices"
-        raise UserError(where, f"this machine has {available} GPUs")
-    if request.devices is None and recipe.devices and recipe.devices > count:
-        notices.append(
-            f"the recipe names {recipe.devices} devices; this run takes the {count} here"
-        )
-    first = found["gpus"][0]
-    name = first["name"]
-    try:
-        match = catalog.find_device(name)
-        notices += [f"device {name}: {match.note}"] if match.note else []
-        name = match.device.name
-    except UserError:
-        notices.append(f"device {name} is not in the catalog, so there is no MFU")
-    return local_cluster(found, name, first["memory_bytes"], count), notices
 
 
 def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:

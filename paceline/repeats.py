@@ -25,7 +25,8 @@ from paceline.core.result import Result
 from paceline.errors import SystemFaultError, UserError
 from paceline.gate import Gate, compare_runs
 from paceline.outcome import evaluate
-from paceline.plan import Plan, Request, busy_notice, make_plan, plan_again
+from paceline.placement import Request
+from paceline.plan import Plan, busy_notice, make_plan, plan_again
 from paceline.probe.inventory import inventory
 from paceline.rundir import (
     Repeat,

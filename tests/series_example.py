@@ -49,8 +49,9 @@ def make_finished(
     steps = [{**STEP, "step": at, "step_time_s": t, "busy_time_s": t, "comm_wait_s": 0.0}
              for at, t in enumerate(times, start=1)]  # fmt: skip
     end = [END] if status == "ok" else []
+    started = {"torch": torch, "num_parameters": spec.num_parameters}
     path = folder / "steps" / "rank-00000.jsonl"
-    write_text(path, "".join(lines({**START, "torch": torch}, *steps, *end)))
+    write_text(path, "".join(lines({**START, **started}, *steps, *end)))
     write_text(folder / INVENTORY_FILE, json.dumps({**MACHINE, **(machine or {})}))
     if status == "ok":
         write_value(folder / RESULT_FILE, evaluate(folder).result)

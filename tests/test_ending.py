@@ -9,6 +9,7 @@ import pytest
 
 from paceline.ending import Evidence, judge, launcher_exits, log_tail, read_evidence, stacks
 from paceline.events import RankLog, read_rank
+from paceline.launchers import Verdict
 from tests.test_events import END, START, STEP, lines
 
 LOST = "another rank ended first: RuntimeError: Connection closed by peer"
@@ -205,3 +206,25 @@ def test_stacks_are_those_that_say_something(tmp_path: Path):
 def test_a_folder_without_anything_is_evidence_of_a_failure(tmp_path: Path):
     ending = judge(read_evidence(tmp_path, "native", 2, 3, False))
     assert (ending.status, ending.reason) == ("failed", "the launcher ended with code 3")
+
+
+def test_a_lost_host_is_the_cause_before_the_ranks_that_noticed():
+    gone = Verdict("failed", "node-2: the connection was lost", ("node-2",))
+    evidence = job(rank("failed", LOST), rank(None), machine=gone)
+    assert told(evidence) == ("failed", "node-2: the connection was lost")
+    assert told(job(rank("failed", "because"), rank(None), machine=gone))[1] == "rank 0: because"
+
+
+def test_a_job_that_the_batch_system_ended_has_its_status():
+    limit = Verdict("timeout", "Slurm: TIMEOUT")
+    assert told(job(rank(None), rank(None), machine=limit)) == ("timeout", "Slurm: TIMEOUT")
+
+
+def test_exits_of_many_nodes_are_read_from_their_own_logs(tmp_path: Path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "host-b.log").write_text("@exit rank=1 code=-9 at=10.0\n")
+    (logs / "host-a.log").write_text("@exit rank=0 code=1 at=11.0\n")
+    evidence = read_evidence(tmp_path, "native", 2, 1, False)
+    assert list(evidence.exits.items()) == [(1, -9), (0, 1)]
+    assert told(evidence) == ("failed", "rank 1 was killed by SIGKILL")

@@ -19,6 +19,9 @@ LAYERS = (
     ("search", "report", "store"),
     (
         "audit",
+        "host_lists",
+        "host_keys",
+        "placement",
         "plan",
         "comparison",
         "logfacts",

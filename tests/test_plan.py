@@ -8,14 +8,8 @@ import pytest
 
 from paceline.engines import native
 from paceline.errors import UserError
-from paceline.plan import (
-    Request,
-    busy_notice,
-    choose_cluster,
-    device_kind,
-    make_plan,
-    would_fit,
-)
+from paceline.placement import Request, choose_cluster, device_kind
+from paceline.plan import busy_notice, make_plan, would_fit
 from paceline.probe.inventory import inventory
 from paceline.recipe import load_recipe, recipe_path
 from tests.example import make_spec

@@ -15,7 +15,8 @@ from paceline.core.result import Result
 from paceline.errors import SystemFaultError, UserError
 from paceline.flow import CancelledRunError, UnwrittenReportError
 from paceline.outcome import evaluate
-from paceline.plan import Plan, Request
+from paceline.placement import Request
+from paceline.plan import Plan
 from paceline.probe import inventory
 from paceline.repeats import (
     Series,

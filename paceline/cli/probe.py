@@ -124,7 +124,7 @@ def context(
     import sys
 
     from paceline.errors import UserError
-    from paceline.plan import device_kind
+    from paceline.placement import device_kind
     from paceline.probe.context import probe_context
     from paceline.probe.inventory import inventory
 
@@ -162,7 +162,7 @@ def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:
 
 def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
     """The catalog's context of this device beside the measured one, None where it has none."""
-    from paceline.plan import find_device
+    from paceline.placement import find_device
     from paceline.report.figures import written
 
     known, here = find_device(probe.device_name), probe.row("context")

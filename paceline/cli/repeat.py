@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.core.result import Result
     from paceline.errors import SystemFaultError
     from paceline.flow import Watcher
-    from paceline.plan import Request
+    from paceline.placement import Request
     from paceline.repeats import Series, Turn
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})
@@ -73,7 +73,7 @@ def exit_code(result: SeriesResult) -> int:
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
     from paceline.errors import UserError
-    from paceline.plan import Request
+    from paceline.placement import Request
     from paceline.repeats import ENOUGH_FOR_SAME, new_series, resumed_series, side_request
     from paceline.rundir import runs_root
 

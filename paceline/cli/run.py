@@ -8,6 +8,16 @@ import typer
 
 from paceline.cli.options import Json, ReportFormat, RunsDir
 from paceline.cli.plans import Execution, print_plan, tell_notices
+from paceline.cli.where import (
+    Allocation,
+    Bind,
+    Hosts,
+    Interface,
+    LauncherOption,
+    Nodes,
+    SshConfig,
+    where,
+)
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
@@ -34,14 +44,21 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Devices to use; default every GPU, or two processes on a CPU, and more where the "
-            "layout needs them.",
+            help="Devices to use (on every host); default every GPU, or two processes on a CPU, and "
+            "more where the layout needs them.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     cluster: Annotated[
         str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
     ] = None,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    launcher: LauncherOption = "auto",
+    allocation: Allocation = None,
+    interface: Interface = None,
+    bind: Bind = None,
+    ssh_config: SshConfig = None,
     repeat: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +108,7 @@ def run(
     form: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Train a recipe on this machine, measure it, and write the report.
+    """Train a recipe on this machine or on hosts, measure it, and write the report.
 
     Examples:
 
@@ -102,6 +119,8 @@ def run(
       paceline run tiny-llama --devices 4 --set layout.tp=2 --set layout.pp=2
 
       paceline run llama31-8b --dry-run              what would start, without starting it
+
+      paceline run tiny-llama --hosts node[001-004]  over SSH; --launcher slurm --nodes 4 by Slurm
 
       paceline run tiny-llama --repeat 5             how much it varies from run to run
 
@@ -116,7 +135,8 @@ def run(
     in one folder: job.sh, logs, steps, result.json and report.html.
     """
     from paceline.cli.repeat import Several, repeat_runs
-    from paceline.plan import Request, make_plan
+    from paceline.placement import Request
+    from paceline.plan import make_plan
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
@@ -129,6 +149,7 @@ def run(
         cluster,
         timeout,
         force,
+        where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
         runs_dir,
     )
     form = ReportFormat.json if as_json else form

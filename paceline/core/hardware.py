@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from paceline.core.hosts import check_name
 from paceline.core.value import Value
+from paceline.errors import UserError
 
+LauncherName = Literal["local", "ssh", "slurm"]
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""
+
+
+INTERFACE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 
 
 class Peak(Value):
@@ -59,6 +65,40 @@ class Link(Value):
     note: str | None = None
 
 
+class SshSettings(Value):
+    """How hosts are reached; everything else is in the user's own ssh configuration."""
+
+    config: str | None = None
+    """A configuration file instead of ~/.ssh/config (`ssh -F`)."""
+    connect_timeout_s: PositiveInt = 10
+    """A host that does not answer for so long is dead."""
+    alive_interval_s: PositiveInt = 5
+    """Seconds between signs of life; three that stay out are a lost connection."""
+
+
+class SlurmSettings(Value):
+    """What a site asks of jobs; None leaves out the option."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    gres: str | None = None
+    """Generic resources a node; None asks for the GPUs of the run."""
+    exclude: tuple[str, ...] = ()
+    segment: PositiveInt | None = None
+    """Nodes that must lie in one block of the network."""
+    container_image: str | None = None
+    """Needs the Pyxis plugin."""
+    container_mounts: tuple[str, ...] = ()
+    requeue: bool = False
+    retries: NonNegativeInt = 1
+    """How often a job that lost a node is started anew without that node."""
+    allocation: str | None = None
+    """Number of a running job inside which runs are steps."""
+
+
 class Cluster(Value):
     """Where a run happens: devices of one kind in equal nodes, and how programs start there."""
 
@@ -73,11 +113,36 @@ class Cluster(Value):
     """Overrides the catalog; for `cpu` the host memory divided by the processes."""
     intra_link: str | None = None
     inter_link: str | None = None
-    launcher: Literal["local", "ssh", "slurm"] = "local"
+    launcher: LauncherName = "local"
+    hosts: tuple[str, ...] = ()
+    """The hosts of a run in the order of its ranks; without them Slurm chooses."""
+    interface: str | None = None
+    """Network interface for rendezvous and collectives, for example ib0; None leaves it to torch."""
+    bind: str = "none"
+    """What ranks are bound to: `auto` (the cores nearest their device), `none`, or a file."""
+    ssh: SshSettings = SshSettings()
+    slurm: SlurmSettings = SlurmSettings()
     python: str | None = None
     """Interpreter on the nodes; None is the one that runs Paceline."""
     threads_per_device: PositiveInt | None = None
     env: dict[str, str] = {}
+
+    @field_validator("hosts")
+    @classmethod
+    def _names_of_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for name in hosts:
+            try:
+                check_name(name)
+            except UserError as error:
+                raise ValueError(str(error)) from error
+        return hosts
+
+    @field_validator("interface")
+    @classmethod
+    def _name_of_interface(cls, interface: str | None) -> str | None:
+        if interface is not None and not INTERFACE_NAME.fullmatch(interface):
+            raise ValueError(f"{interface!r} is no network interface")
+        return interface
 
     @field_validator("env")
     @classmethod

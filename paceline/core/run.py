@@ -5,12 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
+from paceline.core.schedules import LrSchedule, RampUp
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import Value
 
@@ -20,34 +28,10 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
 
 
-class RampUp(Value):
-    """A batch that grows from `start` by `increment` over the first `samples`, as Megatron's
-    `--rampup-batch-size` lets it."""
-
-    start: PositiveInt
-    increment: PositiveInt
-    samples: PositiveInt
-
-    def sizes(self, global_batch: int) -> list[tuple[int, int]]:
-        """(until, batch) pairs: the batch while fewer than `until` samples are behind.
-
-        start + increment x int(consumed x n / samples) with n = (global_batch - start) / increment
-        (update of RampupBatchSizeNumMicroBatches in Megatron-DeepSpeed's microbatches.py).
-        """
-        n = (global_batch - self.start) // self.increment
-        return [
-            (-(-(k + 1) * self.samples // n), self.start + k * self.increment) for k in range(n)
-        ]
-
-    def problem(self, global_batch: int) -> str | None:
-        """Why the batch cannot grow to `global_batch` so, None when it can."""
-        rest = global_batch - self.start
-        if rest > 0 and rest % self.increment == 0:
-            return None
-        return (
-            f"training.ramp_up: from {self.start} in steps of {self.increment} the batch never "
-            f"becomes global_batch {global_batch}; it must be above start by a multiple of increment"
-        )
+UNLIKE_A_SETTING = (
+    "name", "device_label", "device_memory_bytes", "hosts", "interface", "ssh", "slurm",
+)  # fmt: skip
+"""Fields of a cluster that say where something runs and how it gets there, not what runs."""
 
 
 class TrainingBase(Value):
@@ -60,6 +44,8 @@ class TrainingBase(Value):
     compile: Compile = "none"
     """`blocks`: torch.compile for every transformer block."""
     lr: PositiveFloat = 3e-4
+    """The highest learning rate."""
+    lr_schedule: LrSchedule = LrSchedule()
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
@@ -70,6 +56,14 @@ class TrainingBase(Value):
     """Length of the whole training for which days are computed."""
     ramp_up: RampUp | None = None
     """A smaller batch at first; None trains all steps with the whole one."""
+
+    @model_validator(mode="after")
+    def _rate_can_fall(self) -> Self:
+        if self.lr_schedule.min_lr > self.lr:
+            raise ValueError(
+                f"lr_schedule.min_lr {self.lr_schedule.min_lr:g} is above lr {self.lr:g}"
+            )
+        return self
 
 
 class Training(TrainingBase):
@@ -162,7 +156,7 @@ class RunSpec(Value):
             "recipe", "variant", "references", "time_limit_s", "hang_limit_s", "memory_parts",
         }  # fmt: skip
         content = self.model_dump(mode="json", exclude=labels)
-        for name in ("name", "device_label", "device_memory_bytes"):
+        for name in UNLIKE_A_SETTING:
             content["cluster"].pop(name)
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -187,5 +181,7 @@ class Job:
     nodes: int = 1
     devices_per_node: int = 1
     timeout_s: float | None = None
-    container: str | None = None
-    mounts: tuple[str, ...] = ()
+    collective_limit_s: float = 300.0
+    """How long a rank waits for others in a collective before it gives up."""
+    cluster: Cluster | None = None
+    """Hosts and site settings, for launchers that need them; None for this machine."""

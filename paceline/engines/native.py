@@ -122,6 +122,8 @@ def job(spec: RunSpec, name: str) -> Job:
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
         timeout_s=spec.time_limit_s,
+        collective_limit_s=spec.hang_limit_s,
+        cluster=spec.cluster,
     )
 
 

@@ -1,17 +1,30 @@
 """Machines: each renders a Job as a script, starts that very script and watches it.
 
-One file per kind of machine, found by its name.
+local, ssh and slurm are launchers, the other modules serve them. What a node runs is the same under
+ssh and Slurm (node.py, agent.py).
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, get_args
 
+from paceline.core.hardware import LauncherName
+from paceline.core.result import Status
 from paceline.core.run import Job
 from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a launcher itself knows that a job ended: a lost host, a state of the batch system."""
+
+    status: Status
+    reason: str
+    hosts: tuple[str, ...] = ()
+    """The hosts at fault."""
 
 
 class Handle(Protocol):
@@ -34,6 +47,10 @@ class Handle(Protocol):
         """End what a finished job has left behind."""
         ...
 
+    def verdict(self) -> Verdict | None:
+        """What the launcher knows of the end of a job that the ranks cannot tell; None if nothing."""
+        ...
+
 
 class Launcher(Protocol):
     """What a module of this folder offers."""
@@ -52,8 +69,8 @@ class Launcher(Protocol):
 
 
 def launcher_names() -> list[str]:
-    """Every kind of machine that there is a file for."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Every kind of machine."""
+    return sorted(get_args(LauncherName))
 
 
 def launcher(name: str) -> Launcher:

@@ -7,10 +7,14 @@ ZeRO spreads states over dp x cp: context-parallel ranks hold the same weights a
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from config import LayoutConfig
@@ -73,8 +77,31 @@ def join_world(device_type: str) -> World:
     if size == 1:
         return World(rank, local_rank, size, device, None)
     backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, device_id=device if device_type == "cuda" else None)
+    limit = os.environ.get("PACELINE_COLLECTIVE_LIMIT_S")
+    timeout = timedelta(seconds=float(limit)) if limit else None
+    common: dict[str, Any] = {
+        "device_id": device if device_type == "cuda" else None,
+        "timeout": timeout,
+    }
+    if os.environ.get("PACELINE_STORE") == "rank0":
+        store = rank0_store(rank, size, timeout or timedelta(minutes=5))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, **common)
+    else:
+        dist.init_process_group(backend, **common)
     return World(rank, local_rank, size, device, backend)
+
+
+def rank0_store(rank: int, size: int, timeout: timedelta) -> TCPStore:
+    """The store through which ranks meet, at MASTER_ADDR alone: torch's own listens on every address."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = -1
+    if rank == 0:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((address, port), family=family, backlog=size).detach()
+    return TCPStore(
+        address, port, size, rank == 0, timeout,
+        master_listen_fd=None if listener < 0 else listener, wait_for_workers=False,
+    )  # fmt: skip
 
 
 def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:

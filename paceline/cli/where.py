@@ -1,0 +1,115 @@
+"""Options that say on which hosts something runs, and how programs start there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.core.hosts import Host
+    from paceline.placement import Where
+
+PANEL = "Hosts"
+
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|LIST",
+        help="A hostfile (`node-1 slots=8` a line), or names: node[001-004],gpu-a.",
+        rich_help_panel=PANEL,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many of the hosts, or nodes of Slurm.", rich_help_panel=PANEL),
+]
+LauncherOption = Annotated[
+    str,
+    typer.Option(
+        "--launcher",
+        help="auto, local, ssh or slurm. auto: Slurm inside an allocation, SSH with --hosts, Slurm "
+        "where it is installed and --nodes is above 1, else this machine.",
+        rich_help_panel=PANEL,
+    ),
+]
+Allocation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JOBID",
+        help="Run as steps inside this Slurm job; default the one that this shell is in.",
+        rich_help_panel=PANEL,
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(help="Network interface for rendezvous and collectives.", rich_help_panel=PANEL),
+]
+Bind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|none|FILE",
+        help="Bind ranks to the cores nearest their device, or as a file says.",
+        rich_help_panel=PANEL,
+    ),
+]
+SshConfig = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="ssh's configuration, instead of ~/.ssh/config.", rich_help_panel=PANEL
+    ),
+]
+
+
+def where(
+    hosts: str | None,
+    nodes: int | None,
+    launcher: str,
+    allocation: str | None,
+    interface: str | None,
+    bind: str | None,
+    ssh_config: Path | None,
+) -> Where:
+    """The place that the options name; raises UserError for hosts that cannot be read."""
+    from typing import cast, get_args
+
+    from paceline.core.hardware import INTERFACE_NAME, LauncherName
+    from paceline.errors import UserError
+    from paceline.placement import Where
+
+    if launcher not in ("auto", *get_args(LauncherName)):
+        raise typer.BadParameter("must be auto, local, ssh or slurm", param_hint="--launcher")
+    if interface is not None and not INTERFACE_NAME.fullmatch(interface):
+        raise typer.BadParameter("is no network interface", param_hint="--interface")
+    if bind not in (None, "auto", "none") and not Path(bind).is_file():
+        raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
+    if allocation is not None and not allocation.isdigit():
+        raise typer.BadParameter("must be the number of a Slurm job", param_hint="--allocation")
+    if ssh_config is not None and not ssh_config.is_file():
+        raise UserError(str(ssh_config), "is not a file")
+    kind = None if launcher == "auto" else cast(LauncherName, launcher)
+    return Where(read_hosts(hosts), nodes, kind, allocation, interface, bind, ssh_config)
+
+
+def read_hosts(text: str | None) -> tuple[Host, ...]:
+    """The hosts of a hostfile, or of a list; raises UserError for what is neither."""
+    from paceline.core.hosts import Host, expand, parse_hostfile
+    from paceline.errors import UserError
+
+    if text is None:
+        return ()
+    path = Path(text)
+    if path.is_file():
+        try:
+            return parse_hostfile(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(str(path), f"cannot be read: {error}") from error
+    if "/" in text:
+        raise UserError(text, "is not a file")
+    names = expand(text, "--hosts")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated or not names:
+        what = f"names {repeated[0]} twice" if repeated else "names no host"
+        raise UserError("--hosts", what)
+    return tuple(Host(name=name) for name in names)

@@ -1,0 +1,137 @@
+"""Host names: which ones are safe, ranges such as `node[001-064]`, and hostfiles.
+
+Names end up in scripts, argument lists and file names, so whatever could be read as something else
+by a shell, by ssh or by a path is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from paceline.core.value import Value
+from paceline.errors import UserError
+
+MAX_HOSTS = 100_000
+"""Hosts that one text may stand for; a range beyond it is a slip of the finger."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+_RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)", re.DOTALL)
+_NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""Between names, not inside brackets."""
+_SLOTS = re.compile(r"(?:slots|max_slots)\s*=\s*(\d+)|:(\d+)$")
+_TAIL = re.compile(r"(.*?)(\d+)$")
+
+
+class Host(Value):
+    """One line of a hostfile."""
+
+    name: str
+    slots: int | None = None
+    """Devices on it; None where the file does not say."""
+
+
+def check_name(name: str, where: str = "host") -> str:
+    """`name` itself; raises UserError when it is no host name, address or alias of ssh."""
+    if _NAME.fullmatch(name):
+        return name
+    raise UserError(where, f"{name!r} is no host name", allowed="letters, digits, . _ - and :")
+
+
+def expand(text: str, where: str = "hosts") -> list[str]:
+    """The names that a list such as `node[001-003,7],gpu-a` stands for, in its order.
+
+    Raises UserError for a name that is none and a range that cannot be read.
+    """
+    parts = [part.strip() for part in _COMMA.split(text)]
+    names = list(chain.from_iterable(_expanded(part, where) for part in parts if part))
+    return [check_name(name, where) for name in names]
+
+
+def compress(names: Sequence[str]) -> str:
+    """A short text for many names: consecutive numbers of one width become a range."""
+    parts: list[list[tuple[str, str]]] = []
+    """Names as (prefix, digits), those together that one range can hold."""
+    for name in names:
+        match = _TAIL.fullmatch(name)
+        prefix, digits = match.groups() if match else (name, "")
+        before, last = parts[-1][-1] if parts else ("", "")
+        if digits and (before, len(last)) == (prefix, len(digits)) and int(digits) == int(last) + 1:
+            parts[-1].append((prefix, digits))
+        else:
+            parts.append([(prefix, digits)])
+    return ",".join(_range_text(part) for part in parts)
+
+
+def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
+    """The hosts of a file in DeepSpeed's (`node-1 slots=8`), MPI's (`node-1:8`) or plain form.
+
+    `#` begins a comment; a name may be a range. Raises UserError with the line number for a blank
+    line between hosts, a host named twice, a name that is none, and other words.
+    """
+    hosts: dict[str, int] = {}
+    found: list[Host] = []
+    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
+        place = f"{where}:{number}"
+        words = line.partition("#")[0].strip()
+        if not words:
+            if line.strip():
+                continue
+            raise UserError(place, "is blank", remedy="delete the line")
+        for host in _hosts_of(words, place):
+            if host.name in hosts:
+                first = hosts[host.name]
+                raise UserError(place, f"{host.name} was named in line {first} before",
+                                remedy="name every host once")  # fmt: skip
+            hosts[host.name] = number
+            found.append(host)
+    if not found:
+        raise UserError(where, "names no host")
+    return tuple(found)
+
+
+def hostfile_text(hosts: Iterable[Host]) -> str:
+    """A hostfile in DeepSpeed's form, in the plain one where slots are unknown."""
+    return "".join(
+        f"{host.name} slots={host.slots}\n" if host.slots else f"{host.name}\n" for host in hosts
+    )
+
+
+def _hosts_of(words: str, where: str) -> list[Host]:
+    name, _, rest = words.partition(" ")
+    slots: int | None = None
+    for word in rest.split():
+        match = _SLOTS.fullmatch(word)
+        if match is None or match[1] is None:
+            raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")
+        slots = slots if word.startswith("max_") else int(match[1])
+    if name.count(":") == 1 and (match := _SLOTS.search(name)):
+        name, slots = name[: match.start()], int(match[2])
+    if slots == 0:
+        raise UserError(where, "has no slots", allowed="1 and more")
+    return [Host(name=one, slots=slots) for one in expand(name, where)]
+
+
+def _expanded(text: str, where: str) -> list[str]:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return [text]
+    head, numbers, rest = match.groups()
+    middle: list[str] = []
+    for piece in numbers.split(","):
+        ends = _NUMBERS.fullmatch(piece)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if ends is None or not 0 <= last - first < MAX_HOSTS:
+            raise UserError(where, f"[{numbers}] is no range", allowed="node[001-064,70]")
+        middle += [str(n).zfill(len(ends[1])) for n in range(first, last + 1)]
+    tails = _expanded(rest, where)
+    if len(middle) * len(tails) > MAX_HOSTS:
+        raise UserError(where, f"[{numbers}] is too many", allowed=f"{MAX_HOSTS} hosts")
+    return [head + number + tail for number in middle for tail in tails]
+
+
+def _range_text(part: Sequence[tuple[str, str]]) -> str:
+    (prefix, low), (_, high) = part[0], part[-1]
+    return f"{prefix}[{low}-{high}]" if len(part) > 1 else prefix + low

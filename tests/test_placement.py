@@ -1,0 +1,101 @@
+"""Where a run goes: what was asked for, else what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.hardware import Cluster, LauncherName
+from paceline.core.hosts import Host
+from paceline.errors import UserError
+from paceline.placement import Request, Where, choose_cluster, placed
+from paceline.plan import make_plan
+from paceline.probe.inventory import inventory
+from paceline.recipe import load_recipe
+
+TWO = (Host(name="node-1"), Host(name="node-2"))
+CLUSTER = Cluster(name="c", device="H100-SXM", devices_per_node=8)
+
+
+@pytest.fixture
+def with_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An sbatch in the path."""
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("where", "environment", "kind"),
+    [
+        (Where(), {}, "local"),
+        (Where(), {"SLURM_JOB_ID": "7"}, "local"),
+        (Where(TWO), {}, "ssh"),
+        (Where(TWO), {"SLURM_JOB_ID": "7"}, "slurm"),
+        (Where(nodes=4), {"SLURM_JOB_ID": "7"}, "slurm"),
+        (Where(nodes=4), {}, "slurm"),
+        (Where(nodes=1), {}, "local"),
+        (Where(allocation="7"), {}, "slurm"),
+        (Where(TWO, launcher="slurm"), {}, "slurm"),
+        (Where(TWO, launcher="ssh"), {"SLURM_JOB_ID": "7"}, "ssh"),
+    ],
+)
+@pytest.mark.usefixtures("with_slurm")
+def test_the_launcher_is_picked_by_what_is_there(
+    where: Where, environment: dict[str, str], kind: str
+):
+    assert where.kind(environment) == kind
+
+
+def test_without_slurm_many_nodes_need_hosts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Where(nodes=4).kind({}) == "local"
+    with pytest.raises(UserError, match="local runs on this machine alone"):
+        placed(CLUSTER, Where(nodes=4))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "nodes", "message"),
+    [("ssh", (), None, "no hosts to go to"), ("ssh", TWO, 3, "there are 2 hosts")],
+)
+def test_what_is_not_there_is_refused(
+    launcher: LauncherName, hosts: tuple[Host, ...], nodes: int | None, message: str
+):
+    with pytest.raises(UserError, match=message):
+        placed(CLUSTER, Where(hosts, nodes, launcher))
+
+
+def test_settings_of_the_place_reach_the_cluster(tmp_path: Path):
+    config = tmp_path / "config"
+    config.touch()
+    where = Where(TWO, 1, "ssh", interface="ib0", bind="auto", ssh_config=config)
+    cluster = placed(CLUSTER, where)
+    assert (cluster.hosts, cluster.nodes, cluster.launcher) == (("node-1",), 1, "ssh")
+    assert (cluster.interface, cluster.bind, cluster.ssh.config) == ("ib0", "auto", str(config))
+    assert placed(CLUSTER, Where(launcher="slurm", allocation="12")).slurm.allocation == "12"
+
+
+@pytest.mark.parametrize(
+    ("slots", "devices", "per_node"), [(None, None, 1), (2, None, 2), (2, 4, 4)]
+)
+def test_slots_say_how_many_processes_a_host_runs(
+    slots: int | None, devices: int | None, per_node: int
+):
+    hosts = tuple(Host(name=f"n{i}", slots=slots) for i in range(3))
+    request = Request("tiny-llama", device="cpu", devices=devices, where=Where(hosts))
+    cluster, notices = choose_cluster(request, load_recipe("tiny-llama", None, ()), inventory())
+    assert (cluster.nodes, cluster.devices_per_node) == (3, per_node)
+    assert any("taken to be like this machine" in notice for notice in notices)
+
+
+def test_unequal_slots_are_refused():
+    hosts = (Host(name="a", slots=2), Host(name="b", slots=4))
+    with pytest.raises(UserError, match="2, 4 slots"):
+        make_plan(Request("tiny-llama", device="cpu", where=Where(hosts)))
+
+
+def test_hosts_are_no_setting():
+    def key(*hosts: Host) -> str:
+        return make_plan(Request("tiny-llama", device="cpu", where=Where(hosts))).spec.key
+
+    assert key(*TWO) == key(Host(name="a"), Host(name="b")) != key(TWO[0])
