@@ -1,0 +1,124 @@
+"""What the formulas look at: one training on one kind of machine in one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Generation = Literal["volta", "ampere", "hopper", "blackwell", "other", "cpu"]
+Stack = Literal["softmax", "fused", "torch"]
+"""How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer Engine
+and Megatron core since, or PyTorch's own modules."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training. Sizes are of the whole model, rates of one device."""
+
+    layers: float
+    hidden: float
+    ffn: float
+    heads: float
+    kv_heads: float
+    head_dim: float
+    vocab: float
+    seq_len: float
+    """Tokens of a sample."""
+    peak_16bit: float
+    """Dense FLOP/s of 16-bit products."""
+    memory_bytes_per_s: float
+    intra_bytes_per_s: float
+    """Of one device to the others in its fast domain, one direction."""
+    inter_bytes_per_s: float
+    """Of one device's share of its node's network ports, one direction."""
+    devices: float
+    global_batch: float
+    """Samples of a step."""
+    gated: bool = False
+    """A gated ffn of three matrices, else two."""
+    causal: bool = True
+    frozen: bool = False
+    """Block weights are not trained (LoRA), so they have no weight gradient."""
+    experts: float = 1
+    experts_per_token: float = 1
+    tp: float = 1
+    pp: float = 1
+    cp: float = 1
+    vp: float = 1
+    ep: float = 1
+    micro_batch: float = 1
+    zero_stage: float = 0
+    sequence_parallel: bool = False
+    full_recompute: bool = False
+    selective_recompute: bool = False
+    flash: bool = True
+    """Attention that stores no scores."""
+    compiled: bool = False
+    generation: Generation = "other"
+    domain: float = 8
+    """Devices that the fast links connect."""
+    peak_narrow: float = 0.0
+    """FLOP/s of the products' own dtype where it is narrower than 16 bit, else 0."""
+    four_bit: bool = False
+    block_scaled: bool = False
+    """Narrow numbers with a scale for every 16 or 32 (MX, NV formats)."""
+    power: float = 1.0
+    """Power limit over that of the data sheet."""
+    stack: Stack = "fused"
+
+
+Bools = NDArray[np.bool_]
+WORDS = ("generation", "stack")
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Many cases as arrays of one length, by the names of Case."""
+
+    size: int
+    numbers: dict[str, Floats]
+    words: dict[str, NDArray[np.str_]]
+
+    def __getattr__(self, name: str) -> Floats:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.numbers[name]
+
+    def has(self, word: str, value: str) -> Bools:
+        """Where a word is `value`."""
+        return self.words[word] == value
+
+    def pick(self, rows: Bools | NDArray[np.int64]) -> Cases:
+        """Some of the cases, by a mask or numbers."""
+        numbers = {name: column[rows] for name, column in self.numbers.items()}
+        words = {name: column[rows] for name, column in self.words.items()}
+        return Cases(len(numbers["layers"]), numbers, words)
+
+
+def cases_of(cases: Sequence[Case]) -> Cases:
+    """The cases as arrays: numbers and flags as float64, words as text."""
+    numbers = {
+        f.name: np.array([getattr(case, f.name) for case in cases], dtype=float)
+        for f in fields(Case)
+        if f.name not in WORDS
+    }
+    words = {name: np.array([getattr(case, name) for case in cases], dtype=str) for name in WORDS}
+    return Cases(len(cases), numbers, words)
+
+
+def varied(case: Case, changes: dict[str, Floats]) -> Cases:
+    """One case with some of its numbers varied: arrays of equal length by field name."""
+    size = len(next(iter(changes.values())))
+    numbers = {
+        f.name: changes[f.name]
+        if f.name in changes
+        else np.full(size, float(getattr(case, f.name)))
+        for f in fields(Case)
+        if f.name not in WORDS
+    }
+    return Cases(size, numbers, {name: np.full(size, getattr(case, name)) for name in WORDS})

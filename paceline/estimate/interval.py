@@ -1,0 +1,71 @@
+"""How far a predicted step time may be off: an 80 % interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paceline.estimate.case import Cases, Floats
+from paceline.estimate.coefficients import named
+from paceline.estimate.fit import Fit, equal_weights, predict
+
+Z80 = 1.2816
+"""Standard deviations on either side that hold 80 % of a normal distribution."""
+NUDGE = 0.02
+FAR = 16_384
+"""Devices up to which published step times reach; each doubling beyond widens the interval."""
+PER_DOUBLING = 0.03
+
+
+def residual_sd(
+    x: Cases, measured_s: Floats, sources: Sequence[str], centre: Floats
+) -> dict[str, float]:
+    """What the formulas themselves miss, by stack: half the width of the middle 80 % over 1.28.
+
+    Sources weigh equally. A stack without rows gets the widest of the others.
+    """
+    missed = np.abs(np.log(predict(x, centre) / measured_s))
+    weights, found = equal_weights(sources), dict[str, float]()
+    for stack in ("softmax", "fused", "torch"):
+        own = x.has("stack", stack)
+        if own.any():
+            found[stack] = _quantile(missed[own], weights[own], 0.8) / Z80
+    widest = max(found.values())
+    return {stack: found.get(stack, widest) for stack in ("softmax", "fused", "torch")}
+
+
+def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float]) -> Floats:
+    """Standard deviation of the logarithm of the predicted step time.
+
+    The coefficients' covariance through the slope of the prediction (delta method), what the
+    formulas miss, and the distance beyond the largest cluster that was looked at.
+    """
+    slope = np.empty((x.size, len(fit.centre)))
+    for column in range(len(fit.centre)):
+        nudged = np.zeros_like(fit.centre)
+        nudged[column] = NUDGE
+        up, down = predict(x, fit.centre + nudged), predict(x, fit.centre - nudged)
+        slope[:, column] = np.log(up / down) / (2 * NUDGE)
+    coefficients = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
+    missed = np.select([x.has("stack", name) for name in residual], list(residual.values()))
+    far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
+    return np.sqrt(coefficients + missed**2 + far**2)
+
+
+def bounds(seconds: Floats, sd: Floats) -> tuple[Floats, Floats]:
+    """The ends of the 80 % interval of a log-normal prediction."""
+    return seconds * np.exp(-Z80 * sd), seconds * np.exp(Z80 * sd)
+
+
+def undetermined(fit: Fit, widths: Floats) -> list[str]:
+    """Coefficients that the data left where their prior was: not even a tenth narrower."""
+    sd = np.sqrt(np.diag(fit.covariance))
+    names = list(named(fit.centre))
+    return [name for name, now, before in zip(names, sd, widths, strict=True) if now > 0.9 * before]
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(cumulative, share)])

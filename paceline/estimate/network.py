@@ -1,0 +1,30 @@
+"""Collectives: rates and times over the fast links of a domain and the network between domains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from paceline.estimate.case import Cases, Floats
+
+
+def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -> Floats:
+    """Bytes/s of one rank in a group that spans `span` neighbouring devices, every `stride`th of them.
+
+    Inside the fast domain it is that of the links. A group that leaves it has domain / stride
+    members a domain, which share what they exchange: each moves its part through its own port.
+    """
+    inside, between = x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"]
+    members = np.maximum(1.0, x.domain / stride)
+    return np.where(span <= x.domain, inside, np.minimum(inside, between * members))
+
+
+def all_reduce_s(
+    x: Cases, c: Mapping[str, float], num_bytes: Floats, size: Floats, stride: Floats
+) -> Floats:
+    """Seconds of an all-reduce among `size` ranks: 2 (n - 1) / n bytes / rate + start x log2 n."""
+    span = size * stride
+    start = np.where(span <= x.domain, c["intra_start_s"], c["inter_start_s"])
+    moved = 2 * (size - 1) / size * num_bytes / group_rate(x, c, span, stride)
+    return np.where(size > 1, moved + start * np.log2(np.maximum(size, 2)), 0.0)

@@ -1,0 +1,175 @@
+"""Rows of tables of published measurements as cases: what each column means, and what stands for a gap.
+
+A row is only left out for one of REASONS, none of which looks at its step time's size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.core.hardware import Dtype
+from paceline.errors import UserError
+from paceline.estimate.case import Case, Stack
+from paceline.estimate.machine import machine
+
+Kind = Literal["dense", "moe", "lora"]
+NO_TIME = "no step time"
+NO_SHAPE = "layers, hidden size or heads are missing"
+NO_LAYOUT = "the number of devices or the batch is missing"
+NO_DEVICE = "the device is not in the catalog"
+NO_EXPERTS = "experts without their number and how many a token meets"
+REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS)
+
+DEFAULT_SEQ_LEN = 512
+"""Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
+DEFAULT_VOCAB = 50_304
+GATED = ("llama", "qwen", "mixtral", "mistral", "deepseek", "gemma", "grok", "phi")
+"""Model families whose ffn has a gate."""
+_EXPERTS = re.compile(r"_a\d+b|moe|oss|mixtral|deepseek|grok|experts", re.IGNORECASE)
+_FUSED = re.compile(r"\bte\b")
+_DTYPES: dict[str, Dtype] = {"fp8-cs": "fp8", "fp8-mx": "mxfp8"}
+
+
+class UnmodelledError(ValueError):
+    """A row that cannot be modelled; its text is one of REASONS."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement."""
+
+    id: str
+    source: str
+    kind: Kind
+    case: Case
+    measured_s: float
+    memory_gb: float | None
+
+
+def read_row(row: Mapping[str, str]) -> Row:
+    """A row as a case; raises UnmodelledError with one of REASONS.
+
+    Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
+    50,304; the sequence 512; recomputation none where all activations fit into the device's memory,
+    else full. A pipeline with more stages than layers is
+    taken as not stated. Data-parallel ranks are devices / (tp pp cp), whatever the row says.
+    """
+    measured = _number(row, "step_time_s")
+    if measured is None:
+        raise UnmodelledError(NO_TIME)
+    kind = kind_of(row)
+    experts, per_token = _number(row, "num_experts"), _number(row, "topk")
+    if kind == "moe" and not (experts and per_token):
+        raise UnmodelledError(NO_EXPERTS)
+    case = _case(row, kind, experts or 1, per_token or 1)
+    name, memory = row.get("id", ""), _number(row, "mem_gb")
+    return Row(name, row.get("source", ""), kind, case, measured, memory)
+
+
+def kind_of(row: Mapping[str, str]) -> Kind:
+    """moe, lora or dense, by the model's name, the notes and expert parallelism."""
+    model, notes = row.get("model", ""), row.get("notes", "")
+    if "lora" in model.lower() or "task=lora" in notes.lower():
+        return "lora"
+    several = (_number(row, "ep") or 1) > 1 or (_number(row, "num_experts") or 1) > 1
+    return "moe" if several or _EXPERTS.search(model) else "dense"
+
+
+def stack_of(row: Mapping[str, str]) -> Stack:
+    """How the framework computes, by the name of its attention.
+
+    "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of Megatron
+    core and NeMo, "flash" or nothing with ZeRO-3 or no ZeRO at all in those of PyTorch's modules.
+    """
+    attention = row.get("attention_impl", "").lower()
+    if "softmax" in attention:
+        return "softmax"
+    core = attention in ("transformer_engine", "unfused", "local") or bool(_FUSED.search(attention))
+    plain_core = attention == "flash" and zero_stage(row.get("zero", "")) != 3
+    return "fused" if core or plain_core else "torch"
+
+
+def zero_stage(text: str) -> int:
+    """0 to 3; an optimizer with sharded states is stage 1 whatever it is called."""
+    digit = text.strip()[:1]
+    if digit in ("1", "2", "3"):
+        return int(digit)
+    return 1 if "sharded" in text else 0
+
+
+def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) -> Case:
+    layers, hidden, heads = (_number(row, name) for name in ("layers", "hidden", "heads"))
+    devices, batch = _number(row, "num_gpus"), _number(row, "gbs")
+    if not (layers and hidden and heads):
+        raise UnmodelledError(NO_SHAPE)
+    if not (devices and batch):
+        raise UnmodelledError(NO_LAYOUT)
+    per_node = int(_number(row, "gpus_per_node") or 8)
+    try:
+        here = machine(
+            row.get("gpu", ""), row.get("intra_node_net"), row.get("inter_node_net"), per_node
+        )
+        word = row.get("dtype", "").lower().split(" ")[0]
+        dtype: Dtype = _DTYPES.get(word, word)  # type: ignore[assignment]
+        narrow = here.peak_narrow(dtype)
+    except UserError as error:
+        raise UnmodelledError(NO_DEVICE) from error
+    axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
+    pp = _number(row, "pp") or 1.0
+    recompute, attention = row.get("recompute", ""), row.get("attention_impl", "").lower()
+    case = Case(
+        layers=layers, hidden=hidden, heads=heads, ffn=_number(row, "ffn") or 4 * hidden,
+        kv_heads=_number(row, "kv_heads") or heads, head_dim=hidden / heads,
+        vocab=_number(row, "vocab") or DEFAULT_VOCAB,
+        seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
+        peak_16bit=here.peak_16bit(), peak_narrow=narrow,
+        memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
+        intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
+        devices=devices, global_batch=batch, gated=is_gated(row.get("model", "")),
+        frozen=kind == "lora", experts=experts, experts_per_token=per_token,
+        pp=1.0 if pp > layers else pp, micro_batch=_number(row, "mbs") or 1.0,
+        zero_stage=zero_stage(row.get("zero", "")),
+        sequence_parallel=bool(_number(row, "seq_parallel")),
+        full_recompute=recompute.startswith("full"),
+        selective_recompute=recompute.startswith("sel"),
+        flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
+        compiled="compile" in row.get("notes", ""),
+        generation=here.generation, domain=here.domain, power=here.power,
+        four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"), stack=stack_of(row),
+        tp=axes["tp"], cp=axes["cp"], vp=axes["vp"], ep=axes["ep"],
+    )  # fmt: skip
+    stated = bool(recompute.strip())
+    memory = here.device.memory_bytes
+    if not stated and memory and saved_bytes(case) > memory:
+        return replace(case, full_recompute=True)
+    return case
+
+
+def saved_bytes(case: Case) -> float:
+    """Activations of one rank without recomputation, in 16 bit, the scores included where they are kept.
+
+    Korthikanti et al., arXiv:2205.05198, equations 1 to 4: T h (10 + 24/t), T h 34/t with sequence
+    parallelism, and 5 a s T / t of scores a layer; a pipeline's first rank keeps min(p, m) micro-batches.
+    """
+    t = case.micro_batch * case.seq_len / case.cp
+    replicas = max(1.0, case.devices / (case.tp * case.pp * case.cp))
+    in_flight = min(case.pp, max(1.0, case.global_batch / (replicas * case.micro_batch)))
+    stream = 34 / case.tp if case.sequence_parallel else 10 + 24 / case.tp
+    scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * t / case.tp
+    return case.layers / case.pp * in_flight * (t * case.hidden * stream + scores)
+
+
+def is_gated(model: str) -> bool:
+    """Whether the model's family has a gated ffn."""
+    return any(family in model.lower() for family in GATED)
+
+
+def _number(row: Mapping[str, str], name: str) -> float | None:
+    text = (row.get(name) or "").strip()
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,158 @@
+"""Time of one optimizer step, by part: pipeline, head, data parallelism, optimizer, what grows with scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.estimate.block import STACKS, block_time, by_word, product_rate, product_s, tokens
+from paceline.estimate.case import Cases, Floats
+from paceline.estimate.network import group_rate
+
+NODE = 8
+"""Devices by which the growth with scale is counted."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on its slowest rank, by part."""
+
+    gemm: Floats
+    attention: Floats
+    elementwise: Floats
+    head: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    zero: Floats
+    """Gathering weights and scattering gradients under ZeRO-3, where work does not hide it."""
+    host: Floats
+    bubble: Floats
+    """Waiting for the pipeline to fill and to drain."""
+    stages: Floats
+    """What passes between pipeline stages."""
+    dp: Floats
+    optimizer: Floats
+    fixed: Floats
+    jitter: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Seconds of the whole step."""
+        return np.sum(list(vars(self).values()), axis=0)
+
+    def at(self, row: int) -> dict[str, float]:
+        """The parts of one case."""
+        return {name: float(part[row]) for name, part in vars(self).items()}
+
+
+def num_microbatches(x: Cases) -> Floats:
+    """Micro-batches of one replica in a step."""
+    return np.maximum(1.0, x.global_batch / (replicas(x) * x.micro_batch))
+
+
+def replicas(x: Cases) -> Floats:
+    """Data-parallel replicas."""
+    return np.maximum(1.0, x.devices / (x.tp * x.pp * x.cp))
+
+
+def block_weights(x: Cases) -> Floats:
+    """Parameters of the matrices of one block."""
+    heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    return (
+        x.hidden * (heads + 2 * kv)
+        + heads * x.hidden
+        + (2 + x.gated) * x.hidden * x.ffn * x.experts
+    )
+
+
+def rank_weights(x: Cases) -> Floats:
+    """Parameters on one rank of the first stage, before ZeRO."""
+    per_block = block_weights(x) / x.tp / np.where(x.experts > 1, x.ep, 1.0)
+    table = x.vocab * x.hidden / x.tp
+    return x.layers / x.pp * per_block + table * np.where(x.pp > 1, 1.0, 1.0 + x.gated)
+
+
+def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
+    """Seconds of a step by part.
+
+    m micro-batches go through the slowest stage, which has the head, and (p - 1)/v of them pass
+    while the pipeline fills and drains: m T + (p - 1)/v T for 1F1B and its interleaved form
+    (Narayanan et al., arXiv:2104.04473). Data parallelism exposes what the last backward pass
+    cannot hide and at least a share of its exchange; ZeRO-3 exchanges in every block.
+    """
+    block, m = block_time(x, c), num_microbatches(x)
+    zero = _zero3(x, c, block.total)
+    layers = x.layers / x.pp
+    head = _head(x, c)
+    passed = _stage_exchange(x, c)
+    beside = c["host_microbatch_s"]
+    slowest = layers * (block.total + zero) + head + beside
+    average = layers * (block.total + zero) + head / x.pp
+    bubble = np.where(x.pp > 1, (x.pp - 1) / x.vp * (average + passed), 0.0)
+    dp = _dp(x, c, slowest)
+    optimizer = _optimizer(x, c)
+    fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
+    busy = m * (slowest + passed) + bubble + dp + optimizer + fixed
+    nodes = np.maximum(1.0, x.devices / NODE)
+    return StepTime(
+        **{name: m * layers * part for name, part in vars(block).items() if name != "host"},
+        head=m * head,
+        zero=m * layers * zero,
+        host=m * (layers * block.host + beside),
+        bubble=bubble,
+        stages=m * passed,
+        dp=dp,
+        optimizer=optimizer,
+        fixed=fixed,
+        jitter=busy * c["jitter"] * np.log2(nodes),
+    )
+
+
+def _zero3(x: Cases, c: Mapping[str, float], block: Floats) -> Floats:
+    """What gathering a block's weights twice and scattering its gradients adds to the block."""
+    dp = replicas(x)
+    moved = 3 * 2 * block_weights(x) / x.tp * (dp - 1) / dp
+    rate = group_rate(x, c, x.tp * x.cp * dp, x.tp)
+    exchange = moved / rate + 3 * c["inter_start_s"]
+    both = np.maximum(block, exchange) + c["zero3_exposed"] * np.minimum(block, exchange)
+    return np.where((x.zero_stage == 3) & (dp > 1), both - block, 0.0)
+
+
+def _head(x: Cases, c: Mapping[str, float]) -> Floats:
+    """The output projection and the loss, forward and backward."""
+    rate, t, rows = product_rate(x, c, narrow=False), tokens(x), x.vocab / x.tp
+    moved = 20 * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
+    return np.where(x.vocab > 0, 3 * product_s(x, c, rate, t, rows, x.hidden) + moved, 0.0)
+
+
+def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
+    """What a micro-batch passes to the next stage and back, for every chunk of a rank."""
+    shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
+    inside = x.tp * x.cp * replicas(x) * x.pp <= x.domain
+    rate = np.where(inside, x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"])
+    one_way = 2 * tokens(x) * x.hidden / shared / rate + c["inter_start_s"]
+    exposed = np.where(x.has("stack", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])
+    return np.where(x.pp > 1, 2 * x.vp * one_way * exposed, 0.0)
+
+
+def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
+    """Gradients (4 bytes a parameter) and weights (2) among the data-parallel ranks."""
+    ranks = replicas(x) * x.cp
+    trained = np.where(x.frozen > 0, 0.02, 1.0) * rank_weights(x)
+    rate = group_rate(x, c, x.tp * ranks, x.tp)
+    needed = trained * 6 * (ranks - 1) / ranks / rate + c["inter_start_s"] * np.log2(
+        np.maximum(ranks, 2)
+    )
+    last = 0.66 * slowest / np.where(x.pp > 1, x.vp, 1.0)
+    exposed = np.maximum(needed - last, c["dp_exposed"] * needed)
+    return np.where((x.zero_stage < 3) & (ranks > 1), exposed, 0.0)
+
+
+def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Reading and writing weights, gradients and moments."""
+    shards = np.where(x.zero_stage >= 1, replicas(x) * x.cp, 1.0)
+    trained = np.where(x.frozen > 0, 0.02, 1.0) * rank_weights(x) / shards
+    return c["optimizer"] * 26 * trained / (x.memory_bytes_per_s * c["memory"])

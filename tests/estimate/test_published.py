@@ -1,0 +1,144 @@
+"""Tables of published measurements as cases: what a gap stands for, and what cannot be modelled."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.errors import UserError
+from paceline.estimate.case import cases_of
+from paceline.estimate.coefficients import CENTRE, WIDTH
+from paceline.estimate.evidence import Evidence, evidence_of, read_evidence, shipped
+from paceline.estimate.fit import fit, predict
+from paceline.estimate.interval import bounds, log_sd, residual_sd, undetermined
+from paceline.estimate.published import (
+    NO_DEVICE,
+    NO_EXPERTS,
+    NO_LAYOUT,
+    NO_SHAPE,
+    NO_TIME,
+    UnmodelledError,
+    read_row,
+    stack_of,
+    zero_stage,
+)
+
+ROW = {
+    "id": "a-1", "source": "a", "model": "GPT 7.5B", "layers": "36", "hidden": "4096",
+    "heads": "32", "seq_len": "2048", "gpu": "A100-SXM-80GB", "num_gpus": "128", "gbs": "512",
+    "mbs": "16", "tp": "4", "dtype": "fp16", "recompute": "full", "attention_impl": "unfused-softmax",
+    "step_time_s": "3.696", "zero": "0",
+}  # fmt: skip
+
+
+def test_gaps_have_defaults():
+    case = read_row(ROW).case
+    assert (case.ffn, case.kv_heads, case.head_dim, case.vocab) == (16384, 32, 128, 50304)
+    assert (case.pp, case.cp, case.vp, case.ep) == (1, 1, 1, 1)
+    assert case.full_recompute and not case.flash and case.stack == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"step_time_s": ""}, NO_TIME),
+        ({"layers": ""}, NO_SHAPE),
+        ({"num_gpus": "?"}, NO_LAYOUT),
+        ({"gpu": "Wonder-9000"}, NO_DEVICE),
+        ({"dtype": "nvfp4"}, NO_DEVICE),
+        ({"ep": "8"}, NO_EXPERTS),
+        ({"model": "Qwen3_30B_a3B"}, NO_EXPERTS),
+    ],
+)
+def test_a_row_that_cannot_be_modelled_says_why(changes: dict[str, str], reason: str):
+    with pytest.raises(UnmodelledError) as caught:
+        read_row({**ROW, **changes})
+    assert str(caught.value) == reason
+
+
+def test_a_pipeline_longer_than_the_model_is_taken_as_not_stated():
+    assert read_row({**ROW, "pp": "41"}).case.pp == 1
+
+
+def test_recomputation_that_is_not_stated_follows_from_the_memory():
+    large = {**ROW, "recompute": "", "mbs": "64", "tp": "1", "num_gpus": "8"}
+    assert read_row(large).case.full_recompute
+    assert not read_row({**large, "mbs": "1"}).case.full_recompute
+    assert not read_row({**large, "recompute": "none"}).case.full_recompute
+
+
+@pytest.mark.parametrize(
+    ("attention", "zero", "stack"),
+    [
+        ("unfused-softmax", "1", "softmax"), ("flash (TE)", "1", "fused"),
+        ("flash (TE/cuDNN)", "3", "fused"), ("transformer_engine", "0", "fused"),
+        ("flash", "1", "fused"), ("flash", "3", "torch"), ("flash (SDPA)", "3", "torch"),
+        ("", "0", "torch"),
+    ],
+)  # fmt: skip
+def test_the_stack_follows_from_the_attention(attention: str, zero: str, stack: str):
+    assert stack_of({"attention_impl": attention, "zero": zero}) == stack
+
+
+def test_an_optimizer_with_sharded_states_is_stage_1():
+    assert zero_stage("0 (BF16_Optimizer, sharded optim states)") == 1
+    assert [zero_stage(text) for text in ("0", "1", "2", "3", "")] == [0, 1, 2, 3, 0]
+
+
+def test_a_fit_finds_the_coefficients_that_made_the_times():
+    rng = np.random.default_rng(5)
+    truth = CENTRE + WIDTH * rng.normal(size=len(CENTRE)) * 0.7
+    cases = [
+        read_row({**ROW, "hidden": str(h), "heads": str(h // 128), "mbs": str(b), "tp": str(t)}).case
+        for h in (1024, 2048, 4096, 8192) for b in (1, 2, 4) for t in (1, 2, 4, 8)
+    ]  # fmt: skip
+    x, sources = cases_of(cases), ["a"] * 24 + ["b"] * 24
+    measured = predict(x, truth)
+    found = fit(x, measured, sources)
+    assert np.abs(np.log(predict(x, found.centre) / measured)).mean() < 0.03
+    assert "gemm_blackwell" in undetermined(found, WIDTH)
+    assert "gemm_ampere" not in undetermined(found, WIDTH)
+
+
+def test_intervals_widen_where_nothing_was_measured():
+    evidence = shipped()
+    rows = [ROW, {**ROW, "gpu": "MI300X"}, {**ROW, "num_gpus": str(2**18), "gbs": str(2**20)}]
+    x = cases_of([read_row(row).case for row in rows])
+    known, unknown, far = log_sd(x, evidence.fit(), evidence.residual_sd)
+    assert known < far and 1.5 * known < unknown
+    low, high = bounds(np.array([2.0]), np.array([0.1]))
+    assert low[0] < 2 < high[0] and low[0] * high[0] == pytest.approx(4)
+
+
+def test_coefficients_survive_their_file(tmp_path: Path):
+    x = cases_of([read_row({**ROW, "mbs": str(b)}).case for b in (1, 2, 4)])
+    measured = predict(x, CENTRE + 0.1)
+    found = fit(x, measured, ["a"] * 3)
+    residual = residual_sd(x, measured, ["a"] * 3, found.centre)
+    stored = evidence_of("three rows", found, residual, 3, 1)
+    path = tmp_path / "coefficients.json"
+    path.write_text(stored.model_dump_json())
+    again = read_evidence(path)
+    assert isinstance(again, Evidence) and again == stored
+    assert again.fit().centre == pytest.approx(found.centre, abs=1e-4)
+    path.write_text("{}")
+    with pytest.raises(UserError, match="holds no coefficients"):
+        read_evidence(path)
+
+
+def test_shipped_coefficients_meet_what_they_were_fitted_to(reference_data: Path):
+    rows, reasons = [], set[str]()
+    with (reference_data / "references" / "measured_open.csv").open() as lines:
+        for line in csv.DictReader(lines):
+            try:
+                rows.append(read_row(line))
+            except UnmodelledError as reason:
+                reasons.add(str(reason))
+    dense = [row for row in rows if row.kind == "dense"]
+    x, measured = cases_of([row.case for row in dense]), np.array([row.measured_s for row in dense])
+    error = np.abs(predict(x, shipped().fit().centre) / measured - 1)
+    assert len(dense) >= 700 and reasons == {NO_TIME, NO_EXPERTS}
+    assert error.mean() < 0.11 and np.median(error) < 0.09

@@ -1,0 +1,153 @@
+"""The time model: its parts add up, and each answers to what it is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.estimate.block import block_time
+from paceline.estimate.case import Case, cases_of, varied
+from paceline.estimate.coefficients import CENTRE, NAMES, PRIORS, named
+from paceline.estimate.evidence import shipped
+from paceline.estimate.network import all_reduce_s
+from paceline.estimate.step import StepTime, num_microbatches, rank_weights, step_time
+
+C = named(shipped().fit().centre)
+LLAMA_70B = Case(
+    layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, head_dim=128, vocab=128256,
+    seq_len=8192, gated=True, peak_16bit=989.5e12, memory_bytes_per_s=3.35e12,
+    intra_bytes_per_s=450e9, inter_bytes_per_s=50e9, devices=64, global_batch=128,
+    tp=4, pp=4, cp=2, vp=5, zero_stage=1, sequence_parallel=True, generation="hopper",
+)  # fmt: skip
+
+sizes = st.sampled_from([1.0, 2.0, 4.0, 8.0])
+layouts = st.fixed_dictionaries(
+    {
+        "tp": sizes, "pp": sizes, "cp": sizes, "micro_batch": sizes,
+        "zero_stage": st.sampled_from([0.0, 1.0, 2.0, 3.0]),
+        "full_recompute": st.booleans(), "flash": st.booleans(),
+        "stack": st.sampled_from(["softmax", "fused", "torch"]),
+        "generation": st.sampled_from(["volta", "ampere", "hopper", "blackwell", "other", "cpu"]),
+        "frozen": st.booleans(), "causal": st.booleans(), "peak_narrow": st.sampled_from([0.0, 2e15]),
+    }
+)  # fmt: skip
+
+
+def step(**changes: Any) -> StepTime:
+    return step_time(cases_of([replace(LLAMA_70B, **changes)]), C)
+
+
+def seconds(**changes: Any) -> float:
+    return float(step(**changes).total[0])
+
+
+@given(layouts)
+def test_no_part_is_negative_and_all_add_up(layout: dict[str, Any]):
+    parts = step(**layout).at(0)
+    assert all(part >= 0 and np.isfinite(part) for part in parts.values())
+    assert sum(parts.values()) == pytest.approx(seconds(**layout))
+
+
+@pytest.mark.parametrize(("devices", "published_s"), [(64, 14.72), (256, 14.80), (2048, 14.98)])
+def test_the_published_70b_is_met_and_grows_with_scale(devices: int, published_s: float):
+    assert seconds(devices=devices, global_batch=2 * devices) == pytest.approx(
+        published_s, rel=0.05
+    )
+
+
+def test_the_bubble_follows_its_formula():
+    one = step(cp=1, tp=8, vp=1)
+    m = float(num_microbatches(cases_of([replace(LLAMA_70B, cp=1, tp=8, vp=1)]))[0])
+    two = step(cp=1, tp=8, vp=1, global_batch=256)
+    assert one.bubble[0] == pytest.approx(two.bubble[0])
+    share = one.bubble[0] / (one.total - one.dp - one.optimizer - one.fixed - one.jitter)[0]
+    assert share == pytest.approx(3 / (m + 3), rel=0.1)
+    assert step(pp=1, tp=8, devices=64).bubble[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "factor"),
+    [
+        ({"full_recompute": True}, "gemm", 4 / 3),
+        ({"frozen": True}, "gemm", 2 / 3),
+        ({"causal": False}, "attention", 2.0),
+        ({"global_batch": 256}, "gemm", 2.0),
+        ({"selective_recompute": True}, "attention", 4.5 / 3.5),
+    ],
+)
+def test_a_part_answers_to_what_it_is_about(changes: dict[str, Any], part: str, factor: float):
+    before, after = getattr(step(), part)[0], getattr(step(**changes), part)[0]
+    assert after / before == pytest.approx(factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"peak_16bit": 500e12}, {"intra_bytes_per_s": 50e9}, {"inter_bytes_per_s": 5e9},
+        {"memory_bytes_per_s": 1e12}, {"hidden": 8190, "head_dim": 127.97}, {"power": 0.7},
+        {"sequence_parallel": False}, {"compiled": False, "stack": "torch"}, {"domain": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_makes_a_machine_or_a_layout_worse_takes_longer(worse: dict[str, Any]):
+    assert seconds(**worse) > seconds()
+
+
+def test_narrow_products_are_faster_and_the_rest_is_not():
+    wide, narrow = step(), step(peak_narrow=1979e12)
+    assert narrow.gemm[0] < 0.75 * wide.gemm[0]
+    assert narrow.attention[0] == pytest.approx(wide.attention[0])
+
+
+def test_zero3_hides_what_it_exchanges_behind_work_and_not_all_of_it():
+    plain = step(tp=1, pp=1, cp=1, vp=1, zero_stage=1)
+    sharded = step(tp=1, pp=1, cp=1, vp=1, zero_stage=3)
+    assert plain.zero[0] == 0 < sharded.zero[0] < sharded.gemm[0]
+    assert sharded.dp[0] == 0 < plain.dp[0]
+
+
+def test_experts_cost_by_the_token_and_move_over_the_network():
+    moe = {"experts": 8, "experts_per_token": 2, "ffn": 14336, "tp": 1, "cp": 1}
+    local, spread = step(**moe), step(**moe, ep=8)
+    dense = step(tp=1, cp=1, ffn=2 * 14336)
+    assert local.ep[0] == 0 < spread.ep[0]
+    assert local.gemm[0] == pytest.approx(dense.gemm[0], rel=0.15)
+
+
+def test_a_group_across_domains_shares_its_ports():
+    x = cases_of([LLAMA_70B])
+    ones = np.ones(1)
+    inside, across = (float(all_reduce_s(x, C, 1e9 * ones, n * ones, ones)[0]) for n in (8, 16))
+    strided = float(all_reduce_s(x, C, 1e9 * ones, 16 * ones, 8 * ones)[0])
+    assert inside < across < strided
+    assert float(all_reduce_s(x, C, 1e9 * ones, ones, ones)[0]) == 0
+
+
+def test_weights_are_counted_as_the_model_has_them():
+    whole = rank_weights(cases_of([replace(LLAMA_70B, tp=1, pp=1)]))[0]
+    assert whole == pytest.approx(70.55e9, rel=0.005)
+
+
+def test_many_layouts_at_once_are_those_one_by_one():
+    tp, micro = np.array([1.0, 2.0, 8.0]), np.array([1.0, 4.0, 2.0])
+    together = step_time(varied(LLAMA_70B, {"tp": tp, "micro_batch": micro}), C).total
+    alone = [seconds(tp=t, micro_batch=b) for t, b in zip(tp, micro, strict=True)]
+    assert together.tolist() == pytest.approx(alone)
+
+
+def test_a_host_that_cannot_keep_up_sets_the_pace():
+    tiny = {"hidden": 256, "ffn": 1024, "heads": 4, "kv_heads": 4, "seq_len": 128, "vocab": 1000}
+    parts = block_time(cases_of([replace(LLAMA_70B, **tiny)]), C)
+    assert parts.host[0] > 0.9 * parts.total[0]
+    assert block_time(cases_of([LLAMA_70B]), C).host[0] < 0.05 * parts.total[0] * 100
+
+
+def test_every_coefficient_has_a_prior_a_width_and_a_meaning():
+    assert len(set(NAMES)) == len(PRIORS) == len(CENTRE)
+    assert all(prior.value > 0 and 0 < prior.sd <= 1 and prior.what for prior in PRIORS)
+    assert set(shipped().medians) == set(NAMES)
