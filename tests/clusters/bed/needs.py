@@ -1,0 +1,51 @@
+"""What this machine lacks for a bed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.bed.plan import Plan
+from tests.clusters.bed.process import SEARCH_PATH, BedError, call
+
+PROGRAMS = ("ip", "unshare", "nsenter")
+SSH_PROGRAMS = ("sshd", "ssh", "ssh-keygen")
+SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
+ACCOUNTING_PROGRAMS = ("mariadbd", "mariadb", "mariadb-install-db", "slurmdbd", "sacct")
+TRIAL = (
+    "mount -t tmpfs tmpfs /run && ip link add trial0 type bridge && ip link add trial1 type veth"
+)
+
+
+def lacking(plan: Plan) -> str | None:
+    """Why this machine cannot have such a bed, None when it can."""
+    if os.geteuid() != 0:
+        return "virtual hosts need root"
+    wanted = [*PROGRAMS]
+    wanted += SSH_PROGRAMS if plan.ssh else ()
+    wanted += SLURM_PROGRAMS if plan.slurm else ()
+    wanted += ACCOUNTING_PROGRAMS if plan.slurm and plan.accounting else ()
+    wanted += ("gcc",) if plan.slurm and plan.containers else ()
+    missing = [name for name in wanted if shutil.which(name, path=SEARCH_PATH) is None]
+    if plan.containers and not Path("/usr/include/slurm/spank.h").exists():
+        missing.append("libslurm-dev")
+    if missing:
+        return f"not installed: {', '.join(missing)}; `make deps-clusters` installs them"
+    kinds = ("--net", "--uts", "--ipc", "--mount", "--pid")
+    try:
+        call(["unshare", *kinds, "--fork", "--mount-proc", "sh", "-c", TRIAL])
+    except BedError as error:
+        return f"this machine has no namespaces, bridges or virtual cables: {error}"
+    return None
+
+
+def need(plan: Plan) -> None:
+    """Skips a test where the machine cannot have such a bed, and fails it where one is required."""
+    missing = lacking(plan)
+    if missing and "clusters" in os.environ.get("PACELINE_REQUIRE", "").split(","):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)

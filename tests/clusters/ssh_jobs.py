@@ -1,0 +1,86 @@
+"""Small jobs on ssh hosts, and what is left of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline.core.hardware import Cluster, SshSettings
+from paceline.core.run import Job
+from paceline.launchers import ssh
+from paceline.launchers.ssh_run import SshRun
+from tests.clusters.bed import Bed
+from tests.clusters.bed.process import until
+
+RANK = """
+import os, socket, sys, time
+print(socket.gethostname(), os.environ["RANK"], os.environ["MASTER_PORT"], os.environ.get("MY_TOKEN"))
+sys.stdout.flush()
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
+"""
+
+
+def settings(bed: Bed) -> SshSettings:
+    """Short limits, so that a dead host costs a test seconds."""
+    return SshSettings(config=str(bed.ssh_config), alive_interval_s=1, connect_timeout_s=5)
+
+
+def make_job(bed: Bed, hosts: Sequence[str], seconds: float = 100, code: int = 0, **fields: object) -> Job:  # fmt: skip
+    """A job whose ranks print who they are and wait; rank 1 then ends with `code`."""
+    cluster = Cluster(
+        name="bed", device="cpu", devices_per_node=1, nodes=len(hosts), hosts=tuple(hosts),
+        launcher="ssh", ssh=settings(bed),
+    )  # fmt: skip
+    given = {"python": sys.executable, "files": {"rank.py": RANK}, "cluster": cluster, **fields}
+    return Job(
+        name="job", program=("rank.py", str(seconds), str(code)), nodes=len(hosts), **given,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def start(job: Job, folder: Path) -> SshRun:
+    """The job, started in a folder that is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ssh.prepare(job, folder)
+    return ssh.submit(job, folder)
+
+
+def follow(runs: Sequence[SshRun], within_s: float = 60) -> list[int]:
+    """The exit codes, once all have ended."""
+    codes: dict[int, int] = {}
+
+    def ended() -> bool:
+        for number, run in enumerate(runs):
+            if number not in codes and (code := run.poll()) is not None:
+                codes[number] = code
+        return len(codes) == len(runs)
+
+    until(ended, "the end of the jobs", within_s)
+    return [codes[number] for number in range(len(runs))]
+
+
+def follow_until(run: SshRun, done: Callable[[], object], within_s: float = 30) -> None:
+    """Follow a job until something holds."""
+    deadline = time.monotonic() + within_s
+    while not done():
+        assert run.poll() is None, f"the job ended: {run.verdict()}"
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+def running(run: SshRun, folder: Path) -> Callable[[], bool]:
+    """Whether every rank of a job has said who it is."""
+    return lambda: all(log_of(folder, host.session.host) for host in run.hosts)
+
+
+def log_of(folder: Path, host: str) -> str:
+    """What a host's ranks printed."""
+    file = folder / "logs" / f"host-{host}.log"
+    return file.read_text() if file.exists() else ""
+
+
+def ranks_on(bed: Bed, host: str) -> list[str]:
+    """Command lines of the ranks and their starters on a host."""
+    return [line for line in bed.hosts[host].leftovers().values() if "rank.py" in line]

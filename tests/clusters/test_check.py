@@ -1,0 +1,115 @@
+"""On real hosts the check names the slow one and the one that is set up wrongly, and blames no other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.bed import Bed
+
+LIMIT_S = 300.0
+SHARE = 0.25
+"""Of a core for each of the eight hosts: two cores together."""
+
+
+def paceline(bed: Bed, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(
+        command, env=bed.env, cwd=bed.shared, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+
+
+def checked(bed: Bed, runs: Path, *arguments: str) -> dict[str, Any]:
+    over_ssh = ("--hosts", str(bed.hostfile), "--ssh-config", str(bed.ssh_config))
+    done = paceline(
+        bed, "check", "--fast", "--json", "--runs-dir", str(runs), *over_ssh, *arguments
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {host["host"]: host for host in report["hosts"]}
+
+
+@pytest.fixture
+def even(ssh_hosts: Bed) -> Bed:
+    """Eight hosts with an equal share of the processor."""
+    for host in ssh_hosts.hosts.values():
+        host.limit(SHARE)
+    return ssh_hosts
+
+
+def test_a_slow_host_is_named_with_its_evidence(even: Bed, tmp_path: Path):
+    even.hosts["node-003"].limit(SHARE / 3)
+    report = checked(even, tmp_path, "--at-once", "2")
+    assert report["drain"] == ["node-003"], report["sentences"]
+    slow = by_name(report)["node-003"]
+    assert all("below the other nodes (z = " in line for line in slow["evidence"])
+    assert slow["figures"]["gemm"]["loss"] > 0.3
+    measures = report["measures"]
+    assert set(measures) == {"gemm", "memory", "pair"}
+    assert all(measure["smallest_fault"] > 0.01 for measure in measures.values())
+
+
+def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
+    ssh_hosts: Bed, tmp_path: Path
+):
+    hosts = ssh_hosts.hosts
+    assert ssh_hosts.sshd
+    ssh_hosts.sshd.lock_out(hosts["node-002"])
+    hosts["node-005"].unplug()
+    report = checked(ssh_hosts, tmp_path, "--at-once", "2")
+    found = by_name(report)
+    assert list(found) == ssh_hosts.names  # in the order of the hostfile, nobody dropped
+    assert "refuses the log-in without a password" in found["node-002"]["evidence"][0]
+    assert found["node-005"]["evidence"][0].startswith("does not answer")
+    assert {"node-002", "node-005"} <= set(report["drain"])
+    others = [host for name, host in found.items() if name not in ("node-002", "node-005")]
+    assert all(set(host["figures"]) == {"gemm", "memory", "pair"} for host in others)
+    assert report["measures"]["gemm"]["smallest_fault"] is None  # six are too few to judge
+    assert [host["verdict"] for host in others] == ["fit"] * 6
+
+
+def test_hosts_are_looked_at_without_measuring(ssh_hosts: Bed):
+    assert ssh_hosts.sshd
+    ssh_hosts.sshd.lock_out(ssh_hosts.hosts["node-004"])
+    over_ssh = (str(ssh_hosts.hostfile), "--ssh-config", str(ssh_hosts.ssh_config), "--json")
+    done = paceline(ssh_hosts, "hosts", *over_ssh, "--check", "--fail-on-findings")
+    assert done.returncode == 3
+    faults = {row["host"]: row["fault"] for row in json.loads(done.stdout) if row["fault"]}
+    assert list(faults) == ["node-004"]
+    keys = json.loads(paceline(ssh_hosts, "hosts", *over_ssh, "--keyscan").stdout)
+    assert {key["host"] for key in keys} == set(ssh_hosts.names)
+    assert {key["state"] for key in keys} == {"known"}
+    assert all(key["fingerprint"].startswith("SHA256:") for key in keys)
+
+
+def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tmp_path: Path):
+    arguments = ["--fast", "--json", "--runs-dir", str(slurm_cluster.shared / "runs")]
+    command = [
+        "salloc",
+        "-N2",
+        "--quiet",
+        sys.executable,
+        "-m",
+        "paceline",
+        "check",
+        "--launcher",
+        "slurm",
+    ]
+    done = subprocess.run(
+        [*command, *arguments], env=slurm_cluster.env, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False, cwd=slurm_cluster.shared,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert list(by_name(report)) == ["node-001", "node-002"]
+    assert all(host["verdict"] == "fit" for host in report["hosts"]), report["hosts"]
+    assert set(report["measures"]) == {"gemm", "memory", "pair"}

@@ -1,0 +1,142 @@
+"""Training over SSH that is disturbed in the middle: the cause is named, the steps are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from paceline.rundir import REPORT_FILE, STEPS_FOLDER
+from tests.cli.test_errors import paceline
+from tests.clusters.bed import Bed, BedError
+from tests.clusters.bed.process import until
+from tests.test_flow import SMALL, only_run, result_of
+
+STEPS = 5
+
+
+class Run(NamedTuple):
+    """A run that has ended."""
+
+    runs: Path
+    code: int
+    errors: str
+    left: dict[int, str]
+    """What its hosts still ran a while later."""
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return result_of(self.runs)
+
+
+def cluster_file(bed: Bed, hosts: Sequence[str], folder: Path) -> Path:
+    """A cluster of two hosts that are given up on soon, though not by a busy machine."""
+    limits = f"{{config: {bed.ssh_config}, alive_interval_s: 2, connect_timeout_s: 10}}"
+    file = folder / "cluster.yaml"
+    file.write_text(
+        f"name: bed\ndevice: cpu\ndevices_per_node: 1\nthreads_per_device: 1\nnodes: {len(hosts)}\n"
+        f"launcher: ssh\nhosts: [{', '.join(hosts)}]\nssh: {limits}\n"
+    )
+    return file
+
+
+def train(bed: Bed, hosts: Sequence[str], runs: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`paceline run` on two hosts, in the background."""
+    environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    command = [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL,
+               "--cluster", str(cluster_file(bed, hosts, runs)), *arguments]  # fmt: skip
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def has_steps(runs: Path) -> bool:
+    """Whether both ranks have made some steps."""
+    files = list(runs.glob(f"*/{STEPS_FOLDER}/rank-*.jsonl"))
+    return len(files) == 2 and all(f.read_text().count('{"event": "step"') > STEPS for f in files)
+
+
+@pytest.fixture(scope="module")
+def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Four runs at the same time on two hosts each, each disturbed in its own way."""
+    names = ("crash", "kill", "interrupt", "hang")
+    hosts = {name: ssh_hosts.names[2 * i : 2 * i + 2] for i, name in enumerate(names)}
+    runs = {name: tmp_path_factory.mktemp(name) for name in names}
+    forever = ("--set", "steps=1000000", "--set", "hang_limit_s=5")
+    started = {name: train(ssh_hosts, hosts[name], runs[name], *forever) for name in names}
+    try:
+        until(lambda: all(map(has_steps, runs.values())), "the first steps of all runs", 120)
+    except BedError:
+        for process in started.values():
+            process.send_signal(signal.SIGINT)
+        raise AssertionError([process.communicate()[1] for process in started.values()]) from None
+    ssh_hosts.hosts[hosts["crash"][1]].crash()
+    started["kill"].kill()
+    started["interrupt"].send_signal(signal.SIGINT)
+    ssh_hosts.hosts[hosts["hang"][1]].call("pkill", "-STOP", "-f", "main.py")
+    errors = {name: process.communicate(timeout=120)[1] for name, process in started.items()}
+    deadline = time.monotonic() + 30
+    left: dict[str, dict[int, str]] = {}
+    for name in names:
+        while time.monotonic() < deadline:
+            both = (ssh_hosts.hosts[host].leftovers() for host in hosts[name])
+            left[name] = {pid: line for found in both for pid, line in found.items()}
+            if not left[name]:
+                break
+            time.sleep(0.2)
+    ssh_hosts.boot(hosts["crash"][1])
+    return {
+        name: Run(runs[name], started[name].returncode, errors[name], left[name]) for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "code", "reason"),
+    [
+        ("crash", "failed", 2, "node-002: the connection was lost"),
+        ("kill", "incomplete", -signal.SIGKILL, ""),
+        ("interrupt", "cancelled", 4, "interrupted by the user"),
+        ("hang", "failed", 2, "rank 1"),
+    ],
+)
+def test_a_disturbed_run_names_the_cause_keeps_its_steps_and_leaves_nothing(
+    disturbed: dict[str, Run], how: str, status: str, code: int, reason: str
+) -> None:
+    run = disturbed[how]
+    assert (run.code, run.result["status"]) == (code, status)
+    assert reason in (run.result["reason"] or "")
+    assert run.result["steps_done"] > STEPS
+    assert run.left == {}
+    assert "Traceback" not in run.errors
+
+
+def test_a_run_whose_controller_was_killed_is_listed_as_incomplete(
+    disturbed: dict[str, Run],
+) -> None:
+    (listed,) = json.loads(paceline("list", "--json", runs=disturbed["kill"].runs).stdout)
+    assert listed["status"] == "incomplete"
+
+
+def test_a_report_is_written_whatever_happened_to_a_host(disturbed: dict[str, Run]) -> None:
+    page = only_run(disturbed["crash"].runs) / REPORT_FILE
+    assert "node-002" in page.read_text()
+
+
+def test_hosts_that_cannot_take_part_are_an_exit_code_and_a_sentence(
+    ssh_hosts: Bed, tmp_path: Path
+) -> None:
+    ssh_hosts.hosts["node-002"].crash()
+    process = train(ssh_hosts, ssh_hosts.names[:2], tmp_path)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert "node-002: does not answer" in errors
+    assert "Traceback" not in errors
+    assert result_of(tmp_path)["status"] == "failed"
