@@ -88,6 +88,11 @@ def row_facts(row: Row) -> Facts:
         layout=row.layout if row.layout.model_fields_set else None,
         flops_convention=row.convention,
         origin="imported",
+        **(
+            recipe.data.model_dump(include={"packing", "loss_on"}, exclude_unset=True)
+            if recipe
+            else {}
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from paceline.core.value import Value
 
 SCHEMA = 1
 LARGEST_STEP = 2**53
+CORES = r"\d{1,5}(-\d{1,5})?"
 EVENT_BEGINS = '{"event"'
 """How the trainer's lines begin, torn ones included."""
 
@@ -38,6 +39,21 @@ class MemoryBytes(Value):
     resident: NonNegativeFloat | None = None
     device_used: NonNegativeFloat | None = None
     """In use on the device, the driver's context and other programs included."""
+
+
+class Bound(Value):
+    """How a rank was bound to cores before its program started."""
+
+    by: Literal["cpu", "cuda", "file"] | None
+    """Even shares, the cores near its GPU, or a file; None where it could not be bound."""
+    threads: NonNegativeInt
+    """Whole cores that it has."""
+    nic: str | None = None
+    """The InfiniBand device nearest its GPU."""
+    host_cores: str | None = None
+    """The hardware threads that it could have used unbound."""
+    why: str | None = None
+    """Why it could not be bound."""
 
 
 class StartEvent(Value):
@@ -64,6 +80,11 @@ class StartEvent(Value):
     dtype: str
     matmul_precision: str
     threads: NonNegativeInt | None
+    cores: Annotated[str, Field(pattern=rf"^{CORES}(,{CORES})*$")] | None = None
+    """Hardware threads that the rank may use, `0-3,8`; None where the system does not say."""
+    numa_nodes: NonNegativeInt | None = None
+    bound: Bound | None = None
+    """None where no binding was asked for."""
     data: dict[str, Any]
     first_step: PositiveInt = 1
     """The one after the checkpoint that the run went on from."""
@@ -83,6 +104,8 @@ class StepEvent(Value):
     step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
     loss: float | None
     grad_norm: float | None
+    lr: NonNegativeFloat | None = None
+    """The learning rate that it was taken with; None in lines from before it was written."""
     tokens: NonNegativeFloat
     samples: NonNegativeFloat
     global_batch: NonNegativeInt

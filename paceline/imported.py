@@ -73,6 +73,7 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
         reason=log.reason,
         created=record.created,
         metrics=log.metrics,
+        headline=facts.headline,
         window=window,
         conventions=log.conventions,
         verdict=single_run_verdict(status, log.reason or TOO_FEW, trusted, comparisons),

@@ -170,15 +170,16 @@ def _recipe_facts(name: str | None, num_devices: int | None) -> dict[str, Any]:
         "flops_convention": recipe.flops_convention,
         "nominal_parameters": recipe.nominal_parameters,
         "total_tokens": training.total_tokens,
+        **recipe.data.model_dump(include={"packing", "loss_on"}, exclude_unset=True),
     }
     return {key: value for key, value in facts.items() if value is not None}
 
 
 def _batch(recipe: Recipe, num_devices: int | None) -> int | None:
-    training = recipe.training
-    if training.batch_per_device and num_devices:
-        return training.batch_per_device * num_devices
-    return training.global_batch
+    batch, per_device = recipe.training.global_batch, recipe.training.batch_per_device
+    if per_device and num_devices:
+        return per_device * num_devices
+    return batch if isinstance(batch, int) else None
 
 
 def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:

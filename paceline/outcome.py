@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.comparison import compare_with_references
+from paceline.core.binding import Place, binding_warnings
 from paceline.core.compare.verdict import single_run_verdict
 from paceline.core.facts import Facts
 from paceline.core.metrics import Measured, measure, measured
@@ -27,9 +28,10 @@ from paceline.core.result import (
 )
 from paceline.core.steps import Steps
 from paceline.core.window import MIN_STEADY, Window, steady_window
-from paceline.ending import file_text, read_ranks, stacks
+from paceline.ending import file_text, judge, read_evidence, read_ranks, stacks
 from paceline.events import RankLog
 from paceline.imported import evaluate_log
+from paceline.launchers.slurm_record import left_job
 from paceline.placement import find_device
 from paceline.report.page import RunReport
 from paceline.rundir import (
@@ -62,6 +64,9 @@ def evaluate(folder: Path) -> RunReport:
     merged = merge_ranks(series)
     status = current_status(record)
     window = steady_window(merged) if len(merged) else None
+    if status == "incomplete":
+        status, reason = left_alone(record, folder)
+        record = record.model_copy(update={"reason": reason})
     status, reason = _final(record, status, window)
     if status == "ok" and (other := another_model(record, ranks)):
         status, reason = "failed", other
@@ -80,9 +85,21 @@ def evaluate(folder: Path) -> RunReport:
     )
 
 
+def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
+    """How a run stands whose controller is gone: a job in Slurm's queue goes on to its own end."""
+    gone = record.reason or "the controller ended before the run did"
+    left = left_job(folder)
+    if left is None or record.spec is None:
+        return "incomplete", gone
+    if left.code is None:
+        told = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
+        return "incomplete", f"{gone}; {told}"
+    spec = record.spec
+    ending = judge(read_evidence(folder, spec.engine, spec.world_size, left.code, False))
+    return ending.status, ending.reason
+
+
 def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:
-    if status == "incomplete":
-        return status, record.reason or "the controller ended before the run did"
     if status == "ok" and (window is None or window.record.n < MIN_STEADY):
         found = window.record.n if window else 0
         return "incomplete", f"{found} steady steps; a figure needs at least {MIN_STEADY}"
@@ -114,6 +131,7 @@ def _result(
     facts, names = record.known, record.spec.references if record.spec else ()
     hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
+    places = [place for rank, log in sorted(ranks.items()) if (place := _place(rank, log))]
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
     trusted = window is not None and window.record.state in ("steady", "drifting")
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
@@ -126,13 +144,14 @@ def _result(
         log_tail=record.log_tail if status not in ("ok", "queued", "running") else (),
         created=record.created,
         metrics=metrics,
+        headline=facts.headline,
         window=window.record if window else None,
         conventions=_conventions(facts),
         verdict=single_run_verdict(
             status, reason, window.record if window and trusted else None, comparisons
         ),
         references=comparisons,
-        ranks=rank_summaries(series, hosts, numbers, stages),
+        ranks=rank_summaries(series, hosts, numbers, stages, places),
         memory=_memory(record, ranks, metrics),
         straggler=find_straggler(series, hosts, numbers, stages),
         versions=_versions(record, ranks),
@@ -145,6 +164,7 @@ def _result(
         steps_asked=record.spec.training.steps if record.spec else 0,
         warnings=(
             *_unread(ranks),
+            *binding_warnings(places),
             *(_checkpoints(merged.select(window.rows)) if window and trusted else ()),
             *_warnings(record, window.record if window else None, metrics),
         ),
@@ -207,6 +227,7 @@ def tensor_float_note(facts: Facts) -> str | None:
 
 
 def _conventions(facts: Facts) -> dict[str, str]:
+    images = facts.model is not None and facts.model.kind == "mmdit"
     return {
         "flops": facts.flops_convention or "unknown",
         "peak": "dense data-sheet peak of one device",
@@ -214,7 +235,9 @@ def _conventions(facts: Facts) -> dict[str, str]:
         "samples": "samples_per_s at the median step; samples_per_s_mean, the samples of the steady "
         "steps over their seconds, is what published averages are held against",
         "memory": "largest rank's peak; the kind is in the metric's name",
-        "tokens": "real tokens; padded_tokens_per_s counts every position",
+        "tokens": "text and image tokens of a sample together"
+        if images
+        else "real tokens; padded_tokens_per_s counts every position",
     }
 
 
@@ -231,6 +254,18 @@ def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
     """What was passed over in the ranks' event lines, one sentence a rank."""
     told = {rank: log.unread.sentence for rank, log in ranks.items()}
     return [f"rank {rank}: {sentence}" for rank, sentence in sorted(told.items()) if sentence]
+
+
+def _place(rank: int, log: RankLog) -> Place | None:
+    """Where the rank ran by its start line, None without one."""
+    start = log.start
+    if start is None:
+        return None
+    told = start.bound
+    return Place(
+        rank, start.host, start.cores, start.threads, told.by if told else None, told is not None,
+        told.why if told else None, told.host_cores if told else None, start.numa_nodes,
+    )  # fmt: skip
 
 
 def _checkpoints(window: Steps) -> list[str]:

@@ -16,10 +16,11 @@ from paceline.core.shape import num_parameters
 from paceline.engines import engine
 from paceline.errors import SystemFaultError, UserError
 from paceline.launchers import launcher
+from paceline.launchers.binding import bound
 from paceline.placement import Request, choose_cluster, find_device
 from paceline.probe.gemm import GemmProbe, probe_gemm
 from paceline.probe.inventory import inventory
-from paceline.recipe import Recipe, load_recipe, recipe_path, resolve
+from paceline.recipe import Recipe, load_recipe, recipe_names, recipe_path, resolve
 from paceline.rundir import find_run, runs_root
 from paceline.units import gib, percent
 
@@ -65,7 +66,7 @@ def make_plan(request: Request) -> Plan:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, request.force)
     notices += busy_notice(found)
-    job = engine(spec.engine).job(spec, spec.recipe)
+    job = bound(engine(spec.engine).job(spec, spec.recipe))
     return Plan(spec, job, found, tuple(notices))
 
 
@@ -83,7 +84,7 @@ def plan_again(spec: RunSpec) -> Plan:
             remedy="repeats of one group must run on one kind of machine",
         )
     _check(spec, force=True)
-    return Plan(spec, engine(spec.engine).job(spec, spec.recipe), found, tuple(busy_notice(found)))
+    return Plan(spec, bound(engine(spec.engine).job(spec, spec.recipe)), found, tuple(busy_notice(found)))
 
 
 def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
@@ -101,8 +102,14 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
             f"{recipe.name} on {_describe(cluster)}",
             f"cannot fit: weights, gradients and optimizer of {num_parameters(recipe.model):,} "
             f"parameters take {gib(whole.states_bytes)}, all memory here is {gib(total)}",
-            remedy=f"would fit: {would_fit(recipe)}; here try `paceline run tiny-llama`",
+            remedy=f"would fit: {would_fit(recipe)}; here try `paceline run {_sibling(recipe)}`",
         )
+
+
+def _sibling(recipe: Recipe) -> str:
+    """The recipe of the same structure that every machine can run, else the first one to try."""
+    tiny = f"{recipe.name}-tiny"
+    return tiny if tiny in recipe_names() else "tiny-llama"
 
 
 _ONE_DEVICE = {
@@ -173,7 +180,8 @@ def would_fit(recipe: Recipe) -> str:
         for name, value in layout.items()
         if getattr(recipe.layout, name) != value
     ]
-    return f"{' or '.join(phrases)} with {' '.join(changed)}, by the static memory bound"
+    with_changes = f" with {' '.join(changed)}" if changed else ""
+    return f"{' or '.join(phrases)}{with_changes}, by the static memory bound"
 
 
 def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:

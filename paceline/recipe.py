@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
 from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase
+from paceline.core.scaling.result import ScalingKind
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import Value
 from paceline.errors import UserError, did_you_mean
 from paceline.yaml_file import Document, models_in, parse_value, plain, read_document, validate
 
 
+PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
+"""A batch that grows with the nodes: `16 per node`."""
+_BATCH = re.compile(r"[1-9][0-9]{0,8}( per node)?")
+
+
 class RecipeTraining(TrainingBase):
     """Training as a recipe states it: the batch per step or per device, the dtype or `auto`."""
 
-    global_batch: PositiveInt | None = None
-    """Sequences per optimizer step over all devices (strong scaling)."""
+    global_batch: PositiveInt | PerNode | None = None
+    """Sequences per optimizer step over all devices: a number, or `16 per node`."""
     batch_per_device: PositiveInt | None = None
     """Sequences per optimizer step and device (weak scaling)."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     """`auto`: bf16 where the device computes it natively, else fp32."""
+
+    @field_validator("global_batch", mode="before")
+    @classmethod
+    def _readable_batch(cls, value: Any) -> Any:
+        words = isinstance(value, str) and not _BATCH.fullmatch(value)
+        if words or (isinstance(value, int | float) and value < 1):
+            raise ValueError("must be a number above 0, or as in `16 per node`")
+        return value
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
         if (self.global_batch is None) == (self.batch_per_device is None):
             raise ValueError("exactly one of global_batch and batch_per_device must be given")
         return self
+
+    @property
+    def batch_per_node(self) -> int | None:
+        """N of a global batch that is `N per node`."""
+        return int(self.global_batch.split()[0]) if isinstance(self.global_batch, str) else None
+
+    def batch(self, num_devices: int, num_nodes: int = 1) -> int:
+        """Sequences per optimizer step on so many devices."""
+        if self.batch_per_device is not None:
+            return self.batch_per_device * num_devices
+        if isinstance(self.global_batch, int):
+            return self.global_batch
+        return (self.batch_per_node or 1) * num_nodes
 
 
 class Recipe(Value):
@@ -52,6 +80,9 @@ class Recipe(Value):
     layout: Layout = Layout()
     devices: PositiveInt | None = None
     """Devices to run on; None is every accelerator, or two processes on a CPU."""
+    scaling: ScalingKind | None = None
+    """How the batch goes with the devices in `paceline scale`: `weak` (it grows) or `strong` (it
+    stays); None is strong where `global_batch` is a number, else weak."""
     flops_convention: str = "causal"
     nominal_parameters: PositiveFloat | None = None
     time_limit_s: PositiveFloat | None = 3600.0
@@ -171,7 +202,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
     wanted = recipe.training
     world_size = cluster.world_size
-    global_batch = wanted.global_batch or (wanted.batch_per_device or 1) * world_size
+    global_batch = wanted.batch(world_size, cluster.nodes)
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
     dtype = automatic if wanted.dtype == "auto" else wanted.dtype
     fields = wanted.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})

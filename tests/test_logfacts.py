@@ -118,3 +118,10 @@ def test_a_log_of_another_model_is_told():
     ]
     _, same = all_facts(given, "megatron", Logged(facts={"num_parameters": 8_030_000_000}))
     assert same == []
+
+
+def test_padding_is_known_where_a_recipe_states_it():
+    found = facts(Given(recipe="opt-350m-sft"))
+    assert (found.packing, found.loss_on) == ("padded", "all")
+    assert facts(Given(recipe="llama31-70b")).packing is None
+    assert facts(Given(model="opt-350m-sft")).packing is None

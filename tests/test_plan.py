@@ -26,7 +26,7 @@ def test_seventy_billion_parameters_are_refused_with_what_would_fit():
         make_plan(Request("llama31-70b", device="cpu"))
     message = str(caught.value)
     assert "cannot fit" in message and "1,051.33 GiB" in message
-    assert "x H100-SXM" in message and "tiny-llama" in message
+    assert "x H100-SXM" in message and "paceline run llama31-70b-tiny" in message
 
 
 def test_a_layout_too_large_for_one_device_says_how_much_it_needs():
@@ -230,3 +230,8 @@ def test_a_busy_machine_is_told_and_a_quiet_one_is_not():
     assert busy_notice({"cpu_busy_fraction": 0.05}) == []
     (notice,) = busy_notice({"cpu_busy_fraction": 0.8})
     assert "80 %" in notice
+
+
+def test_a_run_that_fits_as_it_stands_is_told_no_changes():
+    told = would_fit(load_recipe("llama2-70b-lora"))
+    assert "1 x B200, by the static memory bound" in told

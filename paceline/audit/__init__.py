@@ -11,6 +11,7 @@ from paceline import references
 from paceline.audit.assumed import assume
 from paceline.audit.csv_table import Declared, read_csv
 from paceline.audit.findings import Audit, Finding, audit_rows, together
+from paceline.audit.samples import samples_notes
 from paceline.errors import UserError
 from paceline.references import Row
 
@@ -38,21 +39,24 @@ def audit(target: str | None = None, declared: Declared | None = None) -> Audite
         where = target or "the tables that come with Paceline"
         raise UserError(where, "declares itself what options would declare; they are for CSV files")
     if target is None:
-        return Audited(together(audit_rows(s.rows) for s in references.sources().values()))
+        audits = together(audit_rows(s.rows) for s in references.sources().values())
+        return Audited(audits, tuple(samples_notes(references.rows())))
     source, rows = references.located(target)
-    return Audited(audit_rows(source.rows, [row.id for row in rows]))
+    return Audited(audit_rows(source.rows, [row.id for row in rows]), tuple(samples_notes(rows)))
 
 
 def _of_file(path: Path, declared: Declared) -> Audited:
     if path.suffix.lower() in (".yaml", ".yml"):
-        return Audited(audit_rows(references.read_source(path).rows))
+        rows = references.read_source(path).rows
+        return Audited(audit_rows(rows), tuple(samples_notes(rows)))
     table = read_csv(path, declared)
     rows, assumptions = assume(table.rows, table.gated_is_open)
     notes = (
         [f"columns that are not understood: {', '.join(table.ignored)}"] if table.ignored else []
     )
     parts = (audit_rows(group) for group in _by_source(rows))
-    return Audited(together(parts), (*notes, *map(str, assumptions)))
+    notes += [*map(str, assumptions), *samples_notes(rows)]
+    return Audited(together(parts), tuple(notes))
 
 
 def _by_source(rows: Sequence[Row]) -> list[list[Row]]:

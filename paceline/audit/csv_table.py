@@ -92,7 +92,7 @@ class CsvTable:
 
 def read_csv(path: Path, declared: Declared) -> CsvTable:
     """The rows of a CSV file; raises UserError with the line of the first fault."""
-    lines = list(_lines(path))
+    lines = list(csv_lines(path))
     header = _header(path, lines)
     cells = [(line, dict(zip(header, values, strict=True))) for line, values in lines[1:]]
     for line, row in cells:
@@ -111,7 +111,8 @@ def read_csv(path: Path, declared: Declared) -> CsvTable:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and stripped cells of every line that has any; raises UserError for other files."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:

@@ -28,27 +28,33 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
     """
     from rich.console import Console
 
+    from paceline.core.facts import facts_of
+
     console = Console(stderr=True)
+    in_samples = facts_of(spec).headline == "samples_per_s"
     headline = repeat or run_headline(spec)
     if console.is_terminal:
-        with _bar(console, headline, spec.training.steps) as watch:
+        with _bar(console, headline, spec.training.steps, in_samples) as watch:
             yield watch
     else:
         typer.echo(headline, err=True)
-        yield _lines()
+        yield _lines(in_samples)
 
 
 def run_headline(spec: RunSpec) -> str:
     """What runs, in one line."""
+    from paceline.core.facts import facts_of
+
     label = f" ({spec.cluster.device_label})" if spec.cluster.device_label else ""
     return (
         f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label} · "
         f"{spec.training.dtype} · {spec.layout.label(spec.world_size)} · "
-        f"seq {spec.training.seq_len} · global batch {spec.training.global_batch} sequences"
+        f"seq {spec.training.seq_len} · global batch {spec.training.global_batch} "
+        f"{facts_of(spec).batch_of}"
     )
 
 
-def _lines() -> Watcher:
+def _lines(in_samples: bool) -> Watcher:
     last = 0.0
     recent: list[float] = []
 
@@ -61,13 +67,15 @@ def _lines() -> Watcher:
         finished = progress.step.index == progress.total_steps
         if time.monotonic() - last >= LINE_EVERY_S or finished:
             last = time.monotonic()
-            typer.echo(f"  {_step_text(progress, recent)}", err=True)
+            typer.echo(f"  {_step_text(progress, recent, in_samples)}", err=True)
 
     return watch
 
 
 @contextmanager
-def _bar(console: object, headline: str, total: int) -> Iterator[Callable[[Progress], None]]:
+def _bar(
+    console: object, headline: str, total: int, in_samples: bool
+) -> Iterator[Callable[[Progress], None]]:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, TextColumn
@@ -89,19 +97,23 @@ def _bar(console: object, headline: str, total: int) -> Iterator[Callable[[Progr
                 bar.update(task, phase=progress.phase)
                 return
             recent.append(progress.step.step_time_s or (recent[-1] if recent else 0.0))
-            detail = escape(_step_text(progress, recent))
+            detail = escape(_step_text(progress, recent, in_samples))
             bar.update(task, completed=progress.step.index, phase="step", detail=detail)
 
         yield watch
 
 
-def _step_text(progress: Progress, recent: list[float]) -> str:
+def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
     """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds over the last ten steps."""
+    from paceline.units import significant
+
     step = progress.step
     assert step is not None
     typical = median(recent[-RECENT_STEPS:])
     parts = [f"{step.index}/{progress.total_steps}", f"{typical:.4g} s"]
-    if typical > 0:
+    if typical > 0 and in_samples and step.global_batch:
+        parts.append(f"{significant(step.global_batch / typical, 4)} samples/s")
+    elif typical > 0:
         parts.append(f"{progress.tokens_per_step / typical:,.0f} tokens/s")
     if step.loss is not None:
         parts.append(f"loss {step.loss:.3f}")

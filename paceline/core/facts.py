@@ -36,6 +36,10 @@ class Facts(Value):
     layout: Layout | None = None
     data: str | None = None
     """Kind of data: `synthetic`, `stdlib`, `text`, ..."""
+    packing: str | None = None
+    """Whether samples are `packed` windows of one line of tokens or `padded` records of their own."""
+    loss_on: str | None = None
+    """Of padded samples: `all` positions, or the `text` alone."""
     real_tokens_per_sample: PositiveFloat | None = None
     flops_convention: str | None = None
     nominal_parameters: PositiveFloat | None = None
@@ -43,6 +47,17 @@ class Facts(Value):
     profiled: bool | None = None
     """Whether a profiler was attached, which slows a run."""
     origin: Literal["measured", "imported"] = "measured"
+
+    @property
+    def headline(self) -> str:
+        """The metric that states the speed: samples/s of padded records, and of images with their text."""
+        images = self.model is not None and self.model.kind == "mmdit"
+        return "samples_per_s" if images or self.packing == "padded" else "tokens_per_s"
+
+    @property
+    def batch_of(self) -> str:
+        """What a batch is counted in, in words."""
+        return "samples" if self.headline == "samples_per_s" else "sequences"
 
     @property
     def flops_input(self) -> FlopsInput | None:
@@ -78,6 +93,8 @@ def facts_of(spec: RunSpec) -> Facts:
         devices_per_node=cluster.devices_per_node,
         layout=spec.layout,
         data=spec.data.source,
+        packing=spec.data.packing,
+        loss_on=spec.data.loss_on,
         real_tokens_per_sample=spec.data.real_tokens_per_sample,
         flops_convention=spec.flops_convention,
         nominal_parameters=spec.nominal_parameters,

@@ -373,7 +373,7 @@ def _real_tokens(run: Measured) -> float | None:
     """Unpadded tokens of a step: those that the ranks count, where a count says anything.
 
     Synthetic samples have no padding, so what the recipe says of those that they stand for comes
-    first. A foreign log that counts no tokens is taken to be without padding.
+    first. A foreign log that counts no tokens is taken to be without padding unless it is known.
     """
     stated, batch, seq_len = run.facts.real_tokens_per_sample, run.global_batch, run.seq_len
     told = stated * batch if stated and batch else None
@@ -382,7 +382,8 @@ def _real_tokens(run: Measured) -> float | None:
         return told
     if counted is not None or run.facts.origin == "measured":
         return counted
-    return batch * seq_len if batch and seq_len else None
+    padded = run.facts.packing == "padded"
+    return batch * seq_len if batch and seq_len and not padded else None
 
 
 def _mean(column: FloatColumn) -> float | None:

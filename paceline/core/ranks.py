@@ -6,12 +6,13 @@ step but the one that waits least: the largest busy time among ranks of equal wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import exp, lgamma, log
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.binding import Place
 from paceline.core.result import RankSummary, Straggler
 from paceline.core.stats import group_medians
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
@@ -60,8 +61,10 @@ def rank_summaries(
     hosts: Mapping[int, str],
     window: IntColumn,
     stages: Mapping[int, int] = ONE_STAGE,
+    places: Sequence[Place] = (),
 ) -> tuple[RankSummary, ...]:
     """Medians of each rank over the steps numbered in `window`; `stages` gives its pipeline stage."""
+    cores = {place.rank: place for place in places if place.cores is not None}
     summaries: list[RankSummary] = []
     for rank, steps in sorted(ranks.items()):
         inside = steps.select(np.isin(steps.index, window))
@@ -80,6 +83,8 @@ def rank_summaries(
                 comm_wait_s=_median(inside, "comm_wait_s"),
                 data_wait_s=_median(inside, "data_wait_s"),
                 memory_bytes=memory,
+                cores=cores[rank].cores if rank in cores else None,
+                bound=cores[rank].bound_by is not None if rank in cores else None,
             )
         )
     return tuple(summaries)

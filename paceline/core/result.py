@@ -67,6 +67,10 @@ class RankSummary(Value):
     data_wait_s: float | None
     memory_bytes: dict[str, float] = {}
     """Peaks by kind: allocated, reserved, resident, device_used."""
+    cores: str | None = None
+    """Hardware threads that it could use, `0-3,8`."""
+    bound: bool | None = None
+    """Whether it was bound to them; None where the log does not say."""
 
 
 class RankMemory(Value):
@@ -168,6 +172,8 @@ class Result(Value):
     created: str | None = None
     """ISO 8601, UTC."""
     metrics: dict[str, Metric] = {}
+    headline: str = "tokens_per_s"
+    """The metric that states this workload's speed."""
     window: WindowRecord | None = None
     conventions: dict[str, str] = {}
     verdict: Verdict

@@ -20,7 +20,7 @@ from parallel import (
 )
 from stages import stage_layers, stages_of
 from tensor import Region, cut_parameters
-from weights import count_parameters, freeze, init_weights
+from weights import count_parameters, freeze, init_weights, mixed_seed
 
 DTYPES = {
     "fp32": torch.float32,
@@ -36,8 +36,11 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     """The model with its initial weights, spread over the world as the layout says.
 
     It is made without memory first: a wrong parameter count is found before anything is allocated.
+    From here on, what a rank drops at random follows from the run's seed: tensor ranks drop alike.
     """
     layout, setting = config.layout, setting_of(config, mesh)
+    place = mesh.data.index * mesh.pp.size + mesh.pp.index
+    torch.manual_seed(mixed_seed(config.training.seed, place))
     with torch.device("meta"):
         whole = make_network(config.model, setting)
         parts = [make_network(config.model, setting, part) for part in parts_of(config, mesh)]

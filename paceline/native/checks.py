@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from config import (
     COMPUTE_DTYPES,
+    DECAYS,
     LATENT_SOURCES,
     LOSSES,
     PACKINGS,
     RECOMPUTE,
     SOURCES,
+    UNITS,
     DataConfig,
     FluxConfig,
     LayoutConfig,
@@ -45,6 +47,11 @@ def world_problems(config: TrainerConfig, world_size: int) -> list[str]:
         problems.append(f"layout.recompute {layout.recompute}: use one of {', '.join(RECOMPUTE)}")
     if training.dtype not in COMPUTE_DTYPES:
         problems.append(f"training.dtype {training.dtype}: use one of {', '.join(COMPUTE_DTYPES)}")
+    plan = training.lr_schedule
+    if plan.kind not in DECAYS:
+        problems.append(f"training.lr_schedule.kind {plan.kind}: use one of {', '.join(DECAYS)}")
+    if plan.unit not in UNITS:
+        problems.append(f"training.lr_schedule.unit {plan.unit}: use one of {', '.join(UNITS)}")
     if config.world_size != world_size:
         problems.append(
             f"dp {config.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp}: {world_size} "

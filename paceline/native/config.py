@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
+DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
 PACKINGS, LOSSES = ("packed", "padded"), ("all", "text")
 SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "latents")
 LATENT_SOURCES = ("synthetic", "latents")
@@ -115,6 +116,17 @@ MODELS: dict[str, type[Model]] = {"decoder": ModelConfig, "mmdit": FluxConfig}
 
 
 @dataclass(frozen=True)
+class LrScheduleConfig:
+    """How the learning rate rises and falls; see `LearningRate`."""
+
+    kind: str
+    warmup: int
+    decay: int | None
+    min_lr: float
+    unit: str
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """What is trained, apart from the model's shape."""
 
@@ -125,6 +137,7 @@ class TrainingConfig:
     matmul_precision: str
     compile: str
     lr: float
+    lr_schedule: LrScheduleConfig
     betas: tuple[float, float]
     eps: float
     weight_decay: float
@@ -250,7 +263,7 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
     parts = {
         "model": _model(raw.get("model")),
         "lora": None if raw.get("lora") is None else _record(LoraConfig, raw, "lora"),
-        "training": _record(TrainingConfig, raw, "training"),
+        "training": _training(raw),
         "data": _record(DataConfig, raw, "data"),
         "layout": _record(LayoutConfig, raw, "layout"),
         "layout_rules": _rules(raw.get("layout_rules")),
@@ -275,6 +288,14 @@ def _model(raw: Any) -> Model:
     return _record(MODELS[kind], {"model": raw}, "model")
 
 
+def _training(raw: Mapping[str, Any]) -> TrainingConfig:
+    part = raw.get("training")
+    if not isinstance(part, Mapping):
+        raise ConfigError("training: is missing or no object")
+    schedule = _record(LrScheduleConfig, part, "lr_schedule", "training.")
+    return _build(TrainingConfig, {**part, "lr_schedule": schedule}, "training.")
+
+
 def _rules(raw: Any) -> tuple[LayoutRule, ...]:
     if not isinstance(raw, list):
         raise ConfigError("layout_rules: is missing or no list")
@@ -284,11 +305,11 @@ def _rules(raw: Any) -> tuple[LayoutRule, ...]:
         raise ConfigError("layout_rules: every rule has features and a reason") from error
 
 
-def _record(kind: type[T], raw: Mapping[str, Any], name: str) -> T:
+def _record(kind: type[T], raw: Mapping[str, Any], name: str, where: str = "") -> T:
     part = raw.get(name)
     if not isinstance(part, Mapping):
-        raise ConfigError(f"{name}: is missing or no object")
-    return _build(kind, part, f"{name}.")
+        raise ConfigError(f"{where}{name}: is missing or no object")
+    return _build(kind, part, f"{where}{name}.")
 
 
 def _build(kind: type[T], part: Mapping[str, Any], where: str) -> T:

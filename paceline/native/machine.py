@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 GROWTH_BYTES = 64 * 2**20
@@ -30,6 +33,28 @@ def resident_now() -> int | None:
     except OSError:
         return None
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def placement() -> dict[str, Any]:
+    """The cores that this rank may use, and what bound it to them (null where nothing did)."""
+    told = os.environ.get("PACELINE_BOUND")
+    nodes = Path("/sys/devices/system/node").glob("node[0-9]*")
+    return {
+        "cores": core_text(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "numa_nodes": len(list(nodes)) or None,
+        "bound": json.loads(told) if told else None,
+    }
+
+
+def core_text(numbers: Iterable[int]) -> str:
+    """A list of numbers as `0-3,8`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
 def keep_freed_memory() -> None:

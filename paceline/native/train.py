@@ -19,7 +19,7 @@ from config import ConfigError, TrainerConfig
 from corpus import Corpus, data_record, load_corpus
 from heartbeat import Heartbeat
 from limits import limit_memory
-from machine import cpu_name, keep_freed_memory
+from machine import cpu_name, keep_freed_memory, placement
 from memory import MemoryWatch
 from mesh import Mesh, World, join_world, make_mesh
 from outcome import CheckpointError, NotFiniteError
@@ -120,5 +120,6 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         "dtype": config.training.dtype,
         "matmul_precision": config.training.matmul_precision,
         "threads": torch.get_num_threads(),
+        **placement(),
         "data": data_record(config.data, corpus),
     }

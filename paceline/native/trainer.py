@@ -24,6 +24,7 @@ from optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from outcome import NotFiniteError
 from parallel import Replica
 from record import EventLog, resident_bytes
+from schedule import LearningRate, set_rate
 
 if TYPE_CHECKING:
     from checkpoint import Checkpoints
@@ -70,6 +71,7 @@ class Trainer:
         data = replica.mesh.data
         shard_state = data if data.size > 1 and config.layout.zero_stage == 1 else None
         self.optimizer = make_optimizer(replica, config.training, shard_state)
+        self.rate = LearningRate(config.training)
         self.scaler = LossScaler() if config.training.dtype == "fp16" else None
         self.checkpoints: Checkpoints | None = None
         self._pending: deque[Pending] = deque()
@@ -99,6 +101,7 @@ class Trainer:
         behind = self.steps.clock.steps_behind
         for step in range(done + 1, self.config.training.steps + 1):
             batch, data_wait_s = loader.next()
+            set_rate(self.optimizer, self.rate.at(step - 1))
             with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
                 values, skipped = self.step(batch.to(self.world.device))
             if tracked:
@@ -182,6 +185,7 @@ class Trainer:
             step=done.step,
             loss=loss,
             grad_norm=norm,
+            lr=self.rate.at(done.step - 1),
             tokens=done.real_tokens / peers,
             samples=done.samples / peers,
             global_batch=done.samples * mesh.dp.size,

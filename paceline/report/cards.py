@@ -66,10 +66,13 @@ def _named(result: Result, name: str, pattern: str) -> str | None:
 def _throughput(result: Result) -> Card:
     found = throughput(result)
     name, metric = found if found else ("tokens_per_s", result.metrics.get("tokens_per_s"))
+    in_tokens = name != "samples_per_s"
     padded = (known(result.metrics.get("real_token_fraction")) or 1.0) < 1.0
     lines = [
-        _named(result, "tokens_per_s_per_device", "{}"),
-        _named(result, "samples_per_s", "{}") if name != "samples_per_s" else None,
+        _named(result, "tokens_per_s_per_device", "{}") if in_tokens else None,
+        _named(result, "samples_per_s", "{}") if in_tokens else None,
+        None if in_tokens else _named(result, "samples_per_s_mean", "{} at the mean step"),
+        _named(result, "tokens_per_s", "{} of text") if padded and not in_tokens else None,
         _named(result, "real_token_fraction", "{} of the tokens are real") if padded else None,
         _named(result, "days_to_train", "{} for the whole training"),
     ]

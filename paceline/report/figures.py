@@ -155,8 +155,8 @@ def window_text(result: Result, name: str) -> str | None:
 
 
 def throughput(result: Result) -> tuple[str, Metric] | None:
-    """Name and metric of the headline: tokens/s, else samples/s."""
-    for name in ("tokens_per_s", "padded_tokens_per_s", "samples_per_s"):
+    """Name and metric of the headline: what the workload is measured in, else what there is."""
+    for name in (result.headline, "tokens_per_s", "padded_tokens_per_s", "samples_per_s"):
         metric = result.metrics.get(name)
         if known(metric) is not None and metric is not None:
             return name, metric

@@ -46,7 +46,8 @@ def group_lines(group: GroupResult) -> Iterator[str]:
     if group.changes:
         yield f"  {configuration(group.changes)}"
     figures = group.figures
-    lead = next((figures[n] for n in HEADLINES if known(figures.get(n)) is not None), None)
+    names = (*{run.headline: None for run in group.runs}, *HEADLINES)
+    lead = next((figures[n] for n in names if known(figures.get(n)) is not None), None)
     if lead is not None:
         sure = plus_minus(lead)
         interval = f"  {sure}" if sure else ""
@@ -79,7 +80,7 @@ def configuration(changes: tuple[str, ...]) -> str:
 
 def run_text(result: Result) -> str:
     """How one repeat ended, in a few words: `ok · 0.2310 s · 17,731 tokens/s`."""
-    named = [result.metrics.get(name) for name in ("step_time_s", *HEADLINES[:1])]
+    named = [result.metrics.get(name) for name in ("step_time_s", result.headline)]
     figures = [value_text(metric) for metric in named if known(metric) is not None]
     reason = printable(result.reason) if result.reason else None
     return " · ".join(filter(None, [result.status, *figures, reason]))

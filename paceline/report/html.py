@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -57,28 +57,37 @@ class Figure:
 
 def render_html(report: RunReport) -> str:
     """The whole page as text; every name, log line and script in it is escaped."""
-    charts = [_figure(name, chart) for name, chart in run_charts(report, ON_PAGE).items()]
-    bundle = _vega_bundle() if charts else ""
+    return render_page(
+        "run.html.j2",
+        run_charts(report, ON_PAGE),
+        **_outcome(report),
+        **_raw(report),
+        cards=cards(report),
+        rows=written_rows(report.result),
+        interval_kinds=interval_kinds(report.result),
+        ranks=_rank_rows(report.result.ranks),
+        ranks_left_out=max(0, len(report.result.ranks) - MOST_RANK_ROWS),
+        references=[_reference_row(ref) for ref in report.result.references],
+    )
+
+
+def render_page(template: str, charts: Mapping[str, alt.LayerChart], **content: Any) -> str:
+    """A page of our own style that loads nothing: its template, its charts drawn for the page."""
+    figures = [_figure(name, chart) for name, chart in charts.items()]
+    bundle = _vega_bundle() if figures else ""
     script = _template_text("page.js")
     return (
         _environment()
-        .get_template("run.html.j2")
+        .get_template(template)
         .render(
-            **_outcome(report),
-            **_raw(report),
+            **content,
             policy=_policy(bundle, script),
             style=Markup(_template_text("page.css")),
             light=Markup(css_variables(LIGHT)),
             dark=Markup(css_variables(DARK)),
             bundle=Markup(bundle),
             script=Markup(script),
-            figures={figure.name: figure for figure in charts},
-            cards=cards(report),
-            rows=written_rows(report.result),
-            interval_kinds=interval_kinds(report.result),
-            ranks=_rank_rows(report.result.ranks),
-            ranks_left_out=max(0, len(report.result.ranks) - MOST_RANK_ROWS),
-            references=[_reference_row(ref) for ref in report.result.references],
+            figures={figure.name: figure for figure in figures},
         )
     )
 
@@ -183,7 +192,8 @@ def _rank_row(rank: RankSummary, name: str) -> list[str]:
     times = (rank.step_time_s, rank.busy_time_s, rank.comm_wait_s, rank.data_wait_s)
     memory = ", ".join(f"{written(v, 'bytes')} {kind}" for kind, v in rank.memory_bytes.items())
     cells = ["unknown" if t is None else written(t, "s") for t in times]
-    return [name, printable(rank.host), *cells, memory or "unknown"]
+    cores = "unknown" if rank.cores is None else f"{rank.cores}{' bound' if rank.bound else ''}"
+    return [name, printable(rank.host), *cells, memory or "unknown", printable(cores)]
 
 
 def _reference_row(row: ReferenceComparison) -> list[str]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.core.facts import Facts
 from paceline.core.result import Result, WindowRecord
 from paceline.core.run import RunSpec
+from paceline.core.shape import trainable_parameters
 from paceline.core.steps import Steps
 from paceline.units import count
 
@@ -91,12 +92,21 @@ def describe_setup(report: RunReport) -> list[str]:
         facts.dtype,
         facts.layout.label(n) if facts.layout and n else None,
         f"seq {facts.seq_len:,} tokens" if facts.seq_len else None,
-        f"global batch {facts.global_batch:,} sequences" if facts.global_batch else None,
+        f"global batch {facts.global_batch:,} {facts.batch_of}" if facts.global_batch else None,
+        _parameters(result, facts),
     ]
-    parts = [part for part in told if part]
-    if result.num_parameters is not None:
-        parts.append(f"{count(result.num_parameters)} parameters")
-    return parts
+    return [part for part in told if part]
+
+
+def _parameters(result: Result, facts: Facts) -> str | None:
+    """`4.93M parameters`, and with adapters how many of them are trained."""
+    if result.num_parameters is None:
+        return None
+    trained = ""
+    if facts.lora and facts.model and facts.model.kind == "decoder":
+        tp = facts.layout.tp if facts.layout else 1
+        trained = f", {count(trainable_parameters(facts.model, facts.lora, tp))} trained"
+    return f"{count(result.num_parameters)} parameters{trained}"
 
 
 def describe_window(result: Result) -> str:

@@ -81,7 +81,7 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
     """The measured lines; without a figure, why there is none."""
     headline = throughput(result)
     if headline is not None:
-        _, metric = headline
+        metric = headline[1]
         interval = plus_minus(metric)
         sure = interval_name(metric) if interval else "no interval: too few steps"
         value = f"{value_text(metric)}  {interval}" if interval else value_text(metric)
@@ -89,6 +89,8 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
         if not _is_printed(result):
             whence = f"median of {whence}; {sure}"
         yield f"  {value}      {whence}", "bold"
+        if rates := _rates(headline[0], result):
+            yield f"  {rates}", ""
         yield f"  {_share(result, facts)}", ""
     elif result.status == "ok":
         yield f"  no figure: {describe_window(result)}", "bold"
@@ -101,6 +103,18 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
         yield f"  against: {result.verdict.sentence or 'no reference'}", ""
         for row in result.references[:MOST_REFERENCES]:
             yield f"    {_reference(row)}", ""
+
+
+def _rates(headline: str, result: Result) -> str:
+    """Beside samples/s: their mean, which published averages are, and the text in them if padded."""
+    mean, real = result.metrics.get("samples_per_s_mean"), result.metrics.get("real_token_fraction")
+    text, share = result.metrics.get("tokens_per_s"), known(real)
+    parts: list[str] = []
+    if headline == "samples_per_s" and known(mean) is not None and not _is_printed(result):
+        parts.append(f"{value_text(mean)} at the mean step, as published averages count")
+    if headline == "samples_per_s" and share is not None and share < 1 and known(text) is not None:
+        parts.append(f"{value_text(text)} of text, {percent(share)} of the positions")
+    return " · ".join(parts)
 
 
 def _share(result: Result, facts: Facts) -> str:

@@ -147,3 +147,15 @@ def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], complaint: 
     done = paceline("audit", *arguments)
     assert done.returncode == 1 and done.stdout == ""
     assert complaint in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_what_samples_per_second_count_is_said_where_they_are_audited(tmp_path: Path):
+    padded = run("opt-350m-8").stderr
+    assert "note: samples/s are read as all samples of a step over its time, padding" in padded
+    assert "the samples of lambda-1cc-opt-350m are records filled up to seq_len" in padded
+    path = tmp_path / "mine.csv"
+    path.write_text("gbs,num_gpus,samples_per_s,tokens_per_s,seq_len\n16,8,32,16384,512\n")
+    own = run(str(path)).stderr
+    assert "tokens/s that follow from them count every position" in own
+    assert "filled up" not in own
+    assert "samples/s" not in run("nvidia-llama31").stderr

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.facts import facts_of
+from paceline.core.facts import Facts, facts_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
 from paceline.core.metrics import METRICS, Measured, measure, measured
 from paceline.core.run import RunSpec
 from tests.example import make_spec, make_steps
+from tests.shapes import FLUX, LLAMA_8B, OPT_350M
 
 
 def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields: float) -> Measured:
@@ -108,6 +109,29 @@ def test_tokens_are_counted_where_the_data_is_real_and_stated_where_it_is_not(
     assert metrics["real_token_fraction"].value == pytest.approx(real / 32)
     assert metrics["tokens_per_s"].value == pytest.approx(8 * real / 0.5)
     assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
+
+
+def test_padding_that_nobody_counted_leaves_the_text_unknown():
+    known = facts_of(make_spec()).model_copy(update={"origin": "imported", "packing": "padded"})
+    steps = make_steps([0.5] * 20, global_batch=[8.0] * 20, seq_len=[32.0] * 20)
+    metrics = measure(measured(known, steps, steps))
+    assert metrics["tokens_per_s"].value is None
+    assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
+    packed = known.model_copy(update={"packing": None})
+    assert measure(measured(packed, steps, steps))["tokens_per_s"].value == 8 * 32 / 0.5
+
+
+@pytest.mark.parametrize(
+    ("known", "headline", "batch_of"),
+    [
+        (Facts(), "tokens_per_s", "sequences"),
+        (Facts(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequences"),
+        (Facts(packing="padded", model=OPT_350M), "samples_per_s", "samples"),
+        (Facts(packing="packed", model=FLUX), "samples_per_s", "samples"),
+    ],
+)
+def test_the_workload_says_what_its_speed_is_stated_in(known: Facts, headline: str, batch_of: str):
+    assert (known.headline, known.batch_of) == (headline, batch_of)
 
 
 def test_published_samples_per_second_are_those_of_the_mean_step():

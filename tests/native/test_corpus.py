@@ -13,8 +13,9 @@ import torch
 
 import corpus
 from config import ConfigError, parse_config
-from corpus import END_OF_DOCUMENT, TokenCorpus, load_corpus, pack
+from corpus import TokenCorpus, load_corpus, pack
 from tests.native.example import settings
+from texts import END_OF_DOCUMENT
 
 
 def load(steps: int = 6, **changes: Any) -> Any:

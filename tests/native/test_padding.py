@@ -10,13 +10,14 @@ import torch
 
 from checks import config_problems
 from config import parse_config
-from corpus import END_OF_DOCUMENT, PaddedCorpus, load_corpus, pad
+from corpus import PaddedCorpus, load_corpus, pad
 from loss import IGNORE_INDEX
 from mesh import ALONE
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
 from paceline.events import read_rank
 from tests.native.example import lines, log, settings, train, world_size
+from texts import END_OF_DOCUMENT
 
 END = END_OF_DOCUMENT
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from assembly import make_network, setting_of
 from config import TrainerConfig, parse_config
 from mesh import Mesh
 from paceline.core.hardware import Cluster
@@ -19,7 +20,6 @@ from paceline.engines import native
 from paceline.events import StartEvent, StepEvent, read_events
 from paceline.recipe import Recipe, load_recipe, recipe_names, resolve
 from tests.native.example import log, train, world_size
-from train import make_network, setting_of
 from weights import count_parameters, freeze
 
 RECIPES = [name for name in recipe_names() if load_recipe(name).engine == "native"]

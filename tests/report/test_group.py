@@ -90,3 +90,11 @@ def test_rows_have_every_run_and_the_median(tmp_path: Path):
     assert [row["repeat"] for row in rows] == ["1", "2", "3", "median"]
     assert rows[-1]["step_time_s"] == sorted(row["step_time_s"] for row in rows[:3])[1]
     assert rows[-1]["n"] == 3 and rows[0]["n"] >= 5
+
+
+def test_a_group_of_padded_samples_is_told_in_samples(tmp_path: Path):
+    runs = [
+        run.model_copy(update={"headline": "samples_per_s"}) for run in results(tmp_path, 0.2, 0.21)
+    ]
+    lines = list(group_lines(group(runs)))
+    assert "samples/s" in lines[1] and "samples/s" in run_text(runs[0])

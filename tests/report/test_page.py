@@ -10,7 +10,10 @@ import pytest
 
 from paceline.core.facts import Facts
 from paceline.core.result import Status, Verdict, WindowRecord
+from paceline.core.shape import LoraSpec, trainable_parameters
 from paceline.report import page
+from paceline.report.page import describe_setup
+from paceline.units import count
 from tests.report.example import STATUSES, failed_report, report
 
 
@@ -93,3 +96,13 @@ def test_a_judgement_from_one_run_is_marked_as_of_low_confidence(kind: Kind) -> 
     )
     assert low.startswith(sure)
     assert ("low confidence" in low) == (kind in ("pass", "slower", "faster"))
+
+
+def test_adapters_are_told_apart_from_what_is_trained() -> None:
+    spec = LoraSpec(rank=8, alpha=16, targets=("q",))
+    run = report()
+    assert run.facts.model is not None
+    trained = trainable_parameters(run.facts.model, spec)
+    with_lora = replace(run, facts=run.facts.model_copy(update={"lora": spec}))
+    assert describe_setup(run)[-1] == "3.54M parameters"
+    assert describe_setup(with_lora)[-1] == f"3.54M parameters, {count(trained)} trained"

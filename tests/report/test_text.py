@@ -39,6 +39,26 @@ def test_the_headline_has_value_interval_window_and_kind_of_interval() -> None:
     )
 
 
+def test_padded_samples_are_told_in_samples_with_the_text_in_them() -> None:
+    metrics = report().result.metrics
+    share = metrics["real_token_fraction"].model_copy(update={"value": 0.75})
+    text = printed(
+        report(headline="samples_per_s", metrics={**metrics, "real_token_fraction": share})
+    )
+    head, rates = [line.strip() for line in text.splitlines() if "samples/s" in line]
+    assert head.endswith(
+        "samples/s  ± 0.2 %      median of 54 steady steps (7-60); within-run 95 %"
+    )
+    assert (
+        "at the mean step, as published averages count · 17,422 tokens/s of text, 75.0 %" in rates
+    )
+
+
+def test_images_are_told_in_samples_without_tokens() -> None:
+    text = printed(report(headline="samples_per_s"))
+    assert "samples/s  ±" in text and "tokens/s" not in text
+
+
 def test_the_report_says_how_far_from_the_limit_and_why_there_is_no_mfu() -> None:
     text = printed(report())
     assert "62.7 % of what this machine reaches in bf16 (590 GFLOP/s)" in text

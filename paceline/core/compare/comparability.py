@@ -27,11 +27,14 @@ KEYS: dict[str, str] = {
     "layout": "how the model is spread over the devices",
     "recompute": "what the backward pass computes again",
     "data": "kind of data",
+    "packing": "whether samples are windows of one line of tokens or padded records; what their loss counts",
     "profiled": "whether a profiler was attached",
 }
 """What must be equal before a verdict, in the order in which differences are told."""
 
-MAY_BE_UNSTATED = frozenset({"layout", "recompute", "matmul_precision", "data", "profiled"})
+MAY_BE_UNSTATED = frozenset(
+    {"layout", "recompute", "matmul_precision", "data", "packing", "profiled"}
+)
 """What a published source that is silent about it is believed to have had as the run has it."""
 
 MIXED = "mixed"
@@ -191,6 +194,10 @@ def _setting(facts: Facts, key: str) -> Setting | None:
         case "device":
             label = f" ({facts.device_label})" if facts.device_label else ""
             return _word(f"cpu{label}" if facts.device == "cpu" else facts.device)
+        case "packing":
+            # Packed samples have no padding that a loss could leave out.
+            padded = facts.packing == "padded"
+            return {"": "padded", "loss_on": facts.loss_on} if padded else _word(facts.packing)
         case "profiled":
             known = {True: "yes", False: "no", None: None}
             return _word(known[facts.profiled])

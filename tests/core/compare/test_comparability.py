@@ -34,6 +34,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "layout": {"layout": Layout(micro_batch=2)},
     "recompute": {"layout": Layout(micro_batch=4, recompute="full")},
     "data": {"data": "synthetic"},
+    "packing": {"packing": "padded"},
     "profiled": {"profiled": True},
 }
 
@@ -91,6 +92,17 @@ def test_a_schedule_without_a_pipeline_is_no_difference():
     assert likeness([changed(layout=deep)], [changed(layout=deeper)]).keys == ("layout",)
 
 
+def test_what_the_loss_counts_is_told_of_padded_samples_alone():
+    padded = changed(packing="padded", loss_on="all")
+    (found,) = likeness([padded], [changed(packing="padded", loss_on="text")]).differences
+    assert (found.key, found.baseline, found.candidate) == (
+        "packing",
+        "loss_on all",
+        "loss_on text",
+    )
+    assert likeness([FACTS], [changed(loss_on="text")]).keys == ()
+
+
 def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
     strong, weak = changed(num_devices=4), changed(num_devices=4, global_batch=16)
     odd = changed(num_devices=4, global_batch=12)
@@ -114,6 +126,7 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
         "matmul_precision",
         "recompute",
         "data",
+        "packing",
         "profiled",
     }
     states_more = row.model_copy(update={"layout": Layout(tp=1, micro_batch=8)})
