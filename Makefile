@@ -10,8 +10,7 @@ TESTED := native,stage,mlperf,fp8,dev,test
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge \
-  slurmdbd slurm-wlm-mysql-plugin mariadb-server squashfs-tools skopeo umoci bubblewrap \
-  mmdebstrap docker-registry docker.io gcc libslurm-dev
+  slurmdbd slurm-wlm-mysql-plugin mariadb-server gcc libslurm-dev
 # Files that begin with _ are the other side of a comparison, started by the benchmark itself.
 BENCHMARKS = $(wildcard benchmarks/[a-z]*.py)
 SUITES := clusters numerics browser

@@ -158,9 +158,7 @@ def _cp(x: Cases, c: Mapping[str, float], attention: Floats) -> Floats:
 
 def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     """Host time of a block's forward and backward pass."""
-    whole = sum(
-        c[f"host_{name}_s"] * x.has("stack", name) for name in ("softmax", "fused", "torch")
-    )
+    whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
     whole = whole * np.where(x.has("generation", "volta"), c["host_volta"], 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
     return whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)

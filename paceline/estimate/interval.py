@@ -41,16 +41,22 @@ def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float]) -> Floats:
     The coefficients' covariance through the slope of the prediction (delta method), what the
     formulas miss, and the distance beyond the largest cluster that was looked at.
     """
-    slope = np.empty((x.size, len(fit.centre)))
-    for column in range(len(fit.centre)):
-        nudged = np.zeros_like(fit.centre)
-        nudged[column] = NUDGE
-        up, down = predict(x, fit.centre + nudged), predict(x, fit.centre - nudged)
-        slope[:, column] = np.log(up / down) / (2 * NUDGE)
+    slope = slopes(x, fit.centre)
     coefficients = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
     missed = np.select([x.has("stack", name) for name in residual], list(residual.values()))
     far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
     return np.sqrt(coefficients + missed**2 + far**2)
+
+
+def slopes(x: Cases, centre: Floats) -> Floats:
+    """(cases, coefficients): how the logarithm of a prediction follows that of each coefficient."""
+    found = np.empty((x.size, len(centre)))
+    for column in range(len(centre)):
+        nudged = np.zeros_like(centre)
+        nudged[column] = NUDGE
+        up, down = predict(x, centre + nudged), predict(x, centre - nudged)
+        found[:, column] = np.log(up / down) / (2 * NUDGE)
+    return found
 
 
 def bounds(seconds: Floats, sd: Floats) -> tuple[Floats, Floats]:

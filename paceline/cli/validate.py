@@ -1,0 +1,93 @@
+"""`paceline validate`: the time model against published measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+
+if TYPE_CHECKING:
+    from paceline.validating import Score, Validation
+
+
+def validate(
+    table: Annotated[
+        Path, typer.Argument(metavar="CSV", help="A table with the columns of docs/estimate.md.")
+    ],
+    where: Where = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+        ),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Predict the step time of every row and compare it with what was measured.
+
+    Examples:
+
+      paceline validate measured.csv
+
+      paceline validate measured.csv --where gpu=H100-SXM-80GB --json
+
+    Rows that cannot be modelled are listed with the reason. csv lists the rows, the other forms the
+    scores, overall, by source and by kind.
+    """
+    from paceline.estimate.evidence import read_evidence, shipped
+    from paceline.validating import read_table, validate_rows
+
+    lines = read_table(table)
+    chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
+    found = validate_rows(table.name, chosen, read_evidence(evidence) if evidence else shipped())
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.csv:
+        rows = [row.model_dump(mode="json") for row in found.rows]
+        emit_table(rows, [Column(key, key) for key in _ROW_KEYS], form)
+        return
+    emit_table(_scores(found), _COLUMNS, form, document=found.model_dump(mode="json"))
+    if form is not TableFormat.json:
+        _tell(found)
+
+
+def _scores(found: Validation) -> list[dict[str, Any]]:
+    rows = [_row("all", found.overall)] if found.overall else []
+    rows += [_row(f"kind {name}", score) for name, score in found.by_kind.items()]
+    return rows + [_row(name, score) for name, score in found.by_source.items()]
+
+
+def _row(name: str, score: Score) -> dict[str, Any]:
+    return {"rows of": name, **score.model_dump(mode="json")}
+
+
+def _tell(found: Validation) -> None:
+    from collections import Counter
+
+    typer.echo(f"predicted by: {found.evidence}", err=True)
+    reasons = Counter(row.reason for row in found.unmodelled)
+    for reason, count in reasons.most_common():
+        typer.echo(f"not modelled: {count} rows: {reason}", err=True)
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+_ROW_KEYS = (
+    "id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error",
+)  # fmt: skip
+_COLUMNS = [
+    Column("rows of", "rows of"),
+    Column("n", "n", justify="right"),
+    Column("mape", "MAPE", _share, "right"),
+    Column("median", "median |ln|", lambda value: f"{value:.3f}", "right"),
+    Column("within_10", "within 10 %", _share, "right"),
+    Column("within_20", "within 20 %", _share, "right"),
+    Column("coverage_80", "in 80 % interval", _share, "right"),
+    Column("flat_mape", "45 %-of-peak rule", _share, "right"),
+]

@@ -1,0 +1,207 @@
+"""Step time, throughput and cost of a recipe on a cluster that nobody has run it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+import numpy as np
+
+from paceline import catalog
+from paceline.core.flops import FlopsInput, model_flops_per_token
+from paceline.core.hardware import Cluster
+from paceline.core.offers import Bill, Failures, Prices, bill
+from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape, Shape
+from paceline.core.value import Value
+from paceline.errors import UserError
+from paceline.estimate.case import Case, Cases, Stack, cases_of
+from paceline.estimate.coefficients import named
+from paceline.estimate.evidence import Evidence
+from paceline.estimate.interval import bounds, log_sd, slopes
+from paceline.estimate.machine import Machine, machine
+from paceline.estimate.step import step_time
+from paceline.recipe import load_recipe, resolve
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be estimated."""
+
+    recipe: str
+    device: str
+    devices: int
+    variant: str | None = None
+    overrides: tuple[str, ...] = ()
+    devices_per_node: int = 8
+    intra_link: str | None = None
+    inter_link: str | None = None
+    stack: Stack = "fused"
+    compiled: bool = False
+    tokens: float | None = None
+    """Length of the whole training; None takes the recipe's."""
+    prices: Prices = field(default_factory=Prices)
+    failures: Failures | None = None
+
+
+class Estimate(Value):
+    """The answer; fractions are 0-1, `low` and `high` hold 80 %."""
+
+    recipe: str
+    device: str
+    devices: int
+    layout: str
+    dtype: str
+    stack: str
+    step_time_s: float
+    low_s: float
+    high_s: float
+    parts: dict[str, float]
+    """Seconds of the step, by part."""
+    tokens_per_s: float
+    samples_per_s: float
+    flops_per_s_per_device: float
+    mfu: float | None
+    convention: str
+    reachable: float
+    """Share of the dense peak that large products reach here, by the coefficients."""
+    bill: Bill | None
+    evidence: str
+    notes: tuple[str, ...]
+
+
+def estimate(question: Question, evidence: Evidence) -> Estimate:
+    """The estimate of one recipe; raises UserError for what cannot run or is in no catalog."""
+    spec, here = spec_of(question), machine_of(question)
+    case = case_of(spec, here, question.stack, question.compiled)
+    return _told(question, spec, here, cases_of([case]), evidence)
+
+
+def spec_of(question: Question) -> RunSpec:
+    """The recipe resolved on the devices asked for."""
+    recipe = load_recipe(question.recipe, question.variant, question.overrides)
+    per_node = min(question.devices_per_node, question.devices)
+    cluster = Cluster(
+        name="estimate",
+        device=catalog.find_device(question.device).device.name,
+        nodes=ceil(question.devices / per_node),
+        devices_per_node=per_node,
+        intra_link=question.intra_link,
+        inter_link=question.inter_link,
+    )
+    if cluster.world_size != question.devices:
+        raise UserError(f"--gpus {question.devices}", f"is no multiple of {per_node} a node",
+                        remedy="--per-node N")  # fmt: skip
+    return resolve(recipe, cluster, True, question.variant)
+
+
+def machine_of(question: Question) -> Machine:
+    """The device and its links; raises UserError for one that has no data-sheet peak."""
+    return machine(
+        question.device, question.intra_link, question.inter_link, question.devices_per_node
+    )
+
+
+def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) -> Case:
+    """The resolved run as the time model sees it."""
+    layout, training = spec.layout, spec.training
+    case = replace(
+        _shape(spec.model),
+        seq_len=training.seq_len,
+        devices=spec.world_size,
+        global_batch=training.global_batch,
+        frozen=spec.lora is not None and not spec.lora.train_rest,
+        tp=layout.tp, pp=layout.pp, cp=layout.cp, vp=layout.vp, ep=layout.ep,
+        micro_batch=layout.micro_batch, zero_stage=layout.zero_stage,
+        sequence_parallel=layout.sequence_parallel,
+        full_recompute=layout.recompute == "full",
+        selective_recompute=layout.recompute == "selective",
+        stack=stack, compiled=compiled,
+    )  # fmt: skip
+    dtype = training.dtype
+    return replace(
+        case,
+        peak_16bit=here.peak_16bit(), peak_narrow=here.peak_narrow(dtype),
+        memory_bytes_per_s=_memory_rate(here),
+        intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
+        generation=here.generation, domain=here.domain, power=here.power,
+        four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"),
+    )  # fmt: skip
+
+
+def _shape(shape: Shape) -> Case:
+    """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head."""
+    decoder = isinstance(shape, DecoderShape)
+    return Case(
+        layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
+        heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        vocab=shape.padded_vocab() if decoder else 0.0, seq_len=0, gated=decoder and shape.gated_ffn,
+        causal=shape.causal, peak_16bit=0, memory_bytes_per_s=0, intra_bytes_per_s=0,
+        inter_bytes_per_s=0, devices=1, global_batch=1,
+    )  # fmt: skip
+
+
+def _memory_rate(here: Machine) -> float:
+    rate = here.device.memory_bytes_per_s
+    if rate is None:
+        raise UserError(here.device.name, "has no memory rate in the catalog")
+    return rate
+
+
+def _told(
+    question: Question, spec: RunSpec, here: Machine, x: Cases, evidence: Evidence
+) -> Estimate:
+    fit = evidence.fit()
+    coefficients = named(fit.centre)
+    time = step_time(x, coefficients)
+    seconds = float(time.total[0])
+    low, high = bounds(time.total, log_sd(x, fit, evidence.residual_sd))
+    rate = tokens_per_s(spec.training.seq_len, spec.training.global_batch, seconds)
+    flops_input = FlopsInput(spec.model, spec.training.seq_len, lora=spec.lora)
+    per_sample = spec.training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
+    reached = flops_per_s_per_device(
+        per_sample, spec.training.global_batch, seconds, spec.world_size
+    )
+    tokens = question.tokens or spec.training.total_tokens
+    return Estimate(
+        recipe=spec.recipe,
+        device=here.device.name,
+        devices=spec.world_size,
+        layout=spec.layout.label(spec.world_size),
+        dtype=spec.training.dtype,
+        stack=question.stack,
+        step_time_s=seconds,
+        low_s=float(low[0]),
+        high_s=float(high[0]),
+        parts=time.at(0),
+        tokens_per_s=rate,
+        samples_per_s=spec.training.global_batch / seconds,
+        flops_per_s_per_device=reached,
+        mfu=mfu(reached, here.device.peak_flops_per_s(spec.training.dtype)),
+        convention=spec.flops_convention,
+        reachable=coefficients.get(f"gemm_{here.generation}", float("nan")),
+        bill=bill(tokens, rate, spec.world_size, here.device.power_w, question.prices,
+                  question.failures) if tokens else None,
+        evidence=evidence.title,
+        notes=here.notes,
+    )  # fmt: skip
+
+
+def ratio(first: Question, second: Question, evidence: Evidence) -> tuple[float, float, float]:
+    """(step time of the second over the first, low, high): what both share cancels.
+
+    Coefficients move both, so only the difference of their slopes counts; what the formulas
+    miss is taken as independent.
+    """
+    fit = evidence.fit()
+    cases = [case_of(spec_of(q), machine_of(q), q.stack, q.compiled) for q in (first, second)]
+    x = cases_of(cases)
+    times = step_time(x, named(fit.centre)).total
+    first_slope, second_slope = slopes(x, fit.centre)
+    difference = second_slope - first_slope
+    missed = [evidence.residual_sd.get(q.stack, 0.0) for q in (first, second)]
+    sd = float(np.sqrt(difference @ fit.covariance @ difference + sum(m**2 for m in missed)))
+    value = float(times[1] / times[0])
+    low, high = bounds(np.array([value]), np.array([sd]))
+    return value, float(low[0]), float(high[0])

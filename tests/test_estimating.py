@@ -1,0 +1,90 @@
+"""A recipe on devices that are not here: its time, what it rests on, and offers side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.offers import Failures, Prices
+from paceline.errors import UserError
+from paceline.estimate.evidence import shipped
+from paceline.estimating import Question, case_of, estimate, machine_of, ratio, spec_of
+
+LLAMA_70B = Question(
+    "llama31-70b", "H100-SXM", 64, intra_link="NVLink4", inter_link="InfiniBand-NDR"
+)
+
+
+def test_the_published_step_of_the_70b_lies_in_the_interval():
+    found = estimate(LLAMA_70B, shipped())
+    assert found.low_s < 14.72 < found.high_s and found.step_time_s == pytest.approx(
+        14.72, rel=0.05
+    )
+    assert found.mfu == pytest.approx(0.541, rel=0.06)
+    assert sum(found.parts.values()) == pytest.approx(found.step_time_s)
+    assert not found.notes and "published" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("recipe", "devices"),
+    [
+        ("llama31-8b", 8), ("llama2-70b-lora", 8), ("flux1-schnell", 64), ("gpt-1b3", 8),
+        ("opt-350m-sft", 8), ("opt-13b-sft", 8),
+    ],
+)  # fmt: skip
+def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
+    found = estimate(Question(recipe, "H100", devices), shipped())
+    assert 0 < found.low_s < found.step_time_s < found.high_s
+    assert found.mfu is not None and 0.05 < found.mfu < 0.75
+
+
+def test_adapters_train_faster_than_the_whole_model():
+    spec = spec_of(Question("llama2-70b-lora", "H100", 8))
+    case = case_of(spec, machine_of(LLAMA_70B), "fused")
+    assert case.frozen and case.gated and case.layers == 80
+
+
+def test_usual_links_are_told():
+    found = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
+    assert any("links inside a node" in note for note in found.notes)
+    assert any("the network is taken" in note for note in found.notes)
+
+
+def test_the_bill_counts_tokens_money_and_failures():
+    question = replace(
+        LLAMA_70B,
+        tokens=15e12,
+        prices=Prices(per_device_hour=2.0),
+        failures=Failures(device_mtbf_h=5e4),
+    )
+    found = estimate(question, shipped()).bill
+    assert found is not None and found.goodput is not None and found.energy_kwh is not None
+    assert found.cost == pytest.approx(2 * found.device_hours)
+    assert found.days == pytest.approx(found.device_hours / 64 / 24)
+
+
+def test_two_offers_share_what_is_uncertain_about_both():
+    evidence = shipped()
+    twice = replace(LLAMA_70B, devices=128, overrides=("training.global_batch=128",))
+    value, low, high = ratio(LLAMA_70B, twice, evidence)
+    alone = [estimate(one, evidence) for one in (LLAMA_70B, twice)]
+    assert value == pytest.approx(alone[1].step_time_s / alone[0].step_time_s)
+    assert low < value < high and 0.45 < value < 0.6
+    widest = alone[1].high_s / alone[0].low_s / value
+    assert high / value < widest
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "Wonder-9000"}, "is not in the catalog"),
+        ({"device": "cpu"}, "no 16-bit peak"),
+        ({"devices": 63}, "is no multiple of 8 a node"),
+        ({"devices": 24}, "does not divide 24 devices"),
+        ({"overrides": ("dtype=nvfp4",)}, "does not compute in nvfp4"),
+    ],
+)
+def test_what_cannot_be_estimated_says_why(changes: dict[str, object], message: str):
+    with pytest.raises(UserError, match=message):
+        estimate(replace(LLAMA_70B, **changes), shipped())  # type: ignore[arg-type]

@@ -1,0 +1,64 @@
+"""Predicted against measured: nothing is dropped silently, and figures are what the rows give."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.errors import UserError
+from paceline.estimate.evidence import shipped
+from paceline.validating import NEEDED, read_table, validate_rows
+from tests.estimate.test_published import ROW
+
+ROWS = [
+    ROW,
+    {**ROW, "id": "a-2", "mbs": "8"},
+    {**ROW, "id": "b-1", "source": "b", "model": "Llama LoRA"},
+    {**ROW, "id": "b-2", "source": "b", "gpu": "Wonder-9000"},
+    {**ROW, "id": "", "source": "b", "step_time_s": ""},
+]
+
+
+def test_every_row_is_scored_or_has_its_reason():
+    found = validate_rows("t", ROWS, shipped())
+    assert [row.id for row in found.rows] == ["a-1", "a-2", "b-1"]
+    assert [(row.id, row.reason[:12]) for row in found.unmodelled] == [
+        ("b-2", "the device i"), ("line 6", "no step time"),
+    ]  # fmt: skip
+    assert {name: score.n for name, score in found.by_source.items()} == {"a": 2, "b": 1}
+    assert {name: score.n for name, score in found.by_kind.items()} == {"dense": 2, "lora": 1}
+
+
+def test_figures_are_those_of_the_rows():
+    found = validate_rows("t", ROWS, shipped())
+    errors = np.array([abs(row.predicted_s / row.measured_s - 1) for row in found.rows])
+    assert found.overall is not None
+    assert found.overall.mape == pytest.approx(errors.mean())
+    assert found.overall.within_20 == pytest.approx(np.mean(errors <= 0.2))
+    assert all(row.low_s < row.predicted_s < row.high_s for row in found.rows)
+    assert found.rows[0].error == pytest.approx(found.rows[0].predicted_s / 3.696 - 1)
+
+
+def test_a_table_of_nothing_has_no_score():
+    found = validate_rows("t", ROWS[3:], shipped())
+    assert found.overall is None and len(found.unmodelled) == 2
+
+
+def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*NEEDED, "id"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerow(ROW)
+    assert read_table(path)[0]["hidden"] == "4096"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="has no column layers"):
+        read_table(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError):
+        read_table(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_table(tmp_path / "none.csv")
