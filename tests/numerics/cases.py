@@ -1,85 +1,87 @@
-"""What is trained: three small models in every layout of a table, and as one process would."""
+"""What is trained: small models in every layout of a table, and as one process would."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.layout import Layout
-from paceline.core.shape import DecoderShape
-from tests.native.example import settings
+from paceline.core.run import Training
+from paceline.core.schedules import RampUp
+from paceline.engines import native
+from tests.example import make_spec
+from tests.numerics.models import MODELS
 
 GLOBAL_BATCH = 12
-SEQ_LEN = 32
+RAMP_UP = RampUp(start=6, increment=6, samples=6)
+"""One step of half the batch, then whole ones."""
 STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 """fp64 takes AdamW steps, the others plain SGD steps: Adam would amplify their rounding."""
 
 DATA_STEPS = max(STEPS.values())
 
-LLAMA: dict[str, Any] = {"num_layers": 4}
-GPT: dict[str, Any] = {
-    "num_layers": 4, "num_kv_heads": None, "gated_ffn": False, "activation": "gelu",
-    "norm": "layernorm", "positions": "learned", "bias": True, "tied_embeddings": True,
-    "embedding_norm": True, "vocab_size": 400, "vocab_multiple": 128,
-}  # fmt: skip
-OPT: dict[str, Any] = {
-    **GPT, "activation": "relu", "norm_position": "post", "final_norm": False,
-    "embedding_norm": False, "position_offset": 2, "embedding_size": 24,
-}  # fmt: skip
-MODELS = {"llama": LLAMA, "gpt": GPT, "opt": OPT}
-"""Grouped key/value heads; tied embeddings; tied ones behind projections, and norms after sums."""
-
 # `mb` is the micro-batch; without it a replica takes its whole share of the batch at once. `compile`
 # stops where gradients are decided, at the graphs that autograd makes: inductor takes 40 s more.
 TABLE = """
-1  mb4 full                                          llama gpt opt
-1  mb6 selective                                     llama gpt opt
-1  compile                                           llama gpt
-2  masked                                            llama gpt
-2  mb6                                               llama gpt opt
-2  zero1 mb3 full                                    llama gpt opt
-2  zero2 mb3 full                                    llama gpt opt
-2  zero3 mb6                                         llama gpt opt
-2  zero3 mb3 full                                    llama gpt opt
-2  tp2                                               llama gpt opt
-2  tp2 sp                                            llama gpt opt
-2  tp2 sp mb4 selective                              llama gpt
-2  tp2 compile                                       llama gpt
-2  pp2 gpipe mb3                                     llama gpt opt
-2  pp2 mb3                                           llama gpt opt
-2  pp2 vp2 interleaved mb3                           llama gpt opt
-2  pp2 zero-bubble mb3                               llama gpt opt
-2  cp2                                               llama gpt opt
-2  cp2 all-to-all                                    llama gpt
-2  cp2 ring                                          llama gpt
-2  cp2 masked                                        llama gpt
+1  mb4 full                                          llama gpt opt lora sft flux
+1  mb6 selective                                     llama gpt opt lora sft
+1  compile                                           llama gpt sft
+2  masked                                            llama gpt sft
+2  ramp mb3                                          gpt
+2  mb6                                               llama gpt opt lora sft flux
+2  zero1 mb3 full                                    llama gpt opt lora sft flux
+2  zero2 mb3 full                                    llama gpt opt lora sft flux
+2  zero3 mb6                                         llama gpt opt lora sft flux
+2  zero3 mb3 full                                    llama gpt opt lora sft flux
+2  tp2                                               llama gpt opt lora sft flux
+2  tp2 mb4 full                                      lora sft flux
+2  tp2 sp                                            llama gpt opt lora sft
+2  tp2 sp mb4 selective                              llama gpt lora
+2  tp2 compile                                       llama gpt lora
+2  pp2 gpipe mb3                                     llama gpt opt lora sft
+2  pp2 mb3                                           llama gpt opt lora sft
+2  pp2 vp2 interleaved mb3                           llama ends gpt opt lora sft
+2  pp2 zero-bubble mb3                               llama gpt opt lora sft
+2  pp2 ramp mb3                                      gpt
+2  cp2                                               llama gpt opt lora sft flux
+2  cp2 all-to-all                                    llama gpt lora sft
+2  cp2 ring                                          llama gpt lora sft
+2  cp2 masked                                        llama gpt sft
 3  mb2 full                                          opt
 3  zero1 mb4                                         llama
-3  zero2 mb2 full                                    opt
-3  zero3 mb4                                         llama
+3  zero2 mb2 full                                    opt lora
+3  zero3 mb4                                         llama flux
 3  pp3 mb2                                           llama gpt
-4  tp4 sp                                            gpt
-4  tp2 sp zero1                                      llama gpt
-4  tp2 sp zero2 mb3                                  llama gpt
+4  tp4                                               flux
+4  tp4 sp                                            gpt sft
+4  tp2 sp zero1                                      llama gpt lora sft
+4  tp2 sp zero2 mb3                                  llama gpt lora sft
 4  tp2 sp zero3 compile                              llama gpt
-4  pp2 zero1 mb1                                     llama gpt
-4  pp4 mb2                                           llama opt
-4  cp4                                               llama
+4  tp2 cp2 compile                                   flux
+4  tp2 zero1 mb3                                     flux
+4  tp2 zero2 mb3                                     flux
+4  tp2 zero3 mb3 full                                lora sft flux
+4  pp2 zero1 mb1                                     llama gpt lora sft
+4  pp2 zero1 ramp mb1                                gpt
+4  pp4 mb2                                           llama opt lora
+4  cp4                                               llama flux
 4  cp4 all-to-all                                    gpt
 4  cp4 ring masked                                   llama gpt
-4  cp2 zero1 mb3                                     llama gpt
-4  cp2 zero3 mb3                                     llama gpt
-4  cp2 all-to-all tp2 sp                             gpt
-4  pp2 cp2 mb3 selective                             llama gpt
-4  zero3 shard2                                      llama gpt
-4  pp2 zero3 mb3 masked                              llama gpt
-8  tp2 sp pp2 zero3 mb3                              llama gpt
-8  tp2 sp pp2 vp2 zero-bubble zero3 mb3              llama gpt
-8  tp2 sp pp2 cp2 vp2 interleaved mb3 full masked    llama gpt
-8  tp2 sp pp2 vp2 zero-bubble zero1 mb3 selective    llama gpt
-8  tp2 sp cp2 zero3 shard2 full                      llama gpt
-8  pp2 vp2 zero-bubble cp2 zero2 shard2 mb3          llama gpt
+4  cp2 zero1 mb3                                     llama gpt lora sft flux
+4  cp2 zero3 mb3                                     llama gpt lora sft flux
+4  cp2 all-to-all tp2 sp                             gpt lora
+4  pp2 cp2 mb3 selective                             llama gpt sft
+4  zero3 shard2                                      llama gpt lora sft flux
+4  pp2 zero3 mb3 masked                              llama gpt sft
+8  tp2 sp pp2 zero3 mb3                              llama gpt lora sft
+8  tp2 sp pp2 vp2 zero-bubble zero3 mb3              llama gpt lora sft
+8  tp2 sp pp2 cp2 vp2 interleaved mb3 full masked    llama ends gpt lora sft
+8  tp2 sp pp2 vp2 zero-bubble zero1 mb3 selective    llama gpt lora sft
+8  tp2 sp cp2 zero3 shard2 full                      llama gpt lora sft
+8  pp2 vp2 zero-bubble cp2 zero2 shard2 mb3          llama gpt lora sft
+8  tp2 cp2 zero2 shard2 full                         flux
 2  pp2 vp3 interleaved mb3                           gpt
 2  zero3 shard1 mb6                                  llama
 4  cp2 ring tp2 sp                                   llama
@@ -88,6 +90,8 @@ TABLE = """
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 EXCHANGES = ("all-gather", "all-to-all", "ring")
+DATA_WORDS = ("masked", "ramp")
+"""What makes it another training, whatever the layout."""
 SIZES = {"zero": "zero_stage", "shard": "dp_shard", "mb": "micro_batch"}
 
 
@@ -111,6 +115,16 @@ class Case:
     def masked(self) -> bool:
         """Whether many targets count for nothing, on some ranks far more than on others."""
         return "masked" in self.words.split()
+
+    @property
+    def grows(self) -> bool:
+        """Whether the first step has a smaller batch."""
+        return "ramp" in self.words.split()
+
+    @property
+    def drops(self) -> bool:
+        """Whether half of what adapters read is dropped, which only the same layout repeats."""
+        return "dropped" in self.words.split()
 
     @property
     def compiled(self) -> bool:
@@ -142,43 +156,45 @@ class Case:
                 fields["sequence_parallel"] = True
             elif size := re.fullmatch(r"([a-z]+)(\d+)", word):
                 fields[SIZES.get(size[1], size[1])] = int(size[2])
-        whole = Layout(**fields)
-        share = GLOBAL_BATCH // whole.dp(self.ranks)
-        return whole if "micro_batch" in fields else replace_fields(whole, micro_batch=share)
+        batch = RAMP_UP.start if self.grows else GLOBAL_BATCH
+        share = batch // Layout(**fields).dp(self.ranks)
+        return Layout(**{"micro_batch": share, **fields})
 
     def settings(self) -> dict[str, Any]:
-        """Its trainer.json.
+        """Its trainer.json, in fp64 as well, which no recipe may ask for.
 
         Adam's eps is large here: with a small one, a gradient that is nothing but rounding (a key's
-        bias has none) would move its weight as far as any other.
+        bias has none) would move its weight as far as any other. And rounding that carries a ReLU over
+        its kink changes all of a token's gradient, so what is rounded has none.
         """
-        layout = self.layout
-        return settings(
-            ranks=self.ranks, steps=DATA_STEPS, **MODELS[self.model], dtype=self.dtype,
-            global_batch=GLOBAL_BATCH, seq_len=SEQ_LEN, matmul_precision="highest", eps=1e-3, grad_clip=0.5,
-            lr=0.1 if self.sgd else 1e-3,
-            compile="blocks" if self.compiled else "none",
-            dp=layout.dp(self.ranks),
-            num_microbatches=layout.num_microbatches(self.ranks, GLOBAL_BATCH),
-            **layout.model_dump(mode="json"),
+        model = MODELS[self.model]
+        training = Training(
+            seq_len=model.seq_len, global_batch=GLOBAL_BATCH, steps=DATA_STEPS, dtype="fp32",
+            matmul_precision="highest", eps=1e-3, grad_clip=0.5, lr=0.1 if self.sgd else 1e-3,
+            compile="blocks" if self.compiled else "none", ramp_up=RAMP_UP if self.grows else None,
         )  # fmt: skip
-
-
-def replace_fields(layout: Layout, **fields: Any) -> Layout:
-    """The layout with other fields, checked again."""
-    return Layout(**{**layout.model_dump(), **fields})
-
-
-def shape(model: str) -> DecoderShape:
-    """The shape of one of the models."""
-    raw = settings(**MODELS[model])["model"]
-    raw.pop("padded_vocab")
-    return DecoderShape(**raw)
+        shape = model.shape if self.dtype == "fp64" else model.smooth
+        lora = model.lora and model.lora.model_copy(update={"dropout": 0.5 * self.drops})
+        spec = make_spec(
+            ranks=self.ranks, model=shape, lora=lora, training=training, data=model.data,
+            layout=self.layout,
+        )  # fmt: skip
+        raw = native.settings(spec)
+        raw["training"]["dtype"] = self.dtype
+        return raw
 
 
 def reference(case: Case) -> Case:
     """The same training in one process, in one piece, keeping all activations."""
-    return replace(case, ranks=1, words="masked" if case.masked else "", fault="")
+    words = [word for word in case.words.split() if word in DATA_WORDS]
+    return replace(case, ranks=1, words=" ".join(words), fault="")
+
+
+def dropping() -> list[tuple[Case, Case]]:
+    """Layouts in which adapters drop inputs: keeping all activations, and recomputing them."""
+    layouts = ((1, "dropped mb4"), (2, "dropped tp2 sp mb4"), (2, "dropped zero3 mb3"))
+    kept = [Case(ranks, words, "lora", "fp64") for ranks, words in layouts]
+    return [(case, replace(case, words=f"{case.words} full")) for case in kept]
 
 
 def exact(case: Case) -> Case:
@@ -194,13 +210,19 @@ def table() -> list[Case]:
 
 
 def rounded() -> list[Case]:
-    """The rows in fp32 and bf16, each with one of its models in turn."""
-    return [
-        Case(ranks, words, models[(row + shift) % len(models)], dtype)
-        for shift, dtype in enumerate(("fp32", "bf16"))
-        for row, (ranks, words, models) in enumerate(rows())
-        if not Case(ranks, words, models[0], dtype).compiled
-    ]
+    """The rows in fp32 and bf16, each with the model that has had the least of its words so far."""
+    chosen: list[Case] = []
+    had: Counter[tuple[str, str]] = Counter()
+    for ranks, words, models in rows():
+        each = {model: [(model, word) for word in words.split()] for model in models}
+        model = min(
+            each, key=lambda model: sorted((had[pair] for pair in each[model]), reverse=True)
+        )
+        case = Case(ranks, words, model, "fp32")
+        if not case.compiled:
+            had.update(each[model])
+            chosen.append(case)
+    return [replace(case, dtype=dtype) for dtype in ("fp32", "bf16") for case in chosen]
 
 
 def rows() -> list[tuple[int, str, list[str]]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.numerics.cases import exact, reference, rounded, table
+from tests.numerics.cases import dropping, exact, reference, rounded, table
 from tests.numerics.pool import Results, run_all
 from tests.numerics.test_faults import BROKEN, BROKEN_RANK
 
@@ -17,8 +17,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     """Every case's result; PACELINE_CASE_TIMES=1 prints how long each took."""
     cases = [*table(), *rounded(), BROKEN_RANK, *BROKEN]
     references = [reference(case) for case in cases]
+    dropped = [case for pair in dropping() for case in pair]
     exact_ones = [exact(case) for case in references if case.dtype == "bf16"]
-    found = run_all([*references, *exact_ones, *cases], tmp_path_factory.mktemp("numerics"))
+    found = run_all(
+        [*references, *exact_ones, *cases, *dropped], tmp_path_factory.mktemp("numerics")
+    )
     if os.environ.get("PACELINE_CASE_TIMES"):
         print(f"\n{found.seconds()}")
     yield found

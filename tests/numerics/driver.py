@@ -29,15 +29,18 @@ from torch import Tensor
 from torch import distributed as dist
 
 import parallel
-import weights
 from assembly import make_replica
-from batches import Batch, Loader, Sampler
+from batches import Batch, Loader, sampler_of
 from checks import config_problems
 from clock import HostClock, StepClock, watch_waits
 from config import TrainerConfig, parse_config
+from context import rows
 from corpus import load_corpus
+from flux import MMDiT
 from loss import IGNORE_INDEX
 from mesh import Mesh, World, join_world, make_mesh
+from model import Decoder
+from network import Network
 from parallel import Replica
 from record import EventLog
 from tensor import cut_dim
@@ -63,12 +66,14 @@ class MaskedLoader(Loader):
 
     def batch(self, step: int) -> Batch:
         """The batch with its mask."""
-        batch, shape = super().batch(step), self._shape
-        share = shape[0] * shape[1]
-        sample = self._rank * share + torch.arange(share).view(*shape[:2], 1)
-        prompt = sample * self._corpus.seq_len // (2 * self._sampler.global_batch)
-        targets = batch.targets.masked_fill(self._rows < prompt, IGNORE_INDEX)
-        return Batch(batch.inputs, targets, int((targets != IGNORE_INDEX).sum()))
+        batch = super().batch(step)
+        seq_len = batch.targets.shape[-1] * self._cp.size
+        sample = self._rank * batch.samples + torch.arange(batch.samples)
+        prompt = sample * seq_len // (2 * self._sampler.sizes.batch(step))
+        hidden = rows(seq_len, self._cp) < prompt.view(*batch.targets.shape[:2], 1)
+        targets = batch.targets.masked_fill(hidden, IGNORE_INDEX)
+        counted = int((targets != IGNORE_INDEX).sum())
+        return replace(batch, targets=targets, counted=counted)
 
 
 class Watched:
@@ -84,6 +89,20 @@ class Watched:
         if len(self.gradients) < WATCHED_STEPS:
             self.gradients.append(pieces(self.replica, gradients=True))
         return loss
+
+
+def fill(self: Network, name: str, whole: Tensor, generator: torch.Generator) -> None:
+    """All weights at random, in place of the models' own beginnings.
+
+    What begins as 0 (adapters, Flux' modulation) keeps other gradients 0, and with deviations of 0.02
+    such narrow models attend to everything alike: positions would hardly matter. Much larger ones in
+    a decoder's blocks would make a key's bias, whose gradient is rounding, count.
+    """
+    *_, layer, kind = name.split(".")
+    mean = 1.0 if layer.endswith("norm") and kind == "weight" else 0.0
+    width = whole.shape[1] if whole.ndim > 1 else 100
+    gain = 0.5 if isinstance(self, Decoder) and name.startswith("blocks.") else 1.0
+    whole.normal_(mean, gain * width**-0.5, generator=generator)
 
 
 def pieces(replica: Replica, gradients: bool) -> dict[str, Piece | None]:
@@ -105,8 +124,8 @@ def run(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any] | No
     replica.train = watched = Watched(replica)  # type: ignore[method-assign]
     trainer = Trainer(config, replica, world, steps, EventLog(str(folder), world.rank))
     trainer.masked = case["masked"]
-    corpus, training = load_corpus(config), config.training
-    sampler = Sampler(corpus.num_windows, training.global_batch, config.dp, training.seed)
+    corpus = load_corpus(config)
+    sampler = sampler_of(config, corpus.num_windows)
     loader = (MaskedLoader if case["masked"] else Loader)(corpus, sampler, config, mesh, pin=False)
     figures = [trainer.step(loader.next()[0])[0].tolist() for _ in range(case["steps"])]
     loader.close()
@@ -186,8 +205,7 @@ def attempt(case: dict[str, Any], world: World, folder: Path) -> None:
 def main(cases: list[dict[str, Any]], folder: Path) -> None:
     """Train the cases one after the other in one world."""
     torch.set_num_threads(1)
-    # With the usual 0.02 such narrow models attend to everything alike: positions hardly matter.
-    weights.INIT_STD = 0.1
+    Network.fill = MMDiT.fill = fill  # type: ignore[method-assign]
     world = join_world("cpu")
     if world.size > 1:
         watch_waits(StepClock(HostClock()))

@@ -13,10 +13,12 @@ from torch import Tensor
 import collectives
 import context
 import parallel
+import tensor
 from attention import causal_attention
 from batches import Batch
 from mesh import World
 from parallel import Replica
+from tensor import is_share
 
 Fault = Callable[[World], AbstractContextManager[Any]]
 
@@ -46,6 +48,26 @@ def unreduced_inputs(world: World) -> AbstractContextManager[Any]:
 def unsummed_shares(world: World) -> AbstractContextManager[Any]:
     """With sequence parallel, gradients of norms and the like keep to their own tokens."""
     return patch.object(parallel, "sum_flat", lambda tensors, axis, factor=1.0: None)
+
+
+def lonely_adapters(world: World) -> AbstractContextManager[Any]:
+    """Tensor ranks do not sum their shares of an uncut adapter's gradient."""
+    share = lambda name, sequence: "lora" not in name and is_share(name, sequence)  # noqa: E731
+    return patch.object(parallel, "is_share", share)
+
+
+def lonely_heads(world: World) -> AbstractContextManager[Any]:
+    """The norm of queries and keys learns from a rank's own heads alone."""
+    return patch.object(tensor, "OF_HEADS", ())
+
+
+def lonely_streams(world: World) -> AbstractContextManager[Any]:
+    """The keys that a rank gave to others bring no gradient back."""
+
+    def own(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index], None
+
+    return patch.object(collectives._Gather, "backward", staticmethod(own))
 
 
 def lonely_table(world: World) -> AbstractContextManager[Any]:
@@ -124,7 +146,8 @@ def _trained(world: World, train: Callable[..., Tensor]) -> AbstractContextManag
 FAULTS: dict[str, Fault] = {
     function.__name__.replace("_", " "): function
     for function in (
-        unreduced_gradients, unreduced_inputs, unsummed_shares, lonely_table, wrong_weight,
-        own_count, idle_stage, lonely_norm, drifting_rank, lonely_keys, broken_rank,
+        unreduced_gradients, unreduced_inputs, unsummed_shares, lonely_adapters, lonely_heads,
+        lonely_streams, lonely_table, wrong_weight, own_count, idle_stage, lonely_norm,
+        drifting_rank, lonely_keys, broken_rank,
     )
 }  # fmt: skip

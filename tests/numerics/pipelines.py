@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from assembly import make_replica
 from batches import Batch
 from clock import HostClock, StepClock, watch_waits
-from config import TrainerConfig, parse_config
+from config import ModelConfig, TrainerConfig, parse_config
 from heartbeat import Heartbeat
 from mesh import Mesh, World, join_world, make_mesh
 from model import Block
@@ -99,6 +99,7 @@ def batch_of(config: TrainerConfig, replicas: range) -> Batch:
     """The micro-batches of some of the replicas, one after the other."""
     shape = (config.dp, config.num_microbatches, config.layout.micro_batch, config.training.seq_len)
     generator = torch.Generator().manual_seed(3)
+    assert isinstance(config.model, ModelConfig)
     ids = torch.randint(0, config.model.vocab_size, (2, *shape), generator=generator)
     inputs, targets = ids[:, replicas.start : replicas.stop].flatten(1, 2)
     return Batch(inputs, targets, targets.numel())

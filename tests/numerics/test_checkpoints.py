@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.shape import DecoderShape
-from paceline.engines import native
+from paceline.core.shape import DecoderShape, num_parameters
 from tests.native.example import command
 from tests.numerics.cases import Case
 from tests.numerics.compare import difference
@@ -41,6 +40,11 @@ gpt    2  pp2 mb3      2  zero1
 gpt    2  zero1        2  pp2 mb3
 gpt    1               4  pp2 zero3 mb3
 gpt    4  pp2 zero3 mb3  4  tp4 sp
+lora   2  tp2 sp       2  zero3
+lora   2  zero3        2  pp2 mb3
+sft    2  pp2 mb3      2  tp2
+flux   2  tp2          2  zero3
+flux   2  zero3        2  cp2
 """
 
 
@@ -63,9 +67,11 @@ def pairs() -> list[tuple[Case, Case]]:
 def task(case: Case, name: str, resume: Path | None) -> dict[str, Any]:
     raw = case.settings()
     raw["training"]["steps"] = STEPS
-    raw["model"]["ffn_size"] = 8 if case.layout.tp == 4 or case.model == "gpt" else 6
-    shape = {key: value for key, value in raw["model"].items() if key != "padded_vocab"}
-    raw["expected_parameters"] = native.num_parameters(DecoderShape(**shape))
+    if case.model == "llama":
+        raw["model"]["ffn_size"] = 8 if case.layout.tp == 4 else 6
+        shape = {key: value for key, value in raw["model"].items() if key != "padded_vocab"}
+        count = num_parameters(DecoderShape(**shape))
+        raw |= {"expected_parameters": count, "expected_trainable": count}
     raw["checkpoint"] = {"every": STEPS, "resume": resume and str(resume), "asynchronous": True}
     return {"name": name, "settings": raw, "saves": resume is None}
 
@@ -86,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
     rows = pairs()
     sources = dict.fromkeys(before for before, _ in rows)
-    whole = [Case(1, "", model, "fp64") for model in ("llama", "gpt")]
+    whole = [Case(1, "", model, "fp64") for model in ("llama", "gpt", "lora", "sft", "flux")]
     for ranks in (1, 2, 4):
         saving = [task(case, case.name, None) for case in sources if case.ranks == ranks]
         going_on = [

@@ -1,43 +1,79 @@
-"""The table of layouts leaves out no pair of features that the rules allow."""
+"""The table of layouts leaves out no workload, and no pair of features that its structure allows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
 from paceline.core.layout import Layout, Rule, broken_rules, features
 from paceline.core.layout_sizes import layout_problems, native_problems
-from tests.numerics.cases import GLOBAL_BATCH, SEQ_LEN, Case, shape, table
+from paceline.core.mmdit import MMDiTShape
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.recipe import load_recipe, recipe_names
+from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, rounded, table
+from tests.numerics.models import MODELS
+from tests.numerics.test_faults import BROKEN
 
 FEATURES = (
-    "tp+sp", "pp", "vp", "zero-bubble", "cp", "zero1", "zero2", "zero3", "hybrid", "full",
+    "tp", "tp+sp", "pp", "vp", "zero-bubble", "cp", "zero1", "zero2", "zero3", "hybrid", "full",
 )  # fmt: skip
-SINGLES = ("tp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "compile")
+"""What occurs in pairs."""
+SINGLES = ("dp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "compile")
 """What has to occur besides, whatever it is paired with."""
-MODELS = ("llama", "gpt")
+EVERYTHING = {*FEATURES, *SINGLES}
+OF_FLUX = {"dp", "tp", "cp", "zero1", "zero2", "zero3", "hybrid", "full", "compile"}
+IN_PAIRS = {
+    "llama": EVERYTHING, "gpt": EVERYTHING, "lora": EVERYTHING, "sft": EVERYTHING, "flux": OF_FLUX,
+}  # fmt: skip
+"""What these models allow; the others differ from one of them in what happens at the ends alone."""
+AT_THE_ENDS = {
+    "opt": {"dp", "tp", "tp+sp", "pp", "vp", "zero-bubble", "cp", "zero1", "zero2", "zero3", "full",
+            "selective", "gpipe", "interleaved", "1f1b"},
+    "ends": {"tp", "tp+sp", "pp", "vp", "interleaved", "cp", "full"},
+}  # fmt: skip
+OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft"}, "ramp": {"gpt"}}
+TINY = [name for name in recipe_names() if name.endswith("-tiny")]
 RANKS = 16
 CASES = table()
 
 Pair = tuple[str, str]
+Shape = DecoderShape | MMDiTShape
 
 
-def every_layout() -> Iterator[Layout]:
-    """Layouts of every combination of features, some of them refused; sizes are 2 or left alone."""
-    axes = product((1, 2), (1, 2), (1, 2), (1, 2), range(4), (None, 2), ("none", "full"))
-    for tp, pp, vp, cp, stage, shard, recompute in axes:
-        for schedule in ("1f1b", "zero-bubble"):
-            yield Layout.model_validate({
-                "tp": tp, "sequence_parallel": tp > 1, "pp": pp, "vp": vp, "cp": cp,
-                "zero_stage": stage, "dp_shard": shard, "recompute": recompute,
-                "schedule": schedule,
-            })  # fmt: skip
+@cache
+def every_layout(kind: str) -> list[tuple[frozenset[str], list[Rule]]]:
+    """Features and broken rules of layouts of every combination; sizes are 2 or left alone."""
+    return [
+        (names, broken_rules(names))
+        for layout in _combinations()
+        for compiled in (False, True)
+        for names in [present(layout, RANKS, compiled, kind)]
+    ]
 
 
-def present(layout: Layout, ranks: int, compiled: bool = False) -> frozenset[str]:
+def _combinations() -> Iterator[Layout]:
+    tensor = ((1, False), (2, False), (2, True))
+    stages = product((1, 2), (1, 2), ("gpipe", "1f1b", "zero-bubble"))
+    contexts = ((1, "all-gather"), (2, "all-gather"), (2, "all-to-all"), (2, "ring"))
+    rest = product(range(4), (None, 2), ("none", "selective", "full"))
+    for (tp, sp), (pp, vp, schedule), (cp, exchange), (stage, shard, recompute) in product(
+        tensor, stages, contexts, rest
+    ):
+        yield Layout.model_validate({
+            "tp": tp, "sequence_parallel": sp, "pp": pp, "vp": vp, "schedule": schedule, "cp": cp,
+            "cp_exchange": exchange, "zero_stage": stage, "dp_shard": shard, "recompute": recompute,
+        })  # fmt: skip
+
+
+def present(
+    layout: Layout, ranks: int, compiled: bool = False, kind: str = "decoder"
+) -> frozenset[str]:
     """The layout's features, those of sharding only where there is something to shard."""
-    found = features(layout, ranks, dtype="fp64", device="cpu", compiled=compiled)
+    found = features(layout, ranks, dtype="fp64", device="cpu", compiled=compiled, kind=kind)
     if layout.sequence_parallel and layout.tp > 1:
         found |= {"tp+sp"}
     alone = layout.dp(ranks) * layout.cp == 1
@@ -49,18 +85,15 @@ def pairs(found: frozenset[str]) -> set[Pair]:
     return set(combinations([name for name in FEATURES if name in found], 2))
 
 
-def allowed() -> set[Pair]:
+def allowed(kind: str) -> set[Pair]:
     """The pairs that occur in any layout without a broken rule."""
-    found = [present(layout, RANKS) for layout in every_layout()]
-    return {pair for names in found if not broken_rules(names) for pair in pairs(names)}
+    return {pair for names, rules in every_layout(kind) if not rules for pair in pairs(names)}
 
 
-def refused() -> dict[Pair, str]:
+def refused(kind: str) -> dict[Pair, str]:
     """The other pairs, each with the reason that stands in the way of an otherwise valid layout."""
     broken: dict[Pair, list[Rule]] = {}
-    for layout in every_layout():
-        names = present(layout, RANKS)
-        rules = broken_rules(names)
+    for names, rules in every_layout(kind):
         for pair in pairs(names):
             broken[pair] = min(broken.get(pair, rules), rules, key=len)
     found = {pair: " ".join(rule.reason for rule in rules) for pair, rules in broken.items()}
@@ -71,25 +104,99 @@ def refused() -> dict[Pair, str]:
     }
 
 
-@pytest.mark.parametrize("model", MODELS)
+def occurring(model: str, cases: list[Case]) -> list[frozenset[str]]:
+    """The features of every one of the model's layouts."""
+    kind = MODELS[model].shape.kind
+    return [present(c.layout, c.ranks, c.compiled, kind) for c in cases if c.model == model]
+
+
+@pytest.mark.parametrize("model", IN_PAIRS)
 def test_every_allowed_pair_of_features_occurs(model: str) -> None:
-    found: set[Pair] = set()
-    for case in CASES:
-        if case.model == model:
-            found |= pairs(present(case.layout, case.ranks))
+    found = {pair for names in occurring(model, CASES) for pair in pairs(names)}
 
-    assert sorted(allowed() - found) == []
+    assert sorted(allowed(MODELS[model].shape.kind) - found) == []
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_everything_else_occurs_as_well(model: str) -> None:
-    found = [present(c.layout, c.ranks, c.compiled) for c in CASES if c.model == model]
+@pytest.mark.parametrize(("model", "axes"), [*IN_PAIRS.items(), *AT_THE_ENDS.items()])
+def test_every_workload_occurs_with_just_these_axes(model: str, axes: set[str]) -> None:
+    found = {name for names in occurring(model, CASES) for name in names}
 
-    assert {name for name in SINGLES if not any(name in names for names in found)} == set()
+    assert found & EVERYTHING == axes
 
 
-def test_the_only_pairs_that_are_refused_are_these() -> None:
-    reasons = refused()
+@pytest.mark.parametrize("model", IN_PAIRS)
+def test_these_axes_are_all_that_the_structure_allows(model: str) -> None:
+    layouts = every_layout(MODELS[model].shape.kind)
+
+    possible = {name for names, rules in layouts if not rules for name in names}
+
+    assert possible & EVERYTHING == IN_PAIRS[model]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", IN_PAIRS)
+def test_every_workload_is_rounded_along_every_axis(model: str, dtype: str) -> None:
+    cases = [case for case in rounded() if case.dtype == dtype]
+
+    found = {name for names in occurring(model, cases) for name in names}
+
+    assert {"tp", "pp", "cp", "zero3", "full"} & IN_PAIRS[model] <= found
+
+
+def test_masks_and_growing_batches_occur_with_every_kind_of_axis() -> None:
+    for word, models in OTHER_DATA.items():
+        cases = [case for case in CASES if word in case.words.split()]
+        assert {case.model for case in cases} == models
+        found = {name for model in models for names in occurring(model, cases) for name in names}
+        assert {"dp", "pp"} <= found
+
+
+def structure(shape: Shape, lora: LoraSpec | None) -> tuple[dict[str, Any], Any]:
+    """All that is no size: the switches of the shape, and which layers have adapters."""
+    switches = {
+        name: value
+        for name, value in shape.model_dump().items()
+        if isinstance(value, (str, bool)) or name in ("vocab_multiple", "position_offset")
+    }
+    grouped = shape.kv_heads < shape.num_heads
+    projected = isinstance(shape, DecoderShape) and shape.embed_dim < shape.hidden_size
+    return (
+        {**switches, "grouped": grouped, "projected": projected},
+        lora and (lora.targets, lora.train_rest),
+    )
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_tiny_sibling_has_the_structure_of_one_of_the_models(name: str) -> None:
+    recipe = load_recipe(name)
+
+    found = [structure(model.shape, model.lora) for model in MODELS.values()]
+
+    assert structure(recipe.model, recipe.lora) in found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_keeps_the_proportions_of_its_sibling(name: str) -> None:
+    def proportions(shape: Shape) -> tuple[float, ...]:
+        decoder = isinstance(shape, DecoderShape)
+        width = shape.embed_dim if decoder else shape.hidden_size
+        of_heads = shape.num_heads / shape.kv_heads
+        return of_heads, shape.ffn_size / shape.hidden_size, width / shape.hidden_size
+
+    model = MODELS[name]
+
+    assert proportions(model.shape) == proportions(model.recipe.model)
+    assert structure(model.shape, model.lora) == structure(model.recipe.model, model.recipe.lora)
+
+
+def test_a_fault_of_their_own_is_put_into_every_workload_that_exchanges_what_no_other_does() -> (
+    None
+):
+    assert {"lora", "sft", "flux"} <= {case.model for case in BROKEN}
+
+
+def test_the_only_pairs_that_a_decoder_refuses_are_these() -> None:
+    reasons = refused("decoder")
 
     assert {pair for pair, reason in reasons.items() if reason.startswith("one setting")} == {
         ("zero1", "zero2"), ("zero1", "zero3"), ("zero2", "zero3"),
@@ -97,15 +204,17 @@ def test_the_only_pairs_that_are_refused_are_these() -> None:
     assert reasons["zero1", "hybrid"].startswith("dp_shard needs zero_stage 2 or 3")
     assert reasons["zero-bubble", "full"].startswith("schedule zero-bubble cannot recompute")
     assert len(reasons) == 5
-    assert set(reasons) | allowed() == set(combinations(FEATURES, 2))
+    assert set(reasons) | allowed("decoder") == set(combinations(FEATURES, 2))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_layout_of_the_table_is_one_that_a_user_would_be_refused(case: Case) -> None:
-    sizes = case.layout, shape(case.model), case.ranks, GLOBAL_BATCH
+    model = MODELS[case.model]
+    for batch in (GLOBAL_BATCH, RAMP_UP.start) if case.grows else (GLOBAL_BATCH,):
+        sizes = case.layout, model.shape, case.ranks, batch
 
-    assert layout_problems(*sizes, SEQ_LEN) == []
-    assert native_problems(*sizes, device="cpu", compiled=case.compiled) == []
+        assert layout_problems(*sizes, model.seq_len) == []
+        assert native_problems(*sizes, device="cpu", compiled=case.compiled) == []
 
 
 def test_the_table_has_about_thirty_layouts_on_two_to_eight_ranks() -> None:

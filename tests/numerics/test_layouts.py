@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.numerics.cases import Case, exact, reference, rounded, table
+from paceline.core.shape import LoraSpec
+from tests.numerics.cases import Case, dropping, exact, reference, rounded, table
 from tests.numerics.compare import (
     BF16_FACTOR,
     TOLERANCE,
@@ -13,6 +14,7 @@ from tests.numerics.compare import (
     largest_difference,
     worse_than_rounding,
 )
+from tests.numerics.models import MODELS
 from tests.numerics.pool import Results
 
 ROUNDED = rounded()
@@ -52,20 +54,40 @@ def test_bf16_is_as_far_from_fp32_as_it_is_in_one_process(case: Case, results: R
     assert times < BF16_FACTOR, where
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt", "opt"])
-def test_training_moves_every_weight(model: str, results: Results) -> None:
+@pytest.mark.parametrize(("kept", "recomputed"), dropping(), ids=named)
+def test_recomputing_drops_what_was_dropped_before(
+    kept: Case, recomputed: Case, results: Results
+) -> None:
+    worst, where = largest_difference(results[recomputed], results[kept])
+    dropped, _ = largest_difference(results[kept], results[reference(kept)])
+
+    assert worst < TOLERANCE["fp64"], where
+    assert dropped > 0.1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_training_moves_every_weight_that_is_not_frozen(model: str, results: Results) -> None:
     """Equal results prove nothing when nothing was trained."""
-    trained = results[Case(1, "", model, "fp64")]
+    trained, lora = results[Case(1, "", model, "fp64")], MODELS[model].lora
     norms = {
         name: torch.linalg.vector_norm(gradient).item()
         for name, gradient in trained["gradients"][0].items()
     }
+    frozen = trained["weights"].keys() - norms.keys()
 
-    assert trained["figures"][-1, 0] < trained["figures"][0, 0]
+    assert trained["figures"][:, 0].min() < trained["figures"][0, 0]
     # Adding the same to every score changes nothing: the gradient of a key's bias is rounding.
     assert {name for name, norm in norms.items() if norm < 1e-6} == {
         name for name in norms if name.endswith("k.bias")
     }
+    assert frozen == {name for name in trained["weights"] if lora and is_frozen(name, lora)}
+
+
+def is_frozen(name: str, lora: LoraSpec) -> bool:
+    """Whether an adapted model does not train a weight."""
+    *_, layer, kind = name.split(".")
+    adapted = layer in lora.targets and kind == "weight"
+    return not kind.startswith("lora_") and (adapted or not lora.train_rest)
 
 
 def test_twenty_sgd_steps_lower_the_loss(results: Results) -> None:

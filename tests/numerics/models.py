@@ -1,0 +1,84 @@
+"""What is trained: tiny siblings of the workloads, made smaller still without losing their structure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from paceline.core.mmdit import MMDiTShape
+from paceline.core.run import Data
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.recipe import Recipe, load_recipe
+
+SEQ_LEN = 32
+SMALL = {"num_layers": 4, "hidden_size": 32, "vocab_size": 320, "max_positions": 64}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A recipe, and the sizes that it has here."""
+
+    name: str
+    sizes: dict[str, Any]
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The tiny sibling."""
+        return load_recipe(self.name)
+
+    @property
+    def shape(self) -> DecoderShape | MMDiTShape:
+        """Its shape in these sizes."""
+        whole = self.recipe.model
+        return type(whole).model_validate({**whole.model_dump(), **self.sizes})
+
+    @property
+    def smooth(self) -> DecoderShape | MMDiTShape:
+        """The same with GELU in ReLU's place."""
+        shape = self.shape
+        kinked = isinstance(shape, DecoderShape) and shape.activation == "relu"
+        return shape.model_copy(update={"activation": "gelu"}) if kinked else shape
+
+    @property
+    def lora(self) -> LoraSpec | None:
+        """Its adapters, without dropout: what is dropped depends on the layout."""
+        lora = self.recipe.lora
+        return lora and lora.model_copy(update={"dropout": 0.0})
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sample."""
+        return self.shape.seq_len if isinstance(self.shape, MMDiTShape) else SEQ_LEN
+
+    @property
+    def data(self) -> Data:
+        """Where its samples come from."""
+        return self.recipe.data
+
+
+MODELS = {
+    "llama": Model(
+        "llama31-8b-tiny", {**SMALL, "num_heads": 8, "num_kv_heads": 2, "ffn_size": 112}
+    ),
+    "ends": Model(
+        "llama31-405b-tiny",
+        {**SMALL, "num_layers": 6, "num_heads": 32, "num_kv_heads": 2, "hidden_size": 64,
+         "ffn_size": 208},
+    ),
+    "gpt": Model("gpt-1b3-tiny", {**SMALL, "num_heads": 4, "ffn_size": 128, "vocab_size": 400}),
+    "opt": Model("opt-350m-sft-tiny", {**SMALL, "num_heads": 4, "ffn_size": 128, "embedding_size": 16}),
+    "lora": Model(
+        "llama2-70b-lora-tiny",
+        {**SMALL, "hidden_size": 64, "num_heads": 16, "num_kv_heads": 2, "ffn_size": 224},
+    ),
+    "sft": Model("opt-13b-sft-tiny", {**SMALL, "num_heads": 8, "ffn_size": 128}),
+    "flux": Model(
+        "flux1-schnell-tiny",
+        {"hidden_size": 48, "num_heads": 4, "rope_axes": (4, 4, 4), "latent_size": 8, "text_len": 8,
+         "text_width": 20, "pooled_width": 12},
+    ),
+}  # fmt: skip
+"""llama: grouped key/value heads. ends: as many layers less two as stages divide. gpt: a tied, padded
+embedding behind a norm. opt: the same behind projections, and norms after sums. lora: adapters on the
+attention, all else frozen. sft: adapters on all linear layers, all else trained. flux: two streams."""
