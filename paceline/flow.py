@@ -20,7 +20,7 @@ from paceline.core.run import RunSpec
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.ending import Ending, file_text, judge, log_tail, read_evidence
 from paceline.engines import Engine, engine
-from paceline.errors import SystemFaultError
+from paceline.errors import PacelineError, SystemFaultError
 from paceline.launchers import Handle, launcher
 from paceline.placement import device_kind
 from paceline.plan import Plan, probe_machine, reachable_rate
@@ -38,6 +38,7 @@ from paceline.rundir import (
     STEPS_FOLDER,
     Repeat,
     RunRecord,
+    Trial,
     new_run_folder,
     read_record,
     this_controller,
@@ -124,17 +125,18 @@ def run(
     probe: bool = True,
     group: str | None = None,
     repeat: Repeat | None = None,
+    trial: Trial | None = None,
     stopped: Callable[[], bool] = bool,
 ) -> RunReport:
     """Train as planned and return the report; the run folder holds everything at every moment.
 
     A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
-    `group` and `repeat` place the run among the repeats of its configuration. `stopped` is asked
+    `group`, `repeat` and `trial` say what the run is part of. `stopped` is asked
     again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
     """
     folder = new_run_folder(root, plan.spec, tag)
-    placed = {"tag": tag, "group": group, "repeat": repeat}
+    placed = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     record = _new_record(plan, folder, command).model_copy(update=placed)
     write_value(folder / RUN_FILE, record)
     write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
@@ -149,9 +151,10 @@ def run(
         record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
         write_value(folder / RUN_FILE, record)
         raise CancelledRunError(finish(folder, root)) from None
-    except SystemFaultError as fault:
+    except PacelineError as fault:
         with contextlib.suppress(SystemFaultError):
-            ended = _ended(read_record(folder), Ending("failed", str(fault)), None, folder)
+            ending = Ending("failed", str(fault), hosts=fault.hosts)
+            ended = _ended(read_record(folder), ending, None, folder)
             write_value(folder / RUN_FILE, ended)
         raise
     write_value(folder / RUN_FILE, record)
@@ -229,9 +232,12 @@ def _launch_and_wait(
     job = machine.submit(plan.job, folder)
     try:
         code, ending = _watch(job, plan.spec, folder, watch, stopped)
+        while ending is None and job.restart():
+            code, ending = _watch(job, plan.spec, folder, watch, stopped)
     except BaseException:
         job.stop()
         raise
+    record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is None:
         killed, spec = oom_kills() > kills_before, plan.spec
         evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
@@ -246,11 +252,15 @@ def _watch(
     follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
     life = _Life(folder, spec.hang_limit_s, engine(spec.engine))
     finished_at: float | None = None
+    phase = ""
     try:
         while True:
             if stopped():
                 raise KeyboardInterrupt
             code = job.poll()
+            if job.phase != phase:
+                phase = job.phase
+                watch(Progress(phase))
             for step in follower.new_steps():
                 watch(_progress(spec, step))
             if code is not None:
@@ -332,6 +342,7 @@ def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) ->
         update={
             "status": ending.status,
             "reason": ending.reason,
+            "faulty_hosts": ending.hosts,
             "warnings": (*record.warnings, *ending.warnings),
             "ended_unix": time.time(),
             "exit_code": code,

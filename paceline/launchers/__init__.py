@@ -28,7 +28,7 @@ class Verdict:
 
 
 class Handle(Protocol):
-    """A started job."""
+    """A started job; what has a body here may be left out by a class that derives from this one."""
 
     @property
     def timed_out(self) -> bool:
@@ -50,6 +50,20 @@ class Handle(Protocol):
     def verdict(self) -> Verdict | None:
         """What the launcher knows of the end of a job that the ranks cannot tell; None if nothing."""
         ...
+
+    def restart(self) -> bool:
+        """Start a job anew whose end the machine is to blame for; False where that is not done."""
+        return False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the run's record must tell of how it was started."""
+        return ()
+
+    @property
+    def phase(self) -> str:
+        """What the job waits for or where it runs; empty where there is nothing to tell."""
+        return ""
 
 
 class Launcher(Protocol):

@@ -23,6 +23,7 @@ import psutil
 from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import Job
 from paceline.errors import SystemFaultError
+from paceline.launchers import Handle, Verdict
 from paceline.rundir import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER, write_text
 
 GRACE_S = 5.0
@@ -56,7 +57,7 @@ def render(job: Job) -> str:
 
 
 @dataclass
-class LocalRun:
+class LocalRun(Handle):
     """A started job: one process group, and whatever its processes have started."""
 
     process: subprocess.Popen[bytes]
@@ -99,8 +100,9 @@ class LocalRun:
                 continue
         psutil.wait_procs(list(self._family.values()), timeout=GRACE_S)
 
-    def verdict(self) -> None:
-        """Nothing: on one machine the ranks' processes tell everything."""
+    def verdict(self) -> Verdict | None:
+        """None: on one machine the ranks' processes tell everything."""
+        return None
 
     def _wake(self) -> None:
         """Let stopped processes go on into the SIGTERM that waits for them, which leaves their stacks."""
@@ -127,8 +129,10 @@ def prepare(job: Job, folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True)
 
 
-def submit(job: Job, folder: Path) -> LocalRun:
+def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRun:
     """Start the script that `prepare` wrote; its output goes to logs/launcher.log.
+
+    `env` stands in for this process's own variables.
 
     If this process dies, the kernel sends the launcher SIGTERM, and the ranks follow it.
     """
@@ -137,6 +141,7 @@ def submit(job: Job, folder: Path) -> LocalRun:
             process = subprocess.Popen(
                 ["bash", SCRIPT_FILE],
                 cwd=folder,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

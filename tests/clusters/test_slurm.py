@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,20 @@ def test_the_time_limit_counts_from_the_start_and_keeps_the_steps(bed: Bed, tmp_
     result = train(tmp_path, make_job(**LONG, timeout_s=4)).result
     assert (result.status, result.steps_done > 0) == ("timeout", True)
     assert not bed.slurm.jobs()
+
+
+@pytest.mark.skipif(
+    "PACELINE_NIGHTLY" not in os.environ, reason="Slurm's shortest limit is a minute"
+)
+def test_slurms_own_time_limit_is_one_too(bed: Bed, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    job = make_job(**LONG, timeout_s=30)
+    slurm.prepare(job, folder)
+    run = slurm.submit(replace(job, timeout_s=None), folder)
+    assert isinstance(run, BatchRun) and wait(run, 200) != 0
+    told = run.verdict()
+    assert told and (told.status, "at its time limit" in told.reason) == ("timeout", True)
 
 
 def test_a_drained_node_is_named_or_waited_for(bed: Bed, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Which layouts there are for a model on a number of devices."""

@@ -1,0 +1,139 @@
+"""Ranking every layout of a recipe on a cluster by its estimate, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.layout import Layout
+from paceline.core.value import Value
+from paceline.errors import UserError
+from paceline.estimate.case import Case, Cases, Floats, varied
+from paceline.estimate.coefficients import named
+from paceline.estimate.evidence import Evidence
+from paceline.estimate.interval import bounds, log_sd
+from paceline.estimate.memory import MemoryEstimate, memory, p_oom
+from paceline.estimate.step import step_time
+from paceline.estimating import Question, case_of, machine_of, spec_of
+from paceline.search.layouts import Space, feasible
+
+LIKELY = 0.5
+"""A layout that runs out of memory with a higher probability is pruned."""
+
+
+class RankedLayout(Value):
+    """One layout with its estimate; 80 % lie between low and high."""
+
+    layout: Layout
+    label: str
+    step_time_s: float
+    low_s: float
+    high_s: float
+    memory_bytes: float
+    """Device memory in use on the fullest rank."""
+    p_oom: float
+    fits: bool
+
+
+class Ranking(Value):
+    """All layouts, best first."""
+
+    recipe: str
+    device: str
+    devices: int
+    n_layouts: int
+    """Layouts that were estimated."""
+    n_infeasible: int
+    """Combinations that cannot run, because sizes do not divide or a rule forbids them."""
+    n_pruned: int
+    """Estimated ones that would run out of memory with more than even odds, the bound of pruning."""
+    bound: str
+    layouts: tuple[RankedLayout, ...]
+    recipe_layout: RankedLayout | None
+    """The recipe's own layout, for comparison."""
+    evidence: str
+
+
+@dataclass(frozen=True)
+class _Estimated:
+    layouts: Sequence[Layout]
+    x: Cases
+    seconds: Floats
+    memory: MemoryEstimate
+    p_oom: Floats
+
+
+def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Ranking:
+    """The `top` fastest layouts that fit; raises UserError when the recipe resolves to none."""
+    spec, here = spec_of(question), machine_of(question)
+    limit = here.device.memory_bytes
+    if limit is None:
+        raise UserError(here.device.name, "has no memory size in the catalog")
+    training, case = spec.training, case_of(spec, here, question.stack, question.compiled)
+    layouts, refused = feasible(
+        spec.model, spec.world_size, training.global_batch, training.seq_len, space
+    )
+    if not layouts:
+        raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
+    found = _estimated(case, layouts, evidence, limit)
+    fits = found.p_oom <= LIKELY
+    order = np.lexsort((found.seconds, ~fits))[:top]
+    own = _estimated(case, [spec.layout], evidence, limit)
+    return Ranking(
+        recipe=spec.recipe,
+        device=here.device.name,
+        devices=spec.world_size,
+        n_layouts=len(layouts),
+        n_infeasible=refused,
+        n_pruned=int((~fits).sum()),
+        bound=f"more than {LIKELY:.0%} likely to exceed {limit / 1e9:.0f} GB",
+        layouts=tuple(_told(found, order.tolist(), evidence, spec.world_size)),
+        recipe_layout=_told(own, [0], evidence, spec.world_size)[0],
+        evidence=evidence.title,
+    )
+
+
+def _estimated(
+    case: Case, layouts: Sequence[Layout], evidence: Evidence, limit: float
+) -> _Estimated:
+    x = varied(case, _columns(layouts))
+    needed = memory(x)
+    seconds = step_time(x, named(evidence.fit().centre)).total
+    return _Estimated(layouts, x, seconds, needed, p_oom(needed, limit))
+
+
+def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:
+    """The fields of a case that a layout decides."""
+    rows = {
+        "tp": [layout.tp for layout in layouts],
+        "pp": [layout.pp for layout in layouts],
+        "cp": [layout.cp for layout in layouts],
+        "vp": [layout.vp for layout in layouts],
+        "micro_batch": [layout.micro_batch for layout in layouts],
+        "zero_stage": [layout.zero_stage for layout in layouts],
+        "sequence_parallel": [layout.sequence_parallel for layout in layouts],
+        "full_recompute": [layout.recompute == "full" for layout in layouts],
+        "selective_recompute": [layout.recompute == "selective" for layout in layouts],
+    }
+    return {name: np.array(values, dtype=float) for name, values in rows.items()}
+
+
+def _told(
+    found: _Estimated, rows: Sequence[int], evidence: Evidence, devices: int
+) -> list[RankedLayout]:
+    """Some of the layouts with their intervals."""
+    chosen = np.array(rows, dtype=np.int64)
+    sd = log_sd(found.x.pick(chosen), evidence.fit(), evidence.residual_sd)
+    low, high = bounds(found.seconds[chosen], sd)
+    used = found.memory.device_used
+    return [
+        RankedLayout(
+            layout=found.layouts[row], label=found.layouts[row].label(devices),
+            step_time_s=float(found.seconds[row]), low_s=a, high_s=b,
+            memory_bytes=float(used[row]), p_oom=float(found.p_oom[row]),
+            fits=bool(found.p_oom[row] <= LIKELY),
+        )
+        for row, a, b in zip(rows, low.tolist(), high.tolist(), strict=True)
+    ]  # fmt: skip
