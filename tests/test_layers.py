@@ -40,6 +40,7 @@ LAYERS = (
         "scaling",
         "campaign",
         "estimating",
+        "tuning",
         "validating",
         "schemas",
     ),

@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.probe_machine import collective, memory
 
 if TYPE_CHECKING:
     from paceline.probe.context import ContextProbe
@@ -21,6 +22,10 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     """Short measurements of one part of the machine each."""
+
+
+app.command("memory")(memory)
+app.command("collective")(collective)
 
 
 @app.command()

@@ -95,7 +95,7 @@ def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tm
     arguments = ["--fast", "--json", "--runs-dir", str(slurm_cluster.shared / "runs")]
     command = [
         "salloc",
-        "-N2",
+        "-wnode-001,node-003",
         "--quiet",
         sys.executable,
         "-m",
@@ -110,6 +110,28 @@ def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tm
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert list(by_name(report)) == ["node-001", "node-002"]
+    assert list(by_name(report)) == ["node-001", "node-003"]
     assert all(host["verdict"] == "fit" for host in report["hosts"]), report["hosts"]
     assert set(report["measures"]) == {"gemm", "memory", "pair"}
+
+
+def test_slurms_hosts_become_hostfiles(slurm_cluster: Bed):
+    assert slurm_cluster.slurm
+    slurm_cluster.slurm.drain(slurm_cluster.hosts["node-002"], "memory")
+    idle = paceline(slurm_cluster, "hosts", "--idle", "--slots", "2")
+    assert idle.stdout == "".join(f"node-00{n} slots=2\n" for n in (1, 3, 4)), idle.stderr
+    inside = [
+        "salloc",
+        "-wnode-001,node-003",
+        "--quiet",
+        sys.executable,
+        "-m",
+        "paceline",
+        "hosts",
+        "--slurm",
+        "--first",
+    ]
+    done = subprocess.run(
+        inside, env=slurm_cluster.env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.stdout == "node-001\n", done.stderr

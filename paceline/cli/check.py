@@ -1,0 +1,142 @@
+"""`paceline check`: whether hosts are fit to run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.where import (
+    Allocation,
+    Hosts,
+    Interface,
+    LauncherOption,
+    Nodes,
+    SshConfig,
+    where,
+)
+
+if TYPE_CHECKING:
+    from paceline.core.fitness import HostReport
+    from paceline.preflight import Outcome
+
+FAST = (0.5, 2, 60.0)
+"""Seconds of each measurement, partners of each host, limit in seconds."""
+
+
+def check(
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    launcher: LauncherOption = "auto",
+    allocation: Allocation = None,
+    interface: Interface = None,
+    ssh_config: SshConfig = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Devices (CPU: processes) of each host; default slots, GPUs or 1."
+        ),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Below 30 s: shorter measurements, two partners a host.")
+    ] = False,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="So many hosts measure their rates at the same time.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CHECK", help="Judge by this earlier check (its folder or check.json)."
+        ),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="SECONDS", help="End the measurements after this."),
+    ] = None,
+    fail_on_findings: Annotated[
+        bool, typer.Option("--fail-on-findings", help="Exit 3 when a host should be drained.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Check all hosts at the same time, and say which to drain, with the evidence.
+
+    Log-in, clocks, versions, limits and the shared folder; GPUs and their health; disk; the rates of
+    matrix products, memory and all-reduce inside each host and in pairs of hosts. From eight hosts
+    on they are judged by each other, below that by their own earlier checks or by --against.
+
+    Examples:
+
+      paceline check --fast                        this machine
+
+      paceline check --hosts hosts.txt             over SSH
+
+      paceline check --allocation 4711 --fail-on-findings
+    """
+    from paceline.preflight import Asked
+    from paceline.preflight import check as run_check
+    from paceline.rundir import runs_root
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
+    place = where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    seconds, partners, limit_s = FAST if fast else (2.0, 7, 300.0)
+    asked = Asked(place, device, devices, seconds, partners, at_once, limit or limit_s, against)
+    outcome = run_check(asked, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True))
+    _show(outcome, TableFormat.json if as_json else form)
+    if fail_on_findings and outcome.report.drain:
+        raise typer.Exit(3)
+
+
+def _show(outcome: Outcome, form: TableFormat) -> None:
+    report = outcome.report
+    for notice in outcome.notices:
+        typer.echo(f"note: {notice}", err=True)
+    document = {**report.model_dump(mode="json"), "folder": str(outcome.folder)}
+    emit_table([_row(host) for host in report.hosts], _columns(), form, document=document)
+    if form is TableFormat.text:
+        typer.echo()
+        for host in report.hosts:
+            for line in host.evidence:
+                typer.echo(f"  drain {host.host}: {line}")
+            for line in host.remarks:
+                typer.echo(f"  look at {host.host}: {line}")
+        for sentence in report.sentences:
+            typer.echo(f"  {sentence}")
+        typer.echo(f"  {outcome.folder}")
+
+
+def _row(host: HostReport) -> dict[str, Any]:
+    found = {what: figure.value for what, figure in host.figures.items()}
+    return {
+        "host": host.host,
+        "verdict": host.verdict,
+        "gpus": len(host.facts.get("gpus") or []) if host.facts else None,
+        "cores": host.facts.get("num_cores"),
+        **found,
+        "why": "; ".join((*host.evidence, *host.remarks)) or None,
+    }
+
+
+def _columns() -> list[Column]:
+    from paceline.core.fitness import MEASURES
+    from paceline.units import si
+
+    titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
+    rates = [
+        Column(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
+        for what, (_, unit) in MEASURES.items()
+    ]
+    return [
+        Column("host", "host"),
+        Column("verdict", "verdict"),
+        Column("gpus", "GPUs", str, "right"),
+        Column("cores", "cores", str, "right"),
+        *rates,
+        Column("why", "why"),
+    ]

@@ -1,0 +1,282 @@
+"""`paceline hosts`: lists of hosts, made and looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.where import Allocation, SshConfig, read_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.hosts import Host
+    from paceline.host_lists import Parts
+
+FROM, PART, LOOK = "Where the hosts come from", "Which of them", "Looking at them"
+
+
+def hosts(
+    names: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE|LIST]", help="A hostfile, or names: node[001-004],gpu-a."),
+    ] = None,
+    etc_hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--from-etc-hosts",
+            metavar="PATTERN",
+            rich_help_panel=FROM,
+            help="Names of /etc/hosts that hold this text, or match it (`*-node-*`).",
+        ),
+    ] = None,
+    slurm: Annotated[
+        bool,
+        typer.Option(
+            "--slurm",
+            help="The hosts of the Slurm job that this shell is in.",
+            rich_help_panel=FROM,
+        ),
+    ] = False,
+    allocation: Allocation = None,
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Slurm's idle hosts.", rich_help_panel=FROM)
+    ] = False,
+    partition: Annotated[
+        str | None, typer.Option(help="Only idle hosts of this one.", rich_help_panel=FROM)
+    ] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="The first host alone.", rich_help_panel=PART)
+    ] = False,
+    take: Annotated[
+        int | None, typer.Option(min=1, help="So many from the front.", rich_help_panel=PART)
+    ] = None,
+    split: Annotated[
+        int | None, typer.Option(min=1, help="Groups of so many.", rich_help_panel=PART)
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Devices of each.", rich_help_panel=PART)
+    ] = None,
+    keyscan: Annotated[
+        bool,
+        typer.Option(
+            "--keyscan",
+            rich_help_panel=LOOK,
+            help="Show the fingerprints of the keys that the hosts show.",
+        ),
+    ] = False,
+    known_hosts: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-known-hosts",
+            metavar="FILE",
+            rich_help_panel=LOOK,
+            help="With --keyscan: a new file for the keys; ssh does not read it by itself.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            rich_help_panel=LOOK,
+            help="Whether each can be logged into without a password, and is fit to run on.",
+        ),
+    ] = False,
+    ssh_config: SshConfig = None,
+    runs_dir: RunsDir = None,
+    fail_on_findings: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-findings",
+            rich_help_panel=LOOK,
+            help="With --check: exit 3 when a host cannot be run on.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A new file; with --split a folder of files."),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Make hostfiles, and look at the hosts in them.
+
+    The text on standard output is itself a hostfile.
+
+    Examples:
+
+      paceline hosts --from-etc-hosts=-node- --slots 8 > hosts.txt
+
+      paceline hosts hosts.txt --first
+
+      paceline hosts 'node[001-064]' --split 8 -o groups
+
+      paceline hosts --idle --partition gpu --take 4
+
+      paceline hosts hosts.txt --keyscan
+    """  # fmt: skip
+    from paceline.errors import UserError
+    from paceline.rundir import runs_root
+
+    form = TableFormat.json if as_json else form
+    if ssh_config is not None and not ssh_config.is_file():
+        raise UserError(str(ssh_config), "is not a file")
+    found = _source(names, etc_hosts, slurm, allocation, idle, partition)
+    found = _selected(found, first, take, slots)
+    if known_hosts is not None and not keyscan:
+        raise UserError(
+            "--write-known-hosts", "writes what --keyscan finds", remedy="add --keyscan"
+        )
+    if sum((keyscan, check, split is not None)) > 1:
+        raise UserError("--split, --keyscan, --check", "are asked for together", remedy="name one")
+    if keyscan:
+        _show_keys(found, ssh_config, known_hosts, form)
+    elif check:
+        root = runs_root(runs_dir)
+        folder = root if root.is_dir() else Path.cwd()
+        _show_check(found, ssh_config, folder, form, fail_on_findings)
+    elif split is not None:
+        _show_groups(found, split, output, form)
+    else:
+        _show(found, output, form)
+
+
+def _source(
+    names: str | None, etc_hosts: str | None, slurm: bool, allocation: str | None, idle: bool,
+    partition: str | None,
+) -> tuple[Host, ...]:  # fmt: skip
+    """The hosts of the one source that was named."""
+    import os
+
+    from paceline import host_lists
+    from paceline.errors import UserError
+
+    job = allocation or (os.environ.get("SLURM_JOB_ID") if slurm else None)
+    if slurm and job is None:
+        raise UserError("--slurm", "this shell is in no Slurm job", remedy="--allocation JOBID")
+    if job is not None and not job.isdigit():
+        raise UserError("--allocation", f"{job!r} is not the number of a Slurm job")
+    idle = idle or partition is not None
+    if sum((names is not None, etc_hosts is not None, job is not None, idle)) != 1:
+        raise UserError("hosts", "come from one place", allowed="FILE, LIST, --from-etc-hosts, "
+                        "--slurm, --allocation, --idle")  # fmt: skip
+    if etc_hosts is not None:
+        return host_lists.from_etc_hosts(etc_hosts)
+    if job is not None:
+        return host_lists.from_allocation(job)
+    return host_lists.from_partition(partition) if idle else read_hosts(names)
+
+
+def _selected(
+    found: tuple[Host, ...], first: bool, take: int | None, slots: int | None
+) -> tuple[Host, ...]:
+    from paceline.errors import UserError
+
+    wanted = 1 if first else take
+    if wanted is not None and wanted > len(found):
+        raise UserError(f"--take {wanted}", f"there are {len(found)} hosts")
+    chosen = found[:wanted]
+    return tuple(host.model_copy(update={"slots": slots}) for host in chosen) if slots else chosen
+
+
+def _show(found: Sequence[Host], output: Path | None, form: TableFormat) -> None:
+    from paceline.core.hosts import hostfile_text
+    from paceline.errors import UserError
+    from paceline.rundir import write_text
+
+    text = hostfile_text(found)
+    if output is not None:
+        if output.exists():
+            raise UserError(str(output), "exists already", remedy="name a new file")
+        write_text(output, text)
+        typer.echo(f"{len(found)} hosts in {output}", err=True)
+    elif form is TableFormat.text:
+        typer.echo(text, nl=False)
+    else:
+        emit_table(_rows(found), [Column("host", "host"), Column("slots", "slots")], form)
+
+
+def _rows(found: Sequence[Host]) -> list[dict[str, Any]]:
+    return [{"host": host.name, "slots": host.slots} for host in found]
+
+
+def _show_groups(found: Sequence[Host], size: int, output: Path | None, form: TableFormat) -> None:
+    from paceline.core.hosts import compress
+    from paceline.host_lists import cut, write_groups
+
+    parts = cut(found, size)
+    paths = write_groups(parts, output) if output is not None else ()
+    rows: list[dict[str, Any]] = [
+        {"group": number, "hosts": compress([host.name for host in group]), "nodes": len(group),
+         "file": str(paths[number - 1]) if paths else None}
+        for number, group in enumerate(parts.groups, start=1)
+    ]  # fmt: skip
+    columns = [Column("group", "group", str, "right"), Column("nodes", "nodes", str, "right"),
+               *([Column("file", "file")] if paths else []), Column("hosts", "hosts")]  # fmt: skip
+    emit_table(rows, columns, form, document=_document(parts, paths))
+    if parts.left_over:
+        names = compress([host.name for host in parts.left_over])
+        typer.echo(f"note: left over: {names}", err=True)
+
+
+def _document(parts: Parts, paths: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "groups": [_rows(group) for group in parts.groups],
+        "files": [str(path) for path in paths],
+        "left_over": _rows(parts.left_over),
+    }
+
+
+def _show_keys(
+    found: Sequence[Host], config: Path | None, known_hosts: Path | None, form: TableFormat
+) -> None:
+    from dataclasses import asdict
+
+    from paceline.host_keys import scan, write_known_hosts
+
+    keys = scan([host.name for host in found], config)
+    columns = [Column("host", "host"), Column("kind", "key"), Column("state", "to ssh"),
+               Column("fingerprint", "fingerprint"), Column("note", "note")]  # fmt: skip
+    emit_table([asdict(key) for key in keys], columns, form)
+    typer.echo("note: keys came over the network: compare the fingerprints on another way before "
+               "you trust them", err=True)  # fmt: skip
+    if known_hosts is not None:
+        number = write_known_hosts(keys, known_hosts)
+        typer.echo(
+            f"{number} keys in {known_hosts}; ssh reads it with UserKnownHostsFile", err=True
+        )
+
+
+def _show_check(
+    found: Sequence[Host], config: Path | None, folder: Path, form: TableFormat, fail: bool
+) -> None:
+    """Ask what the SSH launcher asks before a run, and show what each host says."""
+    import sys
+
+    from paceline.core.hardware import SshSettings
+    from paceline.launchers.ssh_checks import Questions, check_hosts
+
+    settings = SshSettings(config=str(config.resolve()) if config else None)
+    slots = sum(host.slots or 1 for host in found)
+    questions = Questions(sys.executable, folder.resolve(), None, slots)
+    checks = check_hosts([host.name for host in found], questions, settings)
+    rows = [check.model_dump(mode="json") for check in checks]
+    columns = [
+        Column("host", "host"),
+        Column("round_trip_s", "round trip", lambda v: f"{1e3 * v:.1f} ms", "right"),
+        Column("clock_skew_s", "clock", lambda v: f"{1e3 * v:+.0f} ms", "right"),
+        Column("python", "python"),
+        Column("torch", "torch"),
+        Column("folder", "runs folder"),
+        Column("fault", "fault"),
+        Column("remedy", "remedy"),
+    ]
+    emit_table(rows, columns, form)
+    faulty = sum(check.fault is not None for check in checks)
+    typer.echo(f"{len(checks) - faulty} of {len(checks)} hosts can be run on", err=True)
+    if fail and faulty:
+        raise typer.Exit(3)

@@ -1,0 +1,118 @@
+"""`paceline probe memory` and `paceline probe collective`: copies, and all-reduce on one machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+
+
+def memory(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of a CPU; default all usable cores.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure the rate at which a device copies its memory, read and written together.
+
+    The largest size lies beyond the caches: it bounds optimizer steps and normalisations.
+
+    Example: paceline probe memory
+    """
+    import sys
+
+    from paceline.probe.memory import probe_memory
+
+    kind, cores, _ = _here(device)
+    probe = probe_memory(
+        sys.executable, kind, threads or (cores if kind == "cpu" else None), seconds
+    )
+    rows = [row.model_dump(mode="json") for row in probe.rows]
+    about = {"threads": probe.threads, "torch": probe.torch}
+    document = {"probe": "memory", "device": probe.device_name, **about, "rows": rows,
+                "best": max(rows, key=lambda row: row["bytes_per_s"])}  # fmt: skip
+    columns = [_size_column(), _rate_column("bytes_per_s", "copied"), *_repeat_columns()]
+    emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
+
+
+def collective(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    ranks: Annotated[
+        int | None, typer.Option(min=2, help="Processes; default every GPU, 2 on a CPU.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure all-reduce among the devices of this machine, by payload.
+
+    The bus rate is the payload's rate x 2 (n - 1) / n: what each link carries. `paceline check` measures
+    the same in pairs of hosts.
+
+    Example: paceline probe collective --ranks 2
+    """
+    import sys
+
+    from paceline.errors import UserError
+    from paceline.probe.collective import probe_collective
+
+    kind, cores, gpus = _here(device)
+    wanted = ranks or (gpus if kind == "cuda" else 2)
+    if kind == "cuda" and not 2 <= wanted <= gpus:
+        raise UserError(
+            "--ranks", f"{wanted} ranks need as many GPUs, at least 2, and {gpus} are here"
+        )
+    threads = max(1, cores // wanted)
+    probe = probe_collective(sys.executable, kind, wanted, threads, seconds)
+    rows = [row.model_dump(mode="json") for row in probe.rows]
+    about = {"ranks": probe.ranks, "backend": probe.backend, "torch": probe.torch}
+    document = {"probe": "collective", "device": probe.device_name, **about, "rows": rows,
+                "best": max(rows, key=lambda row: row["bus_bytes_per_s"])}  # fmt: skip
+    columns = [_size_column(), _rate_column("bytes_per_s", "payload"),
+               _rate_column("bus_bytes_per_s", "bus"), _latency_column(), *_repeat_columns()]  # fmt: skip
+    emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
+
+
+def _here(device: str) -> tuple[str, int, int]:
+    """cpu or cuda, usable cores and GPUs of this machine."""
+    from paceline.placement import device_kind
+    from paceline.probe.inventory import inventory
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
+    found = inventory()
+    kind, notices = device_kind(device, found)
+    for notice in notices:
+        typer.echo(f"note: {notice}", err=True)
+    return kind, found["cpu"]["usable_cores"], len(found["gpus"])
+
+
+def _size_column() -> Column:
+    from paceline.units import KIB, MIB
+
+    def size(value: float) -> str:
+        return f"{value / MIB:g} MiB" if value >= MIB else f"{value / KIB:g} KiB"
+
+    return Column("bytes", "size", size, "right")
+
+
+def _rate_column(key: str, title: str) -> Column:
+    from paceline.units import si
+
+    return Column(key, title, lambda value: si(value, "B/s"), "right")
+
+
+def _latency_column() -> Column:
+    return Column("latency_s", "time", lambda value: f"{1e6 * value:,.0f} us", "right")
+
+
+def _repeat_columns() -> list[Column]:
+    from paceline.units import percent
+
+    return [Column("n", "n", str, "right"), Column("spread", "spread", percent, "right")]

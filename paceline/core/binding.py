@@ -1,0 +1,133 @@
+"""Which cores ranks are bound to: what a file asks for, and what ranks tell of it afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.core.hosts import compress
+from paceline.errors import UserError
+
+CORE_RANGE = re.compile(r"\d{1,5}(-\d{1,5})?")
+DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,31}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank ran, by its own account."""
+
+    rank: int
+    host: str
+    cores: str | None
+    """Hardware threads that it could use, `0-3,8`; None where the system does not say."""
+    threads: int | None = None
+    bound_by: str | None = None
+    """cpu, cuda or file; None where it was not bound."""
+    asked: bool = False
+    """Whether binding was asked for."""
+    why: str | None = None
+    """Why it was not bound although that was asked for."""
+    host_cores: str | None = None
+    """Hardware threads that the rank could have used unbound."""
+    numa_nodes: int | None = None
+
+
+def core_numbers(text: str, where: str = "cores") -> set[int]:
+    """The numbers in `0-3,8`; raises UserError for what is no such list."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not CORE_RANGE.fullmatch(part) or int(last or first) < int(first):
+            raise UserError(where, f"{text!r} is no list of cores", allowed="0-3,8")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
+    """`LOCAL_RANK CORES [NIC]` a line as one entry a local rank, in their order.
+
+    Raises UserError with the line number for other words and a rank that is named twice, with the
+    rank's number for one that is missing.
+    """
+    entries: dict[int, dict[str, str | None]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = f"{where}:{number}"
+        if len(words) not in (2, 3) or not words[0].isdecimal():
+            raise UserError(place, f"{line.strip()!r} is unknown", allowed="LOCAL_RANK CORES [NIC]")
+        rank, cores, nic = int(words[0]), words[1], words[2] if len(words) == 3 else None
+        if rank in entries:
+            raise UserError(place, f"local rank {rank} was named before")
+        if nic is not None and not DEVICE_NAME.fullmatch(nic):
+            raise UserError(place, f"{nic!r} is no network device")
+        core_numbers(cores, place)
+        entries[rank] = {"cores": cores, "nic": nic}
+    missing = next((rank for rank in range(len(entries)) if rank not in entries), None)
+    if missing is not None or not entries:
+        raise UserError(where, f"names no cores for local rank {missing or 0}")
+    return [entries[rank] for rank in range(len(entries))]
+
+
+def binding_warnings(places: Sequence[Place]) -> list[str]:
+    """What the ranks' cores say about figures that other ranks disturb, one sentence a kind."""
+    found: list[str] = []
+    hosts: dict[str, list[Place]] = {}
+    for place in places:
+        if place.cores is not None:
+            hosts.setdefault(place.host, []).append(place)
+    failed = [place for place in places if place.asked and place.bound_by is None]
+    if failed:
+        ranks = ", ".join(str(place.rank) for place in failed[:8])
+        found.append(
+            f"ranks {ranks} were not bound although asked: {failed[0].why or 'unknown why'}"
+        )
+    told = [
+        (_doubly_used, "cores are used by several bound ranks"),
+        (_crowded, "have more threads than cores; the ranks disturb each other"),
+        (
+            _loose,
+            "run unbound ranks over several NUMA nodes; --bind auto keeps each near its device",
+        ),
+        (_left_idle, "have cores that no bound rank uses"),
+    ]
+    for ask, sentence in told:
+        hit = {host: text for host, ranks in sorted(hosts.items()) if (text := ask(ranks))}
+        if hit:
+            first = next(iter(hit))
+            found.append(f"{compress(list(hit))} {sentence} ({first}: {hit[first]})")
+    return found
+
+
+def _doubly_used(ranks: Iterable[Place]) -> str | None:
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for place in ranks:
+        if place.bound_by is not None:
+            own = core_numbers(place.cores or "")
+            twice |= seen & own
+            seen |= own
+    return f"{len(twice)} of them, core {min(twice)} first" if twice else None
+
+
+def _crowded(ranks: Iterable[Place]) -> str | None:
+    placed = list(ranks)
+    threads = sum(place.threads or 1 for place in placed)
+    cores = set[int]().union(*(core_numbers(place.cores or "") for place in placed))
+    return f"{threads} threads on {len(cores)}" if threads > len(cores) else None
+
+
+def _loose(ranks: Iterable[Place]) -> str | None:
+    loose = [place for place in ranks if place.bound_by is None and (place.numa_nodes or 1) > 1]
+    return f"{len(loose)} ranks, {loose[0].numa_nodes} NUMA nodes" if len(loose) > 1 else None
+
+
+def _left_idle(ranks: Iterable[Place]) -> str | None:
+    placed = list(ranks)
+    if any(place.bound_by is None or place.host_cores is None for place in placed):
+        return None
+    used = set[int]().union(*(core_numbers(place.cores or "") for place in placed))
+    free = core_numbers(placed[0].host_cores or "") - used
+    return f"{len(free)} of {len(free) + len(used)}" if free else None

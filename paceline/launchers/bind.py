@@ -1,0 +1,202 @@
+"""Binds one rank to cores and becomes its program; stands beside the program, in no package.
+
+    python bind.py cpu|cuda|FILE PROGRAM [ARGUMENT ...]
+
+`cpu` shares the usable cores out evenly, `cuda` gives each rank cores near its GPU, FILE holds a JSON
+list of {"cores": "0-3,8", "nic": NAME or null} with one entry a local rank. Threads that PyTorch
+starts later stay on these cores. What was done is told in PACELINE_BOUND.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+SYSFS = Path("/sys")
+ASK_LIMIT_S = 20.0
+Core = tuple[int, ...]
+"""Hardware threads of one core."""
+
+
+def main(wish: str, program: list[str]) -> None:
+    """Bind this process, say so in its environment, and run the program in its place."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if wish in ("cpu", "cuda"):
+        told = bind_by_itself(wish, local, ranks)
+    else:
+        told = bind_by_file(Path(wish), local)
+    set_threads(told)
+    os.environ["PACELINE_BOUND"] = json.dumps(told)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *program])
+
+
+def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
+    """Bind to the best cores, and name the nearest InfiniBand device; says so where it cannot."""
+    if not hasattr(os, "sched_setaffinity"):
+        return {"by": None, "why": "this system binds no processes", "threads": 1}
+    usable = os.sched_getaffinity(0)
+    cores = whole_cores(usable)
+    devices = gpu_addresses(ranks) if kind == "cuda" else []
+    near = [device_cores(address, cores) for address in devices]
+    share = share_of_device(local, near) if near else even_shares(cores, ranks)[local]
+    nic = nearest_nic(devices[local]) if near else None
+    if nic:
+        os.environ.setdefault("NCCL_IB_HCA", f"={nic}")
+    told = {"threads": len(share), "nic": nic, "host_cores": cpu_text(usable)}
+    try:
+        os.sched_setaffinity(0, {thread for core in share for thread in core})
+    except OSError as error:
+        return {**told, "by": None, "why": f"the cores cannot be chosen: {error.strerror}"}
+    return {**told, "by": "cuda" if near else "cpu"}
+
+
+def bind_by_file(path: Path, local: int) -> dict[str, Any]:
+    """Bind as the file says; ends this program where that cannot be done."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    if local >= len(entries):
+        sys.exit(f"bind: {len(entries)} local ranks have cores, and this is rank {local}")
+    wanted = cpu_set(entries[local]["cores"])
+    usable = os.sched_getaffinity(0)
+    missing = wanted - usable
+    if missing:
+        sys.exit(
+            f"bind: cores {cpu_text(missing)} of local rank {local} cannot be used on this host"
+        )
+    os.sched_setaffinity(0, wanted)
+    nic = entries[local].get("nic")
+    if nic:
+        os.environ["NCCL_IB_HCA"] = f"={nic}"
+    cores = len(whole_cores(wanted))
+    return {"by": "file", "nic": nic, "threads": cores, "host_cores": cpu_text(usable)}
+
+
+def set_threads(told: dict[str, Any]) -> None:
+    """One thread a core, unless the user has said how many."""
+    asked = os.environ.get("OMP_NUM_THREADS")
+    # torch.distributed.run sets 1 where the user has set nothing.
+    if asked is None or (asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+        os.environ["OMP_NUM_THREADS"] = str(max(1, told["threads"]))
+
+
+def whole_cores(usable: Iterable[int]) -> list[Core]:
+    """Usable hardware threads by the core that they belong to, those of one NUMA node together."""
+    usable = set(usable)
+    node_of: dict[int, int] = {}
+    for folder in (SYSFS / "devices/system/node").glob("node[0-9]*"):
+        number = int(folder.name[4:])
+        node_of |= dict.fromkeys(cpu_set(read(folder / "cpulist")), number)
+    cores: dict[Core, int] = {}
+    for thread in sorted(usable):
+        topology = SYSFS / f"devices/system/cpu/cpu{thread}/topology"
+        siblings = cpu_set(read(topology / "thread_siblings_list")) or {thread}
+        cores.setdefault(tuple(sorted(siblings & usable)), node_of.get(thread, 0))
+    return sorted(cores, key=lambda core: (cores[core], core))
+
+
+def even_shares(cores: list[Core], ranks: int) -> list[list[Core]]:
+    """Equally many neighbouring cores for each rank; what is left over at the end stays free.
+
+    Where there are fewer cores than ranks they share out hardware threads, at last one for several.
+    """
+    if len(cores) < ranks:
+        threads = [(thread,) for core in cores for thread in core]
+        if len(threads) < ranks:
+            return [[threads[rank % len(threads)]] for rank in range(ranks)]
+        cores = threads
+    size = len(cores) // ranks
+    return [cores[rank * size : (rank + 1) * size] for rank in range(ranks)]
+
+
+def share_of_device(local: int, near: list[list[Core]]) -> list[Core]:
+    """What this rank gets of the cores near its device, which ranks of other devices may share."""
+    together = [rank for rank, cores in enumerate(near) if cores == near[local]]
+    return even_shares(near[local], len(together))[together.index(local)]
+
+
+def gpu_addresses(ranks: int) -> list[str]:
+    """PCI addresses of the GPUs that ranks will use, in order; empty when they cannot be told."""
+    question = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(question, capture_output=True, text=True, timeout=ASK_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 1]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None:
+        found = [gpu for entry in wanted.split(",") for gpu in chosen(found, entry.strip())]
+    # nvidia-smi writes the domain with eight digits, the kernel with four.
+    return (
+        [address.strip().lower()[-12:] for _, address in found[:ranks]]
+        if len(found) >= ranks
+        else []
+    )
+
+
+def chosen(found: list[list[str]], entry: str) -> list[list[str]]:
+    """The GPU that one entry of CUDA_VISIBLE_DEVICES names."""
+    if entry.isdecimal():
+        return found[int(entry) : int(entry) + 1]
+    return [gpu for gpu in found if entry and gpu[0].startswith(entry)]
+
+
+def device_cores(address: str, cores: list[Core]) -> list[Core]:
+    """Usable cores near a PCI device; all of them where the system does not say."""
+    near = cpu_set(read(SYSFS / "bus/pci/devices" / address / "local_cpulist"))
+    return [core for core in cores if near.issuperset(core)] or cores
+
+
+def nearest_nic(address: str) -> str | None:
+    """The active InfiniBand device with most of the way to the PCI device in common, on its NUMA node."""
+    own = (SYSFS / "bus/pci/devices" / address).resolve()
+    best: tuple[int, str] | None = None
+    for folder in sorted((SYSFS / "class/infiniband").glob("*")):
+        place = (folder / "device").resolve()
+        states = [read(port / "state") for port in folder.glob("ports/*")]
+        same = read(place / "numa_node") == read(own / "numa_node")
+        if not same or not any("ACTIVE" in state for state in states):
+            continue
+        shared = sum(a == b for a, b in zip(place.parts, own.parts, strict=False))
+        if best is None or shared > best[0]:
+            best = (shared, folder.name)
+    return best[1] if best else None
+
+
+def cpu_set(text: str) -> set[int]:
+    """The numbers of a list such as `0-3,8`."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def cpu_text(numbers: Iterable[int]) -> str:
+    """Such a list of numbers."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def read(path: Path) -> str:
+    """A file's text, empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2:])
