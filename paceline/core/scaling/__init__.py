@@ -1,0 +1,1 @@
+"""How a cluster scales, and which node costs how much: pure functions over measured groups."""

@@ -1,0 +1,64 @@
+"""The analysis as the value that is printed and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.scaling.analysis import Analysis
+from paceline.core.scaling.factors import SizeFactors
+from paceline.core.scaling.result import (
+    Base,
+    GainResult,
+    NaiveFactors,
+    NodeResult,
+    ScaleResult,
+    SizeResult,
+)
+from paceline.core.scaling.sentences import sentences
+
+
+def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
+    """The frozen result; `notes` are further sentences, such as on left-over hosts."""
+    alone = analysis.base_nodes == 1
+    n = analysis.sizes[0].n if analysis.speeds is None else len(analysis.speeds.hosts)
+    return ScaleResult(
+        base=Base(
+            nodes=analysis.base_nodes,
+            value=analysis.base * analysis.base_nodes,
+            statistic=f"median of {n} " + ("nodes" if alone else "groups"),
+        ),
+        scaling=analysis.judging.scaling,
+        sizes=tuple(_size(one) for one in analysis.sizes),
+        flagged=tuple(node.host for node in analysis.flagged),
+        nodes=tuple(
+            NodeResult(host=n.host, value=n.value, z=n.z, loss=n.loss, n=n.repeats)
+            for n in analysis.blame.nodes
+        ),
+        smallest_fault_found=analysis.blame.smallest_fault,
+        gains=tuple(
+            GainResult(replaced=g.hosts, gain=g.value, low=g.low, high=g.high)
+            for g in analysis.gains
+        ),
+        failed=analysis.failed,
+        sentences=(*sentences(analysis), *notes),
+    )
+
+
+def _size(one: SizeFactors) -> SizeResult:
+    straggler, communication = one.straggler, one.communication
+    return SizeResult(
+        nodes=one.nodes,
+        n=one.n,
+        value=one.samples_per_s,
+        spread=one.scatter,
+        efficiency=one.efficiency.value,
+        low=one.efficiency.low,
+        high=one.efficiency.high,
+        straggler=straggler and straggler.value,
+        straggler_low=straggler and straggler.low,
+        straggler_high=straggler and straggler.high,
+        communication=communication and communication.value,
+        communication_low=communication and communication.low,
+        communication_high=communication and communication.high,
+        naive=NaiveFactors(straggler=one.naive_straggler, communication=one.naive_communication),
+    )
