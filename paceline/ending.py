@@ -51,6 +51,8 @@ class Ending:
     warnings: tuple[str, ...] = ()
     rank: int | None = None
     """The rank that the reason is about."""
+    hosts: tuple[str, ...] = ()
+    """The hosts at fault, where the launcher knows them."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def _own_fault(evidence: Evidence) -> Ending | None:
 def _by_machine(evidence: Evidence) -> Ending | None:
     """What the launcher knows: a host that is gone, a job that the batch system ended."""
     told = evidence.machine
-    return Ending(told.status, told.reason) if told else None
+    return Ending(told.status, told.reason, hosts=told.hosts) if told else None
 
 
 def _killed(evidence: Evidence) -> Ending | None:

@@ -13,13 +13,20 @@ EXIT_INCOMPLETE = 4
 
 
 class PacelineError(Exception):
-    """One sentence for the user: `where: what; allowed; remedy`."""
+    """One sentence for the user: `where: what; allowed; remedy`. `hosts` are those at fault."""
 
     exit_code = EXIT_SYSTEM_FAULT
 
     def __init__(
-        self, where: str, what: str, *, allowed: str | None = None, remedy: str | None = None
+        self,
+        where: str,
+        what: str,
+        *,
+        allowed: str | None = None,
+        remedy: str | None = None,
+        hosts: Iterable[str] = (),
     ) -> None:
+        self.hosts = tuple(hosts)
         self.where, self.what, self.allowed, self.remedy = where, what, allowed, remedy
         parts = [f"{where}: {what}"]
         parts += [f"allowed: {allowed}"] if allowed else []

@@ -28,6 +28,7 @@ from pydantic import BaseModel, PositiveInt, ValidationError
 from paceline.core.facts import Facts, facts_of
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
+from paceline.core.scaling.measured import Purpose
 from paceline.core.value import Value
 from paceline.errors import SystemFaultError, UserError
 
@@ -69,6 +70,16 @@ class Repeat(Value):
     """What the other group runs, which may have no run of its own yet."""
 
 
+class Trial(Value):
+    """Which part of a scaling campaign a run is."""
+
+    campaign: str
+    round: PositiveInt
+    """Number of the round, over all sizes and repeats."""
+    purpose: Purpose
+    hosts: tuple[str, ...]
+
+
 class RunRecord(Value):
     """run.json: what was asked for and what is known while it runs."""
 
@@ -89,8 +100,11 @@ class RunRecord(Value):
     group: str | None = None
     """The set of repeats that the run belongs to."""
     repeat: Repeat | None = None
+    trial: Trial | None = None
     status: Status
     reason: str | None = None
+    faulty_hosts: tuple[str, ...] = ()
+    """Hosts that the launcher names as the cause."""
     controller: Controller | None = None
     launched_unix: float | None = None
     ended_unix: float | None = None

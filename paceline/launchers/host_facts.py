@@ -1,0 +1,111 @@
+"""What a host tells of itself; its text is sent to every host and run there by the job's interpreter.
+
+    facts FOLDER NONCE INTERFACE PEER [SERVER]    one JSON object: versions, limits, disk, addresses
+    port ADDRESS PORT ...                         the first port that is free at this address
+
+SERVER is the address at which the controller reached this host. Only the standard library is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+SIOCGIFADDR = 0x8915
+
+
+def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") -> dict[str, Any]:
+    """Everything that is checked before a job starts; None where it is unknown."""
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    addresses = interface_addresses()
+    return {
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "torch": torch_version(),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "folder": folder_state(folder, nonce) if folder else None,
+        "free_bytes": free_bytes(folder) if folder else None,
+        "temporary": temporary,
+        "temporary_free_bytes": free_bytes(temporary),
+        "address": addresses.get(interface) if interface else None,
+        "peer_address": resolve(peer),
+        "own_address": resolve(socket.gethostname()),
+        "reached_on": next((name for name, found in addresses.items() if found == server), None),
+        "interfaces": sorted(addresses),
+    }
+
+
+def torch_version() -> str | None:
+    """The version that is installed, without the seconds that its import takes."""
+    for folder in filter(os.path.isdir, sys.path[1:]):
+        for name in os.listdir(folder):  # noqa: PTH208
+            if name.startswith("torch-") and name.endswith((".dist-info", ".egg-info")):
+                return name.split("-")[1].removesuffix(".dist").removesuffix(".egg")
+    return None
+
+
+def folder_state(folder: str, nonce: str) -> str:
+    """`shared` when the file that the controller wrote is there, and can be followed by others."""
+    name, _, content = nonce.partition("=")
+    try:
+        seen = Path(folder, name).read_text()
+    except (OSError, UnicodeError):
+        return "missing"
+    if seen != content:
+        return "another"
+    return "shared" if os.access(folder, os.W_OK | os.X_OK) else "read-only"
+
+
+def free_bytes(folder: str) -> int | None:
+    """Bytes that this user may still write."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def interface_addresses() -> dict[str, str]:
+    """The IPv4 address of every network interface that has one."""
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            try:
+                told = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            found[name] = socket.inet_ntoa(told[20:24])
+    return found
+
+
+def resolve(name: str) -> str | None:
+    """The address that this host finds for a name."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return None
+
+
+def free_port(address: str, *ports: str) -> dict[str, Any]:
+    """The first port that can be listened on, or why there is none."""
+    why = ""
+    for port in map(int, ports):
+        try:
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+            socket.create_server((address, port), family=family).close()
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            return {"port": port}
+    return {"port": None, "why": why}
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    print(json.dumps(facts(*rest) if what == "facts" else free_port(*rest)))

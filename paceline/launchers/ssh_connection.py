@@ -1,0 +1,79 @@
+"""How the system's ssh is called, and what its messages mean."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from paceline.core.hardware import SshSettings
+from paceline.core.hosts import check_name
+from paceline.launchers.remote import COMMAND
+
+SSH = "ssh"
+SIGNS_MISSED = 3
+"""Signs of life that may stay out before a connection counts as lost."""
+MAX_SOCKET_PATH = 80
+"""Bytes; the kernel takes 108, and ssh adds a suffix of its own while it makes the socket."""
+
+KEYSCAN = "show and accept it with: paceline hosts --keyscan"
+MEANINGS = (
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed",
+     "find out why before you remove the old one with ssh-keygen -R"),
+    (r"Host key verification failed|No \S+ host key is known", "its host key is unknown", KEYSCAN),
+    (r"Permission denied|Too many authentication failures|No more authentication methods",
+     "refuses the log-in without a password", "add your public key there with ssh-copy-id"),
+    (r"Could not resolve hostname", "its name does not resolve",
+     "correct the host list, /etc/hosts or ~/.ssh/config"),
+    (r"timed out|Timeout, server|No route to host|Network is unreachable", "does not answer",
+     "see whether it is up, or leave it out"),
+    (r"Connection refused", "no ssh server listens there", "start sshd, or leave it out"),
+    (r"open-file|Too many open files", "too many open files here", "raise `ulimit -n`"),
+)  # fmt: skip
+"""What ssh says, what it means for the host, and what helps."""
+
+
+def ssh_argv(
+    host: str, settings: SshSettings, control: str | None = None, master: bool = False
+) -> list[str]:
+    """The command for one host; the user's own configuration decides whatever is not said here.
+
+    `control` is the socket of the shared connection, which the `master` makes. Host keys are checked as
+    the configuration says; without a terminal an unknown one is refused.
+    """
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": settings.connect_timeout_s,
+        "ConnectionAttempts": 1,
+        "ServerAliveInterval": settings.alive_interval_s,
+        "ServerAliveCountMax": SIGNS_MISSED,
+        "ControlMaster": "yes" if master else "no",
+        "ControlPath": control or "none",
+        "ControlPersist": "no",
+        "RequestTTY": "no",
+        "RemoteCommand": "none",
+        "PermitLocalCommand": "no",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
+    }
+    chosen = ["-F", settings.config] if settings.config else []
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return [SSH, *chosen, *words, "--", check_name(host), COMMAND]
+
+
+def private_folder() -> Path:
+    """A new folder for sockets that nobody else may enter, with a path short enough for them."""
+    folder = Path(tempfile.mkdtemp(prefix="pl-"))
+    if len(bytes(folder)) > MAX_SOCKET_PATH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp"))
+    return folder
+
+
+def meaning(messages: str) -> tuple[str, str | None]:
+    """What ssh's messages say about a host, and what helps; its last line where they are unknown."""
+    for pattern, what, remedy in MEANINGS:
+        if re.search(pattern, messages):
+            return what, remedy
+    lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    return (f"ssh failed: {lines[-1][:200]}" if lines else "ssh ended without a word"), None

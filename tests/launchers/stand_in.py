@@ -1,0 +1,58 @@
+"""A stand-in for ssh: a program of that name which runs what it is sent on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.core.hardware import Cluster, SshSettings
+from paceline.core.run import Job
+
+SSH = """#!/bin/bash
+printf '%s\\0' "$@" >>"$STAND_IN/argv"
+host=${@: -2:1}
+case $host in
+stranger*) echo "Host key verification failed." >&2; exit 255 ;;
+silent*) exec sleep 600 ;;
+talker*) echo "a greeting from the log-in"; echo "motd @rc 9" >&2 ;;
+late*) PATH=$STAND_IN/late:$PATH ;;
+small*) ulimit -Sn 200 ;;
+broken*) echo "ssh: line noise" >&2; exit 3 ;;
+esac
+export SSH_CONNECTION="127.0.0.1 40000 127.0.0.1 22"
+exec bash -c "${@: -1}"
+"""
+DATE = """#!/bin/sh
+echo 1000000000.5
+"""
+RANK = """
+import os, sys, time
+print("rank", os.environ["RANK"], os.environ.get("MY_TOKEN"), flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put the stand-in on the search path; the file to which it writes its arguments."""
+    (folder / "late").mkdir(parents=True)
+    for name, text in (("ssh", SSH), ("late/date", DATE)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN", str(folder))
+    return folder / "argv"
+
+
+def make_job(hosts: Sequence[str], seconds: float = 0, code: int = 0, **fields: object) -> Job:
+    """A job on hosts that all are this machine; rank 1 ends with `code`."""
+    limits = SshSettings(alive_interval_s=1, connect_timeout_s=3)
+    cluster = Cluster(name="here", device="cpu", devices_per_node=1, nodes=len(hosts),
+                      hosts=tuple(hosts), launcher="ssh", ssh=limits)  # fmt: skip
+    given = {"files": {"rank.py": RANK}, "cluster": cluster, **fields}
+    return Job(name="job", python=sys.executable, program=("rank.py", str(seconds), str(code)),
+               nodes=len(hosts), **given)  # type: ignore[arg-type]  # fmt: skip
