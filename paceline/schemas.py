@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from paceline.campaign.record import Campaign
+from paceline.campaign.result import CampaignResult
 from paceline.core.compare.judgement import Comparison
 from paceline.core.hardware import Cluster, Device, Link
 from paceline.core.layout import RULES
@@ -34,6 +36,8 @@ FORMATS: dict[str, type[BaseModel]] = {
     "run": RunRecord,
     "result": Result,
     "repeats": SeriesResult,
+    "campaign": Campaign,
+    "scale": CampaignResult,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "event-start": StartEvent,

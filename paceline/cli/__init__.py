@@ -11,19 +11,26 @@ from types import FrameType
 import typer
 
 from paceline.cli.audit import audit
+from paceline.cli.check import check
 from paceline.cli.compare import compare
 from paceline.cli.convert import convert
 from paceline.cli.db import app as db_app
 from paceline.cli.devices import devices
+from paceline.cli.estimate import estimate
 from paceline.cli.history import history
+from paceline.cli.hosts import hosts
 from paceline.cli.import_log import import_log
 from paceline.cli.list import list_runs
+from paceline.cli.mlperf import app as mlperf_app
 from paceline.cli.parse import parse
 from paceline.cli.probe import app as probe_app
 from paceline.cli.recipes import recipes
 from paceline.cli.report import report
 from paceline.cli.run import run
+from paceline.cli.scale import scale
 from paceline.cli.show import show
+from paceline.cli.sweep import sweep
+from paceline.cli.validate import validate
 from paceline.cli.version import version
 from paceline.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
@@ -51,10 +58,17 @@ app.command("audit")(audit)
 app.command("convert")(convert)
 app.command("compare")(compare)
 app.command("history")(history)
+app.command("hosts")(hosts)
+app.command("scale")(scale)
+app.command("sweep")(sweep)
+app.command("check")(check)
+app.command("estimate")(estimate)
+app.command("validate")(validate)
 app.command("list")(list_runs)
 app.command("show")(show)
 app.command("report")(report)
 app.add_typer(probe_app, name="probe")
+app.add_typer(mlperf_app, name="mlperf")
 app.add_typer(db_app, name="db")
 app.command("version")(version)
 

@@ -1,0 +1,247 @@
+"""From a recipe, hosts and sizes to the campaign that measures them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.campaign.batches import batch_on, scaling_kind
+from paceline.campaign.record import (
+    CAMPAIGN_FILE,
+    Campaign,
+    PlannedRound,
+    Point,
+    campaign_folders,
+    read_campaign,
+    write_campaign,
+)
+from paceline.campaign.topology import read_topology
+from paceline.core.hardware import Cluster
+from paceline.core.hosts import Host
+from paceline.core.scaling.result import ScalingKind
+from paceline.core.scaling.sizes import parse_sizes
+from paceline.core.scaling.split import Split, split_rounds
+from paceline.errors import UserError
+from paceline.host_lists import from_allocation, from_partition
+from paceline.placement import Request, choose_cluster
+from paceline.plan import make_plan
+from paceline.probe.inventory import inventory
+from paceline.recipe import Recipe, load_recipe
+from paceline.rundir import new_folder, run_folders
+
+UNNAMED = "-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for."""
+
+    request: Request
+    sizes: str | None = None
+    devices_per_node: tuple[int, ...] = ()
+    """Devices used of a node; empty for the whole node alone."""
+    scaling: ScalingKind | None = None
+    split: Split = "contiguous"
+    topology: Path | None = None
+    rounds: int = 1
+    repeats: int = 1
+    seed: int = 0
+    name: str | None = None
+
+
+def new_campaign(root: Path, wanted: Wanted, command: Sequence[str]) -> Campaign:
+    """The campaign that was asked for, not yet written.
+
+    One of that name that measures the same is gone on with. Raises UserError when something of it
+    cannot run, or the name is taken.
+    """
+    recipe = load_recipe(wanted.request.recipe, wanted.request.variant, wanted.request.overrides)
+    request = _with_launcher(wanted.request, wanted.sizes)
+    if wanted.devices_per_node and request.cluster:
+        raise UserError(
+            "--gpus-per-node", "is settled by --cluster", remedy="leave one of them out"
+        )
+    cluster, _ = choose_cluster(request, recipe, inventory())
+    hosts = _hosts(request, cluster)
+    devices = tuple(sorted({*wanted.devices_per_node})) or (cluster.devices_per_node,)
+    names = [host.name for host in hosts]
+    sizes = parse_sizes(wanted.sizes, len(names))
+    kind = scaling_kind(recipe, wanted.scaling)
+    topology = read_topology(wanted.topology) if wanted.topology else {}
+    there = () if cluster.launcher == "local" else hosts
+    where = replace(request.where, hosts=there, launcher=cluster.launcher)
+    points, notices = _points(replace(request, where=where), recipe, kind, sizes, devices)
+    campaign = Campaign(
+        name=UNNAMED,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        command=tuple(command),
+        recipe=recipe.name,
+        variant=request.variant,
+        scaling=kind,
+        hosts=tuple(names),
+        sizes=sizes,
+        devices_per_node=devices,
+        split=wanted.split,
+        rounds=wanted.rounds,
+        repeats=wanted.repeats,
+        seed=wanted.seed,
+        points=points,
+        plan=tuple(_rounds(wanted, names, points, topology)),
+        notices=notices,
+    )
+    return _named(root, campaign, wanted.name)
+
+
+def with_folder(root: Path, campaign: Campaign) -> Campaign:
+    """The campaign with a name, and an empty folder of its own where it had none."""
+    if campaign.name != UNNAMED:
+        return campaign
+    parts = [f"{datetime.now(UTC):%Y-%m-%d}", "scale", campaign.recipe, campaign.variant,
+             f"{len(campaign.hosts)}-hosts", campaign.key]  # fmt: skip
+    base = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts if part)
+    return campaign.model_copy(update={"name": new_folder(root, base).name})
+
+
+def begin(root: Path, campaign: Campaign) -> Campaign:
+    """The campaign with its file written, and the rounds that another process has added meanwhile."""
+    if (root / campaign.name / CAMPAIGN_FILE).exists():
+        there = read_campaign(root, campaign.name)
+        campaign = campaign.model_copy(update={"plan": there.plan})
+    write_campaign(root, campaign)
+    return campaign
+
+
+def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Campaign:
+    """The campaign of that name as it was planned; `allocation` is a new Slurm job for what is left.
+
+    Raises UserError when there is none, or the new job lacks hosts of it.
+    """
+    campaign = read_campaign(root, name)
+    job = allocation or os.environ.get("SLURM_JOB_ID")
+    if campaign.points[0].spec.cluster.launcher != "slurm" or job is None:
+        return campaign
+    missing = sorted({*campaign.hosts} - {host.name for host in from_allocation(job)})
+    if missing:
+        raise UserError(f"campaign {campaign.name}", f"needs {missing[0]}, which job {job} lacks",
+                        remedy="start a new campaign, or get the same nodes (--nodelist)")  # fmt: skip
+    points = tuple(_in_allocation(point, job) for point in campaign.points)
+    return campaign.model_copy(update={"points": points})
+
+
+def twins(root: Path, campaign: Campaign) -> list[str]:
+    """Names of other campaigns that measure the same."""
+    names = [folder.name for folder in campaign_folders(root)]
+    others = [read_campaign(root, name) for name in names if name != campaign.name]
+    return [other.name for other in others if other.key == campaign.key]
+
+
+def _with_launcher(request: Request, sizes: str | None) -> Request:
+    """The request, inside an allocation or where Slurm is installed for its nodes."""
+    where = request.where
+    if where.launcher or where.hosts or where.allocation or request.cluster:
+        return request
+    job = os.environ.get("SLURM_JOB_ID")
+    if job:
+        return replace(request, where=replace(where, launcher="slurm", allocation=job))
+    if shutil.which("sbatch") and sizes != "1":
+        return replace(request, where=replace(where, launcher="slurm"))
+    return request
+
+
+def _hosts(request: Request, cluster: Cluster) -> tuple[Host, ...]:
+    """The hosts to split: named, of the allocation, of the partition, or this machine."""
+    slots = {host.name: host for host in request.where.hosts}
+    named = cluster.hosts or tuple(slots)
+    if cluster.launcher == "local":
+        return (Host(name=os.uname().nodename),)
+    if named or cluster.launcher != "slurm":
+        return tuple(slots.get(name, Host(name=name)) for name in named)
+    job = cluster.slurm.allocation
+    found = from_allocation(job) if job else from_partition(cluster.slurm.partition)
+    return found[: request.where.nodes]
+
+
+def _points(
+    request: Request,
+    recipe: Recipe,
+    kind: ScalingKind,
+    sizes: Sequence[int],
+    devices: Sequence[int],
+) -> tuple[tuple[Point, ...], tuple[str, ...]]:
+    """What runs at each size, points below one node first, and what is to be told about it."""
+    below = [(1, count) for count in devices[:-1]]
+    points: list[Point] = []
+    notices: dict[str, None] = {}
+    for nodes, count in [*below, *((size, devices[-1]) for size in sizes)]:
+        batch = batch_on(recipe, kind, nodes, count, devices[-1])
+        plan = make_plan(_request_on(request, nodes, count, batch))
+        notices |= dict.fromkeys(plan.notices)
+        points.append(Point(nodes=nodes, devices_per_node=count, spec=plan.spec))
+    return tuple(points), tuple(notices)
+
+
+def _request_on(request: Request, nodes: int, count: int, batch: int) -> Request:
+    hosts = request.where.hosts[:nodes]
+    return replace(
+        request,
+        devices=None if request.cluster else count,
+        overrides=(*request.overrides, f"training.global_batch={batch}"),
+        where=replace(request.where, hosts=hosts, nodes=nodes),
+    )
+
+
+def _rounds(
+    wanted: Wanted, hosts: Sequence[str], points: Sequence[Point], topology: Mapping[str, str]
+) -> list[PlannedRound]:
+    """Every repeat of every size; sizes fall again in every other repeat, so that a drift cancels."""
+    planned: list[PlannedRound] = []
+    for repeat in range(1, wanted.repeats + 1):
+        for point in points if repeat % 2 else reversed(points):
+            rounds = split_rounds(
+                hosts, point.nodes, wanted.split, num_rounds=wanted.rounds, seed=wanted.seed,
+                topology=topology,
+            )  # fmt: skip
+            planned += [
+                PlannedRound(
+                    number=len(planned) + at,
+                    nodes=point.nodes,
+                    devices_per_node=point.devices_per_node,
+                    repeat=repeat,
+                    groups=one.groups,
+                    left_over=one.left_over,
+                    made_up=one.made_up,
+                )
+                for at, one in enumerate(rounds, start=1)
+            ]
+    return planned
+
+
+def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
+    """The campaign under its name, or the one that stands there already and measures the same."""
+    if name is None:
+        return campaign
+    if not _NAME.fullmatch(name) or name == "last":
+        raise UserError(f"--name {name}", "cannot name a campaign",
+                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+    if name in {folder.name for folder in run_folders(root)}:
+        raise UserError(f"--name {name}", "is the name of a run")
+    if name not in {folder.name for folder in campaign_folders(root)}:
+        return campaign.model_copy(update={"name": name})
+    there = read_campaign(root, name)
+    if there.key != campaign.key:
+        raise UserError(f"--name {name}", "is a campaign that measures something else",
+                        remedy="give another name")  # fmt: skip
+    return there
+
+
+def _in_allocation(point: Point, job: str) -> Point:
+    cluster = point.spec.cluster
+    moved = cluster.slurm.model_copy(update={"allocation": job})
+    spec = point.spec.model_copy(update={"cluster": cluster.model_copy(update={"slurm": moved})})
+    return point.model_copy(update={"spec": spec})

@@ -1,0 +1,254 @@
+"""A campaign of `paceline scale RECIPE`: started or gone on with, told, ended cleanly, printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import typer
+
+from paceline.cli.output import Column, TableFormat
+from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
+
+if TYPE_CHECKING:
+    from paceline.campaign.planning import Wanted
+    from paceline.campaign.record import Campaign
+    from paceline.campaign.result import CampaignResult
+    from paceline.campaign.running import Running
+    from paceline.core.scaling.analysis import Judging
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How a campaign is run and told."""
+
+    form: TableFormat
+    runs_dir: Path | None
+    resume: str | None = None
+    allocation: str | None = None
+    max_parallel: int | None = None
+    extra_rounds: int | None = None
+    tag: str | None = None
+    dry_run: bool = False
+    html: Path | None = None
+    charts: Path | None = None
+    fail: bool = False
+    judging: Judging | None = None
+
+
+def run_campaign(wanted: Wanted, how: Conduct) -> int:
+    """Run what `wanted` asks for, or go on with what `how.resume` names, and print it; the exit code."""
+    from paceline.campaign.planning import (
+        begin,
+        new_campaign,
+        resumed_campaign,
+        twins,
+        with_folder,
+    )
+    from paceline.campaign.record import alone
+    from paceline.cli.campaign_options import refuse_beside_resume
+    from paceline.errors import SystemFaultError
+    from paceline.flow import command_line
+    from paceline.rundir import runs_root
+
+    root = runs_root(how.runs_dir)
+    if how.resume is not None:
+        refuse_beside_resume(how.resume, wanted)
+        campaign = resumed_campaign(root, how.resume, how.allocation)
+    else:
+        campaign = new_campaign(root, wanted, command_line())
+        for name in twins(root, campaign):
+            typer.echo(f"note: {name} measures the same; --resume {name} goes on with it", err=True)
+    _announce(campaign)
+    if how.dry_run:
+        _print_plan(campaign, how.form)
+        return EXIT_OK
+    campaign = with_folder(root, campaign)
+    with alone(root / campaign.name), _until_stopped() as stop:
+        campaign = begin(root, campaign)
+        running = _running(campaign, root, how, stop)
+        running.run()
+        result = _finished(running, how)
+    if running.halted and result is None:
+        raise SystemFaultError(f"campaign {campaign.name}", running.halted,
+                               remedy=_resume_command(campaign, how))  # fmt: skip
+    if running.halted:
+        typer.echo(f"error: nothing more is run: {running.halted}", err=True)
+        typer.echo(f"to go on: {_resume_command(campaign, how)}", err=True)
+    return EXIT_INCOMPLETE if result is None else exit_code(result, how.fail)
+
+
+def exit_code(result: CampaignResult, fail: bool) -> int:
+    """0 when every size has a value: failed sub-clusters and flagged nodes are part of the answer."""
+    if result.interrupted or result.missing or result.sizes_without_value:
+        return EXIT_INCOMPLETE
+    return EXIT_GATE_FAILED if fail and (result.flagged or result.lost) else EXIT_OK
+
+
+def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Running:
+    from paceline.campaign.running import EXTRA_ROUNDS, MAX_PARALLEL, Limits, Running
+    from paceline.cli.campaign_progress import Display
+    from paceline.core.scaling.analysis import Judging
+    from paceline.flow import command_line
+
+    extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
+    limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
+    display = Display(len(campaign.plan))
+    judging = how.judging or Judging()
+    return Running(campaign, root, command_line(), display, stop, limits, judging, how.tag)
+
+
+@contextmanager
+def _until_stopped() -> Iterator[Event]:
+    """An event that Ctrl-C and SIGTERM set; further ones change nothing until all runs have ended."""
+    import os
+    import signal
+
+    stop = Event()
+
+    def ask(_number: int, _frame: object) -> None:
+        told = (
+            b"still ending them\n"
+            if stop.is_set()
+            else b"ending what runs; finished runs are kept\n"
+        )
+        stop.set()
+        os.write(2, told)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finished(running: Running, how: Conduct) -> CampaignResult | None:
+    """Write and print what there is; None when no sub-cluster has a value."""
+    from paceline.campaign.result import campaign_analysis, campaign_result, lambda_csv, trials_csv
+    from paceline.report.scaling import scaling_html
+    from paceline.rundir import write_text, write_value
+
+    campaign = running.campaign
+    folder = running.root / campaign.name
+    trials = sorted(running.trials.values(), key=lambda one: (one.round, one.hosts))
+    write_text(folder / "results.csv", lambda_csv(trials))
+    write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
+    if not any(one.ok and one.devices_per_node == campaign.whole_node for one in trials):
+        typer.echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
+        return None
+    analysis = campaign_analysis(campaign, trials, running.judging)
+    missing = sum(len(running.missing(one)) for one in campaign.plan)
+    stopped = running.stop.is_set()
+    result = campaign_result(
+        campaign, trials, analysis, lost=running.lost, unplaced=running.unplaced, missing=missing,
+        interrupted=stopped, resume=_resume_command(campaign, how) if missing else None,
+    )  # fmt: skip
+    write_value(folder / "scale.json", result)
+    page = scaling_html(result, analysis.measured, campaign.name)
+    for path in filter(None, (folder / "report.html", how.html)):
+        write_text(path, page)
+    if how.charts:
+        _save_charts(result, analysis.measured, how.charts)
+    print_result(result, how.form)
+    typer.echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
+    return result
+
+
+def print_result(result: CampaignResult, form: TableFormat) -> None:
+    """The table of sizes, the kind of scaling with its base, and the sentences."""
+    from paceline.cli.output import emit_table
+    from paceline.report.scaling import share, table_note
+
+    columns = [
+        Column("nodes", "nodes", justify="right"),
+        Column("gpus", "gpus", justify="right"),
+        Column("n", "sub-clusters", justify="right"),
+        Column("value", "samples/s", lambda value: f"{value:.6g}", "right"),
+        *(Column(key, key, share, "right")
+          for key in ("spread", "efficiency", "low", "high", "straggler", "communication")),
+    ]  # fmt: skip
+    if form is TableFormat.csv:
+        columns.append(Column("scaling", "scaling"))
+    emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
+    if form in (TableFormat.text, TableFormat.md):
+        typer.echo("")
+        for sentence in (table_note(result), *result.sentences):
+            typer.echo(sentence if form is TableFormat.text else f"- {sentence}")
+        if result.resume:
+            typer.echo(f"{result.missing} sub-clusters are missing: {result.resume}", err=True)
+
+
+def _rows(result: CampaignResult) -> list[dict[str, object]]:
+    """One row a size, parts of a node first."""
+    from paceline.report.scaling import size_rows
+
+    parts = [
+        {"nodes": 1, "gpus": part.devices, **part.model_dump()} for part in result.below_one_node
+    ]
+    whole = [{**row, "gpus": row["nodes"] * result.devices_per_node} for row in size_rows(result)]
+    return [{**row, "scaling": result.scaling} for row in [*parts, *whole]]
+
+
+def _save_charts(result: CampaignResult, measured: object, folder: Path) -> None:
+    from collections.abc import Sequence
+    from typing import cast
+
+    from paceline.core.scaling.measured import Measured
+    from paceline.report.charts import save_chart
+    from paceline.report.scaling_charts import scaling_charts
+    from paceline.report.theme import EXPORT
+
+    for title, chart in scaling_charts(result, cast(Sequence[Measured], measured), EXPORT).items():
+        save_chart(chart, folder / f"{title}.svg")
+
+
+def _resume_command(campaign: Campaign, how: Conduct) -> str:
+    import shlex
+
+    place = f" --runs-dir {shlex.quote(str(how.runs_dir))}" if how.runs_dir else ""
+    return f"paceline scale --resume {campaign.name}{place}"
+
+
+def _announce(campaign: Campaign) -> None:
+    """What will run, on standard error, before it starts."""
+    from paceline.cli.progress import run_headline
+    from paceline.core.hosts import compress
+
+    typer.echo(run_headline(campaign.points[-1].spec), err=True)
+    trials = sum(len(one.groups) for one in campaign.plan)
+    sizes = ", ".join(map(str, campaign.sizes))
+    typer.echo(
+        f"{campaign.scaling} scaling · hosts {compress(campaign.hosts)} · "
+        f"sizes {sizes} · {trials} sub-clusters in {len(campaign.plan)} rounds",
+        err=True,
+    )
+    for notice in campaign.notices:
+        typer.echo(f"note: {notice}", err=True)
+
+
+def _print_plan(campaign: Campaign, form: TableFormat) -> None:
+    """Every planned round."""
+    from paceline.cli.output import emit_table
+    from paceline.core.hosts import compress
+
+    batches = {(p.nodes, p.devices_per_node): p.spec.training.global_batch for p in campaign.points}
+    rows = [
+        {"round": one.number, "nodes": one.nodes, "gpus": one.nodes * one.devices_per_node,
+         "global_batch": batches[one.nodes, one.devices_per_node], "n": len(one.groups),
+         "left_over": compress(one.left_over) or None,
+         "groups": "  ".join(compress(group) for group in one.groups)}
+        for one in campaign.plan
+    ]  # fmt: skip
+    columns = [Column("round", "round", justify="right"), Column("nodes", "nodes", justify="right"),
+               Column("gpus", "gpus", justify="right"),
+               Column("global_batch", "global batch", justify="right"),
+               Column("n", "sub-clusters", justify="right"), Column("left_over", "left over"),
+               Column("groups", "on")]  # fmt: skip
+    emit_table(
+        rows, columns, form, document={**campaign.model_dump(mode="json"), "key": campaign.key}
+    )

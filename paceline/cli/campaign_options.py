@@ -1,0 +1,145 @@
+"""Options of `paceline scale RECIPE`, and what they ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.campaign.planning import Wanted
+
+PANEL = "Campaign"
+
+Recipe = Annotated[
+    str | None,
+    typer.Argument(
+        help="Name of a recipe, or a YAML file, that is trained in sub-clusters.",
+        metavar="RECIPE", show_default=False,
+    ),
+]  # fmt: skip
+Variant = Annotated[
+    str | None, typer.Option(help="A variant that the recipe defines.", rich_help_panel=PANEL)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", rich_help_panel=PANEL,
+        help='Override a recipe field, e.g. --set steps=20, --set "global_batch=16 per node".',
+    ),
+]  # fmt: skip
+GpusPerNode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="1,8", rich_help_panel=PANEL,
+        help="Devices used of a node: the last one in all sizes, the others on single nodes.",
+    ),
+]  # fmt: skip
+DeviceKind = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=PANEL)]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(help="A cluster of the catalog, or a YAML file.", rich_help_panel=PANEL),
+]
+Repeats = Annotated[
+    int,
+    typer.Option("--repeat", min=1, help="How often each round is run.", rich_help_panel=PANEL),
+]
+Topology = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", rich_help_panel=PANEL,
+        help="Lines `HOSTS SWITCH`, or Slurm's topology.conf, for --split topology.",
+    ),
+]  # fmt: skip
+MaxParallel = Annotated[
+    int | None,
+    typer.Option(min=1, help="Sub-clusters at once; default 128.", rich_help_panel=PANEL),
+]
+ExtraRounds = Annotated[
+    int | None,
+    typer.Option(
+        min=0, rich_help_panel=PANEL,
+        help="Rounds that may follow suspicions up: slow nodes beside proven ones, slow groups "
+        "halved; default 8.",
+    ),
+]  # fmt: skip
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=0.001, metavar="SECONDS", help="Of each run.", rich_help_panel=PANEL),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=PANEL,
+        help="Of the campaign; one that measures the same is gone on with.",
+    ),
+]  # fmt: skip
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=PANEL,
+        help="Go on with a campaign (name, prefix or `last`). Takes no RECIPE.",
+    ),
+]  # fmt: skip
+Tag = Annotated[
+    str | None, typer.Option(help="A name under which to find the runs.", rich_help_panel=PANEL)
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Print every round, and run nothing.", rich_help_panel=PANEL
+    ),
+]  # fmt: skip
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Run although the memory bound says it cannot fit.", rich_help_panel=PANEL
+    ),
+]
+
+
+def devices_per_node(text: str | None) -> tuple[int, ...]:
+    """The numbers in `1,8`, each once; empty for none."""
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not (
+        words and all(w.isascii() and w.isdecimal() and 0 < int(w) < 1000 for w in words)
+    ):
+        raise UserError(f"--gpus-per-node {text}", "is no list of numbers", allowed="1,8")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def refuse_other_modes(
+    recipe: str | None, resume: str | None, source: Path | None, simulated: bool
+) -> None:
+    """Raise UserError unless exactly one thing is asked for."""
+    asked = [recipe is not None, resume is not None, source is not None, simulated]
+    if sum(asked) != 1:
+        what = (
+            "needs something to measure or to analyse"
+            if not any(asked)
+            else "is asked for two things"
+        )
+        raise UserError("paceline scale", what,
+                        allowed="one of RECIPE, --resume NAME, --from CSV and --simulate")  # fmt: skip
+
+
+def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
+    """Raise UserError for options that a campaign has no use for."""
+    for name, value, mode in (("--fault", fault, "--simulate"), ("--where", where, "--from CSV")):
+        if value:
+            raise UserError(f"{name} {value[0]}", f"goes with {mode} alone", remedy="leave it out")
+
+
+def refuse_beside_resume(name: str, wanted: Wanted) -> None:
+    """Raise UserError for an option that the campaign `name` has settled already."""
+    from paceline.campaign.planning import Wanted
+    from paceline.placement import Request, Where
+
+    where = Where(allocation=wanted.request.where.allocation)
+    if wanted != Wanted(Request("", where=where)):
+        raise UserError(f"--resume {name}", "takes what is measured from the campaign",
+                        allowed="--allocation, --max-parallel, --extra-rounds, --reference, --history, "
+                        "--tag, --runs-dir, --format", remedy="leave out the rest")  # fmt: skip

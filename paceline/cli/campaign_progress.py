@@ -1,0 +1,110 @@
+"""What runs where, how many sub-clusters are left and for how long, on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.campaign.record import Group, PlannedRound
+    from paceline.campaign.running import Remaining
+    from paceline.campaign.trials import TrialResult
+    from paceline.flow import Progress, Watcher
+
+LINE_EVERY_S = 5.0
+"""How often the running sub-clusters are told."""
+MOST_NAMED = 8
+
+
+@dataclass
+class Display:
+    """Lines for a campaign; called from the threads of all runs."""
+
+    rounds: int
+    _lock: Lock = field(default_factory=Lock)
+    _steps: dict[Group, tuple[int, int]] = field(default_factory=dict["Group", tuple[int, int]])
+    """Of each running sub-cluster the last step, and how many there are."""
+    _told: float = 0.0
+
+    def round_begins(self, one: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
+        """A line for the round and one for its hosts."""
+        from paceline.core.hosts import compress
+
+        self.rounds = max(self.rounds, one.number)
+        names = [compress(group) for group in groups[:MOST_NAMED]]
+        more = [f"and {len(groups) - MOST_NAMED} more"] if len(groups) > MOST_NAMED else []
+        why = "" if one.purpose == "plan" else f" ({one.purpose})"
+        with self._lock:
+            self._steps = dict.fromkeys(groups, (0, 0))
+            typer.echo(
+                f"round {one.number} of {self.rounds}{why}: {len(groups)} x {_nodes(one.nodes)} x "
+                f"{one.devices_per_node} · {left_text(left)}",
+                err=True,
+            )
+            typer.echo(f"  on {'  '.join([*names, *more])}", err=True)
+
+    def watcher(self, one: PlannedRound, hosts: Group) -> Watcher:
+        """Notes a run's step, and tells all of them now and then."""
+
+        def watch(progress: Progress) -> None:
+            with self._lock:
+                if progress.step is not None:
+                    self._steps[hosts] = progress.step.index, progress.total_steps
+                if time.monotonic() - self._told >= LINE_EVERY_S:
+                    self._told = time.monotonic()
+                    self._tell_running()
+
+        return watch
+
+    def ended(self, result: TrialResult, left: Remaining) -> None:
+        """A line for a sub-cluster with its value or the cause."""
+        from paceline.core.hosts import compress
+        from paceline.units import percent, significant
+
+        told = f"{result.status}: {result.reason}"
+        if result.samples_per_s is not None:
+            spread = f", steps ± {percent(result.spread)}" if result.spread is not None else ""
+            told = f"{significant(result.samples_per_s, 4)} samples/s{spread}"
+        with self._lock:
+            self._steps.pop(result.hosts, None)
+            typer.echo(f"  {compress(result.hosts)}  {told} · {left_text(left)}", err=True)
+
+    def lost(self, host: str, why: str) -> None:
+        """A line for a host that is taken out."""
+        with self._lock:
+            typer.echo(f"  {host} is taken out of what follows: {why}", err=True)
+
+    def _tell_running(self) -> None:
+        steps = [step for step, _ in self._steps.values()]
+        total = max((total for _, total in self._steps.values()), default=0)
+        if steps and total:
+            typer.echo(
+                f"  {len(steps)} running, at step {min(steps)} to {max(steps)} of {total}", err=True
+            )
+
+
+def left_text(left: Remaining) -> str:
+    """`12 left in 5 rounds, about 3 min`."""
+    rounds = "1 round" if left.rounds == 1 else f"{left.rounds} rounds"
+    if not left.trials:
+        return "none left"
+    return f"{left.trials} left in {rounds}{_about(left.seconds)}"
+
+
+def _about(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f", about {seconds:.0f} s"
+    return (
+        f", about {seconds / 60:.0f} min" if seconds < 5400 else f", about {seconds / 3600:.1f} h"
+    )
+
+
+def _nodes(n: int) -> str:
+    return "1 node" if n == 1 else f"{n} nodes"

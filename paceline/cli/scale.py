@@ -1,0 +1,262 @@
+"""`paceline scale`: does it scale, and which node costs us?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import campaign_options as own
+from paceline.cli import where as place
+from paceline.cli.campaign import Conduct
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import Column, TableForm, TableFormat, Where
+from paceline.errors import EXIT_GATE_FAILED
+
+if TYPE_CHECKING:
+    from paceline.core.scaling.analysis import Analysis, Judging
+    from paceline.core.scaling.result import ScaleResult
+
+
+class SplitWay(StrEnum):
+    """How hosts are split into sub-clusters."""
+
+    contiguous = "contiguous"
+    pairs = "pairs"
+    random = "random"
+    topology = "topology"
+
+
+class ScalingWay(StrEnum):
+    """Whether the global batch grows with the nodes (weak) or stays (strong)."""
+
+    weak = "weak"
+    strong = "strong"
+
+
+def scale(
+    recipe: own.Recipe = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="CSV", help="Analyse results that were measured elsewhere."),
+    ] = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="Run the procedure on a made-up cluster.")
+    ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many of the hosts; of a made-up cluster up to 4096 (64)."),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="1,2,4,...,N", help="Nodes a sub-cluster; default 1,2,4,... and all (N)."
+        ),
+    ] = None,
+    split: Annotated[
+        SplitWay, typer.Option(help="Who works together: neighbours, changing pairs, anybody.")
+    ] = SplitWay.contiguous,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Arrangements of each size; each host meets others in each.")
+    ] = 1,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAULT", help="slow=NODE:5%, noisy=NODE:3% or link=SWITCH:4%."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the luck.")] = 0,
+    scaling: Annotated[
+        ScalingWay | None,
+        typer.Option(
+            help="Whether the batch grows with the nodes; default as the recipe or results say."
+        ),
+    ] = None,
+    reference: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SAMPLES/S", help="What a healthy node reaches; judges few nodes too."
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="Earlier results: each node by its own, from 3 on."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also save every chart as SVG.")
+    ] = None,
+    fail: Annotated[
+        bool, typer.Option("--fail-on-findings", help="Exit with 3 when a node is flagged.")
+    ] = False,
+    where: Where = None,
+    variant: own.Variant = None,
+    overrides: own.Overrides = None,
+    gpus_per_node: own.GpusPerNode = None,
+    device: own.DeviceKind = "auto",
+    cluster: own.ClusterName = None,
+    repeats: own.Repeats = 1,
+    topology: own.Topology = None,
+    max_parallel: own.MaxParallel = None,
+    extra_rounds: own.ExtraRounds = None,
+    timeout: own.Timeout = None,
+    name: own.Name = None,
+    resume: own.Resume = None,
+    tag: own.Tag = None,
+    dry_run: own.DryRun = False,
+    force: own.Force = False,
+    hosts: place.Hosts = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    bind: place.Bind = None,
+    ssh_config: place.SshConfig = None,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Split scaling efficiency into waiting for the slowest node and communication, and name slow nodes.
+
+    A node is flagged when it is more than 1 % and four robust standard
+    deviations below the median of at least eight nodes. The answer says what
+    replacing it would give, and how small a fault would have been found.
+
+    Examples:
+
+      paceline scale opt-350m-sft --hosts node[001-064] --sizes 1,2,4,...,N
+
+      paceline scale opt-13b-sft --hosts hostfile --sizes 1,8,64 --repeat 3
+
+      paceline scale --resume last
+
+      paceline scale --from results.csv --where benchmark=opt-13b --html scaling.html
+
+      paceline scale --simulate --nodes 256 --fault slow=17:5% --fault link=3:4%
+    """
+    form = TableFormat.json if as_json else form
+    own.refuse_other_modes(recipe, resume, source, simulated)
+    if source is None and not simulated:
+        from paceline.campaign.planning import Wanted
+        from paceline.cli.campaign import run_campaign
+        from paceline.placement import Request
+
+        own.refuse_foreign(fault, where)
+        if device not in ("auto", "cpu", "cuda"):
+            raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
+        there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+        request = Request(recipe or "", variant, tuple(overrides or ()), None, device, cluster,
+                          timeout, force, there, runs_dir)  # fmt: skip
+        wanted = Wanted(
+            request, sizes, own.devices_per_node(gpus_per_node),
+            scaling.value if scaling else None, split.value, topology, rounds, repeats, seed, name,
+        )  # fmt: skip
+        how = Conduct(form, runs_dir, resume, allocation, max_parallel, extra_rounds, tag, dry_run,
+                      html, charts, fail, _judging(scaling, reference, history))  # fmt: skip
+        raise typer.Exit(run_campaign(wanted, how))
+    nodes = nodes or 64
+    title = source.name if source else f"{nodes} simulated nodes"
+    if source:
+        analysis, notes = _from_table(source, where, scaling, reference, history)
+    else:
+        from paceline.core.scaling.sizes import parse_sizes
+        from paceline.scaling import simulate_cluster
+
+        analysis, notes = simulate_cluster(
+            nodes, fault or [], seed, parse_sizes(sizes, nodes), split.value, rounds,
+            _judging(scaling, reference, history),
+        )  # fmt: skip
+    show_analysis(analysis, notes, title, form, html, charts)
+    if fail and analysis.flagged:
+        raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def show_analysis(
+    analysis: Analysis,
+    notes: list[str],
+    name: str,
+    form: TableFormat,
+    html: Path | None = None,
+    charts: Path | None = None,
+) -> None:
+    """Print an analysis, and write its page and charts where that is asked for."""
+    from paceline.core.scaling.answer import scale_result
+    from paceline.report.charts import save_chart
+    from paceline.report.scaling import scaling_html
+    from paceline.report.scaling_charts import scaling_charts
+    from paceline.report.theme import EXPORT
+    from paceline.rundir import write_text
+
+    result = scale_result(analysis, notes)
+    reference = analysis.judging.reference
+    healthy = reference.samples_per_s if reference else None
+    _print(result, form)
+    if html:
+        write_text(html, scaling_html(result, analysis.measured, name, healthy))
+    if charts:
+        for title, chart in scaling_charts(result, analysis.measured, EXPORT, healthy).items():
+            save_chart(chart, charts / f"{title}.svg")
+
+
+def _print(result: ScaleResult, form: TableFormat) -> None:
+    from paceline.cli.output import emit_table
+    from paceline.report.scaling import share, size_rows
+
+    shares = ("spread", "efficiency", "low", "high", "straggler", "communication")
+    columns = [
+        Column("nodes", "nodes", justify="right"),
+        Column("n", "sub-clusters", justify="right"),
+        Column("value", "samples/s", lambda value: f"{value:.6g}", "right"),
+        *(Column(key, key, share, "right") for key in shares),
+    ]
+    more = ("straggler_low", "straggler_high", "communication_low", "communication_high",
+            "naive_straggler", "naive_communication")  # fmt: skip
+    if form is TableFormat.csv:
+        columns += [Column(key, key) for key in more]
+    emit_table(list(size_rows(result)), columns, form, document=result.model_dump(mode="json"))
+    if form in (TableFormat.text, TableFormat.md):
+        typer.echo("")
+        for sentence in result.sentences:
+            typer.echo(sentence if form is TableFormat.text else f"- {sentence}")
+
+
+def _from_table(
+    source: Path,
+    where: list[str] | None,
+    scaling: ScalingWay | None,
+    reference: float | None,
+    history: Path | None,
+) -> tuple[Analysis, list[str]]:
+    from paceline.cli.output import select_rows
+    from paceline.core.scaling.analysis import analyse
+    from paceline.scaling import measured_table, read_rows
+
+    rows = read_rows(source)
+    table = measured_table(
+        [dict(row) for row in select_rows(rows, where, list(rows[0]))], str(source)
+    )
+    kind = scaling or (ScalingWay(table.scaling) if table.scaling else None)
+    judging = _judging(kind, reference, history, table.resolution)
+    return analyse(table.measured, judging), []
+
+
+def _judging(
+    scaling: ScalingWay | None,
+    reference: float | None,
+    history: Path | None,
+    resolution: float = 0.0,
+) -> Judging:
+    from paceline.core.scaling.analysis import Judging
+    from paceline.core.scaling.blame import Reference
+    from paceline.errors import UserError
+    from paceline.scaling import node_history
+
+    if reference is not None and not 0 < reference < float("inf"):
+        raise UserError(f"--reference {reference}", "is no speed", allowed="samples/s above 0")
+    return Judging(
+        scaling=scaling.value if scaling else "weak",
+        resolution=resolution,
+        reference=None if reference is None else Reference(reference),
+        history=node_history(history) if history else None,
+    )

@@ -1,0 +1,172 @@
+"""Scaling campaigns on real hosts: sub-clusters at the same time, a killed controller, two launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.campaign.record import campaign_folders
+from tests.clusters.bed import Bed, BedError
+from tests.clusters.bed.process import until
+
+HOSTS = 4
+SIZES = (1, 2, 4)
+QUICK = [
+    "opt-350m-sft-tiny", "--sizes", "1,2,4", "--extra-rounds", "0", "--name", "trial",
+    *(word for change in ("num_layers=1", "hidden_size=64", "ffn_size=128", "embedding_size=32",
+                          "seq_len=64", "dtype=fp32", "steps=40", "memory_parts=false",
+                          "hang_limit_s=120")
+      for word in ("--set", change)),
+]  # fmt: skip
+
+
+def scale(bed: Bed, runs: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`paceline scale` in the background."""
+    environment = {**bed.env, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    command = [sys.executable, "-m", "paceline", "scale", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def cluster_file(bed: Bed, launcher: str, folder: Path) -> str:
+    """Nodes of one rank with one thread each."""
+    file = folder / "cluster.yaml"
+    hosts = f"hosts: [{', '.join(bed.names[:HOSTS])}]\n" if launcher == "ssh" else ""
+    file.write_text(
+        f"name: bed\ndevice: cpu\ndevices_per_node: 1\nthreads_per_device: 1\nnodes: {HOSTS}\n"
+        f"launcher: {launcher}\n{hosts}ssh: {{config: {bed.ssh_config}, connect_timeout_s: 60}}\n"
+    )
+    return str(file)
+
+
+def records(runs: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(runs.glob("*/run.json"))]
+
+
+def of_size(found: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    return [one for one in found if len(one["trial"]["hosts"]) == size]
+
+
+def all_overlap(found: list[dict[str, Any]]) -> bool:
+    """Whether every two of the runs were under way at the same time."""
+    spans = [(one["launched_unix"], one["ended_unix"]) for one in found]
+    return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in combinations(spans, 2))
+
+
+@pytest.fixture(scope="module")
+def killed(
+    ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
+    """A campaign over SSH whose controller was killed while pairs ran, then gone on with.
+
+    Runs folder, what was finished before the kill, and what the second call printed.
+    """
+    runs = tmp_path_factory.mktemp("ssh")
+    first = scale(ssh_hosts, runs, *QUICK, "--cluster", cluster_file(ssh_hosts, "ssh", runs))
+
+    def pairs_run() -> bool:
+        return any(one["status"] == "running" for one in of_size(records(runs), 2))
+
+    try:
+        until(lambda: pairs_run() or first.poll() is not None, "the second round", 240)
+    except BedError:
+        first.send_signal(signal.SIGINT)
+        raise AssertionError(first.communicate()[1]) from None
+    assert first.poll() is None, first.communicate()[1]
+    first.kill()
+    first.communicate()
+    before = [one for one in records(runs) if one["status"] == "ok"]
+    again = scale(ssh_hosts, runs, "--resume", "trial", "--extra-rounds", "0", "--json")
+    output, errors = again.communicate(timeout=240)
+    failed = [path.read_text() for path in runs.glob("trial/trials.csv")]
+    assert again.returncode == 0, (errors, failed)
+    return runs, before, json.loads(output)
+
+
+def test_a_killed_campaign_goes_on_with_what_is_missing(
+    killed: tuple[Path, list[dict[str, Any]], dict[str, Any]],
+) -> None:
+    runs, before, result = killed
+    assert len(before) >= 4, "the first round was over"
+    names = {one["run"] for one in result["runs"]}
+    assert {one["name"] for one in before} <= names and len(result["runs"]) == 7
+    assert result["missing"] == 0 and result["resume"] is None
+    broken_off = [one for one in records(runs) if one["name"] not in names]
+    assert {one["status"] for one in broken_off} <= {"running", "queued"}
+    assert all(len(one["trial"]["hosts"]) == 2 for one in broken_off)
+
+
+def test_sub_clusters_of_a_round_ran_at_the_same_time_on_hosts_of_their_own(
+    killed: tuple[Path, list[dict[str, Any]], dict[str, Any]],
+) -> None:
+    runs, _, result = killed
+    for size in SIZES:
+        found = [one for one in of_size(records(runs), size) if one["status"] == "ok"]
+        assert all_overlap(found)
+        hosts = [host for one in found for host in one["trial"]["hosts"]]
+        assert sorted(hosts) == sorted(f"node-{n:03d}" for n in range(1, HOSTS + 1))
+    for one in result["runs"]:
+        told = [json.loads(path.read_text().splitlines()[0])["host"]
+                for path in sorted((runs / one["run"]).glob("steps/rank-*.jsonl"))]  # fmt: skip
+        assert told == one["hosts"]
+
+
+@pytest.fixture(scope="module")
+def on_slurm(
+    slurm_cluster: Bed, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The same campaign as steps of an allocation."""
+    runs = tmp_path_factory.mktemp("slurm")
+    words = ["salloc", "--no-shell", f"--nodes={HOSTS}", "--exclusive", "--mem=0"]
+    done = subprocess.run(words, env=slurm_cluster.env, capture_output=True, text=True, timeout=60)
+    job = done.stderr.split()[-1]
+    try:
+        place = ["--cluster", cluster_file(slurm_cluster, "slurm", runs), "--allocation", job]
+        process = scale(slurm_cluster, runs, *QUICK, *place, "--json")
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        yield runs, json.loads(output)
+    finally:
+        slurm_cluster.slurm.ask("scancel", job)
+
+
+def test_sub_clusters_are_steps_of_an_allocation_at_the_same_time(
+    on_slurm: tuple[Path, dict[str, Any]],
+) -> None:
+    runs, result = on_slurm
+    assert [(one["nodes"], one["n"]) for one in result["sizes"]] == [(1, 4), (2, 2), (4, 1)]
+    for size in SIZES:
+        assert all_overlap(of_size(records(runs), size))
+
+
+def test_both_launchers_give_results_of_one_form(
+    on_slurm: tuple[Path, dict[str, Any]],
+    killed: tuple[Path, list[dict[str, Any]], dict[str, Any]],
+) -> None:
+    ours, theirs = on_slurm[1], killed[2]
+    assert ours.keys() == theirs.keys()
+    assert [one.keys() for one in ours["runs"]] == [one.keys() for one in theirs["runs"]]
+    places = [[(one["round"], one["hosts"], one["global_batch"]) for one in told["runs"]]
+              for told in (ours, theirs)]  # fmt: skip
+    assert places[0] == places[1]
+
+
+def test_a_campaign_leaves_its_tables_in_its_folder(
+    killed: tuple[Path, list[dict[str, Any]], dict[str, Any]],
+) -> None:
+    (folder,) = campaign_folders(killed[0])
+    head, *rows = (folder / "results.csv").read_text().splitlines()
+    assert head == "Hostnames,Throughput (samples/sec),Status" and len(rows) == 7
+    assert any(row.startswith('"node-001, node-002",') for row in rows)
+    assert all(row.endswith(",Success") for row in rows)
+    assert os.access(folder / "report.html", os.R_OK)
