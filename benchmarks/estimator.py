@@ -1,6 +1,9 @@
 """How well the time model predicts published step times, and the coefficients that are shipped.
 
-    python benchmarks/estimator.py measured_open.csv [--write]
+    python benchmarks/estimator.py [TABLE] [--write]
+
+TABLE is a CSV with the columns of docs/estimate.md; default measured_open.csv of the reference data
+($PACELINE_REFERENCE_DATA).
 
 Every source is predicted by coefficients that were fitted without it, all sources with equal weight.
 `--write` stores the fit to all dense rows as paceline/estimate/coefficients.json. A missed target
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -43,6 +47,13 @@ class Held:
     seconds: Floats
     low: Floats
     high: Floats
+
+
+def reference_table() -> Path | None:
+    """The table among the reference data, None when there are none."""
+    folder = os.environ.get("PACELINE_REFERENCE_DATA")
+    path = Path(folder) / "references" / "measured_open.csv" if folder else None
+    return path if path and path.is_file() else None
 
 
 def read_table(path: Path) -> tuple[list[Row], Counter[str]]:
@@ -143,18 +154,22 @@ def missed(found: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Print the table, keep the result; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path)
+    parser.add_argument("table", type=Path, nargs="?")
     parser.add_argument("--write", action="store_true", help="store the fit to all dense rows")
     options = parser.parse_args()
+    table = options.table or reference_table()
+    if table is None:
+        print("no table: name one, or set PACELINE_REFERENCE_DATA")
+        return 0
     around = Surroundings()
-    every, left_out = read_table(options.table)
+    every, left_out = read_table(table)
     rows = [row for row in every if row.kind == "dense"]
     x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
     measured = np.array([row.measured_s for row in rows])
     found = judged(rows, x, measured, held_out(x, measured, sources))
     print_table(found)
     kinds = Counter(row.kind for row in every)
-    keep("estimator", "seconds of a step", around, table=options.table.name,
+    keep("estimator", "seconds of a step", around, table=table.name,
          modelled=dict(kinds), unmodelled=dict(left_out), **found)  # fmt: skip
     if options.write:
         fitted = fit(x, measured, sources)

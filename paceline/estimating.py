@@ -21,6 +21,8 @@ from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
 from paceline.estimate.interval import bounds, log_sd, slopes
 from paceline.estimate.machine import Machine, machine
+from paceline.estimate.memory import memory, p_oom
+from paceline.estimate.memory_case import with_memory
 from paceline.estimate.step import step_time
 from paceline.recipe import load_recipe, resolve
 
@@ -45,6 +47,16 @@ class Question:
     failures: Failures | None = None
 
 
+class MemoryBytes(Value):
+    """Memory of the most loaded device, in bytes."""
+
+    allocated: float
+    reserved: float
+    device_used: float
+    parts: dict[str, float]
+    """They add up to `device_used`."""
+
+
 class Estimate(Value):
     """The answer; fractions are 0-1, `low` and `high` hold 80 %."""
 
@@ -66,6 +78,9 @@ class Estimate(Value):
     convention: str
     reachable: float
     """Share of the dense peak that large products reach here, by the coefficients."""
+    memory_bytes: MemoryBytes
+    p_oom: float | None
+    """Probability that the device runs out of memory; None where its size is unknown."""
     bill: Bill | None
     evidence: str
     notes: tuple[str, ...]
@@ -120,7 +135,7 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         stack=stack, compiled=compiled,
     )  # fmt: skip
     dtype = training.dtype
-    return replace(
+    case = replace(
         case,
         peak_16bit=here.peak_16bit(), peak_narrow=here.peak_narrow(dtype),
         memory_bytes_per_s=_memory_rate(here),
@@ -128,6 +143,7 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         generation=here.generation, domain=here.domain, power=here.power,
         four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"),
     )  # fmt: skip
+    return with_memory(case, spec)
 
 
 def _shape(shape: Shape) -> Case:
@@ -157,6 +173,8 @@ def _told(
     time = step_time(x, coefficients)
     seconds = float(time.total[0])
     low, high = bounds(time.total, log_sd(x, fit, evidence.residual_sd))
+    needed = memory(x, context_bytes=here.device.context_bytes)
+    size = here.device.memory_bytes
     rate = tokens_per_s(spec.training.seq_len, spec.training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, spec.training.seq_len, lora=spec.lora)
     per_sample = spec.training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
@@ -181,6 +199,11 @@ def _told(
         mfu=mfu(reached, here.device.peak_flops_per_s(spec.training.dtype)),
         convention=spec.flops_convention,
         reachable=coefficients.get(f"gemm_{here.generation}", float("nan")),
+        memory_bytes=MemoryBytes(
+            allocated=float(needed.allocated[0]), reserved=float(needed.reserved[0]),
+            device_used=float(needed.device_used[0]), parts=needed.at(0),
+        ),
+        p_oom=None if size is None else float(p_oom(needed, size)[0]),
         bill=bill(tokens, rate, spec.world_size, here.device.power_w, question.prices,
                   question.failures) if tokens else None,
         evidence=evidence.title,

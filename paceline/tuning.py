@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
+from paceline.core.hardware import Device
 from paceline.core.layout import Layout
 from paceline.core.value import Value
 from paceline.errors import UserError
@@ -77,10 +79,10 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     )
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
-    found = _estimated(case, layouts, evidence, limit)
+    found = _estimated(case, layouts, evidence, here.device)
     fits = found.p_oom <= LIKELY
     order = np.lexsort((found.seconds, ~fits))[:top]
-    own = _estimated(case, [spec.layout], evidence, limit)
+    own = _estimated(case, [spec.layout], evidence, here.device)
     return Ranking(
         recipe=spec.recipe,
         device=here.device.name,
@@ -96,11 +98,12 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
 
 
 def _estimated(
-    case: Case, layouts: Sequence[Layout], evidence: Evidence, limit: float
+    case: Case, layouts: Sequence[Layout], evidence: Evidence, device: Device
 ) -> _Estimated:
     x = varied(case, _columns(layouts))
-    needed = memory(x)
+    needed = memory(x, context_bytes=device.context_bytes)
     seconds = step_time(x, named(evidence.fit().centre)).total
+    limit = device.memory_bytes or inf
     return _Estimated(layouts, x, seconds, needed, p_oom(needed, limit))
 
 

@@ -201,6 +201,10 @@ def _emit(
 def _flat(one: Estimate) -> dict[str, Any]:
     content = one.model_dump(mode="json")
     parts, costs = content.pop("parts"), content.pop("bill") or {}
+    memory = content.pop("memory_bytes")
+    content |= {
+        f"memory_{name}_bytes": memory[name] for name in ("allocated", "reserved", "device_used")
+    }
     content["notes"] = "; ".join(content["notes"])
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs}
 
@@ -221,10 +225,22 @@ def _text(one: Estimate) -> str:
         f"  {one.tokens_per_s:,.0f} tokens/s · {one.samples_per_s:.4g} samples/s · "
         f"{si(one.flops_per_s_per_device, 'FLOP/s')} a device · {share} ({one.convention})",
         f"  of the step: {shares}",
+        f"  {_memory_line(one)}",
     ]
     lines += [f"  {line}" for line in _bill_lines(one)]
     lines += [f"  note: {note}" for note in one.notes]
     return "\n".join([*lines, f"  rests on: {one.evidence}"])
+
+
+def _memory_line(one: Estimate) -> str:
+    from paceline.units import gib, percent
+
+    used = one.memory_bytes
+    chance = "unknown size" if one.p_oom is None else f"P(out of memory) {percent(one.p_oom, 0)}"
+    return (
+        f"memory of the fullest device {gib(used.device_used)} (allocated {gib(used.allocated)}, "
+        f"reserved {gib(used.reserved)}) · {chance}"
+    )
 
 
 def _bill_lines(one: Estimate) -> list[str]:

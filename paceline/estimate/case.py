@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.layout import Schedule
+
 Floats = NDArray[np.float64]
 Generation = Literal["volta", "ampere", "hopper", "blackwell", "other", "cpu"]
 Stack = Literal["softmax", "fused", "torch"]
@@ -70,10 +72,28 @@ class Case:
     power: float = 1.0
     """Power limit over that of the data sheet."""
     stack: Stack = "fused"
+    schedule: Schedule = "1f1b"
+    """Order of a pipeline's micro-batches; what waits in memory follows from it."""
+    dp_shard: float = 0
+    """Ranks that share one copy of what ZeRO-2 and 3 shard, 0 for all (hybrid sharding)."""
+    tied: bool = False
+    """The head uses the embedding's weights."""
+    more_weights: float = 0
+    """Parameters of a block beside its products, norms and biases, such as an MMDiT's modulation."""
+    positions: float = 0
+    """Rows of a table of learned positions."""
+    compute_bytes: float = 2
+    """Of a number in which blocks compute."""
+    moment_bytes: float = 4
+    """Of each of Adam's two moments."""
+    summed_gradient_bytes: float = 0
+    """Of a gradient in which micro-batches are summed up, where it stands beside the framework's own."""
+    trained_share: float = 0.02
+    """Parameters of adapters over those of all blocks; only looked at with `frozen`."""
 
 
 Bools = NDArray[np.bool_]
-WORDS = ("generation", "stack")
+WORDS = ("generation", "stack", "schedule")
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
 def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """Gradients (4 bytes a parameter) and weights (2) among the data-parallel ranks."""
     ranks = replicas(x) * x.cp
-    trained = np.where(x.frozen > 0, 0.02, 1.0) * rank_weights(x)
+    trained = np.where(x.frozen > 0, x.trained_share, 1.0) * rank_weights(x)
     rate = group_rate(x, c, x.tp * ranks, x.tp)
     needed = trained * 6 * (ranks - 1) / ranks / rate + c["inter_start_s"] * np.log2(
         np.maximum(ranks, 2)
@@ -154,5 +154,5 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
 def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
     """Reading and writing weights, gradients and moments."""
     shards = np.where(x.zero_stage >= 1, replicas(x) * x.cp, 1.0)
-    trained = np.where(x.frozen > 0, 0.02, 1.0) * rank_weights(x) / shards
+    trained = np.where(x.frozen > 0, x.trained_share, 1.0) * rank_weights(x) / shards
     return c["optimizer"] * 26 * trained / (x.memory_bytes_per_s * c["memory"])

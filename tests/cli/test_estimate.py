@@ -73,3 +73,17 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
         csv.DictReader(paceline("validate", str(path), "--format", "csv").stdout.splitlines())
     )
     assert [row["id"] for row in rows] == ["a-1", "a-2", "b-1"]
+
+
+def test_tune_ranks_and_says_what_it_left_out():
+    arguments = ("tune", "llama31-70b", "--device", "H100", "--gpus", "64", "--top", "5")
+    found = json.loads(paceline(*arguments, "--estimate-only", "--json").stdout)
+    assert {"n_layouts", "n_infeasible", "n_pruned", "layouts"} <= set(found)
+    assert len(found["layouts"]) == 5
+    assert {"layout", "step_time_s", "low_s", "high_s", "memory_bytes", "fits"} <= set(
+        found["layouts"][0]
+    )
+    text = paceline(*arguments, "--estimate-only")
+    assert "P(OOM)" in text.stdout and "layouts estimated" in text.stderr
+    refused = paceline(*arguments)
+    assert refused.returncode == 1 and "--estimate-only" in refused.stderr
