@@ -132,7 +132,7 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         sequence_parallel=layout.sequence_parallel,
         full_recompute=layout.recompute == "full",
         selective_recompute=layout.recompute == "selective",
-        stack=stack, compiled=compiled,
+        stack=stack, compiled=compiled, flash=stack != "softmax",
     )  # fmt: skip
     dtype = training.dtype
     case = replace(

@@ -19,6 +19,7 @@ from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.memory import MemoryEstimate, memory, p_oom
 from paceline.estimate.step import step_time
 from paceline.estimating import Question, case_of, machine_of, spec_of
+from paceline.search.columns import columns
 from paceline.search.layouts import Space, feasible
 
 LIKELY = 0.5
@@ -100,27 +101,11 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
 def _estimated(
     case: Case, layouts: Sequence[Layout], evidence: Evidence, device: Device
 ) -> _Estimated:
-    x = varied(case, _columns(layouts))
+    x = varied(case, columns(layouts))
     needed = memory(x, context_bytes=device.context_bytes)
     seconds = step_time(x, named(evidence.fit().centre)).total
     limit = device.memory_bytes or inf
     return _Estimated(layouts, x, seconds, needed, p_oom(needed, limit))
-
-
-def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:
-    """The fields of a case that a layout decides."""
-    rows = {
-        "tp": [layout.tp for layout in layouts],
-        "pp": [layout.pp for layout in layouts],
-        "cp": [layout.cp for layout in layouts],
-        "vp": [layout.vp for layout in layouts],
-        "micro_batch": [layout.micro_batch for layout in layouts],
-        "zero_stage": [layout.zero_stage for layout in layouts],
-        "sequence_parallel": [layout.sequence_parallel for layout in layouts],
-        "full_recompute": [layout.recompute == "full" for layout in layouts],
-        "selective_recompute": [layout.recompute == "selective" for layout in layouts],
-    }
-    return {name: np.array(values, dtype=float) for name, values in rows.items()}
 
 
 def _told(

@@ -45,6 +45,8 @@ LAYERS = (
         "estimating",
         "tuning",
         "validating",
+        "ramping",
+        "sweeping",
         "schemas",
     ),
     ("cli",),

@@ -1,0 +1,300 @@
+"""`paceline rampup`: nodes and layout for every batch of a ramp-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+
+if TYPE_CHECKING:
+    from paceline.core.hardware import Cluster
+    from paceline.estimating import Question
+    from paceline.ramping.checking import CheckedSchedule
+    from paceline.ramping.planning import RampPlan
+    from paceline.ramping.scripts import Chain
+
+
+def rampup(
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="A device of `paceline devices`, e.g. V100-32GB.")
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="32,64,128,...",
+            help="First batch of each stage; default doubles the recipe's first one.",
+        ),
+    ] = None,
+    max_nodes: Annotated[int, typer.Option(min=1, help="Most nodes of a stage.")] = 64,
+    least_efficiency: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the best tokens/s a device at the last batch that a stage keeps; 0 takes "
+            "the fastest.",
+        ),
+    ] = 0.8,
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="Samples of each stage, or one number for all but the last."
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 3.3e11.")
+    ] = None,
+    every_batch: Annotated[
+        bool,
+        typer.Option(
+            "--every-batch",
+            help="A stage runs all batches of the ramp-up up to the next stage's, so that stages can "
+            "go on from each other's checkpoint.",
+        ),
+    ] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Judge a schedule (CSV or Markdown: nodes, batch, micro_batch, tp, pp, ...).",
+        ),
+    ] = None,
+    scripts: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the plan as batch scripts for Slurm."),
+    ] = None,
+    every_size: Annotated[
+        bool, typer.Option("--all", help="List the best layout on every number of nodes.")
+    ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A cluster of the catalog, or a YAML file: device, links, Slurm."),
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, help="Devices of a node (8, or the cluster's).")
+    ] = None,
+    intra: Annotated[
+        str | None, typer.Option(metavar="LINK", help="Link inside a node, e.g. NVLink2.")
+    ] = None,
+    inter: Annotated[
+        str | None, typer.Option(metavar="LINK", help="Network, e.g. Omni-Path-100.")
+    ] = None,
+    stack: Annotated[str, typer.Option(help="fused, torch or softmax.")] = "fused",
+    most_tp: Annotated[
+        int | None, typer.Option(min=1, help="Largest tensor-parallel size (a node, at most 8).")
+    ] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+        ),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing runs.
+
+    Examples:
+
+      paceline rampup gpt-1b3 --variant ramp-up --stages 32,64,128,256,512 --device V100-32GB --per-node 4
+
+      paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g --scripts schedule
+
+      paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g --set layout.pp=2 --check table.md
+
+    Each stage gets the fastest layout that fits, on the most nodes that keep their devices busy
+    enough; the pipeline's bubble and the wait for other replicas count. --check says of a schedule
+    made by hand what cannot run, what runs out of memory and what is slow, with the reason.
+    """
+    from paceline.errors import UserError
+    from paceline.estimate.evidence import read_evidence, shipped
+    from paceline.ramping.checking import check_schedule
+    from paceline.ramping.planning import Wish, plan_ramp_up
+    from paceline.ramping.schedule_table import read_schedule
+    from paceline.ramping.scripts import Chain
+    from paceline.ramping.timing import setting
+
+    if stack not in ("fused", "torch", "softmax"):
+        raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
+    if every_batch and samples:
+        raise UserError("--every-batch", "takes the samples from the recipe's ramp-up",
+                        remedy="leave out --samples")  # fmt: skip
+    site = _site(cluster, device, per_node)
+    question = _question(recipe, site, device, per_node, intra, inter, variant, overrides, stack)
+    here = setting(question, read_evidence(evidence) if evidence else shipped())
+    batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
+    wish = Wish(batches, max_nodes, least_efficiency, _numbers("--samples", samples), tokens,
+                every_batch, most_tp)  # fmt: skip
+    given = read_schedule(check, here.recipe.layout) if check else None
+    plan = plan_ramp_up(here, wish)
+    judged = check_schedule(here, wish, given, plan) if given else None
+    _emit(plan, judged, TableFormat.json if as_json else form, every_size)
+    if scripts:
+        _write(scripts, Chain(here, plan, question, site, cluster, every_batch))
+
+
+def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
+    """The cluster that is named, None where a device is."""
+    from paceline import catalog
+    from paceline.errors import UserError
+
+    if cluster and (device or per_node):
+        raise UserError("--cluster", "names the devices itself",
+                        remedy="leave --device and --per-node out")  # fmt: skip
+    if cluster:
+        return catalog.cluster(cluster)
+    if device is None:
+        raise UserError("paceline rampup", "needs to know on what", remedy="--device or --cluster")
+    return None
+
+
+def _question(
+    recipe: str,
+    site: Cluster | None,
+    device: str | None,
+    per_node: int | None,
+    intra: str | None,
+    inter: str | None,
+    variant: str | None,
+    overrides: list[str] | None,
+    stack: Any,
+) -> Question:
+    """What is asked, with the cluster's device and links where no option names others."""
+    from paceline.estimating import Question
+
+    if site:
+        device, per_node = site.device, site.devices_per_node
+        intra, inter = intra or site.intra_link, inter or site.inter_link
+    size = per_node or 8
+    return Question(
+        recipe, device or "", size, variant, tuple(overrides or ()), size, intra, inter, stack
+    )
+
+
+def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float, ...]:
+    """The numbers of an option's list; raises UserError for what is none from 1 on."""
+    from paceline.errors import UserError
+
+    found: list[float] = []
+    for part in (text or "").split(",") if text else []:
+        try:
+            number = float(int(part)) if whole else float(part)
+        except ValueError:
+            number = 0.0
+        if not 1 <= number < 1e15:
+            raise UserError(f"{option} {text}", f"{part!r} is no number from 1 on",
+                            allowed="32,64,128")  # fmt: skip
+        found.append(number)
+    return tuple(found)
+
+
+def _emit(
+    plan: RampPlan, judged: CheckedSchedule | None, form: TableFormat, every_size: bool
+) -> None:
+    """The plan, and the judgement of a schedule below; csv is of the schedule where there is one."""
+    document = plan.model_dump(mode="json")
+    rows = [_row(one) for one in document["alternatives" if every_size else "stages"]]
+    if judged:
+        document["checked"] = judged.model_dump(mode="json")
+    if form is not TableFormat.csv or not judged:
+        emit_table(rows, _COLUMNS, form, document=document)
+    if judged and form is not TableFormat.json:
+        if form is not TableFormat.csv:
+            typer.echo("")
+        checked = [_checked_row(one) for one in document["checked"]["stages"]]
+        emit_table(checked, _CHECKED, form)
+    _tell(plan, judged)
+
+
+def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
+    """Totals, and what the plan rests on, beside the tables."""
+    if plan.days is not None and plan.device_hours is not None:
+        typer.echo(f"plan: {plan.device_hours:,.0f} device hours, {plan.days:.3g} days", err=True)
+    if judged and judged.days is not None and judged.device_hours is not None:
+        typer.echo(
+            f"checked schedule: {judged.device_hours:,.0f} device hours, {judged.days:.3g} days",
+            err=True,
+        )
+    for note in plan.notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"rests on: {plan.evidence}", err=True)
+
+
+def _row(one: dict[str, Any]) -> dict[str, Any]:
+    layout = one["layout"]
+    return {**one, **{key: layout[key] for key in ("micro_batch", "recompute")}}
+
+
+def _checked_row(one: dict[str, Any]) -> dict[str, Any]:
+    keys = ("micro_batches", "step_time_s", "bubble", "exchange", "efficiency", "p_oom")
+    plan = one["plan"] or {}
+    row = {**one, **{key: plan.get(key) for key in keys}}
+    return {**row, "reasons": "; ".join(one["reasons"]) or None}
+
+
+def _write(folder: Path, chain: Chain) -> None:
+    import shlex
+
+    from paceline.ramping.scripts import SUBMIT, scripts
+    from paceline.rundir import write_text
+
+    for name, text in scripts(chain).items():
+        write_text(folder / name, text)
+    submit = shlex.quote(str(folder / SUBMIT))
+    typer.echo(f"scripts: {folder}; `bash {submit}` submits them in turn", err=True)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+_COLUMNS = [
+    Column("batch", "batch", justify="right"),
+    Column("nodes", "nodes", justify="right"),
+    Column("label", "layout"),
+    Column("micro_batch", "micro-batch", justify="right"),
+    Column("recompute", "recompute"),
+    Column("micro_batches", "a replica", justify="right"),
+    Column("step_time_s", "step s", _seconds, "right"),
+    Column("low_s", "low", _seconds, "right"),
+    Column("high_s", "high", _seconds, "right"),
+    Column("bubble", "bubble", _share, "right"),
+    Column("exchange", "exchange", _share, "right"),
+    Column("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
+    Column("p_oom", "P(OOM)", _share, "right"),
+    Column("efficiency", "efficiency", _share, "right"),
+    Column("samples", "samples", lambda value: f"{value:,}", "right"),
+    Column("device_hours", "device hours", lambda value: f"{value:,.4g}", "right"),
+    Column("days", "days", _seconds, "right"),
+]
+_CHECKED = [
+    Column("batch", "batch", justify="right"),
+    Column("nodes", "nodes", justify="right"),
+    Column("label", "layout"),
+    Column("micro_batch", "micro-batch", justify="right"),
+    Column("micro_batches", "a replica", justify="right"),
+    Column("step_time_s", "step s", _seconds, "right"),
+    Column("slower", "of the best", lambda value: f"{value:.2f}", "right"),
+    Column("bubble", "bubble", _share, "right"),
+    Column("exchange", "exchange", _share, "right"),
+    Column("efficiency", "efficiency", _share, "right"),
+    Column("p_oom", "P(OOM)", _share, "right"),
+    Column("verdict", "verdict"),
+    Column("reasons", "why", wraps=True),
+]

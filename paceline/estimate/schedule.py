@@ -1,0 +1,166 @@
+"""A pipeline's step pass by pass: how long stages of any length take together, and which rank waits.
+
+The closed forms of core/pipeline.py hold for equal stages and exchanges that take no time. Here the
+first stage may have the embedding, the last one the head, and what passes between ranks takes a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.layout import Schedule
+
+WEIGHT_SHARE = 0.5
+"""Of a backward pass, what the weights' gradients take; only zero-bubble does them apart."""
+Order = list[int]
+"""Passes of one rank, as kind x S m + stage x m + micro-batch with S stages and m micro-batches."""
+
+
+@dataclass(frozen=True)
+class PipelineTime:
+    """One step of all micro-batches."""
+
+    total_s: float
+    """Until the last rank is done."""
+    busy_s: tuple[float, ...]
+    """What each rank computes."""
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """Share of the step in which each rank waits, 0-1."""
+        return tuple(1 - busy / self.total_s for busy in self.busy_s)
+
+    @property
+    def idle_fraction(self) -> float:
+        """Mean of the ranks' idle shares, 0-1."""
+        return 1 - sum(self.busy_s) / (len(self.busy_s) * self.total_s)
+
+
+def stage_seconds(
+    sizes: Sequence[int], layer_s: float, first_s: float = 0.0, last_s: float = 0.0
+) -> list[float]:
+    """Seconds of each stage: its layers, with the embedding's on the first and the head's on the last."""
+    seconds = [size * layer_s for size in sizes]
+    seconds[0] += first_s
+    seconds[-1] += last_s
+    return seconds
+
+
+def pipeline_s(
+    stage_forward_s: Sequence[float],
+    stage_backward_s: Sequence[float],
+    num_microbatches: int,
+    schedule: Schedule = "1f1b",
+    vp: int = 1,
+    exchange_s: float = 0.0,
+    weight_share: float = WEIGHT_SHARE,
+) -> PipelineTime:
+    """Time of a step whose pp x vp stages take these seconds; stage i lies on rank i mod pp.
+
+    A pass waits for its rank and for the neighbouring stage's pass, which arrives `exchange_s` later;
+    nothing is computed for it meanwhile. 1f1b over several chunks is the interleaved schedule
+    (Narayanan et al., arXiv:2104.04473), zero-bubble is ZB-H1 (Qi et al., arXiv:2401.10241) with
+    `weight_share` of a backward pass put off. Raises ValueError for stages that do not fit the
+    schedule, and where passes would wait for each other in a circle (interleaved, many ranks, rounds that
+    do not come out even).
+    """
+    stages, m = len(stage_forward_s), num_microbatches
+    if m < 1 or vp < 1 or not stages or stages % vp or len(stage_backward_s) != stages:
+        raise ValueError(f"{stages} stages do not make ranks of {vp} for {m} micro-batches")
+    if schedule == "zero-bubble" and vp > 1:
+        raise ValueError("zero-bubble is for one chunk a rank")
+    pp = stages // vp
+    apart = schedule == "zero-bubble"
+    backward = np.asarray(stage_backward_s, dtype=float) * (1 - weight_share if apart else 1.0)
+    weights = np.asarray(stage_backward_s, dtype=float) * weight_share
+    durations = np.repeat(np.concatenate([stage_forward_s, backward, weights]), m)
+    orders = _orders(schedule, pp, vp, m)
+    total = _follow(orders, durations.tolist(), _needs(stages, m), exchange_s if pp > 1 else 0.0)
+    busy = tuple(float(durations[order].sum()) for order in orders)
+    return PipelineTime(total, busy)
+
+
+def _follow(
+    orders: Sequence[Order], durations: list[float], needs: list[int], exchange_s: float
+) -> float:
+    """When the last rank ends, each doing its passes in order as soon as what they need has come."""
+    ends = [-1.0] * len(durations)
+    free, at = [0.0] * len(orders), [0] * len(orders)
+    ranks = list(range(len(orders)))
+    left = sum(map(len, orders))
+    while left:
+        before = left
+        for rank in ranks:
+            order, i, now = orders[rank], at[rank], free[rank]
+            for i in range(at[rank], len(order)):
+                work = order[i]
+                need = needs[work]
+                if need >= 0:
+                    arrival = ends[need]
+                    if arrival < 0:
+                        break
+                    now = max(now, arrival + exchange_s)
+                now += durations[work]
+                ends[work] = now
+            else:
+                i = len(order)
+            left -= i - at[rank]
+            at[rank], free[rank] = i, now
+        if left == before:
+            raise ValueError("the passes wait for each other in a circle")
+        ranks.reverse()
+    return max(free)
+
+
+def _needs(stages: int, m: int) -> list[int]:
+    """What each pass needs of another stage, -1 for nothing; on its own stage the order sees to it."""
+    forward = np.arange(-m, (stages - 1) * m)
+    backward = np.arange((stages + 1) * m, (2 * stages + 1) * m)
+    forward[:m] = -1
+    backward[-m:] = -1
+    return np.concatenate([forward, backward, np.full(stages * m, -1)]).tolist()
+
+
+def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
+    if schedule == "gpipe":
+        return [_chunked(pp, vp, m, rank, m, vp * m) for rank in range(pp)]
+    if schedule == "zero-bubble":
+        return [_weights_later(_chunked(pp, 1, m, r, m, pp - 1 - r), pp, m, r) for r in range(pp)]
+    if vp == 1:
+        return [_chunked(pp, 1, m, rank, m, pp - 1 - rank) for rank in range(pp)]
+    group = max(1, m // max(1, m // pp))
+    return [
+        _chunked(pp, vp, m, rank, group, 2 * (pp - 1 - rank) + (vp - 1) * group)
+        for rank in range(pp)
+    ]
+
+
+def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Order:
+    """`ahead` forward passes, then one of each kind in turn; chunks in turn for every `group`."""
+    turns = [
+        (chunk, start, min(start + group, m)) for start in range(0, m, group) for chunk in range(vp)
+    ]
+    forwards: Order = []
+    backwards: Order = []
+    for chunk, start, end in turns:
+        stage = chunk * pp + rank
+        forwards += range(stage * m + start, stage * m + end)
+        stage = (2 * vp - 1 - chunk) * pp + rank
+        backwards += range(stage * m + start, stage * m + end)
+    ahead = min(ahead, len(forwards))
+    steady = [work for both in zip(forwards[ahead:], backwards, strict=False) for work in both]
+    return forwards[:ahead] + steady + backwards[len(backwards) - ahead :]
+
+
+def _weights_later(order: Order, pp: int, m: int, rank: int) -> Order:
+    """The order with the weights' gradients as many micro-batches later as there are ranks before."""
+    first, later = (pp + rank) * m, (2 * pp + rank) * m
+    found: Order = []
+    for work in order:
+        found.append(work)
+        if work >= first + rank:
+            found.append(later + work - first - rank)
+    return found + list(range(later + max(0, m - rank), later + m))
