@@ -1,0 +1,147 @@
+"""`paceline mlperf`: MLPerf Training runs, scored and checked from their logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
+
+if TYPE_CHECKING:
+    from paceline.mlperf.scoring import Score
+
+app = typer.Typer(
+    help="MLPerf Training by its rules: score and check runs. Never an official result.",
+    no_args_is_help=True,
+)
+EXIT_CODES = {
+    "ok": EXIT_OK,
+    "incomplete": EXIT_INCOMPLETE,
+    "no-reference": EXIT_INCOMPLETE,
+    "invalid": EXIT_GATE_FAILED,
+}
+
+
+@app.callback()
+def _group() -> None:
+    """Whatever is printed here is unofficial, not verified by MLCommons Association."""
+
+
+@app.command()
+def score(
+    place: Annotated[
+        Path, typer.Argument(help="Folder with the logs of one set of runs.", metavar="DIR")
+    ],
+    ruleset: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules of which round; default that in the path (v5.1), else 5.1.0.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Accelerators, where the logs do not say.")
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Score a set of MLPerf runs: run times, olympic mean, convergence test, scaling, minutes.
+
+    Reads a submission's result_*.txt, a launch script's <datestamp>_<i>.log, or any .log, .txt and
+    .out with :::MLLOG lines, plain or .gz. Nothing is written or deleted.
+
+    Examples:
+
+      paceline mlperf score results/gb300_n18/llama31_8b
+
+      paceline mlperf score LOGDIR --ruleset 5.1.0 --json
+
+    A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a failed
+    run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
+    """
+    from paceline.mlperf_scoring import score as score_runs
+
+    found = score_runs(place, ruleset, gpus)
+    _emit(found, TableFormat.json if as_json else form)
+    if EXIT_CODES[found.status]:
+        raise typer.Exit(EXIT_CODES[found.status])
+
+
+def _emit(found: Score, form: TableFormat) -> None:
+    from paceline.report.mlperf import score_lines, score_row
+
+    if form is TableFormat.json:
+        emit_json(found.model_dump(mode="json"))
+        return
+    rows = [score_row(found, run) for run in found.runs]
+    if form is TableFormat.csv:
+        emit_table(rows, [Column(name, name) for name in rows[0]], form)
+        return
+    emit_table(rows, _columns(), form)
+    typer.echo("\n" + "\n".join(score_lines(found)))
+
+
+def _columns() -> list[Column]:
+    from paceline.report.figures import one_line
+    from paceline.units import significant
+
+    return [
+        Column("file", "run", one_line),
+        Column("status", "status"),
+        Column("part", "part"),
+        Column("minutes", "minutes", "{:.4f}".format, "right"),
+        Column("samples_to_target", "samples", "{:,}".format, "right"),
+        Column("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
+        Column("initialisation_minutes", "init min", "{:.3f}".format, "right"),
+        Column("global_batch", "batch", "{:,}".format, "right"),
+        Column("seeds", "seeds"),
+        Column("reason", "why", one_line, wraps=True),
+    ]
+
+
+@app.command()
+def check(
+    place: Annotated[
+        Path, typer.Argument(help="A log, or a folder with the logs of runs.", metavar="PATH")
+    ],
+    ruleset: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules of which round; default that in the path (v5.1), else 5.1.0.",
+            show_default=False,
+        ),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Check logs with the official compliance checker, in plain words and with line numbers.
+
+    The checker runs on copies in a process of its own; nothing of yours is written or deleted. It is
+    the package mlperf-logging: pip install 'paceline[mlperf]'.
+
+    Examples:
+
+      paceline mlperf check result_0.txt
+
+      paceline mlperf check LOGDIR --ruleset 5.1.0 --json
+
+    Exit code 0 when all logs pass, 3 when one fails, 4 when the checker has no answer for one.
+    """
+    from paceline.mlperf_checking import check as check_logs
+    from paceline.report.mlperf import check_lines, check_rows
+
+    found = check_logs(place, ruleset)
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.json:
+        emit_json(found.model_dump(mode="json"))
+    elif form is TableFormat.text:
+        typer.echo("\n".join(check_lines(found)))
+    else:
+        names = ("file", "status", "level", "line", "key", "message", "rule")
+        emit_table(check_rows(found), [Column(name, name) for name in names], form)
+    if found.status != "passed":
+        raise typer.Exit(EXIT_GATE_FAILED if found.status == "failed" else EXIT_INCOMPLETE)

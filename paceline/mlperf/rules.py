@@ -1,0 +1,60 @@
+"""What the rules of MLPerf Training (closed division) fix for each benchmark that is known here.
+
+Source: mlcommons/training_policies, training_rules.adoc; mlcommons/logging 4.1, the rule files of
+compliance_checker and the numbers of runs in rcp_checker.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import UserError, did_you_mean
+
+UNOFFICIAL = "unofficial, not verified by MLCommons Association"
+NOT_A_METRIC = "model FLOP/s are not an official MLPerf metric"
+DEFAULT_RULESET = "5.1.0"
+MOST_INITIALISATION_MINUTES = 30.0
+"""In the closed division; what exceeds it has to be timed."""
+
+_ROUND = re.compile(r"(?:.*[_-])?v(\d{1,2})\.(\d{1,2})")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark: how often it is run, which quality ends a run, and our recipe of its model."""
+
+    name: str
+    num_runs: int
+    target: float
+    """Largest evaluation result (a loss) that counts as converged."""
+    recipe: str
+    variant: str | None = None
+
+
+BENCHMARKS = {
+    known.name: known
+    for known in (
+        Benchmark("llama2_70b_lora", 10, 0.925, "llama2-70b-lora"),
+        Benchmark("llama31_8b", 10, 3.3, "llama31-8b", "mlperf"),
+        Benchmark("flux1", 10, 0.586, "flux1-schnell"),
+    )
+}
+
+
+def benchmark_named(name: str, where: str) -> Benchmark:
+    """The benchmark called `name`; raises UserError that speaks of `where` for an unknown one."""
+    if name not in BENCHMARKS:
+        raise UserError(where, f"benchmark {name!r} is not known here",
+                        allowed=", ".join(BENCHMARKS),
+                        remedy=did_you_mean(name, BENCHMARKS) or None)  # fmt: skip
+    return BENCHMARKS[name]
+
+
+def round_in(place: Path) -> tuple[str, str] | None:
+    """The innermost folder that names a round (`v5.1`, `training_results_v5.1`), and its ruleset."""
+    for part in reversed(place.resolve().parts):
+        if found := _ROUND.fullmatch(part):
+            return part, f"{found[1]}.{found[2]}.0"
+    return None

@@ -1,0 +1,83 @@
+"""MLPerf logs under the official compliance checker, its findings in plain words."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import UserError, did_you_mean
+from paceline.mlperf.findings import (
+    Check,
+    CheckedFile,
+    FileStatus,
+    Finding,
+    ResultLines,
+    finding,
+    incomplete_records,
+    unread_finding,
+)
+from paceline.mlperf.official import check_copy, checker_rulesets, checker_version, copied
+from paceline.mlperf.rules import DEFAULT_RULESET, round_in
+from paceline.mlperf_logs import RunLog, run_logs
+from paceline.parsing import as_text
+
+
+def check(place: Path, ruleset: str | None = None) -> Check:
+    """The official checker's findings on every log at `place`; copies are checked, nothing else.
+
+    Raises SystemFaultError without the official package, UserError for an unknown ruleset and for a
+    place without MLPerf logs.
+    """
+    version, known = checker_version(), checker_rulesets()
+    chosen, origin = _ruleset(place, ruleset, known)
+    with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
+        files = [_checked(log, chosen, Path(folder)) for log in run_logs(place)]
+    statuses = {file.status for file in files}
+    failed, whole = "failed" in statuses, statuses == {"passed"}
+    return Check(
+        place=as_text(str(place)),
+        ruleset=chosen,
+        ruleset_from=origin,
+        checker=f"mlperf-logging {version}",
+        status="failed" if failed else "passed" if whole else "broken",
+        files=tuple(files),
+    )
+
+
+def _ruleset(
+    place: Path, given: str | None, known: list[str]
+) -> tuple[str, Literal["option", "path", "default"]]:
+    if given is not None:
+        if given not in known:
+            raise UserError(f"--ruleset {given}", "is not known to the official checker",
+                            allowed=", ".join(known),
+                            remedy=did_you_mean(given, known) or None)  # fmt: skip
+        return given, "option"
+    found = round_in(place)
+    return (found[1], "path") if found and found[1] in known else (DEFAULT_RULESET, "default")
+
+
+def _checked(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
+    name = as_text(log.path.name)
+    if log.unreadable:
+        return CheckedFile(file=name, status="unreadable", reason=log.unreadable)
+    copy = folder / "log.txt"
+    broken_off = copied(log.path, copy)
+    lines = ResultLines.of(copy.read_bytes())
+    verdict = check_copy(copy, ruleset)
+    findings = [unread_finding(text, why, lines) for text, why in verdict.unread]
+    findings += [finding(message, lines) for message in verdict.messages]
+    findings += incomplete_records(lines) if verdict.broken else []
+    findings.sort(key=lambda one: (one.line is None, one.line or 0))
+    if len(log.trials) > 1:
+        extra = f"the log holds {len(log.trials)} trials; the rules want each in a file of its own"
+        findings.append(Finding(key=None, line=None, message=extra, official=""))
+    status: FileStatus = "failed" if findings else "broken" if verdict.broken else "passed"
+    return CheckedFile(
+        file=name,
+        status=status,
+        reason=verdict.broken or broken_off,
+        findings=tuple(findings),
+        warnings=tuple(finding(message, lines) for message in verdict.warnings),
+    )
