@@ -10,6 +10,7 @@ import numpy as np
 from paceline import catalog
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.hardware import Cluster
+from paceline.core.layout import Layout
 from paceline.core.offers import Bill, Failures, Prices, bill
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
 from paceline.core.run import RunSpec
@@ -96,6 +97,30 @@ def estimate(question: Question, evidence: Evidence) -> Estimate:
 def spec_of(question: Question) -> RunSpec:
     """The recipe resolved on the devices asked for."""
     recipe = load_recipe(question.recipe, question.variant, question.overrides)
+    return resolve(recipe, cluster_of(question), True, question.variant)
+
+
+def spec_of_any_layout(question: Question) -> RunSpec:
+    """The recipe on the devices asked for, whether or not its own layout and batch fit there."""
+    recipe, cluster = (
+        load_recipe(question.recipe, question.variant, question.overrides),
+        cluster_of(question),
+    )
+    batch = recipe.training.batch(cluster.world_size, cluster.nodes)
+    single = recipe.training.model_copy(
+        update={"ramp_up": None, "global_batch": 1, "batch_per_device": None}
+    )
+    plain = recipe.model_copy(update={"layout": Layout(), "training": single})
+    one = cluster.model_copy(update={"nodes": 1, "devices_per_node": 1})
+    spec = resolve(plain, one, True, question.variant)
+    training = spec.training.model_copy(update={"global_batch": batch})
+    return spec.model_copy(
+        update={"cluster": cluster, "layout": recipe.layout, "training": training}
+    )
+
+
+def cluster_of(question: Question) -> Cluster:
+    """The devices asked for; raises UserError where they do not fill whole nodes."""
     per_node = min(question.devices_per_node, question.devices)
     cluster = Cluster(
         name="estimate",
@@ -108,7 +133,7 @@ def spec_of(question: Question) -> RunSpec:
     if cluster.world_size != question.devices:
         raise UserError(f"--gpus {question.devices}", f"is no multiple of {per_node} a node",
                         remedy="--per-node N")  # fmt: skip
-    return resolve(recipe, cluster, True, question.variant)
+    return cluster
 
 
 def machine_of(question: Question) -> Machine:
@@ -137,7 +162,7 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
     dtype = training.dtype
     case = replace(
         case,
-        peak_16bit=here.peak_16bit(), peak_narrow=here.peak_narrow(dtype),
+        peak_16bit=here.peak_wide(dtype), peak_narrow=here.peak_narrow(dtype),
         memory_bytes_per_s=_memory_rate(here),
         intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
         generation=here.generation, domain=here.domain, power=here.power,

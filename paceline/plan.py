@@ -50,14 +50,17 @@ class Plan:
         return launcher(self.spec.cluster.launcher).render(self.job)
 
 
-def make_plan(request: Request) -> Plan:
-    """The plan for a request on this machine; raises UserError when it cannot run here."""
+def make_plan(request: Request, found: dict[str, Any] | None = None) -> Plan:
+    """The plan for a request on this machine; raises UserError when it cannot run here.
+
+    `found` is this machine's inventory where it was taken just before.
+    """
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     for name in recipe.references:
         references.named(name)
     recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
     recipe = with_checkpoint(recipe, runs_root(request.runs_dir))
-    found = inventory()
+    found = found or inventory()
     cluster, notices = choose_cluster(request, recipe, found)
     if not request.force:
         refuse_what_cannot_fit(recipe, cluster)
@@ -84,7 +87,9 @@ def plan_again(spec: RunSpec) -> Plan:
             remedy="repeats of one group must run on one kind of machine",
         )
     _check(spec, force=True)
-    return Plan(spec, bound(engine(spec.engine).job(spec, spec.recipe)), found, tuple(busy_notice(found)))
+    return Plan(
+        spec, bound(engine(spec.engine).job(spec, spec.recipe)), found, tuple(busy_notice(found))
+    )
 
 
 def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:

@@ -21,6 +21,7 @@ from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.logs.parsed import ParsedLog
 from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
+from paceline.core.sweeps import SweepResult
 from paceline.events import EndEvent, MemoryEvent, StartEvent, StepEvent
 from paceline.probe.gemm import GemmProbe
 from paceline.recipe import Recipe
@@ -38,6 +39,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "repeats": SeriesResult,
     "campaign": Campaign,
     "scale": CampaignResult,
+    "sweep": SweepResult,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "event-start": StartEvent,

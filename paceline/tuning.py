@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.core.hardware import Device
 from paceline.core.layout import Layout
+from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
 from paceline.errors import UserError
 from paceline.estimate.case import Case, Cases, Floats, varied
@@ -18,7 +19,7 @@ from paceline.estimate.evidence import Evidence
 from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.memory import MemoryEstimate, memory, p_oom
 from paceline.estimate.step import step_time
-from paceline.estimating import Question, case_of, machine_of, spec_of
+from paceline.estimating import Question, case_of, machine_of, spec_of_any_layout
 from paceline.search.columns import columns
 from paceline.search.layouts import Space, feasible
 
@@ -55,7 +56,7 @@ class Ranking(Value):
     bound: str
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
-    """The recipe's own layout, for comparison."""
+    """The recipe's own layout, for comparison; None where it does not divide the devices."""
     evidence: str
 
 
@@ -69,8 +70,11 @@ class _Estimated:
 
 
 def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Ranking:
-    """The `top` fastest layouts that fit; raises UserError when the recipe resolves to none."""
-    spec, here = spec_of(question), machine_of(question)
+    """The `top` fastest layouts that fit; raises UserError when none divides the devices.
+
+    The recipe's own layout is told beside them where it can run on so many devices.
+    """
+    spec, here = spec_of_any_layout(question), machine_of(question)
     limit = here.device.memory_bytes
     if limit is None:
         raise UserError(here.device.name, "has no memory size in the catalog")
@@ -83,7 +87,10 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     found = _estimated(case, layouts, evidence, here.device)
     fits = found.p_oom <= LIKELY
     order = np.lexsort((found.seconds, ~fits))[:top]
-    own = _estimated(case, [spec.layout], evidence, here.device)
+    refused_own = layout_problems(
+        spec.layout, spec.model, spec.world_size, training.global_batch, training.seq_len
+    )
+    own = None if refused_own else _estimated(case, [spec.layout], evidence, here.device)
     return Ranking(
         recipe=spec.recipe,
         device=here.device.name,
@@ -93,7 +100,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         n_pruned=int((~fits).sum()),
         bound=f"more than {LIKELY:.0%} likely to exceed {limit / 1e9:.0f} GB",
         layouts=tuple(_told(found, order.tolist(), evidence, spec.world_size)),
-        recipe_layout=_told(own, [0], evidence, spec.world_size)[0],
+        recipe_layout=_told(own, [0], evidence, spec.world_size)[0] if own else None,
         evidence=evidence.title,
     )
 

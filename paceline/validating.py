@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from math import log
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ def _score(rows: Sequence[ValidatedRow], flat: Floats) -> Score:
     return Score(
         n=len(rows),
         mape=float(error.mean()),
-        median=float(np.median([abs(np.log1p(row.error)) for row in rows])),
+        median=float(np.median([abs(log(row.predicted_s / row.measured_s)) for row in rows])),
         within_10=float((error <= 0.1).mean()),
         within_20=float((error <= 0.2).mean()),
         coverage_80=float(np.mean([r.low_s <= r.measured_s <= r.high_s for r in rows])),

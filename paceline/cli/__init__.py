@@ -24,12 +24,14 @@ from paceline.cli.list import list_runs
 from paceline.cli.mlperf import app as mlperf_app
 from paceline.cli.parse import parse
 from paceline.cli.probe import app as probe_app
+from paceline.cli.rampup import rampup
 from paceline.cli.recipes import recipes
 from paceline.cli.report import report
 from paceline.cli.run import run
 from paceline.cli.scale import scale
 from paceline.cli.show import show
 from paceline.cli.sweep import sweep
+from paceline.cli.tune import tune
 from paceline.cli.validate import validate
 from paceline.cli.version import version
 from paceline.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
@@ -64,6 +66,8 @@ app.command("sweep")(sweep)
 app.command("check")(check)
 app.command("estimate")(estimate)
 app.command("validate")(validate)
+app.command("tune")(tune)
+app.command("rampup")(rampup)
 app.command("list")(list_runs)
 app.command("show")(show)
 app.command("report")(report)

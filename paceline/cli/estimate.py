@@ -112,6 +112,8 @@ def estimate(
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
     """
+    from math import isfinite
+
     from paceline.core.offers import Failures, Prices
     from paceline.errors import UserError
     from paceline.estimate.evidence import read_evidence, shipped
@@ -121,6 +123,11 @@ def estimate(
     if stack not in ("fused", "torch", "softmax"):
         raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
+    for name, value in (("--tokens", tokens), ("--price", price), ("--spot-price", spot_price),
+                        ("--pue", pue), ("--carbon", carbon), ("--mtbf", mtbf),
+                        ("--restart", restart), ("--checkpoint", checkpoint)):  # fmt: skip
+        if value is not None and not isfinite(value):
+            raise typer.BadParameter("must be a finite number", param_hint=name)
     if any("=" not in axis for axis in axes):
         raise UserError(f"--layout {layout}", "is not AXIS=N,...", allowed="tp=4,pp=4,zero_stage=1")
     failures = (
@@ -145,6 +152,7 @@ def estimate(
 def _offer(first: Question, text: str) -> Question:
     """The question with an offer's changes; raises UserError for what is no offer."""
     from dataclasses import replace
+    from math import isfinite
 
     from paceline.errors import UserError
 
@@ -163,10 +171,13 @@ def _offer(first: Question, text: str) -> Question:
         "inter": "inter_link",
     }
     changes: dict[str, Any] = {}
+    least = {"gpus": 1, "per_node": 1, "price": 0}
     for part in text.split(","):
-        key, _, value = part.partition("=")
+        key, _, value = (word.strip() for word in part.partition("="))
         try:
-            changes[key.strip()] = kinds[key.strip()](value)
+            changes[key] = kinds[key](value)
+            if key in least and not (isfinite(changes[key]) and changes[key] >= least[key]):
+                raise ValueError
         except (KeyError, ValueError) as error:
             raise UserError(f"--compare {text}", f"{part!r} cannot be read",
                             allowed=", ".join(kinds)) from error  # fmt: skip
@@ -233,10 +244,12 @@ def _text(one: Estimate) -> str:
 
 
 def _memory_line(one: Estimate) -> str:
+    from paceline.estimate.memory import verdict
     from paceline.units import gib, percent
 
-    used = one.memory_bytes
-    chance = "unknown size" if one.p_oom is None else f"P(out of memory) {percent(one.p_oom, 0)}"
+    used, chance = one.memory_bytes, "unknown size"
+    if one.p_oom is not None:
+        chance = f"P(out of memory) {percent(one.p_oom, 0)}: {verdict(one.p_oom)}"
     return (
         f"memory of the fullest device {gib(used.device_used)} (allocated {gib(used.allocated)}, "
         f"reserved {gib(used.reserved)}) · {chance}"

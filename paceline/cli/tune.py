@@ -83,8 +83,8 @@ def tune(
             f"{found.n_pruned:,} {found.bound}",
             err=True,
         )
-        if own:
-            typer.echo(f"the recipe's own: {own.label}: {own.step_time_s:.4g} s", err=True)
+        told = f"{own.label}: {own.step_time_s:.4g} s" if own else "does not divide the devices"
+        typer.echo(f"the recipe's own layout: {told}", err=True)
 
 
 def _row(one: dict[str, Any]) -> dict[str, Any]:

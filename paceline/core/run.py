@@ -29,7 +29,7 @@ Compile = Literal["none", "blocks"]
 
 
 UNLIKE_A_SETTING = (
-    "name", "device_label", "device_memory_bytes", "hosts", "interface", "ssh", "slurm",
+    "name", "device_label", "device_memory_bytes", "launcher", "hosts", "interface", "ssh", "slurm",
 )  # fmt: skip
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
 

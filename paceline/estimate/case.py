@@ -32,7 +32,7 @@ class Case:
     seq_len: float
     """Tokens of a sample."""
     peak_16bit: float
-    """Dense FLOP/s of 16-bit products."""
+    """Dense FLOP/s of 16-bit products, in fp32 of such ones."""
     memory_bytes_per_s: float
     intra_bytes_per_s: float
     """Of one device to the others in its fast domain, one direction."""

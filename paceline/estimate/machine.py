@@ -24,6 +24,10 @@ INTRA = {"volta": 150e9, "ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
 """NVLink 2 to 5, bytes/s of one device in one direction, where no link is named."""
 INTER = {"volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9}
 """The usual network port of a device, 100 to 400 Gb/s, where none is named."""
+PCIE = {"volta": "PCIe-3", "ampere": "PCIe-4", "hopper": "PCIe-5"}
+"""What cards have among each other; bridges between pairs do not count."""
+XGMI = ("MI300X", "MI325X")
+"""Families whose links inside a node the catalog states."""
 FALLBACK_LINK = 25e9
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
@@ -48,6 +52,11 @@ class Machine:
         if peak is None:
             raise UserError(self.device.name, "has no 16-bit peak in the catalog")
         return peak
+
+    def peak_wide(self, dtype: Dtype) -> float:
+        """FLOP/s of products that are not narrow: fp32's own peak in fp32, else that of 16 bit."""
+        peak = self.device.peak_flops_per_s("fp32") if dtype == "fp32" else None
+        return peak or self.peak_16bit()
 
     def peak_narrow(self, dtype: Dtype) -> float:
         """FLOP/s of a dtype narrower than 16 bit, 0 for others; raises UserError without a peak."""
@@ -79,18 +88,21 @@ def machine(
         generation=generation,
         domain=domain,
         devices_per_node=devices_per_node,
-        intra_bytes_per_s=_intra(intra, generation, notes),
+        intra_bytes_per_s=_intra(intra, found, generation, notes),
         inter_bytes_per_s=_inter(inter, generation, devices_per_node, notes),
         power=min(1.0, power),
         notes=tuple(notes),
     )
 
 
-def _intra(name: str | None, generation: Generation, notes: list[str]) -> float:
+def _intra(name: str | None, found: Device, generation: Generation, notes: list[str]) -> float:
     match = catalog.find_link(name) if name else None
     if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
         return match.link.bytes_per_s
     usual = INTRA.get(generation, FALLBACK_LINK)
+    known = PCIE.get(generation) if "PCIe" in found.name else None
+    known = "xGMI-MI300" if found.family in XGMI else known
+    usual = (catalog.link(known).bytes_per_s or usual) if known else usual
     notes.append(f"links inside a node are taken as {usual / 1e9:g} GB/s")
     return usual
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from paceline import catalog
 from paceline.core.hardware import Dtype
 from paceline.errors import UserError
 from paceline.estimate.case import Case, Stack
@@ -28,9 +29,18 @@ DEFAULT_SEQ_LEN = 512
 DEFAULT_VOCAB = 50_304
 GATED = ("llama", "qwen", "mixtral", "mistral", "deepseek", "gemma", "grok", "phi")
 """Model families whose ffn has a gate."""
-_EXPERTS = re.compile(r"_a\d+b|moe|oss|mixtral|deepseek|grok|experts", re.IGNORECASE)
+_EXPERTS = re.compile(
+    r"[-_ ]a\d+(\.\d+)?b|\d+x\d+(\.\d+)?b|moe|oss|mixtral|dbrx|deepseek|grok|experts|llama[-_ ]?4(?!\d)",
+    re.IGNORECASE,
+)
 _FUSED = re.compile(r"\bte\b")
-_DTYPES: dict[str, Dtype] = {"fp8-cs": "fp8", "fp8-mx": "mxfp8"}
+_STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
+_PREFIXES: dict[str, Dtype] = {
+    "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
+    "fp4": "nvfp4", "fp32": "fp32", "fp16": "fp16",
+}  # fmt: skip
+MOST = 1e12
+"""No size in a table is larger; what is counts as a gap, as do numbers that are not positive."""
 
 
 class UnmodelledError(ValueError):
@@ -94,10 +104,13 @@ def stack_of(row: Mapping[str, str]) -> Stack:
 
 def zero_stage(text: str) -> int:
     """0 to 3; an optimizer with sharded states is stage 1 whatever it is called."""
-    digit = text.strip()[:1]
-    if digit in ("1", "2", "3"):
-        return int(digit)
-    return 1 if "sharded" in text else 0
+    plain = text.strip().lower()
+    found = _STAGE.match(plain)
+    if found and found[1] != "0":
+        return int(found[1])
+    if plain.startswith(("fsdp", "hsdp")):
+        return 3
+    return 1 if "sharded" in plain else 0
 
 
 def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) -> Case:
@@ -110,11 +123,10 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
     per_node = int(_number(row, "gpus_per_node") or 8)
     try:
         here = machine(
-            row.get("gpu", ""), row.get("intra_node_net"), row.get("inter_node_net"), per_node
+            row.get("gpu", ""), _link(row, "intra_node_net"), _link(row, "inter_node_net"), per_node
         )
-        word = row.get("dtype", "").lower().split(" ")[0]
-        dtype: Dtype = _DTYPES.get(word, word)  # type: ignore[assignment]
-        narrow = here.peak_narrow(dtype)
+        dtype = dtype_of(row.get("dtype", ""))
+        wide, narrow = here.peak_wide(dtype), here.peak_narrow(dtype)
     except UserError as error:
         raise UnmodelledError(NO_DEVICE) from error
     axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
@@ -125,14 +137,14 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         kv_heads=_number(row, "kv_heads") or heads, head_dim=hidden / heads,
         vocab=_number(row, "vocab") or DEFAULT_VOCAB,
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
-        peak_16bit=here.peak_16bit(), peak_narrow=narrow,
+        peak_16bit=wide, peak_narrow=narrow,
         memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
         intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
         devices=devices, global_batch=batch, gated=is_gated(row.get("model", "")),
         frozen=kind == "lora", experts=experts, experts_per_token=per_token,
         pp=1.0 if pp > layers else pp, micro_batch=_number(row, "mbs") or 1.0,
         zero_stage=zero_stage(row.get("zero", "")),
-        sequence_parallel=bool(_number(row, "seq_parallel")),
+        sequence_parallel=row.get("seq_parallel", "").strip().lower() in ("1", "1.0", "true", "yes"),
         full_recompute=recompute.startswith("full"),
         selective_recompute=recompute.startswith("sel"),
         flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
@@ -167,9 +179,29 @@ def is_gated(model: str) -> bool:
     return any(family in model.lower() for family in GATED)
 
 
-def _number(row: Mapping[str, str], name: str) -> float | None:
+def dtype_of(text: str) -> Dtype:
+    """The dtype that a table's word means; bf16 for words that nobody knows."""
+    word = text.strip().lower()
+    try:
+        return catalog.dtype(word)
+    except UserError:
+        return next((d for prefix, d in _PREFIXES.items() if word.startswith(prefix)), "bf16")
+
+
+def _link(row: Mapping[str, str], name: str) -> str | None:
+    """A link that the catalog knows; for others the usual one of the device stands."""
     text = (row.get(name) or "").strip()
     try:
-        return float(text) if text else None
+        return text if text and catalog.find_link(text) else None
+    except UserError:
+        return None
+
+
+def _number(row: Mapping[str, str], name: str) -> float | None:
+    """A positive number; None for what is none, for 0, and for what no training has."""
+    try:
+        value = float((row.get(name) or "").strip())
     except ValueError:
         return None
+    least = 0.0 if name in ("step_time_s", "mem_gb") else 1.0
+    return value if value and least <= value <= MOST else None

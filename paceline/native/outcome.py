@@ -15,9 +15,12 @@ OUT_OF_MEMORY = (
     "std::bad_alloc",
     "bad allocation",
     "alloc_failed",
+    "memoryerror:",  # a callback of autograd's, told by a RuntimeError
 )
 NO_THREAD = ("can't start new thread", "resource temporarily unavailable")
 """What lack of memory looks like where a memory limit also holds for the stacks of threads."""
+NO_CODE = "could not create a primitive"
+"""What oneDNN says where a memory limit leaves no room for the code that it makes."""
 LOST_PEER = (
     # gloo, in every collective; the second when data was on its way.
     "connection closed by peer",
@@ -57,6 +60,8 @@ def outcome(error: BaseException) -> tuple[str, str]:
         return "oom", sentence
     if is_limited() and any(words in lowered for words in NO_THREAD):
         return "oom", f"no memory for a thread's stack: {sentence}"
+    if is_limited() and NO_CODE in lowered:
+        return "oom", f"no memory for compiled code: {sentence}"
     if any(words in lowered for words in LOST_PEER):
         return "failed", f"another rank ended first: {sentence}"
     return "failed", sentence

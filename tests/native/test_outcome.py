@@ -30,6 +30,9 @@ CPU = (
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         OSError(12, "Cannot allocate memory"),
+        RuntimeError(
+            "Got the following error when running the callback: MemoryError: <EMPTY MESSAGE>"
+        ),
     ],
 )
 def test_lack_of_memory_is_known_in_every_form(error: Exception) -> None:
@@ -74,3 +77,12 @@ def test_no_room_for_a_threads_stack_is_lack_of_memory_where_it_is_limited() -> 
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert "('oom', \"no memory for a thread's stack: " in done.stdout
+
+
+def test_no_room_for_compiled_code_is_lack_of_memory_where_it_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = RuntimeError("could not create a primitive")
+    assert outcome(error)[0] == "failed"
+    monkeypatch.setitem(outcome.__globals__, "is_limited", lambda: True)
+    assert outcome(error)[0] == "oom"

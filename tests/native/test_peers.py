@@ -47,7 +47,8 @@ ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
 """GPT-2 has q, k and v in one matrix, which would have one adapter."""
-LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}
+LIMITS = {torch.float32: 2e-5, torch.float64: 1e-10}
+"""Of a parameter's relative L2 error; fp32 sums differ by what the order of addition rounds."""
 
 
 def adapters_of(model: str) -> dict[str, tuple[tuple[str, ...], bool]]:

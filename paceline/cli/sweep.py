@@ -1,0 +1,223 @@
+"""`paceline sweep`: one recipe in many layouts, as a table with the best of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import where as place
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import TableForm, TableFormat
+from paceline.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+
+if TYPE_CHECKING:
+    from paceline.core.sweeps import SweepResult
+    from paceline.sweeping.planning import Sweep, Wanted
+    from paceline.sweeping.running import Trial
+
+SWEEP_FILE, TABLE_FILE, CHART_FILE = "sweep.json", "results.csv", "speed-memory.svg"
+VARIES = "What varies"
+
+
+def _list(what: str) -> object:
+    return typer.Option(metavar="LIST", help=what, rich_help_panel=VARIES)
+
+
+def sweep(
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
+    ],
+    tp: Annotated[str | None, _list("Tensor-parallel sizes: 1,2,4.")] = None,
+    pp: Annotated[str | None, _list("Pipeline stages.")] = None,
+    cp: Annotated[str | None, _list("Context-parallel sizes.")] = None,
+    vp: Annotated[str | None, _list("Chunks of layers a stage (interleaved).")] = None,
+    zero: Annotated[str | None, _list("ZeRO stages, 0 to 3.")] = None,
+    mbs: Annotated[str | None, _list("Micro-batches, in sequences.")] = None,
+    recompute: Annotated[str | None, _list("none, selective, full.")] = None,
+    gbs: Annotated[str | None, _list("Global batches, in sequences.")] = None,
+    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE[,VALUE...]",
+            help="Override a recipe field; a list of values varies it.",
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Devices to use (on every host); default every GPU, or on a CPU as many processes as "
+            "the largest layout needs.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    cluster: Annotated[
+        str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
+    ] = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    bind: place.Bind = None,
+    ssh_config: place.SshConfig = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Runs of each; all run once before any runs again.")
+    ] = 1,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each run.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the sweep; another name measures everything anew."
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also run what the estimate calls hopeless.")
+    ] = False,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+        ),
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="A name under which to find the runs.")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would run in which order, and run nothing."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe in every combination of some settings and say which is fastest.
+
+    Every list is a dimension. Combinations that cannot run are listed with
+    the reason, those that end by lack of memory, time or with NaN are rows
+    like the others. Runs that the sweep has already are not repeated: the
+    same command goes on after Ctrl-C, and one with longer lists adds to it.
+
+    Examples:
+
+      paceline sweep gpt-1b3-tiny --tp 1,2 --pp 1,2 --mbs 1,2,4 --devices 4
+
+      paceline sweep gpt-1b3 --nodes 2 --hosts hostfile --pp 1,2,4 --mbs 1,2,4,8 --recompute none,full
+
+      paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
+    """
+    from paceline.placement import Request
+    from paceline.sweeping.dimensions import dimensions
+    from paceline.sweeping.planning import Wanted
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
+    named = {"tp": tp, "pp": pp, "cp": cp, "vp": vp, "zero": zero, "mbs": mbs,
+             "recompute": recompute, "gbs": gbs}  # fmt: skip
+    varied, fixed = dimensions(named, overrides or ())
+    there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    request = Request(
+        recipe, variant, fixed, devices, device, cluster, timeout, force, there, runs_dir
+    )
+    how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
+    raise typer.Exit(_sweep(Wanted(request, varied, repeat, name, not every), how))
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a sweep is run and told."""
+
+    form: TableFormat
+    runs_dir: Path | None
+    tag: str | None
+    dry_run: bool
+    evidence: Path | None
+
+
+def _sweep(wanted: Wanted, how: _How) -> int:
+    from paceline.cli.sweep_table import print_sweep, sweep_display
+    from paceline.estimate.evidence import read_evidence, shipped
+    from paceline.flow import command_line
+    from paceline.rundir import runs_root
+    from paceline.sweeping.planning import new_sweep
+    from paceline.sweeping.running import run_sweep, told, trials_of
+
+    root = runs_root(how.runs_dir)
+    planned = new_sweep(wanted, read_evidence(how.evidence) if how.evidence else shipped())
+    trials = trials_of(planned, root)
+    _announce(planned, trials)
+    if how.dry_run:
+        print_sweep(told(planned, trials, interrupted=False, command=command_line()), how.form)
+        return EXIT_OK if any(one.runs for one in planned.choices) else EXIT_BAD_INPUT
+    with sweep_display(trials) as display:
+        result = run_sweep(planned, trials, root, command_line(), display, tag=how.tag)
+    if any(row.runs for row in result.rows):
+        _keep(result, root / result.name)
+    print_sweep(result, how.form)
+    if not any(one.runs for one in planned.choices):
+        typer.echo("error: no combination can run; the table says why", err=True)
+    if result.go_on:
+        typer.echo(f"not all has run: {result.go_on}", err=True)
+    return exit_code(result)
+
+
+def exit_code(result: SweepResult) -> int:
+    """0 when there is an answer: layouts without memory, time or a finite loss are part of it."""
+    statuses = {row.status for row in result.rows}
+    if result.interrupted:
+        return EXIT_INCOMPLETE
+    if result.best is not None:
+        return EXIT_OK
+    if statuses <= {"refused", "pruned"}:
+        return EXIT_BAD_INPUT
+    return EXIT_INCOMPLETE if statuses <= {"refused", "pruned", "incomplete"} else EXIT_SYSTEM_FAULT
+
+
+def _announce(planned: Sweep, trials: list[Trial]) -> None:
+    """What will run, on standard error, before it starts."""
+    from paceline.cli.progress import run_headline
+
+    first = next((one.plan for one in planned.choices if one.plan), None)
+    if first:
+        typer.echo(run_headline(first.spec), err=True)
+    todo = sum(trial.missing(planned.repeats) for trial in trials)
+    have = sum(bool(trial.results) for trial in trials)
+    refused = sum(not one.runs for one in planned.choices)
+    parts = [f"{len(trials)} combinations", f"{todo} runs to do"]
+    parts += [f"{have} measured before"] if have else []
+    parts += [f"{refused} refused or pruned"] if refused else []
+    typer.echo(f"sweep {planned.name}: {', '.join(parts)}", err=True)
+    for notice in planned.notices:
+        typer.echo(f"note: {notice}", err=True)
+
+
+def _keep(result: SweepResult, folder: Path) -> None:
+    """Write the table, the JSON and the chart into the sweep's folder."""
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    from paceline.cli.sweep_table import print_sweep
+    from paceline.report.charts import save_chart
+    from paceline.report.sweep import front_chart
+    from paceline.report.theme import EXPORT
+    from paceline.rundir import write_text, write_value
+
+    table = StringIO()
+    with redirect_stdout(table):
+        print_sweep(result, TableFormat.csv)
+    write_value(folder / SWEEP_FILE, result)
+    write_text(folder / TABLE_FILE, table.getvalue())
+    chart = front_chart(result, EXPORT)
+    (folder / CHART_FILE).unlink(missing_ok=True)
+    if chart is not None:
+        save_chart(chart, folder / CHART_FILE)
+    written = (SWEEP_FILE, TABLE_FILE, *((CHART_FILE,) if chart is not None else ()))
+    typer.echo(f"{folder}: {', '.join(written)}", err=True)

@@ -1,0 +1,75 @@
+"""What is expected of layouts on devices of the catalog, and which are not worth running."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.run import RunSpec
+from paceline.core.sweeps import Prediction
+from paceline.estimate.evidence import shipped
+from paceline.estimating import Question, estimate, spec_of
+from paceline.sweeping.predicting import hopeless, predict
+from tests.example import make_spec
+
+
+def spec(device: str = "H100", devices: int = 8, **layout: Any) -> RunSpec:
+    overrides = tuple(f"layout.{key}={value}" for key, value in layout.items())
+    return spec_of(Question("llama31-8b", device, devices, overrides=overrides))
+
+
+def expected(
+    step_time_s: float = 1.0, p_oom: float = 0.0, memory_bytes: float = 50e9
+) -> Prediction:
+    return Prediction(
+        step_time_s=step_time_s, low_s=step_time_s * 0.9, high_s=step_time_s * 1.1,
+        memory_bytes=memory_bytes, p_oom=p_oom,
+    )  # fmt: skip
+
+
+def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
+    (found,) = predict([spec(micro_batch=1)], shipped())
+    assert found is not None
+    question = Question("llama31-8b", "H100", 8, overrides=("layout.micro_batch=1",), stack="torch")
+    alone = estimate(question, shipped())
+    assert found.step_time_s == pytest.approx(alone.step_time_s)
+    assert (found.low_s, found.high_s) == pytest.approx((alone.low_s, alone.high_s))
+    assert found.low_s < found.step_time_s < found.high_s and 0 <= found.p_oom <= 1
+
+
+def test_recomputation_is_expected_to_cost_time_and_to_save_memory():
+    none, full = predict([spec(recompute="none"), spec(recompute="full")], shipped())
+    assert none and full
+    assert full.step_time_s > none.step_time_s and full.memory_bytes < none.memory_bytes
+
+
+def test_nothing_is_expected_of_a_cpu_or_of_nothing():
+    assert predict([make_spec(), make_spec()], shipped()) == [None, None]
+    assert predict([], shipped()) == []
+
+
+def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():
+    first, second = hopeless(
+        [expected(), expected(p_oom=0.99, memory_bytes=100 * 2**30)], [1, 1], 80 * 2**30
+    )
+    assert first is None
+    assert second == "out of memory with 99%: needs about 100.00 GiB of 80.00 GiB"
+
+
+def test_what_is_slower_at_its_best_than_twice_the_fastest_at_its_worst_is_hopeless():
+    assert hopeless([expected(1.0), expected(2.4)], [1, 1], None) == [None, None]
+    _, why = hopeless([expected(1.0), expected(2.6)], [1, 1], None)
+    assert why is not None and "times as slow as the fastest" in why
+
+
+def test_larger_batches_may_take_longer():
+    assert hopeless([expected(1.0), expected(4.0)], [1000, 4000], None) == [None, None]
+
+
+def test_a_fast_layout_that_will_not_fit_makes_no_other_hopeless():
+    assert hopeless([expected(0.1, p_oom=0.8), expected(1.0)], [1, 1], None) == [None, None]
+
+
+def test_without_predictions_nothing_is_hopeless():
+    assert hopeless([None, None], [1, 1], None) == [None, None]
