@@ -34,7 +34,7 @@ install: $(VENV)/.installed-tested ## make the virtual environment with all that
 
 .PHONY: test
 test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
-	$(BIN)/python -m pytest --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
 
 .PHONY: test-numerics test-browser test-clusters
 test-numerics: ## every layout against the single process

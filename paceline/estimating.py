@@ -151,7 +151,7 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         seq_len=training.seq_len,
         devices=spec.world_size,
         global_batch=training.global_batch,
-        frozen=spec.lora is not None and not spec.lora.train_rest,
+        frozen=spec.lora is not None,
         tp=layout.tp, pp=layout.pp, cp=layout.cp, vp=layout.vp, ep=layout.ep,
         micro_batch=layout.micro_batch, zero_stage=layout.zero_stage,
         sequence_parallel=layout.sequence_parallel,

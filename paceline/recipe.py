@@ -21,7 +21,6 @@ from paceline.core.value import Value
 from paceline.errors import UserError, did_you_mean
 from paceline.yaml_file import Document, models_in, parse_value, plain, read_document, validate
 
-
 PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
 """A batch that grows with the nodes: `16 per node`."""
 _BATCH = re.compile(r"[1-9][0-9]{0,8}( per node)?")

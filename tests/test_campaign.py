@@ -16,7 +16,7 @@ from paceline.campaign.planning import Wanted, begin, new_campaign, resumed_camp
 from paceline.campaign.record import Campaign, Group, PlannedRound, alone
 from paceline.campaign.result import campaign_analysis
 from paceline.campaign.running import Limits, Remaining, Running
-from paceline.campaign.trials import TrialResult
+from paceline.campaign.trials import TrialResult, known_trials
 from paceline.core.hosts import Host, expand
 from paceline.core.scaling.sentences import sentences
 from paceline.errors import UserError
@@ -230,6 +230,17 @@ def test_a_resumed_campaign_tries_failed_sub_clusters_again(tmp_path: Path, flee
     going = run(tmp_path, campaign)
     assert fleet.runs == [("node-3",), ("node-1", "node-2", "node-3")]
     assert all(t.ok for t in going.trials.values())
+
+
+def test_runs_that_are_too_short_for_a_figure_say_so_and_still_do_when_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tests.fleet.NUM_STEPS", 3)
+    going = run(tmp_path, made(tmp_path, wanted("node-[1-2]", "1")))
+    assert going.halted and "a figure needs at least" in going.halted
+    again = known_trials(tmp_path, going.campaign)
+    assert again == going.trials
+    assert {trial.status for trial in again.values()} == {"incomplete"}
 
 
 def test_a_slow_node_is_paired_with_proven_ones(tmp_path: Path, fleet: Fleet):

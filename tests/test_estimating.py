@@ -45,6 +45,21 @@ def test_adapters_train_faster_than_the_whole_model():
     assert case.frozen and case.gated and case.layers == 80
 
 
+def test_fp32_is_slower_than_16_bit():
+    whole = estimate(replace(LLAMA_70B, overrides=("training.dtype=fp32",)), shipped())
+    assert whole.mfu is not None and whole.mfu < 1
+    assert whole.step_time_s > 5 * estimate(LLAMA_70B, shipped()).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("device", "bytes_per_s"),
+    [("A100-PCIe-80GB", 31.5e9), ("H100-PCIe", 63e9), ("H100-SXM", 450e9), ("MI300X", 448e9)],
+)
+def test_usual_links_are_those_of_the_device(device: str, bytes_per_s: float):
+    here = machine_of(Question("llama31-8b", device, 8))
+    assert here.intra_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
+
+
 def test_usual_links_are_told():
     found = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
     assert any("links inside a node" in note for note in found.notes)

@@ -88,6 +88,15 @@ def test_slots_say_how_many_processes_a_host_runs(
     assert any("taken to be like this machine" in notice for notice in notices)
 
 
+def test_slots_say_how_many_gpus_of_a_host_are_used():
+    gpus = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80e9}] * 8
+    found = {**inventory(), "gpus": gpus, "packages": {"torch": "2.13.0"}}
+    hosts = (Host(name="a", slots=4), Host(name="b", slots=4))
+    request = Request("tiny-llama", where=Where(hosts))
+    cluster, _ = choose_cluster(request, load_recipe("tiny-llama", None, ()), found)
+    assert (cluster.nodes, cluster.devices_per_node) == (2, 4)
+
+
 def test_unequal_slots_are_refused():
     hosts = (Host(name="a", slots=2), Host(name="b", slots=4))
     with pytest.raises(UserError, match="2, 4 slots"):

@@ -62,3 +62,16 @@ def test_the_list_is_cut_and_the_counts_are_not():
 def test_a_device_of_unknown_size_is_refused():
     with pytest.raises(UserError):
         rank(replace(QUESTION, device="cpu"), shipped(), SPACE, 1)
+
+
+@pytest.mark.parametrize(("recipe", "devices"), [("llama31-70b", 8), ("llama31-8b", 7)])
+def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
+    found = rank(Question(recipe, "B200", devices), shipped(), SPACE, top=3)
+    assert found.recipe_layout is None and found.layouts[0].step_time_s > 0
+    assert found.devices == devices
+
+
+def test_zero_3_over_context_ranks_alone_is_not_free():
+    changes = ("layout.tp=4", "layout.pp=1", "layout.vp=1", "layout.cp=16")
+    whole = replace(QUESTION, overrides=(*changes, "layout.zero_stage=3"))
+    assert estimate(whole, shipped()).parts["zero"] > 0

@@ -42,6 +42,11 @@ def test_figures_are_those_of_the_rows():
     assert found.rows[0].error == pytest.approx(found.rows[0].predicted_s / 3.696 - 1)
 
 
+def test_a_measured_time_out_of_all_proportion_still_has_a_score():
+    found = validate_rows("t", [{**ROW, "step_time_s": "1e11"}], shipped())
+    assert found.overall is not None and 20 < found.overall.median < 30
+
+
 def test_a_table_of_nothing_has_no_score():
     found = validate_rows("t", ROWS[3:], shipped())
     assert found.overall is None and len(found.unmodelled) == 2

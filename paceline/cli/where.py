@@ -94,6 +94,8 @@ def where(
 
 def read_hosts(text: str | None) -> tuple[Host, ...]:
     """The hosts of a hostfile, or of a list; raises UserError for what is neither."""
+    from collections import Counter
+
     from paceline.core.hosts import Host, expand, parse_hostfile
     from paceline.errors import UserError
 
@@ -108,7 +110,7 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
     if "/" in text:
         raise UserError(text, "is not a file")
     names = expand(text, "--hosts")
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
     if repeated or not names:
         what = f"names {repeated[0]} twice" if repeated else "names no host"
         raise UserError("--hosts", what)

@@ -16,6 +16,8 @@ NUDGE = 0.02
 FAR = 16_384
 """Devices up to which published step times reach; each doubling beyond widens the interval."""
 PER_DOUBLING = 0.03
+UNSEEN = 0.15
+"""More for kinds of models of which no row is fitted: adapters, experts, images."""
 
 
 def residual_sd(
@@ -39,13 +41,15 @@ def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float]) -> Floats:
     """Standard deviation of the logarithm of the predicted step time.
 
     The coefficients' covariance through the slope of the prediction (delta method), what the
-    formulas miss, and the distance beyond the largest cluster that was looked at.
+    formulas miss, the distance beyond the largest cluster that was looked at, and more for kinds of
+    models that were not.
     """
     slope = slopes(x, fit.centre)
     coefficients = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
     missed = np.select([x.has("stack", name) for name in residual], list(residual.values()))
     far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
-    return np.sqrt(coefficients + missed**2 + far**2)
+    unseen = UNSEEN * ((x.frozen > 0) | (x.experts > 1) | (x.causal == 0))
+    return np.sqrt(coefficients + missed**2 + far**2 + unseen**2)
 
 
 def slopes(x: Cases, centre: Floats) -> Floats:

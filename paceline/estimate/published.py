@@ -62,7 +62,7 @@ class Row:
 def read_row(row: Mapping[str, str]) -> Row:
     """A row as a case; raises UnmodelledError with one of REASONS.
 
-    Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
+    A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
     50,304; the sequence 512; recomputation none where all activations fit into the device's memory,
     else full. A pipeline with more stages than layers is
     taken as not stated. Data-parallel ranks are devices / (tp pp cp), whatever the row says.
@@ -182,10 +182,13 @@ def is_gated(model: str) -> bool:
 def dtype_of(text: str) -> Dtype:
     """The dtype that a table's word means; bf16 for words that nobody knows."""
     word = text.strip().lower()
+    for prefix, dtype in _PREFIXES.items():
+        if word.startswith(prefix):
+            return dtype
     try:
         return catalog.dtype(word)
     except UserError:
-        return next((d for prefix, d in _PREFIXES.items() if word.startswith(prefix)), "bf16")
+        return "bf16"
 
 
 def _link(row: Mapping[str, str], name: str) -> str | None:

@@ -113,9 +113,10 @@ def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
 
 def _zero3(x: Cases, c: Mapping[str, float], block: Floats) -> Floats:
     """What gathering a block's weights twice and scattering its gradients adds to the block."""
-    dp = replicas(x)
-    moved = 3 * 2 * block_weights(x) / x.tp * (dp - 1) / dp
-    rate = group_rate(x, c, x.tp * x.cp * dp, x.tp)
+    dp = replicas(x) * x.cp
+    held = block_weights(x) / x.tp / np.where(x.experts > 1, x.ep, 1.0)
+    moved = 3 * 2 * held * (dp - 1) / dp
+    rate = group_rate(x, c, x.tp * dp, x.tp)
     exchange = moved / rate + 3 * c["inter_start_s"]
     both = np.maximum(block, exchange) + c["zero3_exposed"] * np.minimum(block, exchange)
     return np.where((x.zero_stage == 3) & (dp > 1), both - block, 0.0)

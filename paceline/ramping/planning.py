@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from paceline.core.layout import Layout
 from paceline.core.ramp_stages import RampStage, doublings, given_stages, stages_of_ramp_up
@@ -121,6 +122,8 @@ def stages_of(here: Setting, wish: Wish) -> list[RampStage]:
     ramp_up = training.ramp_up
     whole = training.global_batch if isinstance(training.global_batch, int) else None
     batches, tokens = wish.batches, wish.tokens or training.total_tokens
+    if tokens and not isfinite(tokens):
+        raise UserError(f"--tokens {tokens}", "is no finite number")
     total_samples = tokens / training.seq_len if tokens else None
     if not batches and ramp_up and whole:
         batches = tuple(doublings(ramp_up.start, whole))

@@ -24,7 +24,15 @@ def test_json_holds_the_contract():
 
 def test_text_tells_time_interval_cost_and_what_it_rests_on():
     text = paceline(*H100, "--price", "2.5", "--mtbf", "50000").stdout
-    for words in ("80 % interval", "MFU", "of the step: gemm", "goodput", "cost", "rests on: "):
+    for words in (
+        "80 % interval",
+        "MFU",
+        "of the step: gemm",
+        "goodput",
+        "cost",
+        "%: fits",
+        "rests on: ",
+    ):
         assert words in text
 
 
@@ -46,6 +54,12 @@ def test_offers_stand_side_by_side():
         (("--layout", "tp4"), "is not AXIS=N"),
         (("--layout", "tp=3"), "does not divide"),
         (("--compare", "speed=9"), "cannot be read"),
+        (("--compare", "gpus=0"), "cannot be read"),
+        (("--compare", "per_node=0"), "cannot be read"),
+        (("--compare", "price=-1"), "cannot be read"),
+        (("--compare", "price=nan"), "cannot be read"),
+        (("--tokens", "inf"), "must be a finite number"),
+        (("--mtbf", "inf"), "must be a finite number"),
         (("--stack", "jax"), "must be fused, torch or softmax"),
         (("--evidence", "/none.json"), "holds no coefficients"),
     ],

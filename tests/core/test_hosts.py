@@ -75,6 +75,7 @@ def test_a_range_that_is_none_or_too_large_is_refused(text: str):
     [
         ("node-1 slots=8\nnode-2 slots=8\n", [("node-1", 8), ("node-2", 8)]),
         ("# two nodes\nnode-1\nnode-2  # the other\n", [("node-1", None), ("node-2", None)]),
+        ("node-1\tslots=8\nnode-2 \t slots=8\n", [("node-1", 8), ("node-2", 8)]),
         ("node-1:4\nnode-2 slots=4 max_slots=8", [("node-1", 4), ("node-2", 4)]),
         ("node-[1-2] slots=2", [("node-1", 2), ("node-2", 2)]),
         ("fe80::1", [("fe80::1", None)]),

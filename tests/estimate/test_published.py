@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from paceline.estimate.published import (
     NO_SHAPE,
     NO_TIME,
     UnmodelledError,
+    dtype_of,
+    kind_of,
     read_row,
     stack_of,
     zero_stage,
@@ -57,6 +60,57 @@ def test_a_row_that_cannot_be_modelled_says_why(changes: dict[str, str], reason:
     with pytest.raises(UnmodelledError) as caught:
         read_row({**ROW, **changes})
     assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "1e30", "many"])
+def test_what_is_no_positive_number_is_a_gap(value: str):
+    with pytest.raises(UnmodelledError, match=NO_TIME):
+        read_row({**ROW, "step_time_s": value})
+    with pytest.raises(UnmodelledError, match=NO_SHAPE):
+        read_row({**ROW, "hidden": value})
+    same = ("vocab", "seq_len", "gpus_per_node", "ffn", "kv_heads", "cp", "vp", "ep", "pp")
+    assert read_row({**ROW, **dict.fromkeys(same, value)}) == read_row({**ROW, "seq_len": ""})
+
+
+def test_a_network_that_nobody_knows_is_the_usual_one():
+    usual = read_row(ROW).case
+    assert read_row({**ROW, "inter_node_net": "Wonder-1", "intra_node_net": "?"}).case == usual
+    slow = read_row({**ROW, "inter_node_net": "10GbE"}).case
+    assert slow.inter_bytes_per_s < usual.inter_bytes_per_s / 10
+
+
+def test_a_device_without_a_peak_is_left_out():
+    with pytest.raises(UnmodelledError, match=NO_DEVICE):
+        read_row({**ROW, "gpu": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("BF16", "bf16"), ("bf16-mixed", "bf16"), ("amp", "bf16"), ("float16", "fp16"),
+        ("FP8-CS", "fp8"), ("fp8_delayed", "fp8"), ("fp8 (unsplit col)", "fp8"),
+        ("FP8-MX", "mxfp8"), ("fp8_mx", "mxfp8"), ("NVFP4", "nvfp4"), ("float32", "fp32"),
+    ],
+)  # fmt: skip
+def test_words_for_dtypes(text: str, dtype: str):
+    assert dtype_of(text) == dtype
+
+
+def test_fp32_computes_at_its_own_peak():
+    half, whole = read_row(ROW).case, read_row({**ROW, "dtype": "fp32"}).case
+    assert whole.peak_16bit < half.peak_16bit / 10
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("Qwen3-30B-A3B", "moe"), ("Mixtral 8x7B", "moe"), ("DBRX", "moe"), ("LLAMA4_SCOUT", "moe"),
+        ("LLAMA3.1_405B", "dense"), ("Llama-405B", "dense"), ("GPT h2048 l12", "dense"),
+        ("Llama3 8b Finetuning LORA", "lora"),
+    ],
+)  # fmt: skip
+def test_kinds_by_the_name_of_the_model(model: str, kind: str):
+    assert kind_of({"model": model}) == kind
 
 
 def test_a_pipeline_longer_than_the_model_is_taken_as_not_stated():
@@ -109,6 +163,12 @@ def test_intervals_widen_where_nothing_was_measured():
     x = cases_of([read_row(row).case for row in rows])
     known, unknown, far = log_sd(x, evidence.fit(), evidence.residual_sd)
     assert known < far and 1.5 * known < unknown
+    plain, adapted = (
+        cases_of([read_row(ROW).case]),
+        cases_of([replace(read_row(ROW).case, frozen=True)]),
+    )
+    sd = [log_sd(one, evidence.fit(), evidence.residual_sd)[0] for one in (plain, adapted)]
+    assert sd[1] > 1.3 * sd[0]
     low, high = bounds(np.array([2.0]), np.array([0.1]))
     assert low[0] < 2 < high[0] and low[0] * high[0] == pytest.approx(4)
 

@@ -119,6 +119,12 @@ def test_experts_cost_by_the_token_and_move_over_the_network():
     assert local.gemm[0] == pytest.approx(dense.gemm[0], rel=0.15)
 
 
+def test_experts_that_ranks_share_out_are_not_gathered_whole():
+    moe = {"experts": 64, "experts_per_token": 2, "ffn": 14336, "tp": 1, "cp": 1, "pp": 1, "vp": 1}
+    slow = {**moe, "zero_stage": 3, "inter_bytes_per_s": 1e9}
+    assert step(**slow, ep=8).zero[0] < 0.2 * step(**slow).zero[0]
+
+
 def test_a_group_across_domains_shares_its_ports():
     x = cases_of([LLAMA_70B])
     ones = np.ones(1)

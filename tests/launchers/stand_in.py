@@ -24,6 +24,7 @@ small*) ulimit -Sn 200 ;;
 broken*) echo "ssh: line noise" >&2; exit 3 ;;
 esac
 export SSH_CONNECTION="127.0.0.1 40000 127.0.0.1 22"
+[[ $host == piped* ]] && SSH_CONNECTION="UNKNOWN 65535 UNKNOWN 65535"
 exec bash -c "${@: -1}"
 """
 DATE = """#!/bin/sh

@@ -101,14 +101,14 @@ def test_a_log_on_a_full_disk_is_a_fault_that_names_it():
     fanout.close()
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_must_be():
+def test_the_limit_of_open_files_is_raised_once_for_all_sub_clusters_that_start_together():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-        allow_files(10)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256
-        allow_files(500)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 1500
+        for _ in range(200):
+            allow_files(8)
+        now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert now >= min(200 * 8 * 3, before[1] if before[1] > 0 else now)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

@@ -107,6 +107,14 @@ def test_hosts_are_asked_and_each_tells_its_own(tmp_path: Path, monkeypatch: pyt
     assert time.monotonic() - began < 60
 
 
+def test_a_host_that_is_reached_without_a_network_has_no_server_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    install(tmp_path, monkeypatch)
+    (check,) = check_hosts(["piped"], Questions(sys.executable), LIMITS)
+    assert (check.fault, check.server_address) == (None, None)
+
+
 def test_an_interpreter_that_does_not_run_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,22 @@ def test_sockets_lie_where_nobody_else_looks_under_a_short_path(
         assert not list(deep.iterdir())
     finally:
         folder.rmdir()
+
+
+@pytest.mark.parametrize("name", ["a folder", "100%h"])
+def test_sockets_lie_where_ssh_reads_the_path_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        odd = Path(short, name)
+        odd.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(odd))
+        folder = private_folder()
+        try:
+            assert not list(odd.iterdir())
+            argv = ssh_argv("somewhere", SshSettings(), str(folder / "0"), master=True)
+            shown = subprocess.run(["ssh", "-G", *argv[1:-1]], capture_output=True, text=True)
+            assert f"controlpath {folder}/0" in shown.stdout
+        finally:
+            folder.rmdir()
 
 
 @pytest.mark.parametrize(

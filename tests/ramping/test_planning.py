@@ -105,6 +105,11 @@ def test_stages_double_where_none_are_given():
     assert [stage.batch for stage in stages_of(here(), Wish())] == list(STAGES)
 
 
+def test_a_training_has_an_end():
+    with pytest.raises(UserError, match="is no finite number"):
+        stages_of(here(), Wish(tokens=float("inf")))
+
+
 def test_a_recipe_without_a_ramp_up_needs_stages_and_samples():
     plain = setting(Question("llama31-8b", "H100", 8, tokens=1e9), shipped())
     with pytest.raises(UserError, match="has no ramp-up"):
