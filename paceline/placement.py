@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,18 @@ def choose_cluster(
     where = request.where
     if request.cluster is not None:
         return placed(_named_cluster(request, request.cluster), where), []
-    cluster, notices = _this_machine(request, recipe, found)
     if where.kind(os.environ) == "local":
+        cluster, notices = _this_machine(request, recipe, found)
         return placed(cluster, where), notices
-    slots = {host.slots for host in where.hosts} - {None}
+    slots = sorted({host.slots for host in where.hosts if host.slots})
     if len(slots) > 1:
-        raise UserError("hosts", f"have {', '.join(map(str, sorted(filter(None, slots))))} slots",
+        raise UserError("hosts", f"have {', '.join(map(str, slots))} slots",
                         remedy="take hosts with equally many devices")  # fmt: skip
+    if slots and request.devices is None:
+        request = replace(request, devices=slots[0])
+    cluster, notices = _this_machine(request, recipe, found)
     if request.devices is None and cluster.device == "cpu":
-        cluster = local_cluster(found, "cpu", None, max((1, *filter(None, slots))))
+        cluster = local_cluster(found, "cpu", None, 1)
     alike = f"hosts are taken to be like this machine: {cluster.devices_per_node} x {cluster.device} each"
     return placed(cluster, where), [*notices, alike]
 

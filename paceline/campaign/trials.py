@@ -17,7 +17,6 @@ from paceline.rundir import (
     RUN_FILE,
     RunRecord,
     Trial,
-    current_status,
     read_json,
     read_record,
     run_folders,
@@ -78,7 +77,7 @@ def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult
         hosts=trial.hosts,
         run=record.name,
         status=result.status,
-        reason=record.reason or unjudged,
+        reason=result.reason or unjudged,
         samples_per_s=metric.value if metric and counted else None,
         spread=metric.spread if metric and counted else None,
         n=metric.n if metric and counted else None,
@@ -104,7 +103,6 @@ def known_trials(root: Path, campaign: Campaign) -> dict[Place, TrialResult]:
         if record.key != expected.key:
             continue
         told = trial_result(record, evaluate(folder).result, trial)
-        told = told.model_copy(update={"status": current_status(record)})
         if told.ok or not (earlier := found.get(told.place)) or not earlier.ok:
             found[told.place] = told
     return found

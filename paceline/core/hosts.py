@@ -100,9 +100,9 @@ def hostfile_text(hosts: Iterable[Host]) -> str:
 
 
 def _hosts_of(words: str, where: str) -> list[Host]:
-    name, _, rest = words.partition(" ")
+    name, *rest = words.split()
     slots: int | None = None
-    for word in rest.split():
+    for word in rest:
         match = _SLOTS.fullmatch(word)
         if match is None or match[1] is None:
             raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")

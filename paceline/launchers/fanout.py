@@ -13,6 +13,8 @@ from paceline.launchers.session import Session
 
 AT_ONCE = 32
 """Hosts that may be on their way to being ready at one time: more would make each other late."""
+MOST_FILES = 1 << 16
+"""Open files that are asked for beforehand where the system allows them."""
 
 
 class Fanout:
@@ -76,7 +78,8 @@ class Fanout:
 def allow_files(sessions: int) -> None:
     """Raise this process's limit of open files to what so many sessions need.
 
-    Raises SystemFaultError when the system allows fewer.
+    Sub-clusters of a campaign ask for it at the same time, before any of them has opened its files, so
+    it is raised far above the need of one. Raises SystemFaultError when the system allows fewer.
     """
     needed = 3 * sessions + 100 + len(list(Path("/dev/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -85,5 +88,7 @@ def allow_files(sessions: int) -> None:
             "open files", f"{sessions} hosts need {needed}", allowed=str(hard),
             remedy="raise `ulimit -Hn`",
         )  # fmt: skip
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    wanted = max(needed, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

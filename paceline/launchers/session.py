@@ -65,8 +65,12 @@ class Session:
     def start(self) -> None:
         """Start ssh, out of reach of the terminal's signals."""
         self.started_s = time.monotonic()
-        self.channel, there = socket.socketpair()
-        self.errors, errors_there = socket.socketpair()
+        try:
+            self.channel, there = socket.socketpair()
+            self.errors, errors_there = socket.socketpair()
+        except OSError as error:
+            self.close()
+            raise SystemFaultError("ssh", f"cannot be started: {error.strerror}") from error
         self.channel.setblocking(False)
         self.errors.setblocking(False)
         try:

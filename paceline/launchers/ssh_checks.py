@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 from paceline.core.hardware import SshSettings
@@ -66,7 +67,7 @@ class _Examination:
 
     def _take(self, heard: Heard) -> None:
         if heard.word == "@ready":
-            self.server = heard.rest.strip()
+            self.server = _address(heard.rest.strip())
             self._ask(remote.tell_time())
         elif heard.word == "@clock":
             self._take_clock(heard)
@@ -139,6 +140,14 @@ def check_hosts(
         return examine(fanout, questions, settings)
     finally:
         fanout.close()
+
+
+def _address(text: str) -> str:
+    """An address, empty where sshd says none (`UNKNOWN` when it was not reached over the network)."""
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return ""
 
 
 def _seen(one: _Examination) -> HostCheck:

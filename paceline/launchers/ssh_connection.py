@@ -15,6 +15,7 @@ SIGNS_MISSED = 3
 """Signs of life that may stay out before a connection counts as lost."""
 MAX_SOCKET_PATH = 80
 """Bytes; the kernel takes 108, and ssh adds a suffix of its own while it makes the socket."""
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
 
 KEYSCAN = "show and accept it with: paceline hosts --keyscan"
 MEANINGS = (
@@ -62,9 +63,12 @@ def ssh_argv(
 
 
 def private_folder() -> Path:
-    """A new folder for sockets that nobody else may enter, with a path short enough for them."""
+    """A new folder for sockets that nobody else may enter, with a path that the kernel and ssh take.
+
+    ssh reads `%` and quotes in it as something else, and a space as its end.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pl-"))
-    if len(bytes(folder)) > MAX_SOCKET_PATH:
+    if len(bytes(folder)) > MAX_SOCKET_PATH or not _PLAIN_PATH.fullmatch(str(folder)):
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp"))
     return folder
