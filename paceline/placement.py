@@ -12,7 +12,6 @@ from typing import Any
 from paceline import catalog
 from paceline.core.hardware import Cluster, Device, LauncherName
 from paceline.core.hosts import Host
-from paceline.core.value import Value
 from paceline.errors import UserError
 from paceline.probe.inventory import local_cluster
 from paceline.recipe import Recipe
@@ -141,11 +140,7 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
     if kind == "slurm" and (allocation := where.allocation or os.environ.get("SLURM_JOB_ID")):
         changes["slurm"] = cluster.slurm.model_copy(update={"allocation": allocation})
-    return Cluster.model_validate({**cluster.model_dump(), **_plain(changes)})
-
-
-def _plain(changes: dict[str, Any]) -> dict[str, Any]:
-    return {name: v.model_dump() if isinstance(v, Value) else v for name, v in changes.items()}
+    return cluster.model_copy(update=changes)
 
 
 def _this_machine(

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.core.fitness import CheckReport, Past, Reading, judge
-from paceline.core.hardware import Cluster
+from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.run import Job
 from paceline.core.scaling.blame import Reference
 from paceline.core.scaling.split import split_rounds
@@ -172,7 +172,7 @@ def _job(cluster: Cluster, asked: Asked) -> Job:
             name="paceline-check",
             python=cluster.python or sys.executable,
             program=("native/node_check.py", QUESTION_FILE),
-            env={"PYTHONUNBUFFERED": "1", **cluster.env},
+            env={"PYTHONUNBUFFERED": "1", **with_secrets(cluster.env, os.environ)},
             files=files,
             nodes=cluster.nodes,
             devices_per_node=cluster.devices_per_node,

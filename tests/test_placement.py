@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.hardware import Cluster, LauncherName
+from paceline.core.hardware import Cluster, LauncherName, with_secrets
 from paceline.core.hosts import Host
 from paceline.errors import UserError
 from paceline.placement import Request, Where, choose_cluster, placed
@@ -108,3 +108,14 @@ def test_hosts_are_no_setting():
         return make_plan(Request("tiny-llama", device="cpu", where=Where(hosts))).spec.key
 
     assert key(*TWO) == key(Host(name="a"), Host(name="b")) != key(TWO[0])
+
+
+def test_secrets_of_a_cluster_are_stored_by_name_alone(monkeypatch: pytest.MonkeyPatch):
+    env = {"HF_TOKEN": "hf_s3cret", "OPEN": "1"}
+    cluster = CLUSTER.model_copy(update={"env": env})
+    stored = Cluster.model_validate_json(cluster.model_dump_json())
+    assert "hf_s3cret" not in cluster.model_dump_json() and stored.env["OPEN"] == "1"
+    assert with_secrets(cluster.env, {}) == env
+    assert with_secrets(stored.env, {"HF_TOKEN": "again"}) == {"HF_TOKEN": "again", "OPEN": "1"}
+    with pytest.raises(UserError, match=r"HF_TOKEN.*was not stored"):
+        with_secrets(stored.env, {})

@@ -30,6 +30,10 @@ EXTRA_ROUNDS = 8
 """Rounds that may follow a suspicion up."""
 
 
+BAD = ("failed", "oom", "timeout", "nan")
+"""Statuses by which a host that ran alone is taken to be bad; one that was too noisy is not."""
+
+
 @dataclass(frozen=True)
 class Remaining:
     """What is left of a campaign."""
@@ -180,7 +184,7 @@ class Running:
         named = {
             host: trial.reason or trial.status
             for trial in failed
-            for host in trial.faulty_hosts or (trial.hosts if alone else ())
+            for host in trial.faulty_hosts or (trial.hosts if alone and trial.status in BAD else ())
             if host in self.campaign.hosts and host not in self.lost
         }
         if fault := self._allocation_fault():

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_serializer,
+    field_validator,
+)
 
 from paceline.core.hosts import check_name
 from paceline.core.value import Value
@@ -17,6 +25,10 @@ Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""
 
+
+SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE", re.IGNORECASE)
+"""Names of variables whose values are written into no file, no argument and no report."""
+REDACTED = "(redacted)"
 
 INTERFACE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 
@@ -155,7 +167,25 @@ class Cluster(Value):
                 )
         return env
 
+    @field_serializer("env")
+    def _without_secrets(self, env: dict[str, str]) -> dict[str, str]:
+        return {name: REDACTED if SECRET_NAME.search(name) else v for name, v in env.items()}
+
     @property
     def world_size(self) -> int:
         """Devices, one rank each."""
         return self.nodes * self.devices_per_node
+
+
+def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a stored cluster, secrets taken from `environment` again.
+
+    Raises UserError for one that is not there: what is stored has its name alone.
+    """
+    found: dict[str, str] = {}
+    for name, value in env.items():
+        if value == REDACTED and name not in environment:
+            raise UserError(f"cluster.env: {name}", "is a secret and was not stored",
+                            remedy=f"export {name} and try again")  # fmt: skip
+        found[name] = environment[name] if value == REDACTED else value
+    return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import Any
 
+from paceline.core.hardware import with_secrets
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
 from paceline.core.logs.logged import Dialect
@@ -175,7 +177,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     environment = {"PYTHONUNBUFFERED": "1"}
     if spec.cluster.threads_per_device:
         environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
-    return environment | spec.cluster.env
+    return environment | with_secrets(spec.cluster.env, os.environ)
 
 
 DIALECT = Dialect(

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import psutil
 
-from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import Job
 from paceline.errors import SystemFaultError
 from paceline.launchers import Handle, Verdict
+from paceline.launchers.node import open_variables, secret_variables
 from paceline.rundir import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER, write_text
 
 GRACE_S = 5.0
@@ -35,12 +35,11 @@ _PR_SET_PDEATHSIG = 1
 def render(job: Job) -> str:
     """The bash script that starts `job` on this machine.
 
-    Raises ValueError for a variable's name that bash would read as something else.
+    Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that bash
+    would read as something else.
     """
-    for name in job.env:
-        if not ENVIRONMENT_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot name an environment variable")
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(job.env.items())]
+    told = sorted(open_variables(job.env).items())
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in told]
     start = [
         job.python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1",
         f"--nproc-per-node={job.devices_per_node}", "--max-restarts=0", *job.program,
@@ -141,7 +140,7 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
             process = subprocess.Popen(
                 ["bash", SCRIPT_FILE],
                 cwd=folder,
-                env=env,
+                env={**(os.environ if env is None else env), **secret_variables(job.env)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from importlib import resources
 from pathlib import Path
 from zlib import crc32
 
-from paceline.core.hardware import ENVIRONMENT_NAME
+from paceline.core.hardware import ENVIRONMENT_NAME, SECRET_NAME
 from paceline.core.run import Job
 from paceline.rundir import LOGS_FOLDER, STEPS_FOLDER, write_text
 
 NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Below the ports that Linux gives to outgoing connections (32768 and above)."""
-
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE", re.IGNORECASE)
-"""Names of variables whose values are written into no file and no argument."""
 
 
 def render_node(job: Job) -> str:
@@ -62,12 +58,12 @@ def open_variables(env: dict[str, str]) -> dict[str, str]:
     for name in env:
         if not ENVIRONMENT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name an environment variable")
-    return {name: value for name, value in env.items() if not SECRET.search(name)}
+    return {name: value for name, value in env.items() if not SECRET_NAME.search(name)}
 
 
 def secret_variables(env: dict[str, str]) -> dict[str, str]:
     """The others, which travel on standard input."""
-    return {name: value for name, value in env.items() if SECRET.search(name)}
+    return {name: value for name, value in env.items() if SECRET_NAME.search(name)}
 
 
 def rendezvous_port(name: str, attempt: int = 0) -> int:

@@ -10,9 +10,10 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from paceline.core.hardware import SECRET_NAME
 from paceline.core.run import Job
 from paceline.errors import SystemFaultError, UserError
-from paceline.launchers.node import SECRET, secret_variables
+from paceline.launchers.node import secret_variables
 from paceline.launchers.slurm_states import (
     SACCT_FORM,
     SQUEUE_FORM,
@@ -132,7 +133,7 @@ def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, s
         for name, value in os.environ.items()
         if name in KEPT
         or name in site
-        or not (name.startswith(OWN) or SECRET.search(name))
+        or not (name.startswith(OWN) or SECRET_NAME.search(name))
     }  # fmt: skip
     return {**kept, **secret_variables(dict(extra))}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from paceline.core.hardware import Cluster
+from paceline.core.hardware import REDACTED, SECRET_NAME, Cluster
 from paceline.probe import cgroups
 from paceline.probe.cgroups import oom_kills as oom_kills
 from paceline.probe.container import container
@@ -43,7 +43,6 @@ ENVIRONMENT_NAMES = frozenset({
 })  # fmt: skip
 """Only what can change the speed or says which job it was: any other variable may hold a secret."""
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq"
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE", re.IGNORECASE)
 _URL_USER = re.compile(r"(?<=://)\S*@")
 """Up to the last @, because a password may hold any character."""
 
@@ -173,7 +172,7 @@ def _chosen(path: str) -> str | None:
 
 def _environment() -> dict[str, str]:
     return {
-        name: "(redacted)" if _SECRET.search(name) else _URL_USER.sub("", value)
+        name: REDACTED if SECRET_NAME.search(name) else _URL_USER.sub("", value)
         for name, value in sorted(os.environ.items())
         if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
     }

@@ -27,7 +27,8 @@ from paceline.launchers.node import (
 PLACE = """
 import os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-print(*(os.environ[name] for name in names), *sys.argv[1:])
+words = [*(os.environ[name] for name in names), *sys.argv[1:]]
+os.write(1, (" ".join(words) + "\\n").encode())
 """
 FAILING = """
 import os, sys, time
