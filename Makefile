@@ -14,6 +14,15 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 # Files that begin with _ are the other side of a comparison, started by the benchmark itself.
 BENCHMARKS = $(wildcard benchmarks/[a-z]*.py)
 SUITES := clusters numerics browser
+# What has a target of its own besides, so that the default tests stay short.
+CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/cli/test_campaign.py tests/cli/test_check.py
+ESTIMATE_TESTS := tests/estimate tests/search tests/ramping tests/sweeping tests/test_estimating.py \
+  tests/test_tuning.py tests/test_validating.py \
+  $(foreach verb,estimate rampup sweep,tests/cli/test_$(verb).py)
+MLPERF_TESTS := tests/mlperf $(wildcard tests/test_mlperf*.py) tests/cli/test_mlperf.py \
+  tests/report/test_mlperf.py
+APART := $(SUITES:%=tests/%) $(CAMPAIGN_TESTS) $(ESTIMATE_TESTS) $(MLPERF_TESTS)
+TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -34,14 +43,23 @@ install: $(VENV)/.installed-tested ## make the virtual environment with all that
 
 .PHONY: test
 test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(APART:%=--ignore=%) $(PYTEST_ARGS)
+
+.PHONY: test-estimate test-mlperf
+test-estimate: tests = $(ESTIMATE_TESTS)
+test-estimate: ## estimates, sweeps, ramp-ups
+test-mlperf: tests = $(MLPERF_TESTS)
+test-mlperf: ## scores and checks of MLPerf logs
+test-estimate test-mlperf: $(VENV)/.installed-tested
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(tests) $(PYTEST_ARGS)
 
 .PHONY: test-numerics test-browser test-clusters
 test-numerics: ## every layout against the single process
 test-browser: ## the HTML report in a real Chromium (see deps-browser)
-test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters)
+test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters), and campaigns
+test-clusters: more = $(CAMPAIGN_TESTS)
 test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
-	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --durations=20 tests/$* $(more) $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed-tested ## ruff and pyright

@@ -117,7 +117,10 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path):
     while not list(tmp_path.glob("*/steps/*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.terminate()  # a shell may have started the tests with SIGINT ignored
     document = json.loads(output)
     assert process.returncode == 4, errors
     assert document["interrupted"] and [r["status"] for r in document["rows"]] == ["waiting"] * 2
