@@ -214,9 +214,10 @@ def test_the_other_layout_of_rotary_pairs_is_told_apart() -> None:
                 heads = parameter.unflatten(0, (-1, width))
                 parameter.copy_(heads[:, mixed].flatten(0, 1))
 
-    loss, other = native_loss(ours, ids), peers.mean_loss(theirs, ids)
+    native_loss(ours, ids).backward()
+    peers.mean_loss(theirs, ids).backward()
 
-    assert abs(loss.item() - other.item()) > 1e-5 * loss.item()
+    assert worst(ours, gradients(raw, theirs))[0] > 1000 * LIMITS[torch.float32]
 
 
 @pytest.mark.parametrize("model", ["opt-350m", "llama", "gpt"])
