@@ -70,7 +70,7 @@ def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[
     names = ("crash", "kill", "interrupt", "hang")
     hosts = {name: ssh_hosts.names[2 * i : 2 * i + 2] for i, name in enumerate(names)}
     runs = {name: tmp_path_factory.mktemp(name) for name in names}
-    forever = ("--set", "steps=1000000", "--set", "hang_limit_s=5")
+    forever = ("--set", "steps=1000000", "--set", "hang_limit_s=8")
     started = {name: train(ssh_hosts, hosts[name], runs[name], *forever) for name in names}
     try:
         until(lambda: all(map(has_steps, runs.values())), "the first steps of all runs", 300)
