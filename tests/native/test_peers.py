@@ -47,7 +47,7 @@ ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
 """GPT-2 has q, k and v in one matrix, which would have one adapter."""
-LIMITS = {torch.float32: 2e-5, torch.float64: 1e-10}
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Of a parameter's relative L2 error; fp32 sums differ by what the order of addition rounds."""
 
 
@@ -179,28 +179,29 @@ def test_loss_and_every_gradient_are_the_peers(
     assert error < LIMITS[dtype], name
 
 
-FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "another base of the rotary angles": ("llama", {"rope_theta": 1e4}),
-    "another eps in the norms": ("llama", {"norm_eps": 1e-5}),
-    "norms at the other place": ("opt-350m", {"norm_position": "pre"}),
-    "the tanh form of GELU": ("gpt", {"activation": "gelu_new"}),
+FAULTS: dict[str, tuple[str, dict[str, Any], torch.dtype]] = {
+    "another base of the rotary angles": ("llama", {"rope_theta": 1e4}, torch.float32),
+    "another eps in the norms": ("llama", {"norm_eps": 1e-5}, torch.float32),
+    "norms at the other place": ("opt-350m", {"norm_position": "pre"}, torch.float32),
+    # The two forms are so near that fp32's rounding comes close to their distance.
+    "the tanh form of GELU": ("gpt", {"activation": "gelu_new"}, torch.float64),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_peer_of_another_structure_has_other_gradients(fault: str) -> None:
-    model, changes = FAULTS[fault]
+    model, changes, dtype = FAULTS[fault]
     raw = content(model)
-    ours, _ = pair(raw, torch.float32)
+    ours, _ = pair(raw, dtype)
     other = {**raw, "model": {**raw["model"], **changes}}
-    theirs = peers.build(other)
+    theirs = peers.build(other).to(dtype)
     copy_weights(raw, ours, theirs)
     ids = tokens(raw, ours)
 
     native_loss(ours, ids).backward()
     peers.mean_loss(theirs, ids).backward()
 
-    assert worst(ours, gradients(raw, theirs))[0] > 3 * LIMITS[torch.float32]
+    assert worst(ours, gradients(raw, theirs))[0] > 3 * LIMITS[dtype]
 
 
 def test_the_other_layout_of_rotary_pairs_is_told_apart() -> None:
