@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -84,9 +84,11 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     )
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
-    found = _estimated(case, layouts, evidence, here.device)
+    # The candidates have schedules and shards of their own, not the recipe's.
+    plain = replace(case, schedule="1f1b", dp_shard=0.0)
+    found = _estimated(plain, layouts, evidence, here.device)
     fits = found.p_oom <= LIKELY
-    order = np.lexsort((found.seconds, ~fits))[:top]
+    order = np.lexsort((found.memory.device_used, found.seconds, ~fits))[:top]
     refused_own = layout_problems(
         spec.layout, spec.model, spec.world_size, training.global_batch, training.seq_len
     )

@@ -59,28 +59,48 @@ def replicas(x: Cases) -> Floats:
 
 
 def block_weights(x: Cases) -> Floats:
-    """Parameters of the matrices of one block."""
+    """Parameters of the matrices of one block, all experts included."""
+    return attention_weights(x) + ffn_weights(x)
+
+
+def attention_weights(x: Cases) -> Floats:
+    """Parameters of a block's attention."""
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
-    return (
-        x.hidden * (heads + 2 * kv)
-        + heads * x.hidden
-        + (2 + x.gated) * x.hidden * x.ffn * x.experts
-    )
+    return x.hidden * (heads + 2 * kv) + heads * x.hidden
 
 
-def rank_weights(x: Cases) -> Floats:
-    """Parameters on one rank of the first stage, before ZeRO."""
-    per_block = block_weights(x) / x.tp / np.where(x.experts > 1, x.ep, 1.0)
-    table = x.vocab * x.hidden / x.tp
-    return x.layers / x.pp * per_block + table * np.where(x.pp > 1, 1.0, 1.0 + x.gated)
+def ffn_weights(x: Cases) -> Floats:
+    """Parameters of a block's ffn, of all its experts together."""
+    return (2 + x.gated) * x.hidden * x.ffn * x.experts
+
+
+def copies(x: Cases) -> tuple[Floats, Floats]:
+    """Ranks among which attention's weights are the same before ZeRO, and those of an ffn.
+
+    Expert parallelism spreads the experts over the data ranks, so fewer of these hold the same.
+    """
+    ranks = replicas(x) * x.cp
+    return ranks, np.maximum(1.0, ranks / expert_ranks(x))
+
+
+def expert_ranks(x: Cases) -> Floats:
+    """Ranks that share a block's experts."""
+    return np.where(x.experts > 1, x.ep, 1.0)
+
+
+def rank_weights(x: Cases) -> tuple[Floats, Floats]:
+    """Parameters on one rank of the first stage before ZeRO: of all but the ffns, and of these."""
+    layers = x.layers / x.pp / x.tp
+    table = x.vocab * x.hidden / x.tp * np.where(x.pp > 1, 1.0, 1.0 + x.gated)
+    return layers * attention_weights(x) + table, layers * ffn_weights(x) / expert_ranks(x)
 
 
 def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
     """Seconds of a step by part.
 
     m micro-batches go through the slowest stage, which has the head, and (p - 1)/v of them pass
-    while the pipeline fills and drains: m T + (p - 1)/v T for 1F1B and its interleaved form
-    (Narayanan et al., arXiv:2104.04473). Data parallelism exposes what the last backward pass
+    while the pipeline fills and drains: m T + (p - 1)/v T for GPipe, 1F1B and its interleaved form
+    (Narayanan et al., arXiv:2104.04473), a third of it for zero-bubble, as in core/pipeline.py. Data parallelism exposes what the last backward pass
     cannot hide and at least a share of its exchange; ZeRO-3 exchanges in every block.
     """
     block, m = block_time(x, c), num_microbatches(x)
@@ -91,7 +111,8 @@ def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
     beside = c["host_microbatch_s"]
     slowest = layers * (block.total + zero) + head + beside
     average = layers * (block.total + zero) + head / x.pp
-    bubble = np.where(x.pp > 1, (x.pp - 1) / x.vp * (average + passed), 0.0)
+    idle = np.where(x.has("schedule", "zero-bubble"), 1 / 3, 1.0) * (x.pp - 1) / x.vp
+    bubble = np.where(x.pp > 1, idle * (average + passed), 0.0)
     dp = _dp(x, c, slowest)
     optimizer = _optimizer(x, c)
     fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
@@ -112,21 +133,26 @@ def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
 
 
 def _zero3(x: Cases, c: Mapping[str, float], block: Floats) -> Floats:
-    """What gathering a block's weights twice and scattering its gradients adds to the block."""
-    dp = replicas(x) * x.cp
-    held = block_weights(x) / x.tp / np.where(x.experts > 1, x.ep, 1.0)
-    moved = 3 * 2 * held * (dp - 1) / dp
-    rate = group_rate(x, c, x.tp * dp, x.tp)
-    exchange = moved / rate + 3 * c["inter_start_s"]
+    """What gathering a block's weights twice and scattering its gradients adds to the block.
+
+    Frozen weights have no gradients to scatter.
+    """
+    ranks, expert_copies = copies(x)
+    attention = attention_weights(x) / x.tp * (ranks - 1) / ranks
+    ffn = ffn_weights(x) / x.tp / expert_ranks(x) * (expert_copies - 1) / expert_copies
+    times = np.where(x.frozen > 0, 2.0, 3.0)
+    rate = group_rate(x, c, x.tp * ranks, x.tp)
+    exchange = times * (2 * (attention + ffn) / rate + c["inter_start_s"])
     both = np.maximum(block, exchange) + c["zero3_exposed"] * np.minimum(block, exchange)
-    return np.where((x.zero_stage == 3) & (dp > 1), both - block, 0.0)
+    return np.where((x.zero_stage == 3) & (ranks > 1), both - block, 0.0)
 
 
 def _head(x: Cases, c: Mapping[str, float]) -> Floats:
-    """The output projection and the loss, forward and backward."""
+    """The output projection and the loss, forward and backward; a frozen one has no gradient."""
     rate, t, rows = product_rate(x, c, narrow=False), tokens(x), x.vocab / x.tp
     moved = 20 * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
-    return np.where(x.vocab > 0, 3 * product_s(x, c, rate, t, rows, x.hidden) + moved, 0.0)
+    products = np.where(x.frozen > 0, 2.0, 3.0)
+    return np.where(x.vocab > 0, products * product_s(x, c, rate, t, rows, x.hidden) + moved, 0.0)
 
 
 def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -141,12 +167,11 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
 
 def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """Gradients (4 bytes a parameter) and weights (2) among the data-parallel ranks."""
-    ranks = replicas(x) * x.cp
-    trained = np.where(x.frozen > 0, x.trained_share, 1.0) * rank_weights(x)
-    rate = group_rate(x, c, x.tp * ranks, x.tp)
-    needed = trained * 6 * (ranks - 1) / ranks / rate + c["inter_start_s"] * np.log2(
-        np.maximum(ranks, 2)
-    )
+    ranks, expert_copies = copies(x)
+    rest, ffns = rank_weights(x)
+    moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
+    start = c["inter_start_s"] * np.log2(np.maximum(ranks, 2))
+    needed = 6 * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start
     last = 0.66 * slowest / np.where(x.pp > 1, x.vp, 1.0)
     exposed = np.maximum(needed - last, c["dp_exposed"] * needed)
     return np.where((x.zero_stage < 3) & (ranks > 1), exposed, 0.0)
@@ -154,6 +179,15 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
 
 def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
     """Reading and writing weights, gradients and moments."""
-    shards = np.where(x.zero_stage >= 1, replicas(x) * x.cp, 1.0)
-    trained = np.where(x.frozen > 0, x.trained_share, 1.0) * rank_weights(x) / shards
-    return c["optimizer"] * 26 * trained / (x.memory_bytes_per_s * c["memory"])
+    rest, ffns = rank_weights(x)
+    sharded = x.zero_stage >= 1
+    held = sum(
+        part / np.where(sharded, same, 1.0)
+        for part, same in zip((rest, ffns), copies(x), strict=True)
+    )
+    return c["optimizer"] * 26 * _trained(x) * held / (x.memory_bytes_per_s * c["memory"])
+
+
+def _trained(x: Cases) -> Floats:
+    """Share of the weights that are trained."""
+    return np.where(x.frozen > 0, x.trained_share, 1.0)

@@ -135,8 +135,30 @@ def test_a_group_across_domains_shares_its_ports():
 
 
 def test_weights_are_counted_as_the_model_has_them():
-    whole = rank_weights(cases_of([replace(LLAMA_70B, tp=1, pp=1)]))[0]
-    assert whole == pytest.approx(70.55e9, rel=0.005)
+    rest, ffns = rank_weights(cases_of([replace(LLAMA_70B, tp=1, pp=1)]))
+    assert rest[0] + ffns[0] == pytest.approx(70.55e9, rel=0.005)
+
+
+def test_zero_bubble_idles_a_third():
+    one, third = step(vp=1), step(vp=1, schedule="zero-bubble")
+    assert third.bubble[0] == pytest.approx(one.bubble[0] / 3)
+    assert step(vp=1, schedule="gpipe").bubble[0] == pytest.approx(one.bubble[0])
+
+
+def test_frozen_weights_have_no_gradients_to_compute_or_scatter():
+    axes = {"tp": 1, "pp": 1, "cp": 1, "vp": 1, "zero_stage": 3}
+    trained, frozen = step(**axes), step(**axes, frozen=True)
+    assert frozen.head[0] < 0.75 * trained.head[0]
+    assert frozen.zero[0] < trained.zero[0]
+
+
+def test_experts_are_optimized_by_the_ranks_that_hold_them():
+    """Spreading experts leaves each rank with fewer, which fewer ranks share: the same traffic."""
+    moe = {"experts": 64, "experts_per_token": 2, "ffn": 1024, "tp": 1, "cp": 1, "pp": 1, "vp": 1}
+    alone, spread = step(**moe), step(**moe, ep=8)
+    assert spread.optimizer[0] == pytest.approx(alone.optimizer[0])
+    unsharded = step(**moe, ep=8, zero_stage=0).optimizer[0]
+    assert unsharded < 0.3 * step(**moe, zero_stage=0).optimizer[0]
 
 
 def test_many_layouts_at_once_are_those_one_by_one():
