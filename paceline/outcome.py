@@ -5,6 +5,8 @@ It reads only files, so it works while a run goes on, after it was killed, and y
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +30,7 @@ from paceline.core.result import (
 )
 from paceline.core.steps import Steps
 from paceline.core.window import MIN_STEADY, Window, steady_window
-from paceline.ending import file_text, judge, read_evidence, read_ranks, stacks
+from paceline.ending import file_text, judge, log_tail, read_evidence, read_ranks, stacks
 from paceline.events import RankLog
 from paceline.imported import evaluate_log
 from paceline.launchers.slurm_record import left_job
@@ -90,13 +92,20 @@ def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
     gone = record.reason or "the controller ended before the run did"
     left = left_job(folder)
     if left is None or record.spec is None:
-        return "incomplete", gone
+        return "incomplete", gone + full_disk(folder)
     if left.code is None:
         told = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
         return "incomplete", f"{gone}; {told}"
     spec = record.spec
     ending = judge(read_evidence(folder, spec.engine, spec.world_size, left.code, False))
     return ending.status, ending.reason
+
+
+def full_disk(folder: Path) -> str:
+    """That the ranks found the disk full, which kept the controller from writing the cause; or nothing."""
+    words = os.strerror(errno.ENOSPC)
+    told = next((line.strip() for line in log_tail(folder) if words in line), None)
+    return f"; a rank's log ends with: {told}" if told else ""
 
 
 def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def test_a_killed_controller_leaves_a_readable_folder(tmp_path: Path):
     result = evaluate(make_folder(tmp_path, 30, "running", controller=gone)).result
     assert result.status == "incomplete" and result.steps_done == 30
     assert result.verdict.kind == "invalid"
+
+
+def test_a_disk_that_was_full_is_the_cause_that_nobody_could_write_down(tmp_path: Path):
+    gone = Controller(pid=2**22 - 1, boot_id="before", started_unix=1.0, host=os.uname().nodename)
+    folder = make_folder(tmp_path, 30, "running", controller=gone)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "rank-00001.log").write_text(f"OSError: [Errno 28] {os.strerror(28)}\n")
+    result = evaluate(folder).result
+    assert (result.status, result.steps_done) == ("incomplete", 30)
+    assert result.reason is not None
+    assert result.reason.endswith("log ends with: OSError: [Errno 28] No space left on device")
 
 
 def test_a_folder_without_steps_is_readable(tmp_path: Path):

@@ -31,7 +31,10 @@ class EventLog:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()
         }
-        os.write(self._file, (json.dumps({"event": event, **known}) + "\n").encode())
+        line = (json.dumps({"event": event, **known}) + "\n").encode()
+        # A disk that fills takes a part of it; the rest then raises OSError.
+        while line:
+            line = line[os.write(self._file, line) :]
         self.steps_done += event == "step"
 
 

@@ -24,8 +24,8 @@ sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
 
 
 def settings(bed: Bed) -> SshSettings:
-    """Short limits, so that a dead host costs a test seconds."""
-    return SshSettings(config=str(bed.ssh_config), alive_interval_s=1, connect_timeout_s=5)
+    """Limits so short that a dead host costs a test seconds, and a busy machine kills none."""
+    return SshSettings(config=str(bed.ssh_config), alive_interval_s=2, connect_timeout_s=10)
 
 
 def make_job(bed: Bed, hosts: Sequence[str], seconds: float = 100, code: int = 0, **fields: object) -> Job:  # fmt: skip

@@ -226,7 +226,7 @@ def lost(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     assert follow(list(runs.values())) == [255, 255, 255]
     bad["unplugged"].plug()
     bad["frozen"].thaw()
-    until(lambda: not any(ranks_on(ssh_hosts, h.name) for h in bad.values()), "their end", 40)
+    until(lambda: not any(ranks_on(ssh_hosts, h.name) for h in bad.values()), "their end", 90)
     ssh_hosts.boot(bad["crashed"].name)
     return {
         why: (run.verdict(), ranks_on(ssh_hosts, pairs[why][0]), ranks_on(ssh_hosts, pairs[why][1]))

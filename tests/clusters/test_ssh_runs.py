@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,20 @@ def has_steps(runs: Path) -> bool:
     return len(files) == 2 and all(f.read_text().count('{"event": "step"') > STEPS for f in files)
 
 
+def disturb_one(bed: Bed, runs: Path, disturb: Callable[[], object], *arguments: str) -> Run:
+    """A run on the first two hosts that is let be until `disturb` returns, and its end."""
+    hosts = bed.names[:2]
+    process = train(bed, hosts, runs, "--set", "steps=1000000", *arguments)
+    try:
+        until(lambda: has_steps(runs) or process.poll() is not None, "the first steps", 240)
+        disturb()
+        errors = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    left = {pid: line for name in hosts for pid, line in bed.hosts[name].leftovers().items()}
+    return Run(runs, process.returncode, errors, left)
+
+
 @pytest.fixture(scope="module")
 def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Four runs at the same time on two hosts each, each disturbed in its own way."""
@@ -116,6 +130,22 @@ def test_a_disturbed_run_names_the_cause_keeps_its_steps_and_leaves_nothing(
     assert run.result["steps_done"] > STEPS
     assert run.left == {}
     assert "Traceback" not in run.errors
+
+
+def test_a_cut_link_is_told_with_its_host_and_the_ranks_behind_it_end(
+    ssh_hosts: Bed, tmp_path: Path
+) -> None:
+    near, far = (ssh_hosts.hosts[name] for name in ssh_hosts.names[:2])
+    run = disturb_one(ssh_hosts, tmp_path, far.unplug)
+    assert (run.code, run.result["status"]) == (2, "failed")
+    assert "node-002: the connection was lost" in run.result["reason"]
+    assert run.result["steps_done"] > STEPS
+    assert near.leftovers() == {}
+
+    def ranks() -> list[str]:
+        return [line for line in far.leftovers().values() if "main.py" in line]
+
+    until(lambda: not ranks(), "the end of the ranks that were cut off", 90)
 
 
 def test_a_run_whose_controller_was_killed_is_listed_as_incomplete(

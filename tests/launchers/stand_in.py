@@ -49,9 +49,16 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "argv"
 
 
-def make_job(hosts: Sequence[str], seconds: float = 0, code: int = 0, **fields: object) -> Job:
+def make_job(
+    hosts: Sequence[str],
+    seconds: float = 0,
+    code: int = 0,
+    alive_interval_s: int = 5,
+    **fields: object,
+) -> Job:
     """A job on hosts that all are this machine; rank 1 ends with `code`."""
-    limits = SshSettings(alive_interval_s=1, connect_timeout_s=3)
+    # Hosts that answer must do so even where other programs have the cores.
+    limits = SshSettings(alive_interval_s=alive_interval_s, connect_timeout_s=30)
     cluster = Cluster(name="here", device="cpu", devices_per_node=1, nodes=len(hosts),
                       hosts=tuple(hosts), launcher="ssh", ssh=limits)  # fmt: skip
     given = {"files": {"rank.py": RANK}, "cluster": cluster, **fields}

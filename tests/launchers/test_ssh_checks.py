@@ -11,10 +11,11 @@ import pytest
 from paceline.core.hardware import SshSettings
 from paceline.errors import SystemFaultError
 from paceline.launchers.host_rules import HostCheck, Questions, judged, raise_for_faults
-from paceline.launchers.ssh_checks import check_hosts
+from paceline.launchers.session import Heard, Session
+from paceline.launchers.ssh_checks import _Examination, check_hosts
 from tests.launchers.stand_in import install
 
-LIMITS = SshSettings(connect_timeout_s=2, alive_interval_s=1)
+LIMITS = SshSettings(connect_timeout_s=5, alive_interval_s=1)
 SOUND = HostCheck(
     host="a", round_trip_s=0.01, clock_skew_s=0.0, python="3.11.2", torch="2.13.0",
     open_files=65536, folder="shared", free_bytes=10**12, temporary="/tmp",
@@ -95,7 +96,7 @@ def test_hosts_are_asked_and_each_tells_its_own(tmp_path: Path, monkeypatch: pyt
     assert list(told) == hosts
     assert told["good"] == told["talker"] == ""
     assert told["stranger"] == "its host key is unknown"
-    assert told["silent"] == "its log-in did not end within 2 s"
+    assert told["silent"] == "its log-in did not end within 5 s"
     assert "behind" in told["late"]
     assert "allows 200 open files" in told["small"]
     assert told["broken"] == "ssh failed: ssh: line noise"
@@ -158,3 +159,15 @@ def test_what_the_interpreter_says_besides_does_not_hide_the_facts(
     python.write_text("#!/bin/sh\necho '{half'\n")
     (check,) = check_hosts(["good"], Questions(str(python)), LIMITS)
     assert "{half" in (check.fault or "")
+
+
+@pytest.mark.parametrize(
+    ("told", "known"), [("1700000000.5", True), ("1700000000.%N", True), ("", False), ("?", False)]
+)
+def test_a_host_whose_date_says_nothing_has_no_skew_and_no_fault(told: str, known: bool):
+    session = Session("a", ["true"])
+    one = _Examination(session, "a", QUESTIONS, LIMITS, asked_s=time.monotonic())
+    one._take_clock(Heard(time.monotonic(), "@clock", told))
+    ((trip_s, skew_s),) = one.clock
+    assert trip_s >= 0 and (skew_s is not None) == known
+    assert judged([changed(clock_skew_s=None)], QUESTIONS)[0].fault is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import tempfile
@@ -66,6 +67,27 @@ def test_sockets_lie_where_nobody_else_looks_under_a_short_path(
         assert not list(deep.iterdir())
     finally:
         folder.rmdir()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    done = subprocess.Popen(["true"])
+    done.wait()
+    gone, used = f"/tmp/pl-{done.pid}-abcdefgh", f"/tmp/pl-{done.pid}-in_use"
+    ours, foreign = f"/tmp/pl-{os.getpid()}-abcdefgh", "/tmp/pl-abcdefgh-x"
+    for name in (gone, used, ours, foreign):
+        Path(name).mkdir()
+    Path(used, "0").touch()
+    private_folder().rmdir()
+    try:
+        assert not Path(gone).exists()
+        assert all(Path(name).exists() for name in (used, ours, foreign))
+    finally:
+        Path(used, "0").unlink()
+        for name in (used, ours, foreign):
+            Path(name).rmdir()
 
 
 @pytest.mark.parametrize("name", ["a folder", "100%h"])

@@ -152,6 +152,8 @@ class Bed:
         if self.plan.cores:
             for host in self.hosts.values():
                 host.limit(self.plan.cores)
+        if self.plan.favoured:
+            self.host("node-001").groups.favour()
         if self.plan.ssh:
             self.sshd.prepare()
         if self.plan.slurm:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clusters.bed.host import Host
-from tests.clusters.bed.process import call, spawn, until
+from tests.clusters.bed.process import BedError, call, spawn, until
 
 SETTINGS = """\
 AccountingStorageType=accounting_storage/slurmdbd
@@ -36,10 +36,15 @@ SERVER = (
     "--innodb-buffer-pool-size=64M",
     "--innodb-log-file-size=8M",
     "--innodb-flush-log-at-trx-commit=0",
+    # Several servers at once may ask for more of these than the kernel has.
+    "--innodb-use-native-aio=0",
     "--innodb-lock-wait-timeout=900",
     "--skip-innodb-doublewrite",
     "--performance-schema=OFF",
 )
+
+LIMIT_S = 180.0
+"""How long each may take to answer: several beds may start at once on a busy machine."""
 
 
 @dataclass
@@ -77,12 +82,16 @@ class Accounting:
         server += [f"--socket={self.socket}", *SERVER]
         # The database opens its socket's folder to its own user alone.
         self.head.call("chmod", "1777", "/run")
-        self.head.keep(spawn(self.head.argv(server), self.folder / "log" / "database"))
-        until(self._answers, "the database")
+        log = self.folder / "log" / "database"
+        process = spawn(self.head.argv(server), log)
+        self.head.keep(process)
+        until(lambda: self._answers() or process.poll() is not None, "the database", LIMIT_S)
+        if process.poll() is not None:
+            raise BedError(f"the database ended at once: {log.read_text()[-1000:]}")
         self._grant()
         conf = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         call(self.head.argv(["slurmdbd"]), env=conf)
-        until(lambda: self._register(conf), "slurmdbd")
+        until(lambda: self._register(conf), "slurmdbd", LIMIT_S)
 
     def _answers(self) -> bool:
         ping = ("mariadb-admin", "--no-defaults", f"--socket={self.socket}", "ping")

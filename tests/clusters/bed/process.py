@@ -77,7 +77,7 @@ def _status(pid: int) -> list[str]:
         return []
 
 
-def until(done: Callable[[], Any], what: str, limit_s: float = 20.0, pause_s: float = 0.02) -> None:
+def until(done: Callable[[], Any], what: str, limit_s: float = 60.0, pause_s: float = 0.02) -> None:
     """Returns when `done()` is true; raises BedError naming `what` after `limit_s`."""
     end = time.monotonic() + limit_s
     while not done():

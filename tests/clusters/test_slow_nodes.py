@@ -1,0 +1,64 @@
+"""A node that is really slow is named, and no other; the nightly benchmark runs more of these trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.bed import Bed
+from tests.clusters.conftest import started
+from tests.clusters.slow_nodes import (
+    HOSTS,
+    LEAST_SLOWDOWN,
+    PLAN,
+    SHARES,
+    Fault,
+    Trial,
+    broken_rules,
+    planned,
+    run_trial,
+)
+
+SLOW = Fault("node-003", 0.5)
+GOOD = Trial(SLOW, {"node-003": 2.0}, {}, ("node-003",), ("node-003",), (), 1.0)
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    """Eight hosts that come before all else that runs here."""
+    yield from started("slow", PLAN)
+
+
+@pytest.mark.parametrize("fault", planned(3), ids=str)
+def test_the_slowed_node_is_named_and_no_other(
+    bed: Bed, tmp_path: Path, fault: Fault | None
+) -> None:
+    trial = run_trial(bed, fault, tmp_path)
+    assert trial.flagged == ((fault.host,) if fault else ()), trial
+    assert fault is None or (trial.true_slowdown or 0.0) >= LEAST_SLOWDOWN
+    assert len(trial.slowdowns) == len(trial.losses) == HOSTS
+
+
+def test_a_third_of_the_trials_has_no_fault_and_the_seed_decides_the_others() -> None:
+    faults = planned(20, seed=5)
+    assert faults == planned(20, seed=5) != planned(20, seed=6)
+    given = [fault for fault in faults if fault]
+    assert (len(faults), len(given)) == (20, 13)
+    assert {fault.share for fault in given} <= set(SHARES)
+    assert len({fault.host for fault in given}) > 1
+    assert sum(fault is None for fault in planned(3)) == 1
+
+
+def test_the_rules_are_broken_by_what_they_forbid() -> None:
+    missed, late = replace(GOOD, flagged=()), replace(GOOD, slowdowns={"node-003": 1.2})
+    unfair = replace(GOOD, flagged=("node-001", "node-003"))
+    healthy = replace(GOOD, fault=None)
+    assert (unfair.named, unfair.blamed, healthy.blamed) == (True, ("node-001",), ("node-003",))
+    assert broken_rules([GOOD] * 20) == broken_rules([*[GOOD] * 19, unfair]) == []
+    assert broken_rules([*[GOOD] * 19, missed]) == []
+    assert broken_rules([*[GOOD] * 18, missed, missed]) == ["18 of 20 slowed hosts were named"]
+    assert "blamed in 2 of 20" in broken_rules([*[GOOD] * 18, unfair, healthy])[0]
+    assert "slowed its host 1.20 times" in broken_rules([late])[0]
