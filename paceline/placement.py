@@ -70,6 +70,10 @@ class Request:
     """Where `checkpoint.resume` seeks a run by name."""
 
 
+_UNSEEN = "and what the hosts have is not seen from here"
+_NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
+
+
 def device_kind(wanted: str, found: dict[str, Any]) -> tuple[str, list[str]]:
     """cpu or cuda for `wanted` (auto, cpu, cuda), and what should be told about the choice."""
     cpu_torch = "+cpu" in found["packages"].get("torch", "")
@@ -109,10 +113,15 @@ def choose_cluster(
                         remedy="take hosts with equally many devices")  # fmt: skip
     if slots and request.devices is None:
         request = replace(request, devices=slots[0])
+    if not found["gpus"] and request.device == "cuda":
+        raise UserError("--device cuda", f"no NVIDIA GPU is visible here, {_UNSEEN}",
+                        remedy=_NAME_THEM)  # fmt: skip
     cluster, notices = _this_machine(request, recipe, found)
     if request.devices is None and cluster.device == "cpu":
         cluster = local_cluster(found, "cpu", None, 1)
     alike = f"hosts are taken to be like this machine: {cluster.devices_per_node} x {cluster.device} each"
+    if not found["gpus"] and request.device == "auto":
+        alike += f"; no GPU is visible here, {_UNSEEN}: if they have some, {_NAME_THEM}"
     return placed(cluster, where), [*notices, alike]
 
 
@@ -138,8 +147,9 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         changes["bind"] = where.bind
     if where.ssh_config:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
-    if kind == "slurm" and (allocation := where.allocation or os.environ.get("SLURM_JOB_ID")):
-        changes["slurm"] = cluster.slurm.model_copy(update={"allocation": allocation})
+    known = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
+    if kind == "slurm" and known:
+        changes["slurm"] = cluster.slurm.model_copy(update={"allocation": known})
     return cluster.model_copy(update=changes)
 
 

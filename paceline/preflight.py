@@ -20,7 +20,7 @@ from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.run import Job
 from paceline.core.scaling.blame import Reference
 from paceline.core.scaling.split import split_rounds
-from paceline.errors import UserError
+from paceline.errors import IncompleteError, UserError
 from paceline.host_lists import from_allocation
 from paceline.host_readings import host_readings, read_lines
 from paceline.launchers import Handle, Verdict, launcher, slurm_client
@@ -54,6 +54,8 @@ class Asked:
     at_once: int | None = None
     """Hosts whose rates are measured at the same time; None measures all."""
     limit_s: float = 300.0
+    wait_s: float = 600.0
+    """How long the job may wait in Slurm's queue."""
     against: Path | None = None
 
 
@@ -70,7 +72,10 @@ Watch = Callable[[str], None]
 
 
 def check(asked: Asked, root: Path, watch: Watch) -> Outcome:
-    """Check the hosts; raises UserError or SystemFaultError when not one can be asked."""
+    """Check the hosts; raises UserError or SystemFaultError when not one can be asked.
+
+    IncompleteError when Slurm gave no place to the check in time; its job is cancelled then.
+    """
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = _cluster(asked)
     references = _references(asked.against, cluster)
@@ -85,7 +90,7 @@ def check(asked: Asked, root: Path, watch: Watch) -> Outcome:
     verdict: Verdict | None = None
     if cluster is not None:
         watch(f"measuring {cluster.nodes} host{'s' if cluster.nodes > 1 else ''}")
-        verdict = _run(_job(cluster, asked), folder)
+        verdict = _run(_job(cluster, asked), folder, asked.wait_s)
         lines = read_lines(folder)
     readings = [
         *(Reading(host, faults=(why,)) for host, why in unfit.items()),
@@ -196,26 +201,30 @@ def _rounds(nodes: int, wanted: int) -> list[list[list[int]]]:
     return [[[int(name) for name in group] for group in one.groups] for one in rounds]
 
 
-def _run(job: Job, folder: Path) -> Verdict | None:
+def _run(job: Job, folder: Path, wait_s: float) -> Verdict | None:
     """Run the job to its end or its limit; what the launcher knows of its end."""
     assert job.cluster is not None
     machine = launcher(job.cluster.launcher)
     machine.prepare(job, folder)
     handle = machine.submit(job, folder)
     try:
-        return _watched(handle)
+        return _watched(handle, wait_s)
     finally:
         handle.sweep()
 
 
-def _watched(handle: Handle) -> Verdict | None:
+def _watched(handle: Handle, wait_s: float) -> Verdict | None:
+    begun_s = time.monotonic()
     try:
         while handle.poll() is None:
+            if handle.waiting and time.monotonic() - begun_s > wait_s:
+                raise IncompleteError("check", f"was not begun within {wait_s:g} s: {handle.phase}",
+                                      remedy="--wait SECONDS, or fewer --nodes")  # fmt: skip
             if handle.timed_out:
                 handle.stop()
                 return handle.verdict() or Verdict("timeout", "did not end in time")
             time.sleep(POLL_S)
-    except BaseException:
+    except BaseException:  # an interrupt too must end what runs on the hosts
         handle.stop()
         raise
     return handle.verdict()

@@ -7,29 +7,23 @@ and whether two configurations differ only when both meet the same conditions.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
-from paceline import flow
-from paceline.core.compare.comparability import likeness
-from paceline.core.compare.judgement import Comparison
-from paceline.core.facts import Facts, facts_of
-from paceline.core.over_time.grouped import GroupResult, SeriesResult, group_figures, has_figure
+from paceline.core.over_time.grouped import has_figure
 from paceline.core.over_time.settings import distinguishing, flat_settings
 from paceline.core.result import Result
-from paceline.errors import SystemFaultError, UserError
-from paceline.gate import Gate, compare_runs
+from paceline.errors import UserError
 from paceline.outcome import evaluate
-from paceline.placement import Request
-from paceline.plan import Plan, busy_notice, make_plan, plan_again
+from paceline.parts.dividing import divide, parts_for
+from paceline.parts.part import Part
+from paceline.placement import Request, Where
+from paceline.plan import Plan, make_plan, plan_again
 from paceline.probe.inventory import inventory
+from paceline.recipe import load_recipe
 from paceline.rundir import (
-    Repeat,
     RunRecord,
     current_status,
     groups,
@@ -78,9 +72,12 @@ class Series:
     """Repeats a side."""
     tag: str | None = None
     """What the runs of a series that is gone on with are tagged."""
+    parts: tuple[Part, ...] = (Part(1),)
+    """Where repeats run, one at a time on each; both of a pair on the same."""
+    notices: tuple[str, ...] = ()
 
-    def turns(self) -> Iterator[Turn]:
-        """The repeats that are missing, in order: A B, B A, A B, ...
+    def turns(self, part: int = 1) -> Iterator[Turn]:
+        """The repeats of a part that are missing, in order: A B, B A, A B, ...
 
         A machine that warms up or fills up during the series would make whoever always comes
         second look slower. Turning every other pair round cancels a linear change over an even
@@ -88,22 +85,10 @@ class Series:
         always follows the other, so that what a run leaves behind (caches, heat) is shared too.
         """
         pairs = list(zip(self.sides, "AB" if len(self.sides) > 1 else ("",), strict=False))
-        for number in range(1, self.wanted + 1):
-            for side, letter in pairs if number % 2 else reversed(pairs):
+        for place, number in enumerate(range(part, self.wanted + 1, len(self.parts))):
+            for side, letter in reversed(pairs) if place % 2 else pairs:
                 if number in side.missing:
                     yield Turn(side, letter, number, self.wanted)
-
-
-class Observer(Protocol):
-    """Who is told how a series goes on."""
-
-    def running(self, turn: Turn) -> AbstractContextManager[flow.Watcher]:
-        """A watcher for one repeat, while it runs."""
-        ...
-
-    def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
-        """One repeat has ended, as a result or as a fault of the machine."""
-        ...
 
 
 def side_request(base: Request, text: str) -> Request:
@@ -128,28 +113,46 @@ def side_request(base: Request, text: str) -> Request:
     return request
 
 
-def new_series(root: Path, requests: Sequence[Request], wanted: int, name: str | None) -> Series:
+def new_series(
+    root: Path,
+    requests: Sequence[Request],
+    wanted: int,
+    name: str | None,
+    nodes_per_trial: int | None = None,
+    max_parallel: int | None = None,
+) -> Series:
     """The series that measures each request `wanted` times, in one group each.
 
     A group of that name which has the same configuration is gone on with. Raises UserError when a
-    request cannot run here or the name is taken.
+    request cannot run here or the name is taken. The last two share out what there is (parts.divide).
     """
     if name is not None:
         _check_name(root, name)
-    plans = [make_plan(request) for request in requests]
+    first = requests[0]
+    recipe = load_recipe(first.recipe, first.variant, first.overrides)
+    place = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
+    plans = [make_plan(replace(one, where=place.request.where), place.found) for one in requests]
     ends = [""] if len(plans) == 1 else ["-a", "-b"]
     taken = groups(root)
     names: list[str] = []
     for plan, end in zip(plans, ends, strict=True):
         names.append(name + end if name else _free_name(plan, end, taken))
     sides = [_side(n, plan, taken.get(n, []), wanted) for n, plan in zip(names, plans, strict=True)]
-    return Series(_told_apart(sides), wanted)
+    parts = place.parts[:wanted]
+    return Series(_told_apart(sides), wanted, parts=parts, notices=place.notices)
 
 
-def resumed_series(root: Path, name: str, wanted: int | None) -> Series:
+def resumed_series(
+    root: Path,
+    name: str,
+    wanted: int | None,
+    where: Where | None = None,
+    max_parallel: int | None = None,
+) -> Series:
     """The series that the group `name` belongs to, with what is missing up to `wanted`.
 
-    None is the number that was asked for at first. Raises UserError when there is no such group.
+    None is the number that was asked for at first. `where` may name other hosts or an allocation.
+    Raises UserError when there is no such group.
     """
     found = groups(root)
     if name not in found:
@@ -168,117 +171,8 @@ def resumed_series(root: Path, name: str, wanted: int | None) -> Series:
         for group, spec in specs.items()
         if spec
     ]
-    return Series(_told_apart(sides), wanted, records[-1].tag)
-
-
-@dataclass
-class _Outcome:
-    """What one side has so far."""
-
-    side: Side
-    results: list[Result]
-    faults: list[str] = field(default_factory=list[str])
-
-    def add(self, ended: Result | SystemFaultError) -> None:
-        if isinstance(ended, Result):
-            self.results.append(ended)
-        else:
-            self.faults.append(str(ended))
-
-    def told(self, wanted: int) -> GroupResult:
-        spec = self.side.plan.spec
-        ok = sum(map(has_figure, self.results))
-        return GroupResult(
-            group=self.side.group,
-            recipe=spec.recipe,
-            changes=self.side.changes,
-            key=spec.key,
-            wanted=wanted,
-            ok=ok,
-            failed=len(self.results) - ok + len(self.faults),
-            figures=group_figures(self.results),
-            runs=tuple(self.results),
-            faults=tuple(self.faults),
-        )
-
-
-def run_series(
-    series: Series,
-    root: Path,
-    command: list[str],
-    observer: Observer,
-    *,
-    tag: str | None = None,
-    probe: bool = True,
-    runs_dir: Path | None = None,
-) -> SeriesResult:
-    """Run what is missing, one after the other, and return all groups with what they have.
-
-    A repeat that fails is counted and the series goes on; a UserError ends it. KeyboardInterrupt
-    ends the running repeat cleanly and then the series, which is returned as far as it came.
-    `runs_dir` is named in the commands that the result holds.
-    """
-    outcomes = {side.group: _Outcome(side, list(side.done)) for side in series.sides}
-    interrupted = False
-    try:
-        for turn in series.turns():
-            outcome = outcomes[turn.side.group]
-            try:
-                ended = _run_once(series, turn, root, command, observer, tag or series.tag, probe)
-            except flow.CancelledRunError as cancelled:
-                outcome.results.append(cancelled.report.result)
-                raise KeyboardInterrupt from None
-            outcome.add(ended)
-            observer.ended(turn, ended)
-    except KeyboardInterrupt:
-        interrupted = True
-    told = tuple(outcomes[side.group].told(series.wanted) for side in series.sides)
-    place = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
-    compare = _comparison(root, told, series.sides)
-    going_on = f"paceline run --resume {told[0].group}{place}"
-    return SeriesResult(
-        groups=told,
-        interrupted=interrupted,
-        compare=f"{compare}{place}" if compare else None,
-        verdict=_verdict(root, told, series.sides),
-        resume=going_on if any(group.missing for group in told) else None,
-    )
-
-
-def _run_once(
-    series: Series,
-    turn: Turn,
-    root: Path,
-    command: list[str],
-    observer: Observer,
-    tag: str | None,
-    probe: bool,
-) -> Result | SystemFaultError:
-    repeat = Repeat(
-        number=turn.number,
-        wanted=turn.wanted,
-        groups=tuple(side.group for side in series.sides),
-        partner=next((s.plan.spec for s in series.sides if s is not turn.side), None),
-    )
-    try:
-        with observer.running(turn) as watch:
-            report = flow.run(
-                _as_of_now(turn.side.plan), root, command, watch,
-                tag=tag, probe=probe, group=turn.side.group, repeat=repeat,
-            )  # fmt: skip
-    except flow.UnwrittenReportError as fault:
-        result = fault.report.result
-        return result.model_copy(update={"warnings": (*result.warnings, str(fault))})
-    except SystemFaultError as fault:
-        return fault
-    return report.result
-
-
-def _as_of_now(plan: Plan) -> Plan:
-    """The plan with what the machine is and does at this moment."""
-    found = inventory()
-    lasting = [n for n in plan.notices if n not in busy_notice(plan.inventory)]
-    return replace(plan, inventory=found, notices=(*lasting, *busy_notice(found)))
+    parts = parts_for(spec, where or Where(), max_parallel)
+    return Series(_told_apart(sides), wanted, records[-1].tag, parts)
 
 
 def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> Side:
@@ -338,32 +232,3 @@ def _told_apart(sides: Sequence[Side]) -> tuple[Side, ...]:
         replace(side, changes=tuple(f"{name}={value}" for name, value in own.items()))
         for side, own in zip(sides, differing, strict=True)
     )
-
-
-def _comparison(root: Path, told: Sequence[GroupResult], sides: Sequence[Side]) -> str | None:
-    """`paceline compare` of the two groups, or of this one with the last good one of the same recipe.
-
-    Settings in which they differ are accepted by name.
-    """
-    ours = facts_of(sides[-1].plan.spec)
-    if len(sides) == 2:
-        return _compare(told[0].group, facts_of(sides[0].plan.spec), told[1].group, ours)
-    for name, folders in reversed(groups(root).items()):
-        good = [r.known for folder in folders if (r := read_record(folder)).status == "ok"]
-        if name != told[0].group and good and good[-1].recipe == told[0].recipe:
-            return _compare(name, good[-1], told[0].group, ours)
-    return None
-
-
-def _compare(first: str, theirs: Facts, second: str, ours: Facts) -> str:
-    allowed = "".join(f" --allow {key}" for key in likeness([theirs], [ours]).keys)
-    return f"paceline compare {first} {second}{allowed}"
-
-
-def _verdict(root: Path, told: Sequence[GroupResult], sides: Sequence[Side]) -> Comparison | None:
-    """What the comparison of two complete groups says."""
-    if len(told) != 2 or any(group.missing for group in told):
-        return None
-    first, second = (facts_of(side.plan.spec) for side in sides)
-    gate = Gate(allowed=tuple(likeness([first], [second]).keys))
-    return compare_runs(root, told[0].group, told[1].group, gate)

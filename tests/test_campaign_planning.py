@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,19 @@ from paceline.campaign.batches import batch_on, scaling_kind
 from paceline.campaign.planning import Wanted, begin, new_campaign, twins, with_folder
 from paceline.campaign.record import Campaign, read_campaign
 from paceline.campaign.topology import read_topology
+from paceline.campaign.trials import known_trials
+from paceline.cli.campaign import Conduct, run_campaign
+from paceline.cli.output import TableFormat
 from paceline.core.scaling.result import ScalingKind
 from paceline.errors import UserError
+from paceline.launchers.slurm_record import Diary
+from paceline.placement import Request
 from paceline.probe import inventory
 from paceline.recipe import load_recipe
+from paceline.rundir import Trial, this_controller
 from tests.fleet import Fleet
+from tests.launchers.slurm_stand_ins import put
+from tests.series_example import make_finished
 from tests.test_campaign import made, wanted
 
 
@@ -174,3 +183,47 @@ def test_a_line_that_names_no_switch_is_refused_with_its_number(tmp_path: Path):
     campaign = wanted("node[1-2]", "1", split="topology", topology=tmp_path / "none")
     with pytest.raises(UserError, match="cannot be read"):
         planned(campaign)
+
+
+def test_devices_that_no_point_has_are_an_error_and_such_runs_are_none_of_the_campaign(
+    tmp_path: Path,
+):
+    campaign = made(tmp_path, wanted("node-[1-2]", "1"))
+    with pytest.raises(UserError, match="measures nothing on 7 devices a node; allowed: 1"):
+        campaign.spec(("node-1",), 7)
+    cluster = campaign.points[0].spec.cluster.model_copy(update={"devices_per_node": 7})
+    other = campaign.points[0].spec.model_copy(update={"cluster": cluster})
+    trial = Trial(campaign=campaign.name, round=1, purpose="plan", hosts=("node-1",))
+    make_finished(tmp_path, 1, 0.2, spec=other, trial=trial)
+    assert known_trials(tmp_path, campaign) == {}
+
+
+def test_slurm_is_taken_when_its_controller_answers_and_not_for_its_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    alone = Wanted(Request("tiny-gpt", device="cpu"), "1,2")
+    put(tmp_path, monkeypatch, sbatch="true", sinfo="echo 'idle node-[1-2]'",
+        scontrol="echo 'Slurmctld(primary) at head is UP'")  # fmt: skip
+    assert new_campaign(tmp_path, alone, []).hosts == ("node-1", "node-2")
+    put(tmp_path, monkeypatch, scontrol="sleep 0; echo 'at head is DOWN'")
+    with pytest.raises(UserError):
+        new_campaign(tmp_path, alone, [])
+    assert new_campaign(tmp_path, replace(alone, sizes=None), []).hosts == (os.uname().nodename,)
+
+
+def test_jobs_that_a_dead_controller_left_are_cancelled_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    campaign = made(tmp_path, wanted("node-[1-2]", "1"))
+    trial = Trial(campaign=campaign.name, round=1, purpose="plan", hosts=("node-1",))
+    spec = campaign.spec(("node-1",), campaign.whole_node)
+    gone = this_controller().model_copy(update={"boot_id": "another boot"})
+    left = make_finished(tmp_path, 1, 0.2, spec=spec, trial=trial, status="running",
+                         controller=gone)  # fmt: skip
+    Diary(left).begin("4711")
+    calls = put(tmp_path, monkeypatch, scancel="true")
+    how = Conduct(TableFormat.json, tmp_path, resume=campaign.name, extra_rounds=0)
+    assert run_campaign(Wanted(Request("")), how) == 0
+    assert calls.read_text() == "scancel 4711\n"
+    run_campaign(Wanted(Request("")), how)
+    assert calls.read_text() == "scancel 4711\n"

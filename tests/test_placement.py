@@ -119,3 +119,26 @@ def test_secrets_of_a_cluster_are_stored_by_name_alone(monkeypatch: pytest.Monke
     assert with_secrets(stored.env, {"HF_TOKEN": "again"}) == {"HF_TOKEN": "again", "OPEN": "1"}
     with pytest.raises(UserError, match=r"HF_TOKEN.*was not stored"):
         with_secrets(stored.env, {})
+
+
+def test_an_allocation_that_was_named_goes_before_the_one_of_this_shell(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    on_slurm = Where(launcher="slurm")
+    named = CLUSTER.model_copy(
+        update={"slurm": CLUSTER.slurm.model_copy(update={"allocation": "4"})}
+    )
+    assert placed(CLUSTER, on_slurm).slurm.allocation == "7"
+    assert placed(named, on_slurm).slurm.allocation == "4"
+    assert placed(named, Where(launcher="slurm", allocation="9")).slurm.allocation == "9"
+
+
+def test_from_a_machine_without_gpus_those_of_the_hosts_must_be_named():
+    here, recipe = {**inventory(), "gpus": []}, load_recipe("tiny-gpt")
+    _, notices = choose_cluster(Request("tiny-gpt", where=Where(TWO)), recipe, here)
+    assert "no GPU is visible here" in notices[-1] and "--cluster FILE names them" in notices[-1]
+    with pytest.raises(UserError, match="--cluster FILE names them"):
+        choose_cluster(Request("tiny-gpt", device="cuda", where=Where(TWO)), recipe, here)
+    _, notices = choose_cluster(Request("tiny-gpt", device="cpu", where=Where(TWO)), recipe, here)
+    assert "--cluster" not in notices[-1]

@@ -16,7 +16,7 @@ def with_follow_up(
 ) -> Campaign | None:
     """The campaign with the next rounds that the analysis asks for; None when it asks for none.
 
-    `most` bounds such rounds, those of earlier sessions among them. Sub-clusters on which the layout
+    `most` bounds such rounds, those of earlier calls among them. Sub-clusters on which the layout
     cannot run are left out.
     """
     known = measured(trials.values(), campaign.whole_node)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,13 +20,12 @@ from paceline.campaign.record import (
     write_campaign,
 )
 from paceline.campaign.topology import read_topology
-from paceline.core.hardware import Cluster
-from paceline.core.hosts import Host
 from paceline.core.scaling.result import ScalingKind
 from paceline.core.scaling.sizes import parse_sizes
 from paceline.core.scaling.split import Split, split_rounds
 from paceline.errors import UserError
-from paceline.host_lists import from_allocation, from_partition
+from paceline.host_lists import from_allocation
+from paceline.parts.dividing import hosts_of, on_slurm
 from paceline.placement import Request, choose_cluster
 from paceline.plan import make_plan
 from paceline.probe.inventory import inventory
@@ -62,13 +60,13 @@ def new_campaign(root: Path, wanted: Wanted, command: Sequence[str]) -> Campaign
     cannot run, or the name is taken.
     """
     recipe = load_recipe(wanted.request.recipe, wanted.request.variant, wanted.request.overrides)
-    request = _with_launcher(wanted.request, wanted.sizes)
+    request = on_slurm(wanted.request, wanted.sizes != "1")
     if wanted.devices_per_node and request.cluster:
         raise UserError(
             "--gpus-per-node", "is settled by --cluster", remedy="leave one of them out"
         )
     cluster, _ = choose_cluster(request, recipe, inventory())
-    hosts = _hosts(request, cluster)
+    hosts = hosts_of(request, cluster)
     devices = tuple(sorted({*wanted.devices_per_node})) or (cluster.devices_per_node,)
     names = [host.name for host in hosts]
     sizes = parse_sizes(wanted.sizes, len(names))
@@ -139,32 +137,6 @@ def twins(root: Path, campaign: Campaign) -> list[str]:
     names = [folder.name for folder in campaign_folders(root)]
     others = [read_campaign(root, name) for name in names if name != campaign.name]
     return [other.name for other in others if other.key == campaign.key]
-
-
-def _with_launcher(request: Request, sizes: str | None) -> Request:
-    """The request, inside an allocation or where Slurm is installed for its nodes."""
-    where = request.where
-    if where.launcher or where.hosts or where.allocation or request.cluster:
-        return request
-    job = os.environ.get("SLURM_JOB_ID")
-    if job:
-        return replace(request, where=replace(where, launcher="slurm", allocation=job))
-    if shutil.which("sbatch") and sizes != "1":
-        return replace(request, where=replace(where, launcher="slurm"))
-    return request
-
-
-def _hosts(request: Request, cluster: Cluster) -> tuple[Host, ...]:
-    """The hosts to split: named, of the allocation, of the partition, or this machine."""
-    slots = {host.name: host for host in request.where.hosts}
-    named = cluster.hosts or tuple(slots)
-    if cluster.launcher == "local":
-        return (Host(name=os.uname().nodename),)
-    if named or cluster.launcher != "slurm":
-        return tuple(slots.get(name, Host(name=name)) for name in named)
-    job = cluster.slurm.allocation
-    found = from_allocation(job) if job else from_partition(cluster.slurm.partition)
-    return found[: request.where.nodes]
 
 
 def _points(

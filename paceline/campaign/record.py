@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paceline.core.run import RunSpec
 from paceline.core.scaling.measured import Purpose
@@ -19,6 +20,7 @@ from paceline.core.scaling.result import ScalingKind
 from paceline.core.scaling.split import Split
 from paceline.core.value import Value
 from paceline.errors import SystemFaultError, UserError
+from paceline.parts.part import on_hosts
 from paceline.rundir import read_value, write_value
 
 CAMPAIGN_FILE = "campaign.json"
@@ -63,13 +65,13 @@ class Campaign(Value):
     hosts: tuple[str, ...]
     sizes: tuple[PositiveInt, ...]
     """Nodes of a sub-cluster, rising."""
-    devices_per_node: tuple[PositiveInt, ...]
+    devices_per_node: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     """Devices that are used of a node, rising: the last is the whole node, with which all sizes run."""
     split: Split
     rounds: PositiveInt
     repeats: PositiveInt
     seed: NonNegativeInt
-    points: tuple[Point, ...]
+    points: Annotated[tuple[Point, ...], Field(min_length=1)]
     plan: tuple[PlannedRound, ...]
     """In the order in which they run; rounds that follow a suspicion up are added at the end."""
     notices: tuple[str, ...] = ()
@@ -98,19 +100,20 @@ class Campaign(Value):
         return self.devices_per_node[-1]
 
     def spec(self, hosts: Group, devices: int) -> RunSpec:
-        """What runs on these hosts; a size that no point has takes its batch from the kind of scaling."""
+        """What runs on these hosts; a size that no point has takes its batch from the kind of scaling.
+
+        Raises UserError for a number of devices a node that no point has.
+        """
         points = [p for p in self.points if p.devices_per_node == devices]
+        if not points:
+            raise UserError(f"campaign {self.name}", f"measures nothing on {devices} devices a node",
+                            allowed=", ".join(map(str, self.devices_per_node)))  # fmt: skip
         point = next((p for p in points if p.nodes == len(hosts)), points[-1])
         spec, training = point.spec, point.spec.training
         if point.nodes != len(hosts) and self.scaling == "weak":
             share = Fraction(training.global_batch * len(hosts), point.nodes)
             training = training.model_copy(update={"global_batch": max(1, int(share))})
-        local = spec.cluster.launcher == "local"
-        where = {"nodes": len(hosts), "hosts": () if local else hosts}
-        # Another node in the place of a lost one would be measured under its name.
-        slurm = spec.cluster.slurm.model_copy(update={"retries": 0})
-        cluster = spec.cluster.model_copy(update={**where, "slurm": slurm})
-        return spec.model_copy(update={"cluster": cluster, "training": training})
+        return on_hosts(spec.model_copy(update={"training": training}), hosts)
 
     def group_name(self, nodes: int, devices: int) -> str:
         """The group of repeats that runs of this size belong to."""

@@ -19,13 +19,15 @@ from paceline.core.run import RunSpec
 from paceline.core.scaling.analysis import Judging
 from paceline.engines import engine
 from paceline.errors import PacelineError
-from paceline.host_lists import from_allocation
+from paceline.launchers.binding import bound
+from paceline.parts.part import MOST_AT_ONCE
+from paceline.parts.working import allocation_fault
 from paceline.plan import Plan
 from paceline.probe.inventory import inventory
 from paceline.rundir import Trial, read_record
 
-MAX_PARALLEL = 128
-"""Sub-clusters at the same time, unless more are asked for: each costs this process a thread."""
+MAX_PARALLEL = MOST_AT_ONCE
+"""Sub-clusters at the same time, unless more are asked for."""
 EXTRA_ROUNDS = 8
 """Rounds that may follow a suspicion up."""
 
@@ -132,8 +134,8 @@ class Running:
                 runs = [pool.submit(self._trial, one, hosts, found) for hosts in groups]
                 for run in as_completed(runs):
                     self._note(one, run.result())
-            except BaseException:
-                self.stop.set()  # the pool waits for its threads, which end their runs
+            except BaseException:  # an interrupt too must let the pool's threads end their runs
+                self.stop.set()
                 raise
         if not self.stop.is_set():
             self._learn(one)
@@ -148,7 +150,7 @@ class Running:
             campaign=self.campaign.name, round=one.number, purpose=one.purpose, hosts=hosts
         )
         try:
-            plan = Plan(spec, engine(spec.engine).job(spec, name), found)
+            plan = Plan(spec, bound(engine(spec.engine).job(spec, name)), found)
             report = flow.run(
                 plan, self.root, self.command, self.observer.watcher(one, hosts),
                 tag=self.tag, probe=False, trial=trial, stopped=self.stop.is_set,
@@ -187,7 +189,7 @@ class Running:
             for host in trial.faulty_hosts or (trial.hosts if alone and trial.status in BAD else ())
             if host in self.campaign.hosts and host not in self.lost
         }
-        if fault := self._allocation_fault():
+        if fault := allocation_fault(self.campaign.points[0].spec.cluster):
             self.halted = fault
         elif len(named) + len(self.lost) == len(self.campaign.hosts) > 1:
             self.halted = f"every host is at fault, or this machine: {cause}"
@@ -200,15 +202,6 @@ class Running:
         self.lost |= named
         for host, why in named.items():
             self.observer.lost(host, why)
-
-    def _allocation_fault(self) -> str | None:
-        """Why the Slurm job that all runs are steps of has none any more."""
-        cluster = self.campaign.points[0].spec.cluster
-        job = cluster.slurm.allocation if cluster.launcher == "slurm" else None
-        try:
-            return None if job is None or from_allocation(job) else f"job {job} has no hosts"
-        except PacelineError as fault:
-            return str(fault)
 
     def _groups(self, one: PlannedRound) -> list[Group]:
         """The sub-clusters of a round; those with a lost host are put together anew without it."""

@@ -97,9 +97,10 @@ def known_trials(root: Path, campaign: Campaign) -> dict[Place, TrialResult]:
     found: dict[Place, TrialResult] = {}
     for record, folder in sorted(_runs(root, campaign.name), key=lambda run: run[0].created):
         trial = record.trial
-        if trial is None or record.spec is None:
+        devices = record.spec.cluster.devices_per_node if record.spec else None
+        if trial is None or devices not in campaign.devices_per_node:
             continue
-        expected = campaign.spec(trial.hosts, record.spec.cluster.devices_per_node)
+        expected = campaign.spec(trial.hosts, devices)
         if record.key != expected.key:
             continue
         told = trial_result(record, evaluate(folder).result, trial)
@@ -117,11 +118,14 @@ def measured(trials: Iterable[TrialResult], whole_node: int) -> list[Measured]:
     ]
 
 
-def _runs(root: Path, campaign: str) -> list[tuple[RunRecord, Path]]:
-    folders = run_folders(root)
-    ours = [
-        f
-        for f in folders
-        if (read_json(f / RUN_FILE).get("trial") or {}).get("campaign") == campaign
+def campaign_runs(root: Path, campaign: str) -> list[Path]:
+    """The folders of all runs of a campaign."""
+    return [
+        folder
+        for folder in run_folders(root)
+        if (read_json(folder / RUN_FILE).get("trial") or {}).get("campaign") == campaign
     ]
-    return [(read_record(folder), folder) for folder in ours]
+
+
+def _runs(root: Path, campaign: str) -> list[tuple[RunRecord, Path]]:
+    return [(read_record(folder), folder) for folder in campaign_runs(root, campaign)]

@@ -50,9 +50,11 @@ def run_campaign(wanted: Wanted, how: Conduct) -> int:
         with_folder,
     )
     from paceline.campaign.record import alone
+    from paceline.campaign.trials import campaign_runs
     from paceline.cli.campaign_options import refuse_beside_resume
     from paceline.errors import SystemFaultError
     from paceline.flow import command_line
+    from paceline.parts.working import abandon_left
     from paceline.rundir import runs_root
 
     root = runs_root(how.runs_dir)
@@ -70,6 +72,8 @@ def run_campaign(wanted: Wanted, how: Conduct) -> int:
     campaign = with_folder(root, campaign)
     with alone(root / campaign.name), _until_stopped() as stop:
         campaign = begin(root, campaign)
+        for job in abandon_left(campaign_runs(root, campaign.name)):
+            typer.echo(f"note: Slurm job {job} of a call that died was cancelled", err=True)
         running = _running(campaign, root, how, stop)
         running.run()
         result = _finished(running, how)

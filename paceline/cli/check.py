@@ -57,6 +57,12 @@ def check(
         float | None,
         typer.Option(min=1, metavar="SECONDS", help="End the measurements after this."),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=1, metavar="SECONDS", help="Give up when Slurm has no place for so long (exit 4)."
+        ),
+    ] = 600.0,
     fail_on_findings: Annotated[
         bool, typer.Option("--fail-on-findings", help="Exit 3 when a host should be drained.")
     ] = False,
@@ -86,7 +92,9 @@ def check(
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     place = where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
     seconds, partners, limit_s = FAST if fast else (2.0, 7, 300.0)
-    asked = Asked(place, device, devices, seconds, partners, at_once, limit or limit_s, against)
+    asked = Asked(
+        place, device, devices, seconds, partners, at_once, limit or limit_s, wait, against
+    )
     outcome = run_check(asked, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True))
     _show(outcome, TableFormat.json if as_json else form)
     if fail_on_findings and outcome.report.drain:

@@ -32,13 +32,15 @@ class Several:
     interleave: tuple[str, str] | None
     group: str | None
     resume: str | None
+    nodes_per_trial: int | None = None
+    max_parallel: int | None = None
 
 
 def repeat_runs(request: Request, several: Several, how: Execution, dry_run: bool) -> int:
     """Run what the options ask for and print it; the exit code."""
     from paceline.errors import UserError
     from paceline.flow import command_line
-    from paceline.repeats import run_series
+    from paceline.repeating import run_series
     from paceline.rundir import runs_root
 
     if how.form is ReportFormat.html:
@@ -51,7 +53,7 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
         _print_plans(series, how.form)
         return 0
     result = run_series(
-        series, root, command_line(), _Display(), tag=how.tag, probe=how.probe,
+        series, root, command_line(), _Display(len(series.parts)), tag=how.tag, probe=how.probe,
         runs_dir=how.runs_dir,
     )  # fmt: skip
     _print_series(result, how.form)
@@ -73,23 +75,27 @@ def exit_code(result: SeriesResult) -> int:
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
     from paceline.errors import UserError
-    from paceline.placement import Request
+    from paceline.placement import Request, Where
     from paceline.repeats import ENOUGH_FOR_SAME, new_series, resumed_series, side_request
     from paceline.rundir import runs_root
 
     root, wanted = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
-        if request != Request("") or several.interleave or several.group or how.tag:
+        where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
+        foreign = several.interleave or several.group or several.nodes_per_trial or how.tag
+        if request != Request("", where=where) or foreign:
             raise UserError(f"--resume {several.resume}", "takes everything from the group",
-                            allowed="--repeat, --no-probe, --runs-dir, --format, --dry-run",
+                            allowed="--repeat, --hosts, --allocation, --max-parallel, --no-probe, "
+                            "--runs-dir, --format, --dry-run",
                             remedy="leave out the rest")  # fmt: skip
-        return resumed_series(root, several.resume, wanted)
+        return resumed_series(root, several.resume, wanted, where, several.max_parallel)
     requests = [request]
     if several.interleave:
         requests = [side_request(request, text) for text in several.interleave]
     if not request.recipe and not several.interleave:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
-    return new_series(root, requests, wanted or ENOUGH_FOR_SAME, several.group)
+    shared = several.nodes_per_trial, several.max_parallel
+    return new_series(root, requests, wanted or ENOUGH_FOR_SAME, several.group, *shared)
 
 
 def _number(repeat: str | None) -> int | None:
@@ -122,18 +128,27 @@ def _announce(series: Series) -> None:
         already = f", of which it has {have}" if have else ""
         repeats = "1 repeat" if series.wanted == 1 else f"{series.wanted} repeats"
         typer.echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
+    for notice in series.notices:
+        typer.echo(f"note: {notice}", err=True)
     tell_notices(*(side.plan for side in series.sides))
     if len({side.plan.spec.key for side in series.sides}) < len(series.sides):
         typer.echo("note: A and B are the same configuration: a trial of the method", err=True)
 
 
 class _Display:
-    """Progress of each repeat, and a line when it has ended."""
+    """Progress of each repeat, and a line when it has ended; several at once have lines alone."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.at_once = at_once
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[Watcher]:
         from paceline.cli.progress import progress_display
 
+        if self.at_once > 1:
+            typer.echo(f"{_title(turn)} begins", err=True)
+            yield lambda progress: None
+            return
         with progress_display(turn.side.plan.spec, _title(turn)) as watch:
             yield watch
 
@@ -142,7 +157,7 @@ class _Display:
         from paceline.report.group import run_text
 
         told = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
-        typer.echo(f"  {told}", err=True)
+        typer.echo(f"{_title(turn)}: {told}" if self.at_once > 1 else f"  {told}", err=True)
 
 
 def _title(turn: Turn) -> str:
@@ -172,11 +187,14 @@ def _print_plans(series: Series, form: ReportFormat) -> None:
     """The order of the repeats, and each configuration's plan as a single run prints it."""
     import json
 
-    turns = [f"{turn.letter}{turn.number}" for turn in series.turns()]
+    lanes = [[f"{t.letter}{t.number}" for t in series.turns(part.number)] for part in series.parts]
+    turns = [turn for lane in lanes for turn in lane]
     if form is ReportFormat.json:
         content = {"order": turns, "groups": {s.group: plan_content(s.plan) for s in series.sides}}
         typer.echo(json.dumps(content, indent=2))
         return
-    typer.echo(f"in this order: {' '.join(turns) or 'nothing is missing'}", err=True)
+    for part, lane in zip(series.parts, lanes, strict=True):
+        on = f"on {part.name}, " if len(lanes) > 1 else ""
+        typer.echo(f"{on}in this order: {' '.join(lane) or 'nothing is missing'}", err=True)
     for side in series.sides:
         print_plan(side.plan, form)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import model_options as model
 from paceline.cli import where as place
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
@@ -16,9 +17,10 @@ from paceline.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTE
 if TYPE_CHECKING:
     from paceline.core.sweeps import SweepResult
     from paceline.sweeping.planning import Sweep, Wanted
-    from paceline.sweeping.running import Trial
+    from paceline.sweeping.trials import Trial
 
-SWEEP_FILE, TABLE_FILE, CHART_FILE = "sweep.json", "results.csv", "speed-memory.svg"
+SWEEP_FILE, TABLE_FILE, PAGE_FILE = "sweep.json", "results.csv", "report.html"
+CHART_FILE = "speed-memory.svg"
 VARIES = "What varies"
 
 
@@ -27,9 +29,7 @@ def _list(what: str) -> object:
 
 
 def sweep(
-    recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
-    ],
+    recipe: model.Recipe,
     tp: Annotated[str | None, _list("Tensor-parallel sizes: 1,2,4.")] = None,
     pp: Annotated[str | None, _list("Pipeline stages.")] = None,
     cp: Annotated[str | None, _list("Context-parallel sizes.")] = None,
@@ -38,7 +38,7 @@ def sweep(
     mbs: Annotated[str | None, _list("Micro-batches, in sequences.")] = None,
     recompute: Annotated[str | None, _list("none, selective, full.")] = None,
     gbs: Annotated[str | None, _list("Global batches, in sequences.")] = None,
-    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
+    variant: model.Variant = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,6 +66,8 @@ def sweep(
     interface: place.Interface = None,
     bind: place.Bind = None,
     ssh_config: place.SshConfig = None,
+    nodes_per_trial: place.NodesPerTrial = None,
+    max_parallel: place.MaxParallel = None,
     repeat: Annotated[
         int, typer.Option(min=1, help="Runs of each; all run once before any runs again.")
     ] = 1,
@@ -81,12 +83,7 @@ def sweep(
     every: Annotated[
         bool, typer.Option("--all", help="Also run what the estimate calls hopeless.")
     ] = False,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
-        ),
-    ] = None,
+    evidence: model.EvidenceFile = None,
     tag: Annotated[str | None, typer.Option(help="A name under which to find the runs.")] = None,
     dry_run: Annotated[
         bool,
@@ -112,6 +109,8 @@ def sweep(
 
       paceline sweep gpt-1b3 --nodes 2 --hosts hostfile --pp 1,2,4 --mbs 1,2,4,8 --recompute none,full
 
+      paceline sweep gpt-1b3 --hosts hostfile --nodes-per-trial 2 --tp 1,2,4 --mbs 1,2,4
+
       paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
     """
     from paceline.placement import Request
@@ -128,7 +127,8 @@ def sweep(
         recipe, variant, fixed, devices, device, cluster, timeout, force, there, runs_dir
     )
     how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
-    raise typer.Exit(_sweep(Wanted(request, varied, repeat, name, not every), how))
+    wanted = Wanted(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
+    raise typer.Exit(_sweep(wanted, how))
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,14 @@ class _How:
 
 def _sweep(wanted: Wanted, how: _How) -> int:
     from paceline.cli.sweep_table import print_sweep, sweep_display
-    from paceline.estimate.evidence import read_evidence, shipped
     from paceline.flow import command_line
     from paceline.rundir import runs_root
     from paceline.sweeping.planning import new_sweep
-    from paceline.sweeping.running import run_sweep, told, trials_of
+    from paceline.sweeping.running import run_sweep
+    from paceline.sweeping.trials import told, trials_of
 
     root = runs_root(how.runs_dir)
-    planned = new_sweep(wanted, read_evidence(how.evidence) if how.evidence else shipped())
+    planned = new_sweep(wanted, model.evidence_of(how.evidence) if how.evidence else None)
     trials = trials_of(planned, root)
     _announce(planned, trials)
     if how.dry_run:
@@ -164,6 +164,8 @@ def _sweep(wanted: Wanted, how: _How) -> int:
     print_sweep(result, how.form)
     if not any(one.runs for one in planned.choices):
         typer.echo("error: no combination can run; the table says why", err=True)
+    if result.halted:
+        typer.echo(f"error: nothing more is run: {result.halted}", err=True)
     if result.go_on:
         typer.echo(f"not all has run: {result.go_on}", err=True)
     return exit_code(result)
@@ -172,7 +174,7 @@ def _sweep(wanted: Wanted, how: _How) -> int:
 def exit_code(result: SweepResult) -> int:
     """0 when there is an answer: layouts without memory, time or a finite loss are part of it."""
     statuses = {row.status for row in result.rows}
-    if result.interrupted:
+    if result.interrupted or result.halted:
         return EXIT_INCOMPLETE
     if result.best is not None:
         return EXIT_OK
@@ -200,13 +202,14 @@ def _announce(planned: Sweep, trials: list[Trial]) -> None:
 
 
 def _keep(result: SweepResult, folder: Path) -> None:
-    """Write the table, the JSON and the chart into the sweep's folder."""
+    """Write the table, the JSON, the page and the chart into the sweep's folder."""
     from contextlib import redirect_stdout
     from io import StringIO
 
     from paceline.cli.sweep_table import print_sweep
     from paceline.report.charts import save_chart
     from paceline.report.sweep import front_chart
+    from paceline.report.sweep_page import sweep_html
     from paceline.report.theme import EXPORT
     from paceline.rundir import write_text, write_value
 
@@ -215,9 +218,10 @@ def _keep(result: SweepResult, folder: Path) -> None:
         print_sweep(result, TableFormat.csv)
     write_value(folder / SWEEP_FILE, result)
     write_text(folder / TABLE_FILE, table.getvalue())
+    write_text(folder / PAGE_FILE, sweep_html(result))
     chart = front_chart(result, EXPORT)
     (folder / CHART_FILE).unlink(missing_ok=True)
     if chart is not None:
         save_chart(chart, folder / CHART_FILE)
-    written = (SWEEP_FILE, TABLE_FILE, *((CHART_FILE,) if chart is not None else ()))
+    written = (PAGE_FILE, SWEEP_FILE, TABLE_FILE, *((CHART_FILE,) if chart is not None else ()))
     typer.echo(f"{folder}: {', '.join(written)}", err=True)

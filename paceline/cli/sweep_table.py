@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,14 +19,10 @@ if TYPE_CHECKING:
 
     from paceline.core.sweeps import SweepResult, SweepRow
     from paceline.flow import Progress, Watcher
-    from paceline.sweeping.running import Trial
+    from paceline.parts.part import Part
+    from paceline.sweeping.trials import Trial
 
 LINE_EVERY_S = 5.0
-NO_SPEED = "x"
-"""Where a run ended without one."""
-TRIED = ("oom", "nan", "timeout", "failed", "incomplete")
-FIXED = ("layout.tp", "layout.pp", "layout.micro_batch", "layout.recompute")
-"""Fields that every table shows."""
 RAW = (
     "status", "reason", "best", "level", "pareto", "key", "nodes", "devices", "tp", "pp", "cp", "vp", "dp",
     "zero_stage", "micro_batch", "recompute", "global_batch", "seq_len", "step_time_s", "low_s",
@@ -38,7 +35,8 @@ RAW = (
 
 def print_sweep(result: SweepResult, form: TableFormat) -> None:
     """The table, and for people the sentences below it."""
-    from paceline.report.sweep import memory_note, sweep_rows
+    from paceline.report.sweep import sweep_rows
+    from paceline.report.sweep_page import for_people, table_note
 
     rows = list(sweep_rows(result))
     if form is TableFormat.csv:
@@ -46,56 +44,24 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
         columns = [Column(name, name) for name in (*varied, *RAW)]
         emit_table(rows, columns, form)
         return
-    emit_table([_for_people(row) for row in rows], columns_of(result), form,
+    emit_table([for_people(row) for row in rows], columns_of(result), form,
                document=result.model_dump(mode="json"))  # fmt: skip
     if form is TableFormat.json:
         return
-    recomputed = (
-        f"TFLOP/s of a device, recomputation counted ({result.flops_convention}); "
-        "layouts are ranked by tokens/s."
-    )
     typer.echo("")
-    for line in filter(None, (*result.sentences, f"{recomputed} {memory_note(result)}".strip())):
+    for line in (*result.sentences, table_note(result)):
         typer.echo(line if form is TableFormat.text else f"- {line}")
 
 
 def columns_of(result: SweepResult) -> list[Column]:
-    """The columns of published studies, those of further settings that vary, and predictions if any."""
-    from paceline.units import significant
+    """The columns that people are shown."""
+    from paceline.report.sweep_page import shown_columns
 
-    def number(value: Any) -> str:
-        return value if isinstance(value, str) else significant(value, 3)
-
-    further = [name for name in result.dimensions if name not in FIXED]
-    columns = [Column("nodes", "nodes", justify="right")]
-    columns += [Column(key, title, justify="right")
-                for key, title in (("tp", "TP"), ("pp", "PP"), ("dp", "DP"), ("micro_batch", "MBS"))]  # fmt: skip
-    columns.append(Column("recompute", "recompute"))
-    columns += [Column(name, name.rpartition(".")[2], justify="right") for name in further]
-    columns += [Column("step_time_s", "s/iteration", number, "right"),
-                Column("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}", "right"),
-                Column("tflops", "TFLOP/s", number, "right"),
-                Column("memory", "memory GiB", justify="right")]  # fmt: skip
-    if any(row.prediction for row in result.rows):
-        columns += [Column("predicted_s", "predicted s", number, "right"),
-                    Column("prediction_error", "error", lambda e: f"{100 * e:+.1f} %", "right"),
-                    Column("predicted_memory", "predicted GiB", justify="right")]  # fmt: skip
-    return [*columns, Column("notes", "notes", wraps=True)]
-
-
-def _for_people(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with an x where a run ended without a speed, and in the units of the table."""
-    from paceline.report.sweep import memory_text
-    from paceline.units import TERA
-
-    flops, failed = row["hardware_flops_per_s_per_device"], row["status"] in TRIED
-    return {
-        **row,
-        "step_time_s": NO_SPEED if failed else row["step_time_s"],
-        "tflops": NO_SPEED if failed else flops and flops / TERA,
-        "memory": memory_text(row["memory_bytes"]),
-        "predicted_memory": memory_text(row["predicted_memory_bytes"]),
-    }
+    return [
+        Column(one.key, one.title, one.write, "right" if one.is_number else "left",
+               wraps=one.key == "notes")
+        for one in shown_columns(result)
+    ]  # fmt: skip
 
 
 @dataclass
@@ -103,21 +69,30 @@ class Lines:
     """Progress as lines on standard error, for a file or a pipe."""
 
     total: int
+    _lock: Lock = field(default_factory=Lock)
     _told: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
-        typer.echo(f"{trial.number}/{self.total}  {_label(trial)}{_repeat(repeat)}", err=True)
+        place = f"{trial.number}/{self.total}"
+        self._tell(f"{place}  {_label(trial)}{_repeat(repeat)}")
 
         def watch(progress: Progress) -> None:
             if progress.step is not None and time.monotonic() - self._told >= LINE_EVERY_S:
                 self._told = time.monotonic()
-                typer.echo(f"  step {progress.step.index} of {progress.total_steps}", err=True)
+                self._tell(f"{place}  step {progress.step.index} of {progress.total_steps}")
 
         yield watch
 
     def ended(self, trial: Trial, row: SweepRow) -> None:
-        typer.echo(f"  {_outcome(row)}", err=True)
+        self._tell(f"{trial.number}/{self.total}  {_outcome(row)}")
+
+    def lost(self, part: Part, why: str) -> None:
+        self._tell(f"nothing more runs on {part.name}: {why}")
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            typer.echo(line, err=True)
 
 
 @dataclass
@@ -127,42 +102,55 @@ class LiveTable:
     trials: Sequence[Trial]
     live: Live
     height: int
+    _now: dict[int, str] = field(default_factory=dict[int, str])
+    """What each running combination is doing, by its number."""
 
     @contextmanager
     def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
         self._show(trial, f"starting{_repeat(repeat)}")
+        try:
+            yield self._watcher(trial, repeat)
+        finally:
+            self._show(trial, None)
+
+    def _watcher(self, trial: Trial, repeat: int) -> Watcher:
+        """Shows a run's step, or what it waits for."""
 
         def watch(progress: Progress) -> None:
             step = progress.step
             now = f"step {step.index} of {progress.total_steps}" if step else progress.phase
             self._show(trial, f"{now}{_repeat(repeat)}")
 
-        yield watch
+        return watch
 
     def ended(self, trial: Trial, row: SweepRow) -> None:
         self._show(trial, None)
 
-    def _show(self, running: Trial, now: str | None) -> None:
-        self.live.update(self._table(running, now))
+    def lost(self, part: Part, why: str) -> None:
+        self.live.console.print(f"nothing more runs on {part.name}: {why}", markup=False)
 
-    def _table(self, running: Trial, now: str | None) -> Table:
+    def _show(self, trial: Trial, now: str | None) -> None:
+        """Note what a run does, None when it has ended, and draw the table anew."""
+        running = {**self._now, trial.number: now or ""}
+        self._now = {number: told for number, told in running.items() if told}
+        self.live.update(self._table(min(self._now, default=trial.number)))
+
+    def _table(self, first: int) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        from paceline.sweeping.running import row_of
+        from paceline.sweeping.trials import row_of
 
-        begin = max(0, running.number - max(1, self.height - 8))
+        begin = max(0, first - max(1, self.height - 8))
         shown = self.trials[begin : begin + max(4, self.height - 6)]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for title in ("", "layout", "outcome"):
             table.add_column(title, no_wrap=True, overflow="ellipsis")
         for trial in shown:
-            here = trial is running and now is not None
-            told = now if here else _outcome(row_of(trial))
-            table.add_row(
-                str(trial.number), Text(_label(trial)), Text(told or "", "bold" if here else "")
-            )
+            now = self._now.get(trial.number)
+            told = now or _outcome(row_of(trial))
+            table.add_row(str(trial.number), Text(_label(trial)), Text(told, "bold" if now else ""))
         return table
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from paceline.core.value import Value
 from paceline.errors import UserError
@@ -16,9 +15,13 @@ from paceline.errors import UserError
 MAX_HOSTS = 100_000
 """Hosts that one text may stand for; a range beyond it is a slip of the finger."""
 
+MOST_RANGES = 8
+"""Ranges in one name: a rack, a shelf, a node and a few more."""
+MOST_SHOWN = 60
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
 _RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)", re.DOTALL)
-_NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+_NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _COMMA = re.compile(r",(?![^\[]*\])")
 """Between names, not inside brackets."""
 _SLOTS = re.compile(r"(?:slots|max_slots)\s*=\s*(\d+)|:(\d+)$")
@@ -45,8 +48,11 @@ def expand(text: str, where: str = "hosts") -> list[str]:
 
     Raises UserError for a name that is none and a range that cannot be read.
     """
-    parts = [part.strip() for part in _COMMA.split(text)]
-    names = list(chain.from_iterable(_expanded(part, where) for part in parts if part))
+    names: list[str] = []
+    for part in filter(None, map(str.strip, _COMMA.split(text))):
+        names += _expanded(part, where)
+        if len(names) > MAX_HOSTS:
+            raise UserError(where, "names too many", allowed=f"{MAX_HOSTS} hosts")
     return [check_name(name, where) for name in names]
 
 
@@ -119,17 +125,27 @@ def _expanded(text: str, where: str) -> list[str]:
     if match is None:
         return [text]
     head, numbers, rest = match.groups()
-    middle: list[str] = []
-    for piece in numbers.split(","):
-        ends = _NUMBERS.fullmatch(piece)
-        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
-        if ends is None or not 0 <= last - first < MAX_HOSTS:
-            raise UserError(where, f"[{numbers}] is no range", allowed="node[001-064,70]")
-        middle += [str(n).zfill(len(ends[1])) for n in range(first, last + 1)]
+    if rest.count("[") >= MOST_RANGES:
+        raise UserError(where, "has too many ranges in one name", allowed=f"{MOST_RANGES}")
+    pieces = [_ends(piece, numbers, where) for piece in numbers.split(",")]
     tails = _expanded(rest, where)
-    if len(middle) * len(tails) > MAX_HOSTS:
-        raise UserError(where, f"[{numbers}] is too many", allowed=f"{MAX_HOSTS} hosts")
+    if sum(last - first + 1 for first, last, _ in pieces) * len(tails) > MAX_HOSTS:
+        raise UserError(where, f"[{_short(numbers)}] is too many", allowed=f"{MAX_HOSTS} hosts")
+    middle = [str(n).zfill(width) for first, last, width in pieces for n in range(first, last + 1)]
     return [head + number + tail for number in middle for tail in tails]
+
+
+def _ends(piece: str, numbers: str, where: str) -> tuple[int, int, int]:
+    """The first and the last number of a piece such as `001-064`, and how many digits it writes."""
+    ends = _NUMBERS.fullmatch(piece)
+    first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+    if ends is None or last < first:
+        raise UserError(where, f"[{_short(numbers)}] is no range", allowed="node[001-064,70]")
+    return first, last, len(ends[1])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _range_text(part: Sequence[tuple[str, str]]) -> str:

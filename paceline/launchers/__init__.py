@@ -61,6 +61,11 @@ class Handle(Protocol):
         return ()
 
     @property
+    def waiting(self) -> bool:
+        """Whether the job has yet to begin, for lack of a place."""
+        return False
+
+    @property
     def phase(self) -> str:
         """What the job waits for or where it runs; empty where there is nothing to tell."""
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from paceline.core.binding import parse_bind_file
 from paceline.core.run import Job
 from paceline.errors import UserError
+from paceline.launchers.bind import Core, cpu_text
 
 BIND_PROGRAM, BIND_FILE = "bind.py", "bind.json"
 
@@ -21,14 +23,29 @@ def bound(job: Job) -> Job:
     """
     if job.cluster is None or job.cluster.bind == "none":
         return job
-    program = (resources.files("paceline.launchers") / BIND_PROGRAM).read_text(encoding="utf-8")
-    files = {**job.files, BIND_PROGRAM: program}
-    wish = "cpu" if job.cluster.device == "cpu" else "cuda"
     if job.cluster.bind != "auto":
-        wish = BIND_FILE
-        entries = _entries(Path(job.cluster.bind), job.devices_per_node)
-        files[BIND_FILE] = json.dumps(entries, indent=2) + "\n"
-    return replace(job, program=(BIND_PROGRAM, wish, *job.program), files=files)
+        return _by_file(job, _entries(Path(job.cluster.bind), job.devices_per_node))
+    return _by(job, "cpu" if job.cluster.device == "cpu" else "cuda", {})
+
+
+def bound_to(job: Job, shares: Sequence[Sequence[Core]]) -> Job:
+    """`job` with its local ranks bound to these cores, whatever its cluster asks for."""
+    entries = [
+        {"cores": cpu_text(thread for core in share for thread in core), "nic": None}
+        for share in shares
+    ]
+    return _by_file(job, entries)
+
+
+def _by_file(job: Job, entries: Sequence[Mapping[str, str | None]]) -> Job:
+    return _by(job, BIND_FILE, {BIND_FILE: json.dumps(entries, indent=2) + "\n"})
+
+
+def _by(job: Job, wish: str, more: Mapping[str, str]) -> Job:
+    program = (resources.files("paceline.launchers") / BIND_PROGRAM).read_text(encoding="utf-8")
+    files = {**job.files, BIND_PROGRAM: program, **more}
+    earlier = job.program[2:] if job.program[0] == BIND_PROGRAM else job.program
+    return replace(job, program=(BIND_PROGRAM, wish, *earlier), files=files)
 
 
 def _entries(path: Path, ranks: int) -> list[dict[str, str | None]]:

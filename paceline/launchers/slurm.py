@@ -10,7 +10,7 @@ from paceline.errors import SystemFaultError, UserError
 from paceline.launchers import Handle, slurm_client
 from paceline.launchers.node import prepare_node, secret_variables
 from paceline.launchers.slurm_batch import BatchRun
-from paceline.launchers.slurm_record import left_job
+from paceline.launchers.slurm_record import left_job, note_abandoned
 from paceline.launchers.slurm_script import array_script, batch_script, step_script
 from paceline.launchers.slurm_states import unusable_nodes
 from paceline.launchers.slurm_steps import submit_step
@@ -72,11 +72,15 @@ def submit_array(
     script = array_script(jobs, [str(folder.resolve()) for folder in folders], at_once)
     check_folder(place)
     write_text(place / ARRAY_SCRIPT, script)
+    refuse_unusable_hosts(jobs[0])
     number = slurm_client.sbatch(jobs[0], place, ARRAY_SCRIPT, dependency(after))
-    return [
+    runs = [
         BatchRun(job, folder, f"{number}_{task}", may_retry=False)
         for task, (job, folder) in enumerate(zip(jobs, folders, strict=True))
     ]
+    for run in runs:
+        _warn_of_stored_secrets(run)
+    return runs
 
 
 def abandon(folder: Path) -> str | None:
@@ -85,6 +89,7 @@ def abandon(folder: Path) -> str | None:
     if left is None or left.code is not None:
         return None
     slurm_client.scancel(left.job)
+    note_abandoned(folder)
     return left.job
 
 

@@ -77,6 +77,11 @@ class BatchRun(Handle):
         self._diary.warn(text)
 
     @property
+    def waiting(self) -> bool:
+        """Whether the job is in the queue, as far as Slurm has said anything."""
+        return self._begun_at is None and (self._last is None or self._last.state in WAITING)
+
+    @property
     def phase(self) -> str:
         """Why the job waits, or where it runs."""
         if self._silent_s > SILENT_S:

@@ -101,6 +101,16 @@ def settings() -> Mapping[str, str]:
     return told
 
 
+def answers() -> bool:
+    """Whether Slurm's commands are here and a controller answers them."""
+    if shutil.which("sbatch") is None:
+        return False
+    try:
+        return " is UP" in ask(["scontrol", "ping"], QUEUE_LIMIT_S).stdout
+    except SystemFaultError:
+        return False
+
+
 def has_accounting() -> bool:
     """Whether Slurm keeps a database of jobs, as far as is known."""
     return not settings().get("AccountingStorageType", "").endswith("none")

@@ -110,6 +110,16 @@ def left_job(folder: Path) -> LeftJob | None:
     return LeftJob(job=job, code=marks.code if marks else None)
 
 
+def note_abandoned(folder: Path) -> None:
+    """Close the last attempt of a run whose job was cancelled on behalf of nobody any more."""
+    record = read_slurm_record(folder)
+    if record is not None and record.attempts:
+        closed = {"state": "CANCELLED", "reason": "its controller had died", "exit_code": 143}
+        last = record.attempts[-1].model_copy(update=closed)
+        changed = record.model_copy(update={"attempts": (*record.attempts[:-1], last)})
+        write_value(folder / RECORD_FILE, changed)
+
+
 def read_slurm_record(folder: Path) -> SlurmRecord | None:
     """slurm.json of a run folder, None where the run was none of Slurm's."""
     try:

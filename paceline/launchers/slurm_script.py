@@ -46,12 +46,12 @@ def batch_script(job: Job) -> str:
         *restart_lines(cluster),
         *([f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"] if cluster.hosts else
           ['mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")']),
-        'echo "start $SLURM_JOB_ID $restart $SLURM_JOB_NODELIST" >>' + STATUS_FILE,
+        'echo "start $id $restart $SLURM_JOB_NODELIST" >>' + STATUS_FILE,
         *address_lines(cluster, ""),
         f"port=$(({FIRST_PORT} + ({rendezvous_port(job.name)} + SLURM_JOB_ID + restart) % {NUM_PORTS}))",
         *step_lines(job, ""),
         "code=$?",
-        'echo "end $SLURM_JOB_ID $restart $code" >>' + STATUS_FILE,
+        'echo "end $id $restart $code" >>' + STATUS_FILE,
         'exit "$code"',
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -178,7 +178,9 @@ fi
 """
     text = f"""\
 restart=${{SLURM_RESTART_COUNT:-0}}
-{bound if cluster.slurm.requeue else ""}earlier={ATTEMPTS_FOLDER}/$SLURM_JOB_ID.$((restart - 1))
+id=$SLURM_JOB_ID
+if [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ]; then id=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID; fi
+{bound if cluster.slurm.requeue else ""}earlier={ATTEMPTS_FOLDER}/$id.$((restart - 1))
 if [ "$restart" -gt 0 ] && mkdir -p {ATTEMPTS_FOLDER} && mkdir "$earlier" 2>/dev/null; then
   mv {LOGS_FOLDER} {STEPS_FOLDER} "$earlier"
 fi

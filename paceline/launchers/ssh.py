@@ -65,7 +65,7 @@ def submit(job: Job, folder: Path) -> SshRun:
     run = SshRun(fanout, hosts, cluster.ssh, sockets)
     try:
         _start(run, job, folder)
-    except BaseException:
+    except BaseException:  # an interrupt too must leave no connection and no socket behind
         run.close()
         raise
     if job.timeout_s is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ ANSWER_LIMIT_S = 60.0
 """How long a host that is connected may take to answer; its interpreter may lie on a slow folder."""
 LATE_S = 1.0
 """What a connection may take beyond ssh's own limit, so that ssh can say itself why it failed."""
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 SLOW = "see what its shell does at log-in and what its interpreter waits for"
 
 
@@ -38,8 +40,10 @@ class _Examination:
     nonce: str = ""
     asked_s: float = 0.0
     server: str = ""
-    clock: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """(round trip, skew) of each question."""
+    clock: list[tuple[float, float | None]] = field(
+        default_factory=list[tuple[float, float | None]]
+    )
+    """(round trip, skew) of each question; no skew where the host told no time."""
     facts: dict[str, Any] | None = None
     unable: str | None = None
     late: str | None = None
@@ -98,10 +102,8 @@ class _Examination:
     def _take_clock(self, heard: Heard) -> None:
         trip_s = heard.at_s - self.asked_s
         middle_unix = time.time() - (time.monotonic() - heard.at_s) - trip_s / 2
-        try:
-            skew_s = float(heard.rest) - middle_unix
-        except ValueError:  # a `date` without %N
-            skew_s = float(heard.rest.partition(".")[0]) - middle_unix
+        told = _NUMBER.match(heard.rest)  # a `date` without %N leaves the letter behind the dot
+        skew_s = float(told[0]) - middle_unix if told else None
         self.clock.append((trip_s, skew_s))
 
 
@@ -163,6 +165,6 @@ def _seen(one: _Examination) -> HostCheck:
     if one.facts is None:
         what, remedy = meaning("\n".join(one.session.messages))
         return HostCheck(host=host, fault=what, remedy=remedy)
-    trip_s, skew_s = min(one.clock)
+    trip_s, skew_s = min(one.clock, key=lambda told: told[0])
     told = {**one.facts, "round_trip_s": trip_s, "clock_skew_s": skew_s}
     return HostCheck(host=host, server_address=one.server or None, **told)

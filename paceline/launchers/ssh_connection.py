@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import check_name
@@ -15,6 +19,7 @@ SIGNS_MISSED = 3
 """Signs of life that may stay out before a connection counts as lost."""
 MAX_SOCKET_PATH = 80
 """Bytes; the kernel takes 108, and ssh adds a suffix of its own while it makes the socket."""
+_PREFIX = "pl-"
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
 
 KEYSCAN = "show and accept it with: paceline hosts --keyscan"
@@ -67,11 +72,23 @@ def private_folder() -> Path:
 
     ssh reads `%` and quotes in it as something else, and a space as its end.
     """
-    folder = Path(tempfile.mkdtemp(prefix="pl-"))
-    if len(bytes(folder)) > MAX_SOCKET_PATH or not _PLAIN_PATH.fullmatch(str(folder)):
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp"))
-    return folder
+    place = tempfile.gettempdir()
+    # mkdtemp adds eight letters.
+    length = len(os.fsencode(place)) + len(f"/{_PREFIX}{os.getpid()}-") + 8
+    if length > MAX_SOCKET_PATH or not _PLAIN_PATH.fullmatch(place):
+        place = "/tmp"
+    _clear(Path(place))
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+
+
+def _clear(place: Path) -> None:
+    """Remove what killed processes of this user have left there; their sockets went with ssh."""
+    for folder in place.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            owned = folder.lstat().st_uid == os.getuid()
+            if owned and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+                folder.rmdir()  # fails where something is in it: a process of another namespace
 
 
 def meaning(messages: str) -> tuple[str, str | None]:

@@ -12,12 +12,14 @@ from paceline.core.layout import Layout
 from paceline.core.sweeps import Prediction
 from paceline.errors import UserError
 from paceline.estimate.evidence import Evidence
+from paceline.parts.dividing import divide
+from paceline.parts.part import Part
 from paceline.placement import Request, find_device
-from paceline.plan import Plan, busy_notice, make_plan
+from paceline.plan import Plan, make_plan
 from paceline.probe.inventory import inventory
 from paceline.recipe import full_key, load_recipe
 from paceline.sweeping.dimensions import Dimension, combinations
-from paceline.sweeping.predicting import LIKELY_OOM, hopeless, predict
+from paceline.sweeping.predicting import LIKELY_OOM, Basis, basis, hopeless, predict
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 RAMP_UP = "training.ramp_up"
@@ -32,6 +34,9 @@ class Wanted:
     repeats: int = 1
     name: str | None = None
     prune: bool = True
+    nodes_per_trial: int | None = None
+    """None and no max_parallel: everything that was asked for belongs to one run at a time."""
+    max_parallel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,43 +67,56 @@ class Sweep:
     choices: tuple[Choice, ...]
     repeats: int = 1
     notices: tuple[str, ...] = field(default=())
+    parts: tuple[Part, ...] = (Part(1),)
+    """Where runs take place, one at a time on each."""
+    queued: bool = False
+    """Whether they go through Slurm's queue, as arrays."""
+    at_once: int | None = None
+    """How many of an array may run at the same time."""
 
     def group(self, plan: Plan) -> str:
         """The group of repeats that the runs of one combination belong to."""
         return f"{self.name}-{plan.spec.key}"
 
 
-def new_sweep(wanted: Wanted, evidence: Evidence) -> Sweep:
-    """The sweep that was asked for; nothing is run or written.
+def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
+    """The sweep that was asked for; nothing is run or written. `evidence` as in predicting.basis.
 
     Raises UserError when a value is none that its field takes; a combination that cannot run is a
     choice with its reason.
     """
-    request, notices = _steady_batch(wanted.request)
+    request, notices = steady_batch(wanted.request)
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     for one in wanted.dimensions:
         for value in one.values:
             load_recipe(
                 request.recipe, request.variant, (*request.overrides, f"{one.field}={value}")
             )
-    found = inventory()
+    place = divide(request, recipe, inventory(), wanted.nodes_per_trial, wanted.max_parallel)
+    request, found = place.request, place.found
     request = _on_equal_devices(request, wanted.dimensions, found)
     choices = _without_twins([
         _choice(request, settings, found) for settings in combinations(wanted.dimensions)
     ])  # fmt: skip
-    notices += [n for one in choices if one.plan for n in one.plan.notices]
+    notices += [*place.notices, *(n for one in choices if one.plan for n in one.plan.notices)]
+    specs = [one.plan.spec for one in choices if one.plan]
+    on = basis(specs, evidence) if specs else None
+    notices += [on.unknown] if on and on.unknown else []
     return Sweep(
         name=_name(wanted, recipe.name),
         recipe=recipe.name,
         variant=request.variant,
         dimensions=wanted.dimensions,
-        choices=_ordered(_expected(choices, evidence, wanted.prune)),
+        choices=_ordered(_expected(choices, on, wanted.prune)),
         repeats=wanted.repeats,
         notices=tuple(dict.fromkeys(notices)),
+        parts=place.parts,
+        queued=place.queued or _queued([one.plan for one in choices if one.plan]),
+        at_once=wanted.max_parallel,
     )
 
 
-def _steady_batch(request: Request) -> tuple[Request, list[str]]:
+def steady_batch(request: Request) -> tuple[Request, list[str]]:
     """The request without the recipe's ramp-up, unless that was asked for, and a notice of it.
 
     Layouts are compared at one batch; and early, small batches forbid many of them.
@@ -145,15 +163,15 @@ def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
     return kept
 
 
-def _expected(choices: Sequence[Choice], evidence: Evidence, prune: bool) -> list[Choice]:
+def _expected(choices: Sequence[Choice], on: Basis | None, prune: bool) -> list[Choice]:
     """The choices with what is expected of them, the hopeless ones marked if `prune`."""
     planned = [one for one in choices if one.plan]
     specs = [one.plan.spec for one in planned if one.plan]
-    if not specs:
+    if on is None:
         return list(choices)
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
     limit = cluster.device_memory_bytes or (device and device.memory_bytes)
-    predictions = predict(specs, evidence)
+    predictions = predict(specs, on)
     tokens = [spec.training.global_batch * spec.training.seq_len for spec in specs]
     why = hopeless(predictions, tokens, limit) if prune else [None] * len(specs)
     told = [
@@ -187,7 +205,8 @@ def _name(wanted: Wanted, recipe: str) -> str:
     """As asked for, else one of what is fixed and what varies, so that longer lists find the same runs."""
     if wanted.name is None:
         asked = wanted.request
-        place = (asked.devices, asked.device, asked.cluster, asked.where)
+        # The same sweep goes on in another allocation.
+        place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
         content = (asked.overrides, sorted(one.field for one in wanted.dimensions), place)
         digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
         parts = filter(None, (recipe, asked.variant, "sweep", digest))
@@ -198,8 +217,9 @@ def _name(wanted: Wanted, recipe: str) -> str:
     return wanted.name
 
 
-def as_of_now(plan: Plan) -> Plan:
-    """The plan with what the machine is and does at this moment."""
-    now = inventory()
-    lasting = [notice for notice in plan.notices if notice not in busy_notice(plan.inventory)]
-    return replace(plan, inventory=now, notices=(*lasting, *busy_notice(now)))
+def _queued(plans: Sequence[Plan]) -> bool:
+    """Whether the runs are jobs of their own on nodes that Slurm chooses."""
+    clusters = [plan.spec.cluster for plan in plans]
+    return bool(clusters) and all(
+        one.launcher == "slurm" and not one.hosts and not one.slurm.allocation for one in clusters
+    )

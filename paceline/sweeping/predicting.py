@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.sweeps import Prediction
 from paceline.errors import UserError
+from paceline.estimate.calibration import Calibration, cpu_machine, find
 from paceline.estimate.case import cases_of
 from paceline.estimate.coefficients import named
-from paceline.estimate.evidence import Evidence
+from paceline.estimate.evidence import Evidence, shipped
 from paceline.estimate.interval import bounds, log_sd
-from paceline.estimate.machine import machine
+from paceline.estimate.machine import Machine, machine
 from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.step import step_time
 from paceline.estimating import case_of
 from paceline.units import gib
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Coefficients, and the calibration of a processor; or why there are no predictions."""
+
+    evidence: Evidence
+    calibration: Calibration | None = None
+    unknown: str | None = None
+
+    def machine(self, cluster: Cluster) -> Machine:
+        """The device of a run with its links; raises UserError for one in no catalog."""
+        if self.calibration:
+            return cpu_machine(self.calibration, cluster.world_size)
+        return machine(
+            cluster.device, cluster.intra_link, cluster.inter_link, cluster.devices_per_node
+        )
+
 
 SURE_OOM = 0.95
 """A combination that runs out of memory with a higher probability is left out."""
@@ -24,24 +45,47 @@ HOPELESS = 2.0
 LIKELY_OOM = 0.5
 
 
-def predict(specs: Sequence[RunSpec], evidence: Evidence) -> list[Prediction | None]:
-    """The expectation of each run; all None where the catalog has no data sheet of the device."""
-    if not specs:
-        return []
-    cluster = specs[0].cluster
+def basis(specs: Sequence[RunSpec], evidence: Evidence | None) -> Basis:
+    """What predictions of these runs rest on, or why there are none.
+
+    A processor has no data sheet of use, so it needs its calibration; `evidence` None is the
+    calibration of the device where there is one, else what comes with Paceline.
+    """
+    cluster, dtype = specs[0].cluster, specs[0].training.dtype
+    label = cluster.device_label or cluster.device
+    found = find(label, dtype)
+    coefficients = evidence or (found.told() if found else shipped())
+    if cluster.device != "cpu":
+        return Basis(coefficients)
+    if found is None:
+        return Basis(coefficients, unknown="no expected times: this processor is not calibrated in "
+                     f"{dtype} (`paceline calibrate` measures it)")  # fmt: skip
+    if cluster.nodes > 1:
+        return Basis(coefficients, unknown="no expected times: a processor's calibration says nothing "
+                     "of the network between hosts")  # fmt: skip
+    threads = found.placement(cluster.world_size).threads
+    if cluster.threads_per_device not in (None, threads):
+        return Basis(coefficients, unknown=f"no expected times: this processor is calibrated with "
+                     f"{threads} threads a process, not {cluster.threads_per_device}")  # fmt: skip
+    return Basis(coefficients, found)
+
+
+def predict(specs: Sequence[RunSpec], on: Basis) -> list[Prediction | None]:
+    """The expectation of each run; all None where nothing is known of the device."""
+    if not specs or on.unknown:
+        return [None] * len(specs)
+    cluster, evidence = specs[0].cluster, on.evidence
     try:
-        here = machine(
-            cluster.device, cluster.intra_link, cluster.inter_link, cluster.devices_per_node
-        )
+        machines = [on.machine(spec.cluster) for spec in specs]
         # What comes with Paceline computes by PyTorch's modules, the other engines by fused ones.
         cases = [
             case_of(spec, here, "torch" if spec.engine == "native" else "fused",
                     spec.training.compile != "none")
-            for spec in specs
+            for spec, here in zip(specs, machines, strict=True)
         ]  # fmt: skip
     except UserError:
         return [None] * len(specs)
-    limit = cluster.device_memory_bytes or here.device.memory_bytes or float("inf")
+    limit = cluster.device_memory_bytes or machines[0].device.memory_bytes or float("inf")
     x, fit = cases_of(cases), evidence.fit()
     times, needed = step_time(x, named(fit.centre)).total, memory(x)
     low, high = bounds(times, log_sd(x, fit, evidence.residual_sd))

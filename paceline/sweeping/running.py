@@ -1,61 +1,33 @@
-"""Runs what is missing of a sweep, one run after the other; what has been measured is found again."""
+"""Runs what is missing of a sweep, on one part of the machines after the other or on several at once."""
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Event, Lock
+from typing import Protocol
 
 from paceline import flow
-from paceline.core.over_time.grouped import group_figures, has_figure
-from paceline.core.result import Result, Status
-from paceline.core.sweeps import SweepResult, SweepRow, figure_fields, marked, sentences
-from paceline.errors import SystemFaultError, UserError
-from paceline.outcome import evaluate
-from paceline.plan import Plan
-from paceline.rundir import RunRecord, current_status, groups, read_record
-from paceline.sweeping.planning import Choice, Sweep, as_of_now
+from paceline.core.over_time.grouped import has_figure
+from paceline.core.result import Result
+from paceline.core.sweeps import SweepResult, SweepRow
+from paceline.errors import SystemFaultError
+from paceline.launchers.slurm_array import Gathering, Submit
+from paceline.parts.part import MOST_AT_ONCE, Part, plan_on
+from paceline.parts.working import abandon_left, allocation_fault, is_lost, side_by_side
+from paceline.plan import as_of_now
+from paceline.sweeping.planning import Sweep
+from paceline.sweeping.trials import Trial, row_of, told
 
-FINAL_ANSWERS = ("oom", "nan")
-"""Statuses that another run of the same would have again."""
-
-
-@dataclass
-class Trial:
-    """One combination with what it has so far."""
-
-    choice: Choice
-    number: int
-    """Its place in the order, from 1."""
-    results: list[Result] = field(default_factory=list[Result])
-    answered: bool = False
-    """Whether another run would end as the last one did."""
-    failed: int = 0
-    """Runs of this session that gave no figure."""
-    fault: str | None = None
-    """Why the last try left no run."""
-
-    def missing(self, wanted: int) -> int:
-        """Runs that it still needs; what failed in this session is not tried again."""
-        if not self.choice.runs or self.answered:
-            return 0
-        return max(0, wanted - sum(map(has_figure, self.results)) - self.failed)
-
-    def add(self, ended: Result | SystemFaultError) -> None:
-        """Note how a run of this session ended."""
-        self.fault = None if isinstance(ended, Result) else str(ended)
-        if isinstance(ended, Result):
-            self.results.append(ended)
-            self.answered = ended.status in (*FINAL_ANSWERS, "timeout")
-        self.failed += not (isinstance(ended, Result) and has_figure(ended))
+Task = tuple[Trial, int]
+"""A combination and which run of it."""
 
 
 class Observer(Protocol):
-    """Who is told how a sweep goes on."""
+    """Who is told how a sweep goes on; its functions may be called from several threads."""
 
     def running(self, trial: Trial, repeat: int) -> AbstractContextManager[flow.Watcher]:
         """A watcher for one run of a combination, while it runs."""
@@ -65,22 +37,9 @@ class Observer(Protocol):
         """A run has ended; the row as it is now."""
         ...
 
-
-def trials_of(sweep: Sweep, root: Path) -> list[Trial]:
-    """Every combination with the runs that the sweep's groups hold already.
-
-    Raises UserError when another process is measuring one of them.
-    """
-    own = re.compile(re.escape(sweep.name) + r"-[0-9a-f]{8}")
-    by_key: dict[str | None, list[tuple[RunRecord, Path]]] = {}
-    for folder in (f for name, those in groups(root).items() if own.fullmatch(name) for f in those):
-        record = read_record(folder)
-        by_key.setdefault(record.key, []).append((record, folder))
-    found = [Trial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
-    for trial in found:
-        if plan := trial.choice.plan:
-            _recall(trial, plan, by_key.get(plan.spec.key, []))
-    return found
+    def lost(self, part: Part, why: str) -> None:
+        """Nothing more runs on this part."""
+        ...
 
 
 def run_sweep(
@@ -95,130 +54,150 @@ def run_sweep(
     """Run what is missing and return all combinations with what they have.
 
     Everything runs once before anything is repeated. A run that fails is a row; a UserError ends the
-    sweep. KeyboardInterrupt ends the running one cleanly, and then the sweep as far as it came.
+    sweep. KeyboardInterrupt ends what runs cleanly, and then the sweep as far as it came. So does the
+    end of the allocation, and the loss of a host of every part.
     """
-    interrupted = False
-    try:
-        for repeat in range(1, sweep.repeats + 1):
-            for trial in trials:
-                if trial.missing(sweep.repeats) <= sweep.repeats - repeat:
-                    continue
-                trial.add(_run_once(sweep, trial, repeat, root, command, observer, tag))
-                observer.ended(trial, row_of(trial))
-    except KeyboardInterrupt:
-        interrupted = True
-    return told(sweep, trials, interrupted=interrupted, command=command)
+    doing = Doing(sweep, trials, root, command, observer, tag)
+    interrupted = doing.run()
+    return told(sweep, trials, interrupted=interrupted, command=command, halted=doing.halted)
 
 
-def told(
-    sweep: Sweep, trials: Sequence[Trial], *, interrupted: bool, command: Sequence[str]
-) -> SweepResult:
-    """The sweep's rows as they are now, marked, with the sentences that they allow."""
-    rows = marked([row_of(trial) for trial in trials])
-    missing = any(trial.missing(sweep.repeats) for trial in trials)
-    plans = [one.plan for one in sweep.choices if one.plan]
-    return SweepResult(
-        name=sweep.name,
-        recipe=sweep.recipe,
-        variant=sweep.variant,
-        dimensions={one.field: one.values for one in sweep.dimensions},
-        repeats=sweep.repeats,
-        flops_convention=plans[0].spec.flops_convention if plans else "unknown",
-        rows=rows,
-        interrupted=interrupted,
-        go_on=shlex.join(["paceline", *command[1:]]) if missing else None,
-        sentences=tuple(sentences(rows)),
-    )
+@dataclass
+class Doing:
+    """A sweep that goes on."""
 
+    sweep: Sweep
+    trials: Sequence[Trial]
+    root: Path
+    command: list[str]
+    observer: Observer
+    tag: str | None = None
+    halted: str | None = None
+    """Why nothing more is run although it was not stopped."""
+    stop: Event = field(default_factory=Event)
+    _lock: Lock = field(default_factory=Lock)
+    _tasks: list[Task] = field(init=False)
+    _lost_parts: list[Part] = field(default_factory=list[Part])
 
-def row_of(trial: Trial) -> SweepRow:
-    """The row of one combination."""
-    choice = trial.choice
-    good = [result for result in trial.results if has_figure(result)]
-    figures = dict(good[0].metrics if len(good) == 1 else group_figures(good)) if good else {}
-    status, reason = _status(trial)
-    return SweepRow.model_validate({
-        "settings": choice.settings, "status": status, "reason": reason, "layout": choice.layout,
-        "prediction": choice.prediction, "runs": tuple(result.run for result in trial.results),
-        **(_placed(choice.plan) if choice.plan else {}),
-        **(figure_fields(figures) if good else {}),
-    })  # fmt: skip
+    def __post_init__(self) -> None:
+        repeats = range(1, self.sweep.repeats + 1)
+        self._tasks = [(trial, repeat) for repeat in repeats for trial in self.trials]
 
+    def run(self) -> bool:
+        """Run what is missing; whether the user has broken it off."""
+        for trial in self.trials:
+            abandon_left(trial.left)
+        try:
+            return self._run_queued() if self.sweep.queued else self._run_on_parts()
+        except KeyboardInterrupt:
+            return True
 
-def _placed(plan: Plan) -> Mapping[str, Any]:
-    spec = plan.spec
-    return {
-        "key": spec.key, "nodes": spec.cluster.nodes, "devices": spec.world_size, "dp": spec.dp,
-        "global_batch": spec.training.global_batch, "seq_len": spec.training.seq_len,
-    }  # fmt: skip
+    def _run_on_parts(self) -> bool:
+        while not self.stop.is_set() and self._is_left():
+            parts = [part for part in self.sweep.parts if part not in self._lost_parts]
+            if not parts:
+                self.halted = "no part of the hosts is whole any more"
+                return False
+            if len(parts) == 1:
+                self._work(parts[0])
+            elif side_by_side(parts, self.stop, self._work):
+                return True
+        return False
 
+    def _work(self, part: Part) -> None:
+        """One run after the other on a part, until nothing is left or a host of it is lost."""
+        while not self.stop.is_set() and (task := self._take()):
+            ended = self._run_once(task, part)
+            if ended is None or not self._note(task, part, ended):
+                return
 
-def _status(trial: Trial) -> tuple[str, str | None]:
-    """ok as soon as one run has a figure, else how the last one ended."""
-    choice = trial.choice
-    if any(map(has_figure, trial.results)):
-        return "ok", None
-    if choice.refused:
-        return "refused", choice.refused
-    if trial.fault:
-        return "failed", trial.fault
-    if trial.results:
-        last = trial.results[-1]
-        unjudged = "the run has no steady step time" if last.status == "ok" else None
-        return ("incomplete" if unjudged else last.status), last.reason or unjudged
-    return ("pruned", choice.pruned) if choice.pruned else ("waiting", None)
+    def _run_queued(self) -> bool:
+        """All runs as arrays in Slurm's queue, each followed by a thread of its own."""
+        interrupted = False
+        while not (interrupted or self.stop.is_set()):
+            batch = [task for _ in range(MOST_AT_ONCE) if (task := self._take())]
+            if not batch:
+                break
+            place = self.root / self.sweep.name
+            jobs = Gathering(len(batch), place, self.sweep.at_once, abandoned=self.stop.is_set)
+            places = [Part(number) for number in range(1, len(batch) + 1)]
+            interrupted = side_by_side(places, self.stop, partial(self._queue, batch, jobs))
+        return interrupted
 
+    def _queue(self, batch: Sequence[Task], jobs: Gathering, part: Part) -> None:
+        task = batch[part.number - 1]
+        with jobs.place_for_one() as submit:
+            ended = self._run_once(task, part, submit)
+        if ended is not None:
+            self._note(task, part, ended)
 
-def _run_once(
-    sweep: Sweep,
-    trial: Trial,
-    repeat: int,
-    root: Path,
-    command: list[str],
-    observer: Observer,
-    tag: str | None,
-) -> Result | SystemFaultError:
-    plan = trial.choice.plan
-    assert plan is not None
-    try:
-        with observer.running(trial, repeat) as watch:
-            report = flow.run(
-                as_of_now(plan), root, command, watch, tag=tag, probe=False,
-                group=sweep.group(plan),
-            )  # fmt: skip
-    except flow.UnwrittenReportError as fault:
-        return fault.report.result
-    except flow.CancelledRunError:
-        raise KeyboardInterrupt from None
-    except SystemFaultError as fault:
-        return fault
-    return report.result
+    def _take(self) -> Task | None:
+        """The next run that is still missing."""
+        with self._lock:
+            while self._tasks:
+                task = self._tasks.pop(0)
+                if self._is_missing(task):
+                    return task
+        return None
 
+    def _is_left(self) -> bool:
+        with self._lock:
+            return any(map(self._is_missing, self._tasks))
 
-def _recall(trial: Trial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) -> None:
-    """Note those of the runs of the same content that were on the same kind of machine."""
-    for record, folder in runs:
-        if not _same_machine(record, plan):
-            continue
-        status = current_status(record)
-        if status in ("queued", "running"):
-            raise UserError(f"run {record.name}", "of this sweep is being measured by another process",
-                            remedy="wait until it has ended, or give the sweep another --name")  # fmt: skip
-        result = evaluate(folder).result
-        trial.results.append(result)
-        trial.answered = _answers(status, record, plan)
+    def _is_missing(self, task: Task) -> bool:
+        trial, repeat = task
+        return trial.missing(self.sweep.repeats) > self.sweep.repeats - repeat
 
+    def _note(self, task: Task, part: Part, ended: Result | SystemFaultError) -> bool:
+        """Keep how a run ended; whether the part can go on.
 
-def _same_machine(record: RunRecord, plan: Plan) -> bool:
-    return record.spec is not None and (
-        record.spec.cluster.device_label == plan.spec.cluster.device_label
-    )
+        What a lost host has broken off is tried once more, on another part.
+        """
+        trial = task[0]
+        lost = is_lost(part, ended, self.root)
+        with self._lock:
+            if lost and not trial.moved and len(self.sweep.parts) > 1:
+                trial.moved = True
+                self._tasks.insert(0, task)
+            else:
+                trial.add(ended)
+                self.observer.ended(trial, row_of(trial))
+        if lost:
+            self._lost_parts.append(part)
+            why = (
+                str(ended) if isinstance(ended, SystemFaultError) else ended.reason or ended.status
+            )
+            self.observer.lost(part, why)
+        if not (isinstance(ended, Result) and has_figure(ended)) and self.halted is None:
+            self.halted = self._allocation_fault(trial)
+            if self.halted:
+                self.stop.set()
+        return not lost
 
+    def _allocation_fault(self, trial: Trial) -> str | None:
+        plan = trial.choice.plan
+        return allocation_fault(plan.spec.cluster) if plan else None
 
-def _answers(status: Status, record: RunRecord, plan: Plan) -> bool:
-    """Whether a run without a figure would end the same again; a longer limit may let it end."""
-    then = record.spec.time_limit_s if record.spec else None
-    now = plan.spec.time_limit_s
-    if status == "timeout":
-        return then is not None and now is not None and now <= then
-    return status in FINAL_ANSWERS
+    def _run_once(
+        self, task: Task, part: Part, submit: Submit | None = None
+    ) -> Result | SystemFaultError | None:
+        """How one run ended; None when it was stopped, as all are."""
+        trial, repeat = task
+        plan = trial.choice.plan
+        assert plan is not None
+        try:
+            with self.observer.running(trial, repeat) as watch:
+                report = flow.run(
+                    plan_on(as_of_now(plan, len(self.sweep.parts) > 1), part), self.root,
+                    self.command, watch, tag=self.tag, probe=False, group=self.sweep.group(plan),
+                    stopped=self.stop.is_set, submit=submit,
+                )  # fmt: skip
+        except flow.UnwrittenReportError as fault:
+            return fault.report.result
+        except flow.CancelledRunError:
+            if self.stop.is_set():
+                return None
+            raise KeyboardInterrupt from None
+        except SystemFaultError as fault:
+            return fault
+        return report.result

@@ -150,6 +150,11 @@ def second_runs_ranks(runs: Path, within_s: float = 120) -> list[int]:
         (["tiny-llama", "--interleave", "", "stpes=3"], "did you mean 'steps'"),
         (["--interleave", "tiny-llama", "steps=3"], "names no recipe"),
         (["--resume", "nothing"], "is not in"),
+        (["tiny-llama", "--max-parallel", "2"], "share the hosts among several runs"),
+        (
+            ["tiny-llama", "--repeat", "2", "--nodes-per-trial", "2", "--device", "cpu"],
+            "there is this machine alone",
+        ),
         (["tiny-llama", "--resume", "g"], "takes everything from the group"),
         (["--resume", "g", "--set", "steps=3"], "takes everything from the group"),
         (["--resume", "g", "--devices", "2"], "takes everything from the group"),

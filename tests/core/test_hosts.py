@@ -64,7 +64,11 @@ def test_what_a_shell_or_ssh_could_read_otherwise_is_no_host_name(name: str):
         check_name(name)
 
 
-@pytest.mark.parametrize("text", ["n[3-1]", "n[a]", "n[]", "n[1", "n[0-999999]", "n[1-999][1-999]"])
+@pytest.mark.parametrize(
+    "text",
+    ["n[3-1]", "n[a]", "n[]", "n[1", "n[0-999999]", "n[1-999][1-999]", "n[0-99999999]x[1-9]",
+     "[1]" * 3000, "n[1-2]" + "[1-2]" * 40, f"n[1-{'9' * 5000}]", ",".join(["n[1-99999]"] * 3)],
+)  # fmt: skip
 def test_a_range_that_is_none_or_too_large_is_refused(text: str):
     with pytest.raises(UserError):
         expand(text)

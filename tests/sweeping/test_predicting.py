@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.core.run import RunSpec
 from paceline.core.sweeps import Prediction
+from paceline.estimate.calibration import Calibration, Placement, file_of
 from paceline.estimate.evidence import shipped
 from paceline.estimating import Question, estimate, spec_of
-from paceline.sweeping.predicting import hopeless, predict
+from paceline.rundir import write_value
+from paceline.sweeping.predicting import Basis, basis, hopeless, predict
 from tests.example import make_spec
 
 
@@ -29,9 +32,11 @@ def expected(
 
 
 def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
-    (found,) = predict([spec(micro_batch=1)], shipped())
+    (found,) = predict([spec(micro_batch=1)], Basis(shipped()))
     assert found is not None
-    question = Question("llama31-8b", "H100", 8, overrides=("layout.micro_batch=1",), stack="torch")
+    question = Question(
+        "llama31-8b", "H100-SXM", 8, overrides=("layout.micro_batch=1",), stack="torch"
+    )
     alone = estimate(question, shipped())
     assert found.step_time_s == pytest.approx(alone.step_time_s)
     assert (found.low_s, found.high_s) == pytest.approx((alone.low_s, alone.high_s))
@@ -39,14 +44,51 @@ def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
 
 
 def test_recomputation_is_expected_to_cost_time_and_to_save_memory():
-    none, full = predict([spec(recompute="none"), spec(recompute="full")], shipped())
+    none, full = predict([spec(recompute="none"), spec(recompute="full")], Basis(shipped()))
     assert none and full
     assert full.step_time_s > none.step_time_s and full.memory_bytes < none.memory_bytes
 
 
-def test_nothing_is_expected_of_a_cpu_or_of_nothing():
-    assert predict([make_spec(), make_spec()], shipped()) == [None, None]
-    assert predict([], shipped()) == []
+def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    on = basis([make_spec()], None)
+    assert on.unknown and "`paceline calibrate` measures it" in on.unknown
+    assert predict([make_spec(), make_spec()], on) == [None, None]
+    assert predict([], on) == []
+
+
+def calibrated(ranks: int, threads: int, flops_per_s: float = 5e10) -> Calibration:
+    placement = Placement(ranks=ranks, threads=threads, flops_per_s=flops_per_s,
+                          memory_bytes_per_s=1e10, link_bytes_per_s=2e9)  # fmt: skip
+    return Calibration(
+        device="cpu", kind="cpu", catalog_device="cpu", dtype="fp32", host="h", date="2026-01-01",
+        torch="2.13.0", cores=2, memory_bytes=16e9, placements=(placement,), probes=4, steps=(),
+        undetermined=(), alike=(), evidence=shipped(),
+    )  # fmt: skip
+
+
+def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    run = make_spec()
+    cluster = run.cluster.model_copy(update={"threads_per_device": 1, "device_label": None})
+    run = run.model_copy(update={"cluster": cluster})
+    ranks = run.world_size
+    times: list[float] = []
+    for rate in (5e10, 1e10):
+        write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1, rate))
+        (found,) = predict([run], basis([run], None))
+        assert found and found.low_s < found.step_time_s < found.high_s
+        times.append(found.step_time_s)
+    assert times[1] > 1.2 * times[0]
+    write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 2))
+    assert "2 threads a process, not 1" in str(basis([run], None).unknown)
+    two = cluster.model_copy(update={"nodes": 2})
+    apart = run.model_copy(update={"cluster": two})
+    assert "network between hosts" in str(basis([apart], None).unknown)
 
 
 def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():

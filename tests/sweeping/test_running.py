@@ -15,13 +15,15 @@ from paceline.core.sweeps import SweepResult, SweepRow
 from paceline.errors import SystemFaultError, UserError
 from paceline.estimate.evidence import shipped
 from paceline.outcome import evaluate
+from paceline.parts.part import Part
 from paceline.placement import Request
 from paceline.plan import Plan
 from paceline.probe import inventory
 from paceline.rundir import this_controller
 from paceline.sweeping.dimensions import dimensions
 from paceline.sweeping.planning import Sweep, Wanted, new_sweep
-from paceline.sweeping.running import Trial, row_of, run_sweep, told, trials_of
+from paceline.sweeping.running import run_sweep
+from paceline.sweeping.trials import Trial, row_of, told, trials_of
 from tests.series_example import make_finished
 from tests.test_events import STEP
 
@@ -64,6 +66,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.rows: list[SweepRow] = []
+        self.lost_parts: list[tuple[str, str]] = []
 
     @contextmanager
     def running(self, trial: Trial, repeat: int) -> Iterator[flow.Watcher]:
@@ -71,6 +74,9 @@ class Silent:
 
     def ended(self, trial: Trial, row: SweepRow) -> None:
         self.rows.append(row)
+
+    def lost(self, part: Part, why: str) -> None:
+        self.lost_parts.append((part.name, why))
 
 
 def a_sweep(mbs: str = "1,2,4", repeats: int = 1, timeout_s: float | None = None) -> Sweep:
