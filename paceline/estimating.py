@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from paceline import catalog
+from paceline.calibrated import is_cpu, native_bf16, processor
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
@@ -17,6 +18,7 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, Shape
 from paceline.core.value import Value
 from paceline.errors import UserError
+from paceline.estimate.basis import Basis, basis_of
 from paceline.estimate.case import Case, Cases, Stack, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
@@ -24,7 +26,8 @@ from paceline.estimate.interval import bounds, log_sd, slopes
 from paceline.estimate.machine import Machine, machine
 from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.memory_case import with_memory
-from paceline.estimate.step import step_time
+from paceline.estimate.pipeline import followed_step
+from paceline.estimate.waterfall import Level, waterfall
 from paceline.recipe import load_recipe, resolve
 
 
@@ -83,7 +86,9 @@ class Estimate(Value):
     p_oom: float | None
     """Probability that the device runs out of memory; None where its size is unknown."""
     bill: Bill | None
-    evidence: str
+    waterfall: tuple[Level, ...]
+    """From the peak to `flops_per_s_per_device`."""
+    evidence: Basis
     notes: tuple[str, ...]
 
 
@@ -97,7 +102,7 @@ def estimate(question: Question, evidence: Evidence) -> Estimate:
 def spec_of(question: Question) -> RunSpec:
     """The recipe resolved on the devices asked for."""
     recipe = load_recipe(question.recipe, question.variant, question.overrides)
-    return resolve(recipe, cluster_of(question), True, question.variant)
+    return resolve(recipe, cluster_of(question), native_bf16(question.device), question.variant)
 
 
 def spec_of_any_layout(question: Question) -> RunSpec:
@@ -112,7 +117,7 @@ def spec_of_any_layout(question: Question) -> RunSpec:
     )
     plain = recipe.model_copy(update={"layout": Layout(), "training": single})
     one = cluster.model_copy(update={"nodes": 1, "devices_per_node": 1})
-    spec = resolve(plain, one, True, question.variant)
+    spec = resolve(plain, one, native_bf16(question.device), question.variant)
     training = spec.training.model_copy(update={"global_batch": batch})
     return spec.model_copy(
         update={"cluster": cluster, "layout": recipe.layout, "training": training}
@@ -122,6 +127,8 @@ def spec_of_any_layout(question: Question) -> RunSpec:
 def cluster_of(question: Question) -> Cluster:
     """The devices asked for; raises UserError where they do not fill whole nodes."""
     per_node = min(question.devices_per_node, question.devices)
+    if is_cpu(question.device):
+        per_node = question.devices
     cluster = Cluster(
         name="estimate",
         device=catalog.find_device(question.device).device.name,
@@ -137,7 +144,10 @@ def cluster_of(question: Question) -> Cluster:
 
 
 def machine_of(question: Question) -> Machine:
-    """The device and its links; raises UserError for one that has no data-sheet peak."""
+    """The device and its links; raises UserError for one that has no peak, of a data sheet or measured."""
+    if is_cpu(question.device):
+        recipe = load_recipe(question.recipe, question.variant, question.overrides)
+        return processor(recipe.training.dtype, question.devices)
     return machine(
         question.device, question.intra_link, question.inter_link, question.devices_per_node
     )
@@ -157,7 +167,8 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         sequence_parallel=layout.sequence_parallel,
         full_recompute=layout.recompute == "full",
         selective_recompute=layout.recompute == "selective",
-        stack=stack, compiled=compiled, flash=stack != "softmax",
+        stack="torch" if here.generation == "cpu" else stack,
+        compiled=compiled, flash=stack != "softmax",
     )  # fmt: skip
     dtype = training.dtype
     case = replace(
@@ -165,7 +176,9 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         peak_16bit=here.peak_wide(dtype), peak_narrow=here.peak_narrow(dtype),
         memory_bytes_per_s=_memory_rate(here),
         intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
-        generation=here.generation, domain=here.domain, power=here.power,
+        generation=here.generation, domain=here.domain, power=here.power, mesh=here.mesh,
+        assumed_intra=here.assumed.intra, assumed_inter=here.assumed.inter,
+        assumed_device=here.assumed.device,
         four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"),
     )  # fmt: skip
     return with_memory(case, spec)
@@ -178,6 +191,9 @@ def _shape(shape: Shape) -> Case:
         layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
         heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
         vocab=shape.padded_vocab() if decoder else 0.0, seq_len=0, gated=decoder and shape.gated_ffn,
+        experts=shape.num_experts if decoder else 1,
+        experts_per_token=shape.experts_per_token if decoder else 1,
+        shared_ffn=shape.shared_ffn_size if decoder else 0,
         causal=shape.causal, peak_16bit=0, memory_bytes_per_s=0, intra_bytes_per_s=0,
         inter_bytes_per_s=0, devices=1, global_batch=1,
     )  # fmt: skip
@@ -195,7 +211,7 @@ def _told(
 ) -> Estimate:
     fit = evidence.fit()
     coefficients = named(fit.centre)
-    time = step_time(x, coefficients)
+    time = followed_step(x, coefficients)
     seconds = float(time.total[0])
     low, high = bounds(time.total, log_sd(x, fit, evidence.residual_sd))
     needed = memory(x, context_bytes=here.device.context_bytes)
@@ -213,7 +229,7 @@ def _told(
         devices=spec.world_size,
         layout=spec.layout.label(spec.world_size),
         dtype=spec.training.dtype,
-        stack=question.stack,
+        stack="torch" if here.generation == "cpu" else question.stack,
         step_time_s=seconds,
         low_s=float(low[0]),
         high_s=float(high[0]),
@@ -221,7 +237,8 @@ def _told(
         tokens_per_s=rate,
         samples_per_s=spec.training.global_batch / seconds,
         flops_per_s_per_device=reached,
-        mfu=mfu(reached, here.device.peak_flops_per_s(spec.training.dtype)),
+        # A measured peak is no data sheet's.
+        mfu=None if here.generation == "cpu" else mfu(reached, here.device.peak_flops_per_s(spec.training.dtype)),
         convention=spec.flops_convention,
         reachable=coefficients.get(f"gemm_{here.generation}", float("nan")),
         memory_bytes=MemoryBytes(
@@ -231,7 +248,8 @@ def _told(
         p_oom=None if size is None else float(p_oom(needed, size)[0]),
         bill=bill(tokens, rate, spec.world_size, here.device.power_w, question.prices,
                   question.failures) if tokens else None,
-        evidence=evidence.title,
+        waterfall=waterfall(x, coefficients, time, reached * seconds),
+        evidence=basis_of(evidence, here, question.intra_link, question.inter_link),
         notes=here.notes,
     )  # fmt: skip
 
@@ -245,7 +263,8 @@ def ratio(first: Question, second: Question, evidence: Evidence) -> tuple[float,
     fit = evidence.fit()
     cases = [case_of(spec_of(q), machine_of(q), q.stack, q.compiled) for q in (first, second)]
     x = cases_of(cases)
-    times = step_time(x, named(fit.centre)).total
+    coefficients = named(fit.centre)
+    times = [followed_step(cases_of([case]), coefficients).total[0] for case in cases]
     first_slope, second_slope = slopes(x, fit.centre)
     difference = second_slope - first_slope
     missed = [evidence.residual_sd.get(q.stack, 0.0) for q in (first, second)]

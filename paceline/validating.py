@@ -27,15 +27,15 @@ class Score(Value):
     """How well step times were predicted; shares are 0-1."""
 
     n: int
-    mape: float
-    """Mean of |predicted / measured - 1|."""
-    median: float
+    mape: float | None
+    """Mean of |predicted / measured - 1|; this and all others are None without rows."""
+    median: float | None
     """Median of |ln(predicted / measured)|."""
-    within_10: float
-    within_20: float
-    coverage_80: float
+    within_10: float | None
+    within_20: float | None
+    coverage_80: float | None
     """Share of the measured step times that lie in their 80 % interval."""
-    flat_mape: float
+    flat_mape: float | None
     """MAPE of the flat rule: 45 % of the 16-bit peak, 33 % of a narrower one."""
 
 
@@ -65,7 +65,7 @@ class Validation(Value):
 
     table: str
     evidence: str
-    overall: Score | None
+    overall: Score
     by_source: dict[str, Score]
     by_kind: dict[str, Score]
     rows: tuple[ValidatedRow, ...]
@@ -102,7 +102,7 @@ def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidenc
     return Validation(
         table=table,
         evidence=evidence.title,
-        overall=_score(told, flat) if told else None,
+        overall=_score(told, flat),
         by_source=_scores(told, flat, sources),
         by_kind=_scores(told, flat, kinds),
         rows=tuple(told),
@@ -138,6 +138,9 @@ def _scores(
 
 
 def _score(rows: Sequence[ValidatedRow], flat: Floats) -> Score:
+    if not rows:
+        return Score(n=0, mape=None, median=None, within_10=None, within_20=None, coverage_80=None,
+                     flat_mape=None)  # fmt: skip
     error = np.array([abs(row.error) for row in rows])
     measured = np.array([row.measured_s for row in rows])
     return Score(

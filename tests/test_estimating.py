@@ -23,7 +23,9 @@ def test_the_published_step_of_the_70b_lies_in_the_interval():
     )
     assert found.mfu == pytest.approx(0.541, rel=0.06)
     assert sum(found.parts.values()) == pytest.approx(found.step_time_s)
-    assert not found.notes and "published" in found.evidence
+    assert not found.notes and "published" in found.evidence.title
+    assert (found.evidence.coefficients, found.evidence.links) == ("public prior", "stated")
+    assert found.waterfall[-1].flops_per_s == pytest.approx(found.flops_per_s_per_device)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_two_offers_share_what_is_uncertain_about_both():
     ("changes", "message"),
     [
         ({"device": "Wonder-9000"}, "is not in the catalog"),
-        ({"device": "cpu"}, "no 16-bit peak"),
+        ({"device": "cpu"}, "no data sheet"),
         ({"devices": 63}, "is no multiple of 8 a node"),
         ({"devices": 24}, "does not divide 24 devices"),
         ({"overrides": ("dtype=nvfp4",)}, "does not compute in nvfp4"),

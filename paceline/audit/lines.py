@@ -18,7 +18,7 @@ from paceline.core.flops import (
     flops_per_sample,
     model_flops_per_token,
 )
-from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters
+from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters, uses
 from paceline.errors import UserError
 from paceline.recipe import load_recipe
 from paceline.references import UNIT_SIZES, Row
@@ -136,7 +136,7 @@ def _settings(row: Row) -> Iterator[tuple[str, float]]:
 
 def _matrices(x: FlopsInput, targets: Sequence[LoraTarget]) -> float:
     sizes = linear_sizes(x.shape)
-    weights = sum(sizes[t][0] * sizes[t][1] for t in targets if t in sizes)
+    weights = sum(sizes[t][0] * sizes[t][1] * uses(x.shape, t) for t in targets if t in sizes)
     return 6.0 * x.shape.num_layers * weights
 
 

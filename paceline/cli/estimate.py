@@ -7,32 +7,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 if TYPE_CHECKING:
     from paceline.estimating import Estimate, Question
+    from paceline.tracing import Tracing
 
 MONEY, FAILING = "Cost", "Failures"
 
 
 def estimate(
-    recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
-    ],
-    device: Annotated[str, typer.Option(help="A device of `paceline devices`, e.g. H100.")],
-    gpus: Annotated[int, typer.Option(min=1, help="Number of devices.")],
+    recipe: model.Recipe,
+    device: model.DeviceName,
+    gpus: model.Gpus,
     layout: Annotated[
         str | None,
         typer.Option(
             metavar="AXES", help="Layout instead of the recipe's: tp=4,pp=4,zero_stage=1."
         ),
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
-    ] = None,
+    variant: model.Variant = None,
+    overrides: model.Overrides = None,
     compare: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,20 +38,10 @@ def estimate(
             "the first. Repeatable.",
         ),
     ] = None,
-    per_node: Annotated[int, typer.Option(min=1, help="Devices of a node.")] = 8,
-    intra: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Link inside a node, e.g. NVLink4.")
-    ] = None,
-    inter: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Network, e.g. InfiniBand-NDR.")
-    ] = None,
-    stack: Annotated[
-        str,
-        typer.Option(
-            help="fused (Transformer Engine, Megatron core), torch (PyTorch's modules, FSDP) or "
-            "softmax (Megatron of 2020-22)."
-        ),
-    ] = "fused",
+    per_node: model.PerNode = None,
+    intra: model.Intra = None,
+    inter: model.Inter = None,
+    stack: model.StackName = "fused",
     compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
     tokens: Annotated[
         float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 15e12.")
@@ -90,12 +77,21 @@ def estimate(
             min=0, metavar="SECONDS", help="A checkpoint keeps waiting.", rich_help_panel=FAILING
         ),
     ] = 30.0,
-    evidence: Annotated[
+    evidence: model.EvidenceFile = None,
+    html: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+            metavar="FILE", help="Write a page with the way from the peak to the estimate."
         ),
     ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Also follow a step of the native trainer on tensors without memory, for the memory of "
+            "its ranks; takes a minute.",
+        ),
+    ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -107,21 +103,19 @@ def estimate(
 
       paceline estimate llama31-70b --device H100 --gpus 1024 --layout tp=8,pp=4,vp=5 --price 2.5
 
-      paceline estimate llama31-8b --device H100 --gpus 64 --compare device=B200,gpus=32
+      paceline estimate llama31-8b --device H100 --gpus 64 --compare device=B200,gpus=32 --html offers.html
 
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
     """
+    from dataclasses import replace
     from math import isfinite
 
     from paceline.core.offers import Failures, Prices
     from paceline.errors import UserError
-    from paceline.estimate.evidence import read_evidence, shipped
-    from paceline.estimating import Question, ratio
     from paceline.estimating import estimate as estimated
+    from paceline.estimating import ratio
 
-    if stack not in ("fused", "torch", "softmax"):
-        raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
     for name, value in (("--tokens", tokens), ("--price", price), ("--spot-price", spot_price),
                         ("--pue", pue), ("--carbon", carbon), ("--mtbf", mtbf),
@@ -137,16 +131,44 @@ def estimate(
     )
     prices = Prices(per_device_hour=price, spot_per_device_hour=spot_price, pue=pue,
                     carbon_g_per_kwh=carbon)  # fmt: skip
-    question = Question(
-        recipe, device, gpus, variant, (*axes, *(overrides or ())), per_node, intra, inter,
-        stack, compiled, tokens, prices, failures,  # type: ignore[arg-type]
+    asked = model.question(
+        recipe, device, gpus, stack, variant=variant, overrides=(*axes, *(overrides or ())),
+        per_node=per_node, intra=intra, inter=inter,
     )  # fmt: skip
-    rests_on = read_evidence(evidence) if evidence else shipped()
+    question = replace(asked, compiled=compiled, tokens=tokens, prices=prices, failures=failures)
+    rests_on = model.evidence_of(evidence, question)
     questions = [question, *(_offer(question, text) for text in compare or ())]
     found = [estimated(one, rests_on) for one in questions]
     ratios = [ratio(question, other, rests_on) for other in questions[1:]]
+    tracings = [_traced(one) for one in questions] if trace else []
     form = TableFormat.json if as_json else form
-    _emit(found, ratios, form)
+    _emit(found, ratios, tracings, form)
+    if html:
+        _write_page(found, html)
+
+
+def _traced(question: Question) -> Tracing:
+    """The memory of one offer, followed; says so, because it takes a while."""
+    from paceline.tracing import trace
+
+    typer.echo(f"following a step on {question.devices} x {question.device}", err=True)
+    return trace(question)
+
+
+def _write_page(found: list[Estimate], path: Path) -> None:
+    """The page of one estimate or several offers; raises SystemFaultError where it cannot be written."""
+    from paceline.errors import SystemFaultError
+    from paceline.report.waterfall import estimate_html
+    from paceline.rundir import write_text
+
+    setup = list(dict.fromkeys(f"{one.devices} x {one.device} · {one.dtype}" for one in found))
+    offers = [(f"{one.devices} x {one.device}, {one.layout}", one.waterfall) for one in found]
+    notes = [line.strip() for one in found for line in _text(one).splitlines()]
+    try:
+        write_text(path, estimate_html(found[0].recipe, setup, offers, notes))
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    typer.echo(f"page: {path}", err=True)
 
 
 def _offer(first: Question, text: str) -> Question:
@@ -188,20 +210,30 @@ def _offer(first: Question, text: str) -> Question:
 
 
 def _emit(
-    found: list[Estimate], ratios: list[tuple[float, float, float]], form: TableFormat
+    found: list[Estimate],
+    ratios: list[tuple[float, float, float]],
+    tracings: list[Tracing],
+    form: TableFormat,
 ) -> None:
     rows = [_flat(one) for one in found]
     if form is TableFormat.json:
         documents = [one.model_dump(mode="json") for one in found]
         for document, (value, low, high) in zip(documents[1:], ratios, strict=True):
             document["step_time_ratio"] = {"value": value, "low": low, "high": high}
-        emit_table(rows, [], form, document=documents if ratios else documents[0])
+        for document, tracing in zip(documents, tracings, strict=False):
+            document["trace"] = tracing.model_dump(mode="json")
+        emit_table(rows, [], form, document={"offers": documents} if ratios else documents[0])
         return
     if form is not TableFormat.text:
         emit_table(rows, [Column(key, key) for key in rows[0]], form)
         return
-    for one in found:
+    for at, one in enumerate(found):
         typer.echo(_text(one))
+        typer.echo(
+            "\n".join(
+                f"  {line}" for tracing in tracings[at : at + 1] for line in _trace_lines(tracing)
+            )
+        )
     for one, (value, low, high) in zip(found[1:], ratios, strict=True):
         typer.echo(
             f"{one.devices} x {one.device}: step time {value:.2f} ({low:.2f}-{high:.2f}) of "
@@ -217,6 +249,8 @@ def _flat(one: Estimate) -> dict[str, Any]:
         f"memory_{name}_bytes": memory[name] for name in ("allocated", "reserved", "device_used")
     }
     content["notes"] = "; ".join(content["notes"])
+    del content["waterfall"]
+    content |= {f"{name}_rests_on": kind for name, kind in content.pop("evidence").items()}
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs}
 
 
@@ -236,11 +270,22 @@ def _text(one: Estimate) -> str:
         f"  {one.tokens_per_s:,.0f} tokens/s · {one.samples_per_s:.4g} samples/s · "
         f"{si(one.flops_per_s_per_device, 'FLOP/s')} a device · {share} ({one.convention})",
         f"  of the step: {shares}",
+        f"  peak to estimate: {_waterfall_line(one)}",
         f"  {_memory_line(one)}",
     ]
     lines += [f"  {line}" for line in _bill_lines(one)]
     lines += [f"  note: {note}" for note in one.notes]
-    return "\n".join([*lines, f"  rests on: {one.evidence}"])
+    basis = one.evidence.model_dump()
+    lines.append(f"  rests on: {basis.pop('title')}")
+    kinds = [f"{name.replace('_', ' ')}: {kind}" for name, kind in basis.items()]
+    return "\n".join([*lines, f"  {', '.join(kinds)}"])
+
+
+def _waterfall_line(one: Estimate) -> str:
+    """What is left of the peak after each cause, in turn."""
+    from paceline.units import percent
+
+    return ", ".join(f"{level.name} {percent(level.share, 1)}" for level in one.waterfall)
 
 
 def _memory_line(one: Estimate) -> str:
@@ -254,6 +299,22 @@ def _memory_line(one: Estimate) -> str:
         f"memory of the fullest device {gib(used.device_used)} (allocated {gib(used.allocated)}, "
         f"reserved {gib(used.reserved)}) · {chance}"
     )
+
+
+def _trace_lines(tracing: Tracing) -> list[str]:
+    """The followed ranks, most needy first."""
+    from paceline.units import gib, percent
+
+    told: list[str] = []
+    for one in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
+        parts = sorted(one.trace.at_peak_bytes.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
+        told.append(
+            f"followed rank {one.trace.rank} of {tracing.devices} (native trainer, {one.trace.kernels} "
+            f"kernels, live tensors): {gib(one.trace.peak_bytes)} = {shown}; the formulas say "
+            f"{gib(one.estimated_bytes)}, {percent(abs(one.ratio - 1), 1)} {'more' if one.ratio > 1 else 'less'}"
+        )
+    return told
 
 
 def _bill_lines(one: Estimate) -> list[str]:

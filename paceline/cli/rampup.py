@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 if TYPE_CHECKING:
     from paceline.core.hardware import Cluster
-    from paceline.estimating import Question
     from paceline.ramping.checking import CheckedSchedule
     from paceline.ramping.planning import RampPlan
     from paceline.ramping.scripts import Chain
 
 
 def rampup(
-    recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
-    ],
+    recipe: model.Recipe,
     device: Annotated[
         str | None, typer.Option(help="A device of `paceline devices`, e.g. V100-32GB.")
     ] = None,
@@ -77,30 +75,16 @@ def rampup(
         str | None,
         typer.Option(help="A cluster of the catalog, or a YAML file: device, links, Slurm."),
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
-    ] = None,
-    per_node: Annotated[
-        int | None, typer.Option(min=1, help="Devices of a node (8, or the cluster's).")
-    ] = None,
-    intra: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Link inside a node, e.g. NVLink2.")
-    ] = None,
-    inter: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Network, e.g. Omni-Path-100.")
-    ] = None,
-    stack: Annotated[str, typer.Option(help="fused, torch or softmax.")] = "fused",
+    variant: model.Variant = None,
+    overrides: model.Overrides = None,
+    per_node: model.PerNode = None,
+    intra: model.Intra = None,
+    inter: model.Inter = None,
+    stack: model.StackName = "fused",
     most_tp: Annotated[
         int | None, typer.Option(min=1, help="Largest tensor-parallel size (a node, at most 8).")
     ] = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
-        ),
-    ] = None,
+    evidence: model.EvidenceFile = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -119,21 +103,22 @@ def rampup(
     made by hand what cannot run, what runs out of memory and what is slow, with the reason.
     """
     from paceline.errors import UserError
-    from paceline.estimate.evidence import read_evidence, shipped
     from paceline.ramping.checking import check_schedule
     from paceline.ramping.planning import Wish, plan_ramp_up
     from paceline.ramping.schedule_table import read_schedule
     from paceline.ramping.scripts import Chain
     from paceline.ramping.timing import setting
 
-    if stack not in ("fused", "torch", "softmax"):
-        raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
     if every_batch and samples:
         raise UserError("--every-batch", "takes the samples from the recipe's ramp-up",
                         remedy="leave out --samples")  # fmt: skip
     site = _site(cluster, device, per_node)
-    question = _question(recipe, site, device, per_node, intra, inter, variant, overrides, stack)
-    here = setting(question, read_evidence(evidence) if evidence else shipped())
+    where = _devices(site, device, per_node)
+    question = model.question(
+        recipe, where.device, where.per_node, stack, variant=variant, overrides=overrides,
+        per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
+    )  # fmt: skip
+    here = setting(question, model.evidence_of(evidence))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     wish = Wish(batches, max_nodes, least_efficiency, _numbers("--samples", samples), tokens,
                 every_batch, most_tp)  # fmt: skip
@@ -160,27 +145,20 @@ def _site(cluster: str | None, device: str | None, per_node: int | None) -> Clus
     return None
 
 
-def _question(
-    recipe: str,
-    site: Cluster | None,
-    device: str | None,
-    per_node: int | None,
-    intra: str | None,
-    inter: str | None,
-    variant: str | None,
-    overrides: list[str] | None,
-    stack: Any,
-) -> Question:
-    """What is asked, with the cluster's device and links where no option names others."""
-    from paceline.estimating import Question
+class _Devices(NamedTuple):
+    """Devices and links that a cluster or the options name."""
 
+    device: str
+    per_node: int
+    intra: str | None = None
+    inter: str | None = None
+
+
+def _devices(site: Cluster | None, device: str | None, per_node: int | None) -> _Devices:
+    """The cluster's devices and links, else those of the options."""
     if site:
-        device, per_node = site.device, site.devices_per_node
-        intra, inter = intra or site.intra_link, inter or site.inter_link
-    size = per_node or 8
-    return Question(
-        recipe, device or "", size, variant, tuple(overrides or ()), size, intra, inter, stack
-    )
+        return _Devices(site.device, site.devices_per_node, site.intra_link, site.inter_link)
+    return _Devices(device or "", per_node or model.DEVICES_PER_NODE)
 
 
 def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float, ...]:

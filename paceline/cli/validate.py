@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
 
@@ -19,12 +20,7 @@ def validate(
         Path, typer.Argument(metavar="CSV", help="A table with the columns of docs/estimate.md.")
     ],
     where: Where = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
-        ),
-    ] = None,
+    evidence: model.EvidenceFile = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -39,12 +35,11 @@ def validate(
     Rows that cannot be modelled are listed with the reason. csv lists the rows, the other forms the
     scores, overall, by source and by kind.
     """
-    from paceline.estimate.evidence import read_evidence, shipped
     from paceline.validating import read_table, validate_rows
 
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
-    found = validate_rows(table.name, chosen, read_evidence(evidence) if evidence else shipped())
+    found = validate_rows(table.name, chosen, model.evidence_of(evidence))
     form = TableFormat.json if as_json else form
     if form is TableFormat.csv:
         rows = [row.model_dump(mode="json") for row in found.rows]
@@ -56,7 +51,7 @@ def validate(
 
 
 def _scores(found: Validation) -> list[dict[str, Any]]:
-    rows = [_row("all", found.overall)] if found.overall else []
+    rows = [_row("all", found.overall)]
     rows += [_row(f"kind {name}", score) for name, score in found.by_kind.items()]
     return rows + [_row(name, score) for name, score in found.by_source.items()]
 
@@ -68,6 +63,9 @@ def _row(name: str, score: Score) -> dict[str, Any]:
 def _tell(found: Validation) -> None:
     from collections import Counter
 
+    if not found.rows:
+        why = "no row could be modelled" if found.unmodelled else "the table has no rows"
+        typer.echo(f"nothing to compare: {why}", err=True)
     typer.echo(f"predicted by: {found.evidence}", err=True)
     reasons = Counter(row.reason for row in found.unmodelled)
     for reason, count in reasons.most_common():

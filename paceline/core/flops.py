@@ -17,6 +17,8 @@ from paceline.core.shape import (
     linear_sizes,
     lora_parameters,
     num_parameters,
+    uses,
+    weights_beside_experts,
 )
 
 
@@ -122,7 +124,7 @@ def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
 def linear_per_token(x: FlopsInput) -> float:
     """FLOPs per token of all weight matrices: 2 forward, 2 for the input's gradient, 2 for the weight's.
 
-    With LoRA a frozen matrix has no weight gradient (4 instead of 6) and its adapters add
+    A token passes as many matrices of an ffn as it has experts. With LoRA a frozen matrix has no weight gradient (4 instead of 6) and its adapters add
     6 r (in + out). Projections and a tied head count like any matrix.
     """
     shape, lora = x.shape, x.lora
@@ -132,10 +134,11 @@ def linear_per_token(x: FlopsInput) -> float:
     for name, (rows, columns) in linear_sizes(shape).items():
         adapted = lora is not None and name in lora.targets
         frozen = lora is not None and (adapted or not lora.train_rest)
-        per_block += (4 if frozen else 6) * rows * columns
+        per_block += (4 if frozen else 6) * rows * columns * uses(shape, name)
         if adapted and lora is not None:
-            per_block += 6 * lora.rank * (rows + columns)
+            per_block += 6 * lora.rank * (rows + columns) * uses(shape, name)
     head_factor = 4 if lora is not None and not lora.train_rest else 6
+    per_block += head_factor * weights_beside_experts(shape)
     head = shape.padded_vocab() * shape.embed_dim
     if shape.embed_dim != shape.hidden_size:
         head += 2 * shape.embed_dim * shape.hidden_size
@@ -181,6 +184,8 @@ def _block_forward_per_token(x: FlopsInput) -> float:
     """FLOPs per token of one forward pass through the weights of all blocks, adapters included."""
     if x.shape.kind == "mmdit":
         return x.shape.block_forward_flops / x.seq_len
-    weights = x.shape.num_layers * sum(i * o for i, o in linear_sizes(x.shape).values())
+    shape, sizes = x.shape, linear_sizes(x.shape).items()
+    each = sum(i * o * uses(shape, name) for name, (i, o) in sizes) + weights_beside_experts(shape)
+    weights = shape.num_layers * each
     adapters = lora_parameters(x.shape, x.lora) if x.lora else 0
     return 2.0 * (weights + adapters)

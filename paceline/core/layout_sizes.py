@@ -86,6 +86,19 @@ def whole_ffn(x: Sizes) -> str | None:
     )
 
 
+def whole_experts(x: Sizes) -> str | None:
+    """ep divides the experts and dp x cp."""
+    ep, shape = x.layout.ep, x.shape
+    experts = shape.num_experts if shape.kind == "decoder" else 1
+    ranks = x.layout.dp(x.world_size) * x.layout.cp
+    if experts % ep == 0 and ranks % ep == 0:
+        return None
+    return (
+        f"{experts} experts on dp x cp = {ranks} ranks cannot be split over ep {ep}, because expert ranks "
+        "are data ranks that hold equally many experts: use an ep that divides both"
+    )
+
+
 def whole_sequence_chunks(x: Sizes) -> str | None:
     """With cp > 1, 2 x cp divides `seq_len` of a decoder."""
     chunks = 2 * x.layout.cp
@@ -195,7 +208,7 @@ def ring_heads(x: Sizes) -> str | None:
 
 CONDITIONS: tuple[Condition, ...] = (
     whole_batches, whole_heads, whole_heads_in_all_to_all, whole_ffn, whole_sequence_chunks, whole_streams,
-    whole_sequence_parts, whole_stages, whole_shards,
+    whole_sequence_parts, whole_stages, whole_shards, whole_experts,
 )  # fmt: skip
 """What sizes must satisfy in any engine."""
 NATIVE_CONDITIONS: tuple[Condition, ...] = (

@@ -24,6 +24,7 @@ from paceline.core.shape import (
     LoraSpec,
     Shape,
     adapted_weights,
+    expert_weights,
     lora_parameters,
     parameter_parts,
 )
@@ -164,7 +165,10 @@ def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int)
     """
     stream = shape.saved_stream_tensors * shape.hidden_size
     replicated = stream / (layout.tp if layout.sequence_parallel else 1)
-    widths = 2 * shape.attention_size + 2 * shape.kv_size + shape.saved_ffn_tensors * shape.ffn_size
+    ffn = shape.ffn_size
+    if shape.kind == "decoder":
+        ffn = ffn * shape.experts_per_token + shape.shared_ffn_size
+    widths = 2 * shape.attention_size + 2 * shape.kv_size + shape.saved_ffn_tensors * ffn
     return compute_bytes * (replicated + widths / layout.tp)
 
 
@@ -173,7 +177,9 @@ def _stage(x: _Setting, rank: int) -> _Stage:
     first, last = rank == 0, rank == layout.pp - 1
     sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp)
     layers = sum(sizes[rank :: layout.pp])
-    block = parts["blocks"] / x.shape.num_layers / layout.tp
+    experts = expert_weights(x.shape)
+    block = parts["blocks"] / x.shape.num_layers - experts + experts / layout.ep
+    block /= layout.tp
     tied_copy = parts["embedding"] if layout.pp > 1 else 0
     embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
     head = ((parts["head"] or tied_copy) + parts["projections"] / 2) / layout.tp + parts["norms"]

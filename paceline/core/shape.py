@@ -18,6 +18,7 @@ from paceline.core.mmdit import MMDiTShape
 from paceline.core.value import Value
 
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
+FFN: frozenset[LoraTarget] = frozenset({"up", "gate", "down"})
 
 
 class DecoderShape(Value):
@@ -32,6 +33,12 @@ class DecoderShape(Value):
     head_size: PositiveInt | None = None
     """Width of one head; None means hidden_size / num_heads."""
     ffn_size: PositiveInt
+    """Width inside the MLP, or inside each expert's."""
+    num_experts: PositiveInt = 1
+    """MLPs of a block (mixture of experts), each for the tokens that a router sends it."""
+    experts_per_token: PositiveInt = 1
+    shared_ffn_size: NonNegativeInt = 0
+    """Width of an MLP that all tokens pass beside their experts."""
     vocab_size: PositiveInt
     vocab_multiple: PositiveInt = 1
     """The embedding is padded to a multiple of this (Megatron: 128 x tp)."""
@@ -62,6 +69,10 @@ class DecoderShape(Value):
         if self.num_heads % self.kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}"
+            )
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise ValueError(f"rope needs an even head size, not {self.head_dim}")
@@ -179,10 +190,33 @@ def norm_parameters(shape: DecoderShape) -> int:
 
 def block_parameters(shape: DecoderShape) -> int:
     """Parameters of one transformer block: linear layers, their biases, two norms."""
-    sizes = linear_sizes(shape).values()
-    weights = sum(rows * columns for rows, columns in sizes)
-    biases = sum(columns for _, columns in sizes) if shape.bias else 0
-    return weights + biases + 2 * norm_parameters(shape)
+    sizes = linear_sizes(shape).items()
+    weights = sum(rows * columns * copies(shape, name) for name, (rows, columns) in sizes)
+    biases = sum(columns * copies(shape, name) for name, (_, columns) in sizes) if shape.bias else 0
+    return weights + biases + 2 * norm_parameters(shape) + weights_beside_experts(shape)
+
+
+def copies(shape: Shape, name: LoraTarget) -> int:
+    """Matrices of this name in a block: one, or one an expert."""
+    return shape.num_experts if shape.kind == "decoder" and name in FFN else 1
+
+
+def uses(shape: Shape, name: LoraTarget) -> int:
+    """Matrices of this name that a token passes."""
+    return shape.experts_per_token if shape.kind == "decoder" and name in FFN else 1
+
+
+def expert_weights(shape: Shape) -> int:
+    """Weights of all experts of a block, 0 for an MLP without."""
+    if shape.kind != "decoder" or shape.num_experts == 1:
+        return 0
+    return shape.num_experts * shape.num_ffn_matrices * shape.hidden_size * shape.ffn_size
+
+
+def weights_beside_experts(shape: DecoderShape) -> int:
+    """Weights of a block's router and shared MLP, which all tokens pass; 0 without experts."""
+    router = shape.hidden_size * shape.num_experts if shape.num_experts > 1 else 0
+    return router + shape.num_ffn_matrices * shape.hidden_size * shape.shared_ffn_size
 
 
 def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
@@ -213,13 +247,17 @@ def num_parameters(shape: Shape, tp: int = 1) -> int:
 def lora_parameters(shape: Shape, lora: LoraSpec) -> int:
     """Parameters of all adapters: rank x (in + out) for every target of every block."""
     sizes = linear_sizes(shape)
-    return shape.num_layers * sum(lora.rank * sum(sizes[t]) for t in lora.targets if t in sizes)
+    return shape.num_layers * sum(
+        lora.rank * sum(sizes[t]) * copies(shape, t) for t in lora.targets if t in sizes
+    )
 
 
 def adapted_weights(shape: Shape, lora: LoraSpec) -> int:
     """Weights of all matrices that carry an adapter and are frozen for it."""
     sizes = linear_sizes(shape)
-    return shape.num_layers * sum(sizes[t][0] * sizes[t][1] for t in lora.targets if t in sizes)
+    return shape.num_layers * sum(
+        sizes[t][0] * sizes[t][1] * copies(shape, t) for t in lora.targets if t in sizes
+    )
 
 
 def trainable_parameters(shape: Shape, lora: LoraSpec | None = None, tp: int = 1) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.estimate.case import Cases, Floats
-from paceline.estimate.step import block_weights
+from paceline.estimate.step import common_weights, ffn_weights
 
 SHARE, NARROW_SHARE = 0.45, 0.33
 
@@ -13,7 +13,7 @@ SHARE, NARROW_SHARE = 0.45, 0.33
 def flat_rule_s(x: Cases) -> Floats:
     """Seconds of a step at 45 % of the 16-bit peak (33 % of a narrower one), recomputation counted."""
     used = np.where(x.experts > 1, x.experts_per_token / x.experts, 1.0)
-    weights = x.layers * block_weights(x) * used
+    weights = x.layers * (common_weights(x) + ffn_weights(x) * used)
     attention = 2 * x.layers * x.seq_len * x.heads * x.head_dim * np.where(x.causal > 0, 0.5, 1.0)
     passes = 3 + x.full_recompute
     per_token = passes * (2 * weights + 2 * attention) + 6 * x.vocab * x.hidden

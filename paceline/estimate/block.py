@@ -13,6 +13,8 @@ from paceline.estimate.network import all_reduce_s, group_rate
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
 A100_PEAK = 3.12e14
+TRAFFIC = 0.3
+"""Of a product's memory traffic, what its arithmetic does not hide."""
 ALIGNMENT = 64
 """Sizes that it divides fill the tiles of a product."""
 SHARPNESS = 4
@@ -62,9 +64,14 @@ def product_s(
 ) -> Floats:
     """Seconds of one (m x k) by (k x n) product: 2 m n k / rate + start + part of its traffic."""
     odd = np.minimum(_power_of_two(n), _power_of_two(k)) < ALIGNMENT
-    start = c["gemm_start_s"] * np.sqrt(A100_PEAK / x.peak_16bit)
-    traffic = 0.3 * 2 * (m * k + k * n + m * n) / (x.memory_bytes_per_s * c["memory"])
+    start = _start(x, c)
+    traffic = TRAFFIC * 2 * (m * k + k * n + m * n) / (x.memory_bytes_per_s * c["memory"])
     return 2 * m * n * k / (rate * np.where(odd, c["gemm_odd"], 1.0)) + start + traffic
+
+
+def _start(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Seconds that a product takes beside its arithmetic."""
+    return c["gemm_start_s"] * np.sqrt(A100_PEAK / x.peak_16bit)
 
 
 def block_time(x: Cases, c: Mapping[str, float]) -> Block:
@@ -81,10 +88,14 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     again = x.full_recompute
     backward = np.where(x.frozen > 0, 1.0, 2.0)
     attention_back = np.where(x.flash > 0, 2.5, 2.0)
+    adapters, around = _adapters(x, c)
     device = Block(
-        gemm=linear * (1 + backward + again),
+        gemm=linear * (1 + backward + again) + adapters * (3 + again),
         attention=attention * (1 + attention_back + np.maximum(again, x.selective_recompute)),
-        elementwise=elementwise * (2.6 + again) + cast * (2.5 + again),
+        elementwise=elementwise * (2.6 + again)
+        + cast * (2.5 + again)
+        + around * (3 + again)
+        + _summing(x, c),
         tp=tp * (2 + again),
         cp=cp * (3 + again),
         ep=moe * (2 + again),
@@ -92,7 +103,12 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     )
     busy = device.total
     host = _host(x, c) * (3 + again) / 3
-    both = (busy**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS)
+    # A CPU starts its operations itself.
+    both = np.where(
+        x.has("generation", "cpu"),
+        busy + host,
+        (busy**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS),
+    )
     return Block(**{**vars(device), "host": both - busy})
 
 
@@ -100,33 +116,70 @@ def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     """The four products of a block, and the exchange that experts need."""
     t, rate = tokens(x), product_rate(x, c)
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
-    up = (1 + x.gated) * x.ffn
-    routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
-    local = np.maximum(x.experts / x.ep, 1.0)
-    each = t * routed / local
-    ffn = product_s(x, c, rate, each, up / x.tp, x.hidden) + product_s(
-        x, c, rate, each, x.hidden, x.ffn / x.tp
-    )
+    several, local = x.experts > 1, np.maximum(x.experts / x.ep, 1.0)
+    each = t * routed(x) / local
+    grouped = rate * np.where(several, c["gemm_grouped"], 1.0)
+    ffn = local * _ffn(x, c, grouped, each, x.ffn)
+    # Experts' products start together, as one.
+    ffn = ffn - np.where(several, 2 * (local - 1) * _start(x, c), 0.0)
+    ffn = ffn + np.where(x.shared_ffn > 0, _ffn(x, c, rate, t, x.shared_ffn), 0.0)
     rest = product_s(x, c, rate, t, (heads + 2 * kv) / x.tp, x.hidden) + product_s(
         x, c, rate, t, x.hidden, heads / x.tp
     )
-    moved = 2 * t * routed * x.hidden * 2 * (x.ep - 1) / x.ep
+    moved = 2 * t * routed(x) * x.hidden * 2 * (x.ep - 1) / x.ep
     width = x.tp * x.cp * x.ep
     exchange = moved / group_rate(x, c, width, x.tp) + 2 * c["inter_start_s"]
-    return rest + local * ffn, np.where(x.ep > 1, exchange, 0.0)
+    return rest + ffn, np.where(x.ep > 1, exchange, 0.0)
+
+
+def _ffn(x: Cases, c: Mapping[str, float], rate: Floats, t: Floats, width: Floats) -> Floats:
+    """Both products of an ffn, of which the first has the gate as well."""
+    up = (1 + x.gated) * width / x.tp
+    return product_s(x, c, rate, t, up, x.hidden) + product_s(x, c, rate, t, x.hidden, width / x.tp)
+
+
+def routed(x: Cases) -> Floats:
+    """Experts that a token meets, 1 for an ffn without."""
+    return np.where(x.experts > 1, x.experts_per_token, 1.0)
+
+
+def _summing(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Adding a micro-batch's weight gradients to those in fp32: reading and writing 4 bytes a weight.
+
+    Newer products do it as they write, so that it counts like their other traffic.
+    """
+    heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    ffn = (2 + x.gated) * x.hidden * x.ffn * np.maximum(x.experts / x.ep, 1.0)
+    weights = (2 * x.hidden * (heads + kv) + ffn) / x.tp
+    share = by_word(x, "stack", {"softmax": 1.0, "fused": TRAFFIC, "torch": 0.0})
+    once = 8 * weights / (x.memory_bytes_per_s * c["memory"])
+    return np.where(x.frozen > 0, 0.0, share * once)
+
+
+def _adapters(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """An adapter's two thin products of a forward pass, and what they and the sum move."""
+    t, widths = tokens(x), x.adapter_widths / x.tp
+    products = 2 * t * x.adapter_rank * widths / product_rate(x, c, narrow=False)
+    moved = 2 * t * 2 * widths / (x.memory_bytes_per_s * c["memory"]) * c["elementwise"]
+    return products, moved
 
 
 def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     """Both attention products of a forward pass, with softmax."""
-    full = 4 * x.seq_len * tokens(x) * x.heads * x.head_dim / x.tp
+    full = 4 * _attended(x) * tokens(x) * x.heads * x.head_dim / x.tp
     rate = product_rate(x, c, narrow=False)
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / 0.72 * torch)
-    scores = x.heads * x.seq_len * tokens(x) / x.tp
+    scores = x.heads * _attended(x) * tokens(x) / x.tp
     moved = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
     return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
+
+
+def _attended(x: Cases) -> Floats:
+    """Tokens that a token's document has, before a mask."""
+    return np.where(x.document > 0, np.minimum(x.document, x.seq_len), x.seq_len)
 
 
 def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
@@ -135,9 +188,13 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     eager = (x.has("stack", "torch")) & (x.compiled == 0)
     attention = (x.heads + 2 * x.kv_heads) * x.head_dim
-    widths = 12 * x.hidden / shared + ((4 + 2 * x.gated) * x.ffn + 3 * attention) / x.tp
+    ffn = x.ffn * routed(x) + x.shared_ffn
+    permuted = np.where(x.experts > 1, 4 * c["permuted"] * routed(x) * x.hidden, 0.0)
+    widths = 12 * x.hidden / shared + permuted
+    widths = widths + ((4 + 2 * x.gated) * ffn + 3 * attention) / x.tp
     pass_s = 2 * tokens(x) * widths / rate * c["elementwise"]
-    inputs = 2 * x.hidden / shared + (x.heads * x.head_dim + x.ffn * (1 + x.gated)) / x.tp
+    inputs = (1 + routed(x)) * x.hidden / shared
+    inputs = inputs + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
     cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * inputs / rate, 0.0)
     return pass_s * np.where(eager, c["elementwise_eager"], 1.0), cast
 
@@ -160,6 +217,7 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     """Host time of a block's forward and backward pass."""
     whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
     whole = whole * np.where(x.has("generation", "volta"), c["host_volta"], 1.0)
+    whole = whole * np.where(x.experts > 1, c["host_experts"], 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
     return whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
 

@@ -48,6 +48,8 @@ class Case:
     """Block weights are not trained (LoRA), so they have no weight gradient."""
     experts: float = 1
     experts_per_token: float = 1
+    shared_ffn: float = 0
+    """Width of an ffn that all tokens pass beside their experts."""
     tp: float = 1
     pp: float = 1
     cp: float = 1
@@ -82,12 +84,27 @@ class Case:
     """Parameters of a block beside its products, norms and biases, such as an MMDiT's modulation."""
     positions: float = 0
     """Rows of a table of learned positions."""
+    table_width: float = 0
+    """Of the embedding where it is not the model's."""
+    gathers_keys: bool = True
+    """Context parallelism gives every rank all keys and values, not another share of the heads."""
     compute_bytes: float = 2
     """Of a number in which blocks compute."""
     moment_bytes: float = 4
     """Of each of Adam's two moments."""
     summed_gradient_bytes: float = 0
     """Of a gradient in which micro-batches are summed up, where it stands beside the framework's own."""
+    document: float = 0
+    """Tokens of one document where several fill a sample and none attends to another, 0 for one."""
+    assumed_intra: bool = False
+    """Nobody states the links inside a node, and so on: the interval is wider."""
+    assumed_inter: bool = False
+    assumed_device: bool = False
+    mesh: bool = False
+    """Devices of a domain have links of their own to each of the others, and no switch."""
+    adapter_widths: float = 0
+    """Inputs and outputs of all matrices of a block that carry an adapter, added up."""
+    adapter_rank: float = 0
     trained_share: float = 0.02
     """Parameters of adapters over those of all blocks; only looked at with `frozen`."""
 

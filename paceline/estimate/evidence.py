@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,8 @@ class Evidence(Value):
     """Of the coefficients' logarithms; pairs that are left out are 0."""
     residual_sd: dict[str, float]
     """What the formulas miss, as a deviation of the logarithm, by stack."""
+    own_rows: int = 0
+    """How many of the rows were measured on the machine that it is for."""
 
     def fit(self) -> Fit:
         """The coefficients as vectors; one that the file does not have keeps its prior."""
@@ -73,7 +77,10 @@ def shipped() -> Evidence:
 def read_evidence(path: Path) -> Evidence:
     """Coefficients from a file; raises UserError when it holds none."""
     try:
-        return Evidence.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        held: Any = json.loads(path.read_text(encoding="utf-8"))
+        # A calibration has its coefficients beside what was measured.
+        own: Any = held.get("evidence", held)
+        return Evidence.model_validate(own)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(str(path), "holds no coefficients of the time model",
                         remedy="`paceline calibrate` writes them") from error  # fmt: skip

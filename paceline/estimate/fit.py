@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -27,6 +27,12 @@ class Fit:
     covariance: Floats
 
 
+PRIOR = Fit(CENTRE, np.diag(WIDTH**2))
+"""Before any step time."""
+LEAST_VARIANCE = 1e-6
+"""Of a direction in the space of coefficients, over the variances of those that it mixes."""
+
+
 def predict(x: Cases, centre: Floats) -> Floats:
     """Seconds of a step."""
     return step_time(x, named(centre)).total
@@ -39,17 +45,44 @@ def fit(x: Cases, measured_s: Floats, sources: Sequence[str]) -> Fit:
     6 / (rows of its source), plus the squared distance from the priors. soft_l1 keeps a few rows
     that the source itself got wrong from pulling. The covariance is Laplace's, from the Jacobian.
     """
-    weight = np.sqrt(EVIDENCE_PER_SOURCE * equal_weights(sources))
+    scale = np.full(x.size, SCALE)
+    return moved(PRIOR, x, measured_s, scale, EVIDENCE_PER_SOURCE * equal_weights(sources))
+
+
+def moved(
+    prior: Fit,
+    x: Cases,
+    measured_s: Floats,
+    scale: Floats,
+    weights: Floats,
+    also: Callable[[Floats], Floats] | None = None,
+) -> Fit:
+    """A prior moved by step times: the row's deviation of the logarithm is `scale`, it counts `weights`.
+
+    Minimises sum(weight x soft_l1(log(predicted / measured) / scale)) plus the squared distance from
+    the prior's medians in units of its covariance, and the squares of what `also` says of coefficients'
+    logarithms. The covariance of the result is Laplace's.
+    """
+    weight = np.sqrt(weights)
+    whitened = _whitening(prior.covariance)
 
     def residuals(logs: Floats) -> Floats:
-        error = np.log(predict(x, logs) / measured_s) / SCALE
+        error = np.log(predict(x, logs) / measured_s) / scale
         soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
-        return np.concatenate([soft * weight, (logs - CENTRE) / WIDTH])
+        rest = [also(logs)] if also else []
+        return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
 
-    found = _least_squares()(residuals, CENTRE, max_nfev=60)
+    found = _least_squares()(residuals, prior.centre, max_nfev=60)
     slope = np.asarray(found.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.inv(slope.T @ slope), dtype=np.float64)
     return Fit(np.asarray(found.x, dtype=np.float64), covariance)
+
+
+def _whitening(covariance: Floats) -> Floats:
+    """W with W^T W the inverse of a covariance, which rounding may have made a little indefinite."""
+    sd = np.sqrt(np.diag(covariance))
+    values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
+    return np.asarray((vectors / np.sqrt(np.maximum(values, LEAST_VARIANCE))).T / sd)
 
 
 def equal_weights(sources: Sequence[str]) -> Floats:

@@ -57,7 +57,11 @@ class Framework:
     backward: float = 0
     """1 where the gradients of one block's stream and ffn come on top."""
     keeps_transfers: float = 0
-    """1 where what passes between pipeline stages is kept for the backward pass."""
+    """1 where what stages hand on is kept until its gradient comes."""
+    joins_parts: float = 0
+    """1 where context parallelism keeps attention's output twice: as its kernels leave it, and joined."""
+    whole_parameters: float = 0
+    """1 where ZeRO-1 spreads parameters as they are, so that one rank has the whole embedding's states."""
     copies_gradients: float = 0
     """1 where DDP's buckets stand beside gradients that several micro-batches are summed up in."""
     scores: float = 5
@@ -137,7 +141,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 """After the fit. Figures that are not stated here stayed where they were: no row tells them apart."""
 _NATIVE = Framework(
     weight=4, gradient=4, master=0, shards_weights_at=2, keeps_gradients=0, ffn_gated=1,
-    gathers_inputs=1, backward=1, keeps_transfers=1, copies_gradients=1, head_weight=6,
+    gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1, whole_parameters=1, copies_gradients=1, head_weight=6,
 )  # fmt: skip
 NATIVE_CPU = replace(
     _NATIVE, wide_norm=2, narrow_norm=1, scores=2 * 0.59, scores_within=1024,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline import catalog
 from paceline.core.hardware import Device, Dtype
 from paceline.errors import UserError
 from paceline.estimate.case import Generation
+from paceline.estimate.fabric import XGMI, inter_rate, intra_rate
 
 GENERATIONS: dict[str, Generation] = {
     "V100": "volta",
@@ -20,17 +22,24 @@ GENERATIONS: dict[str, Generation] = {
 """By family of the catalog; others are `other`, with a wider prior."""
 RACK = {"GB200": 72, "GB300": 72}
 """Devices in one NVLink domain where it is larger than a node (NVL72)."""
-INTRA = {"volta": 150e9, "ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
-"""NVLink 2 to 5, bytes/s of one device in one direction, where no link is named."""
-INTER = {"volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9}
-"""The usual network port of a device, 100 to 400 Gb/s, where none is named."""
-PCIE = {"volta": "PCIe-3", "ampere": "PCIe-4", "hopper": "PCIe-5"}
-"""What cards have among each other; bridges between pairs do not count."""
-XGMI = ("MI300X", "MI325X")
-"""Families whose links inside a node the catalog states."""
-FALLBACK_LINK = 25e9
+WATTS_PER_TFLOPS = {"volta": 2.4, "ampere": 1.282, "hopper": 0.7074, "blackwell": 0.48}
+"""Of V100-SXM2, A100-SXM, H100-SXM and GB200, whose products the rates were fitted to: clocks under
+load follow from what power is there for the arithmetic."""
+MOST_POWER = 1.25
+SMALL_BOARD = 4
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
+
+
+class Assumed(NamedTuple):
+    """What nobody stated, so that something usual stands for it."""
+
+    intra: bool = False
+    inter: bool = False
+    device: bool = False
+
+
+NOTHING_ASSUMED = Assumed()
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,9 @@ class Machine:
     intra_bytes_per_s: float
     inter_bytes_per_s: float
     power: float
+    mesh: bool = False
+    """Devices of a domain have links of their own to each of the others, and no switch."""
+    assumed: Assumed = NOTHING_ASSUMED
     notes: tuple[str, ...] = ()
 
     def peak_16bit(self) -> float:
@@ -74,46 +86,44 @@ def machine(
 ) -> Machine:
     """The machine that names of the catalog or of a publication stand for.
 
-    Raises UserError for a device that the catalog does not know. Links that are not named, or whose
-    rate nobody states, get the usual ones of the device's generation, with a note.
+    Raises UserError for a device that the catalog does not know, and for a link that it does not
+    know and that states no rate. Links that are not named get the usual ones of the device's
+    generation, with a note.
     """
     match = catalog.find_device(device)
-    found, notes = match.device, [match.note] if match.note else []
+    found = match.device
     generation = GENERATIONS.get(found.family, "other")
     stated = _POWER.search(device)
     power = float(stated[1]) / found.power_w if stated and found.power_w else 1.0
     domain = RACK.get(found.family, devices_per_node)
+    inside = intra_rate(intra, found, generation)
+    between = inter_rate(inter, generation, devices_per_node)
     return Machine(
         device=found,
         generation=generation,
         domain=domain,
         devices_per_node=devices_per_node,
-        intra_bytes_per_s=_intra(intra, found, generation, notes),
-        inter_bytes_per_s=_inter(inter, generation, devices_per_node, notes),
-        power=min(1.0, power),
-        notes=tuple(notes),
+        intra_bytes_per_s=inside.bytes_per_s,
+        inter_bytes_per_s=between.bytes_per_s,
+        power=_power(found, generation, power),
+        mesh=_meshed(found, generation, devices_per_node),
+        assumed=Assumed(inside.assumed, between.assumed, not match.exact),
+        notes=tuple(note for note in (match.note, inside.note, between.note) if note),
     )
 
 
-def _intra(name: str | None, found: Device, generation: Generation, notes: list[str]) -> float:
-    match = catalog.find_link(name) if name else None
-    if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
-        return match.link.bytes_per_s
-    usual = INTRA.get(generation, FALLBACK_LINK)
-    known = PCIE.get(generation) if "PCIe" in found.name else None
-    known = "xGMI-MI300" if found.family in XGMI else known
-    usual = (catalog.link(known).bytes_per_s or usual) if known else usual
-    notes.append(f"links inside a node are taken as {usual / 1e9:g} GB/s")
-    return usual
+def _power(found: Device, generation: Generation, limit: float) -> float:
+    """Watts for a FLOP/s of the peak, over those of the generation's usual device under its limit."""
+    peak = found.peak_flops_per_s("bf16") or found.peak_flops_per_s("fp16")
+    usual = WATTS_PER_TFLOPS.get(generation)
+    if not (peak and found.power_w and usual):
+        return min(1.0, limit)
+    return min(MOST_POWER, limit * found.power_w / (peak / 1e12) / usual)
 
 
-def _inter(name: str | None, generation: Generation, per_node: int, notes: list[str]) -> float:
-    match = catalog.find_link(name) if name else None
-    if match and match.node_bytes_per_s:
-        return match.node_bytes_per_s / per_node
-    if match and match.link and match.link.bytes_per_s:
-        return match.link.bytes_per_s
-    usual = INTER.get(generation, FALLBACK_LINK)
-    if name is None:
-        notes.append(f"the network is taken as {usual / 1e9:g} GB/s a device")
-    return usual
+def _meshed(found: Device, generation: Generation, per_node: int) -> bool:
+    """NVLink has switches from A100's boards of eight on and in racks; V100s and boards of four none."""
+    if "PCIe" in found.name or found.family in RACK:
+        return False
+    boards = generation in ("ampere", "hopper") and per_node <= SMALL_BOARD
+    return generation == "volta" or found.family in XGMI or boards

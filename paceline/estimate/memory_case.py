@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.core.run import RunSpec
-from paceline.core.shape import num_parameters, trainable_parameters
+from paceline.core.shape import linear_sizes, num_parameters, trainable_parameters, uses
 from paceline.estimate.case import Case, cases_of
 from paceline.estimate.step import block_weights
 
@@ -21,10 +21,15 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         schedule=layout.schedule,
         dp_shard=float(layout.dp_shard or 0),
         compute_bytes=4.0 if spec.training.dtype == "fp32" else 2.0,
+        gathers_keys=layout.cp_exchange == "all-gather",
     )
     if lora is not None:
         trained = trainable_parameters(shape, lora) / num_parameters(shape)
-        case = replace(case, frozen=True, trained_share=trained)
+        sizes = linear_sizes(shape)
+        widths = sum(sum(sizes[name]) * uses(shape, name) for name in lora.targets if name in sizes)
+        case = replace(
+            case, frozen=True, trained_share=trained, adapter_rank=lora.rank, adapter_widths=widths
+        )
     if shape.kind == "mmdit":
         # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs too.
         counted = float(block_weights(cases_of([case]))[0])
@@ -34,6 +39,7 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
     return replace(
         case,
         vocab=float(shape.padded_vocab(layout.tp)),
+        table_width=float(shape.embedding_size or 0),
         tied=shape.tied_embeddings,
         positions=float(shape.max_positions + shape.position_offset) if learned else 0.0,
     )

@@ -65,10 +65,15 @@ def _waiting(x: Cases, s: Stage) -> Floats:
 
 
 def _transfers(x: Cases, f: Constants, s: Stage, inputs: Floats) -> Floats:
-    """What stages receive, a buffer for every micro-batch and direction, and the outputs in flight."""
-    received = num_microbatches(x) * (2 * x.vp - s.first - s.last)
+    """The outputs of the micro-batches in flight."""
     sent = s.kept * x.vp / np.maximum(s.layers, 1)
-    return np.where(x.pp > 1, f.keeps_transfers * (received + sent) * inputs, 0.0)
+    return np.where(x.pp > 1, f.keeps_transfers * sent * inputs, 0.0)
+
+
+def _joined(x: Cases, f: Constants) -> Floats:
+    """Features that context parallelism keeps per token beyond its own queries, keys, values, output."""
+    keys = np.where(x.gathers_keys > 0, 2 * (x.cp - 1) * x.kv_heads, 0.0)
+    return np.where(x.cp > 1, f.joins_parts * (x.heads + keys) * x.head_dim, 0.0)
 
 
 def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
@@ -81,9 +86,9 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
     stream = ((4 * c + f.masks + NORMS * _norm(x, f)) / shared + inputs) * x.hidden
     routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
-    width = (2 + x.gated * (1 + f.ffn_gated)) * x.ffn * routed
+    width = (2 + x.gated * (1 + f.ffn_gated)) * (x.ffn * routed + x.shared_ffn)
     permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
-    heads = 2 * (x.heads + x.kv_heads) * x.head_dim
+    heads = 2 * (x.heads + x.kv_heads) * x.head_dim + _joined(x, f)
     return f.activation_scale * (stream + c * (heads + width + permuted) / x.tp)
 
 

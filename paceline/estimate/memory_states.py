@@ -64,7 +64,7 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
         weights=n.cut(zero >= f.shards_weights_at, weight * n.trained + c * frozen,
                       weight * n.trained_experts + c * frozen_experts),
         gradients=n.cut(zero >= 2, gradient * n.trained, gradient * n.trained_experts),
-        optimizer=n.cut(zero >= 1, moments * n.trained, moments * n.trained_experts),
+        optimizer=moments * _updated(x, f, s, n),
         gathered=_gathered(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
@@ -83,6 +83,15 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
         ranks=ranks,
         expert_ranks=np.maximum(1.0, ranks / x.ep),
     )  # fmt: skip
+
+
+def _updated(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+    """Parameters whose moments a rank holds, on the rank with most of them."""
+    even = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
+    table = np.where(s.first | s.last, vocabulary_rows(x, f) * _table_width(x), 0.0)
+    largest = np.maximum(table, x.ffn * x.hidden) / x.tp
+    whole = (f.whole_parameters > 0) & (x.zero_stage == 1) & (x.frozen == 0)
+    return np.where(whole, np.maximum(even, np.minimum(largest, n.trained)), even)
 
 
 def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
@@ -125,18 +134,20 @@ def _block(x: Cases) -> tuple[Floats, Floats]:
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     biases = np.where(x.gated > 0, 0.0, (heads + 2 * kv + x.ffn) / x.tp + 2 * x.hidden)
     norms = NORMS * x.hidden * np.where(x.gated > 0, 1, 2)
-    router = np.where(several, x.hidden * x.experts, 0.0)
-    return (
-        every - experts + x.more_weights
-    ) / x.tp + biases + norms + router, experts / x.tp / x.ep
+    shared = (every - experts + x.more_weights) / x.tp
+    return shared + biases + norms, experts / x.tp / x.ep
 
 
 def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
     """Parameters of embedding, positions, last norm and head; tied ends of a pipeline are two tables."""
-    table = vocabulary_rows(x, f) * x.hidden / x.tp
+    table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     norm = x.hidden * np.where(x.gated > 0, 1, 2)
     once = (x.tied > 0) & s.first
     return s.first * (table + x.positions * x.hidden) + s.last * (norm + np.where(once, 0.0, table))
+
+
+def _table_width(x: Cases) -> Floats:
+    return np.where(x.table_width > 0, x.table_width, x.hidden)
 
 
 def vocabulary_rows(x: Cases, f: Constants) -> Floats:

@@ -14,8 +14,12 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
 
     Inside the fast domain it is that of the links. A group that leaves it has domain / stride
     members a domain, which share what they exchange: each moves its part through its own port.
+    Without a switch a group has the links between its own members alone: (n - 1)/(domain - 1) of
+    a device's.
     """
     inside, between = x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"]
+    own = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
+    inside = inside * np.where((x.mesh > 0) & (own > 0), np.minimum(1.0, own), 1.0)
     members = np.maximum(1.0, x.domain / stride)
     return np.where(span <= x.domain, inside, np.minimum(inside, between * members))
 

@@ -8,31 +8,47 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal
 
 from paceline import catalog
 from paceline.core.hardware import Dtype
 from paceline.errors import UserError
 from paceline.estimate.case import Case, Stack
+from paceline.estimate.fabric import stated_bytes_per_s
 from paceline.estimate.machine import machine
 
-Kind = Literal["dense", "moe", "lora"]
+Kind = Literal["dense", "moe", "lora", "first step"]
 NO_TIME = "no step time"
 NO_SHAPE = "layers, hidden size or heads are missing"
 NO_LAYOUT = "the number of devices or the batch is missing"
 NO_DEVICE = "the device is not in the catalog"
+NO_DTYPE = "the device does not compute in this dtype"
 NO_EXPERTS = "experts without their number and how many a token meets"
-REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS)
+REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_DTYPE, NO_EXPERTS)
 
 DEFAULT_SEQ_LEN = 512
 """Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
 DEFAULT_VOCAB = 50_304
-GATED = ("llama", "qwen", "mixtral", "mistral", "deepseek", "gemma", "grok", "phi")
+ADAPTER_RANK = 16
+GATED = re.compile(
+    r"llama|qwen|mi[sx]tral|deepseek|gemma|grok|phi[-_ ]?[34]|gpt[-_ ]?oss|palm|\bglm|chatglm|kimi"
+    r"|\byi\b|yi[-_ ]\d|olmo|internlm|baichuan|command|cohere|granite|exaone|smollm|minicpm|stablelm"
+    r"|dbrx|hunyuan|ernie[-_ ]?4|falcon[-_ ]?3|vicuna|alpaca|aquila|jamba|arctic|solar|zephyr",
+    re.IGNORECASE,
+)
 """Model families whose ffn has a gate."""
+PADDED = 128
+"""Megatron makes the embedding's rows a multiple of this x tp."""
+DEFAULT_DOCUMENT = 512
+"""Tokens of one of the samples that fine-tuning packs into a sequence, where nobody says more."""
+_TUNED = re.compile(r"\blora\b|\bsft\b|fine-?tun", re.IGNORECASE)
+_SHARDED = re.compile(r"\bFSDP=1\b")
 _EXPERTS = re.compile(
     r"[-_ ]a\d+(\.\d+)?b|\d+x\d+(\.\d+)?b|moe|oss|mixtral|dbrx|deepseek|grok|experts|llama[-_ ]?4(?!\d)",
     re.IGNORECASE,
 )
+_FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
 _FUSED = re.compile(r"\bte\b")
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
 _PREFIXES: dict[str, Dtype] = {
@@ -65,7 +81,9 @@ def read_row(row: Mapping[str, str]) -> Row:
     A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
     50,304; the sequence 512; recomputation none where all activations fit into the device's memory,
     else full. A pipeline with more stages than layers is
-    taken as not stated. Data-parallel ranks are devices / (tp pp cp), whatever the row says.
+    taken as not stated, except two more, for embedding and head. Megatron pads the vocabulary.
+    Fine-tuning packs samples of 512 tokens, adapters of rank 16 are on the attention's inputs
+    (NeMo's defaults). Data-parallel ranks are devices / (tp pp cp), whatever the row says.
     """
     measured = _number(row, "step_time_s")
     if measured is None:
@@ -80,12 +98,17 @@ def read_row(row: Mapping[str, str]) -> Row:
 
 
 def kind_of(row: Mapping[str, str]) -> Kind:
-    """moe, lora or dense, by the model's name, the notes and expert parallelism."""
+    """moe, lora or dense, by the model's name, the notes and expert parallelism.
+
+    A step right after a start is a kind of its own: it also sets up communicators and caches.
+    """
     model, notes = row.get("model", ""), row.get("notes", "")
     if "lora" in model.lower() or "task=lora" in notes.lower():
         return "lora"
     several = (_number(row, "ep") or 1) > 1 or (_number(row, "num_experts") or 1) > 1
-    return "moe" if several or _EXPERTS.search(model) else "dense"
+    if several or _EXPERTS.search(model):
+        return "moe"
+    return "first step" if _FIRST_STEP.search(notes) else "dense"
 
 
 def stack_of(row: Mapping[str, str]) -> Stack:
@@ -125,34 +148,45 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         here = machine(
             row.get("gpu", ""), _link(row, "intra_node_net"), _link(row, "inter_node_net"), per_node
         )
-        dtype = dtype_of(row.get("dtype", ""))
-        wide, narrow = here.peak_wide(dtype), here.peak_narrow(dtype)
+        here.peak_16bit()
     except UserError as error:
         raise UnmodelledError(NO_DEVICE) from error
+    dtype = dtype_of(row.get("dtype", ""))
+    try:
+        wide, narrow = here.peak_wide(dtype), here.peak_narrow(dtype)
+    except UserError as error:
+        raise UnmodelledError(NO_DTYPE) from error
     axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
-    pp = _number(row, "pp") or 1.0
+    pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
+    stack = stack_of(row)
     recompute, attention = row.get("recompute", ""), row.get("attention_impl", "").lower()
     case = Case(
-        layers=layers, hidden=hidden, heads=heads, ffn=_number(row, "ffn") or 4 * hidden,
+        layers=layers, hidden=hidden, heads=heads, ffn=ffn,
         kv_heads=_number(row, "kv_heads") or heads, head_dim=hidden / heads,
-        vocab=_number(row, "vocab") or DEFAULT_VOCAB,
+        vocab=_vocabulary(row, stack, axes["tp"]),
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
         peak_16bit=wide, peak_narrow=narrow,
         memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
         intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
-        devices=devices, global_batch=batch, gated=is_gated(row.get("model", "")),
+        devices=devices, global_batch=batch,
+        gated=is_gated(row.get("model", ""), ffn / hidden),
         frozen=kind == "lora", experts=experts, experts_per_token=per_token,
-        pp=1.0 if pp > layers else pp, micro_batch=_number(row, "mbs") or 1.0,
-        zero_stage=zero_stage(row.get("zero", "")),
+        pp=1.0 if pp > layers + 2 else pp, micro_batch=_number(row, "mbs") or 1.0,
+        zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower() in ("1", "1.0", "true", "yes"),
         full_recompute=recompute.startswith("full"),
         selective_recompute=recompute.startswith("sel"),
         flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
         compiled="compile" in row.get("notes", ""),
         generation=here.generation, domain=here.domain, power=here.power,
-        four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"), stack=stack_of(row),
+        four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"), stack=stack, mesh=here.mesh,
+        assumed_intra=here.assumed.intra, assumed_inter=here.assumed.inter,
+        assumed_device=here.assumed.device,
         tp=axes["tp"], cp=axes["cp"], vp=axes["vp"], ep=axes["ep"],
+        document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
     )  # fmt: skip
+    if case.frozen:
+        case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
     stated = bool(recompute.strip())
     memory = here.device.memory_bytes
     if not stated and memory and saved_bytes(case) > memory:
@@ -174,9 +208,26 @@ def saved_bytes(case: Case) -> float:
     return case.layers / case.pp * in_flight * (t * case.hidden * stream + scores)
 
 
-def is_gated(model: str) -> bool:
-    """Whether the model's family has a gated ffn."""
-    return any(family in model.lower() for family in GATED)
+def is_gated(model: str, width: float = 4.0) -> bool:
+    """Whether the ffn has a gate: by the family, or by a width that is no multiple of the hidden size."""
+    return bool(GATED.search(model)) or width != round(width)
+
+
+def is_tuned(row: Mapping[str, str]) -> bool:
+    """Whether a row says that it is about fine-tuning."""
+    return bool(_TUNED.search(f"{row.get('model', '')} {row.get('notes', '')}"))
+
+
+def _vocabulary(row: Mapping[str, str], stack: Stack, tp: float) -> float:
+    """Rows of the embedding: Megatron pads them, PyTorch's models have as many as they state."""
+    stated = _number(row, "vocab") or DEFAULT_VOCAB
+    multiple = PADDED * tp if stack != "torch" else 1.0
+    return ceil(stated / multiple) * multiple
+
+
+def _adapted(case: Case) -> float:
+    """Inputs and outputs of the joint matrix of queries, keys and values."""
+    return case.hidden + (case.heads + 2 * case.kv_heads) * case.head_dim
 
 
 def dtype_of(text: str) -> Dtype:
@@ -192,8 +243,10 @@ def dtype_of(text: str) -> Dtype:
 
 
 def _link(row: Mapping[str, str], name: str) -> str | None:
-    """A link that the catalog knows; for others the usual one of the device stands."""
+    """A link that the catalog knows, or one that states its rate; for others the usual one stands."""
     text = (row.get(name) or "").strip()
+    if stated_bytes_per_s(text, 1):
+        return text
     try:
         return text if text and catalog.find_link(text) else None
     except UserError:

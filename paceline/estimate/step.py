@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.estimate.block import STACKS, block_time, by_word, product_rate, product_s, tokens
+from paceline.estimate.block import (
+    STACKS,
+    Block,
+    block_time,
+    by_word,
+    product_rate,
+    product_s,
+    tokens,
+)
 from paceline.estimate.case import Cases, Floats
 from paceline.estimate.network import group_rate
+from paceline.estimate.stages import stage_layers
 
 NODE = 8
 """Devices by which the growth with scale is counted."""
@@ -60,7 +69,7 @@ def replicas(x: Cases) -> Floats:
 
 def block_weights(x: Cases) -> Floats:
     """Parameters of the matrices of one block, all experts included."""
-    return attention_weights(x) + ffn_weights(x)
+    return common_weights(x) + ffn_weights(x)
 
 
 def attention_weights(x: Cases) -> Floats:
@@ -72,6 +81,12 @@ def attention_weights(x: Cases) -> Floats:
 def ffn_weights(x: Cases) -> Floats:
     """Parameters of a block's ffn, of all its experts together."""
     return (2 + x.gated) * x.hidden * x.ffn * x.experts
+
+
+def common_weights(x: Cases) -> Floats:
+    """Parameters of a block that all its ranks hold parts of: attention, router, shared ffn."""
+    router = np.where(x.experts > 1, x.hidden * x.experts, 0.0)
+    return attention_weights(x) + router + (2 + x.gated) * x.hidden * x.shared_ffn
 
 
 def copies(x: Cases) -> tuple[Floats, Floats]:
@@ -90,46 +105,92 @@ def expert_ranks(x: Cases) -> Floats:
 
 def rank_weights(x: Cases) -> tuple[Floats, Floats]:
     """Parameters on one rank of the first stage before ZeRO: of all but the ffns, and of these."""
-    layers = x.layers / x.pp / x.tp
+    most, _ = stage_layers(x)
+    layers = most / x.tp
     table = x.vocab * x.hidden / x.tp * np.where(x.pp > 1, 1.0, 1.0 + x.gated)
-    return layers * attention_weights(x) + table, layers * ffn_weights(x) / expert_ranks(x)
+    rest = common_weights(x) + x.more_weights
+    return layers * rest + table, layers * ffn_weights(x) / expert_ranks(x)
 
 
-def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
-    """Seconds of a step by part.
+@dataclass(frozen=True)
+class Pieces:
+    """What a step is made of, in seconds of one micro-batch."""
 
-    m micro-batches go through the slowest stage, which has the head, and (p - 1)/v of them pass
-    while the pipeline fills and drains: m T + (p - 1)/v T for GPipe, 1F1B and its interleaved form
-    (Narayanan et al., arXiv:2104.04473), a third of it for zero-bubble, as in core/pipeline.py. Data parallelism exposes what the last backward pass
-    cannot hide and at least a share of its exchange; ZeRO-3 exchanges in every block.
+    block: Block
+    zero: Floats
+    """Of a block under ZeRO-3."""
+    head: Floats
+    passed: Floats
+    """Between stages, by every rank."""
+    beside: float
+    """Of every rank, beside its blocks."""
+    layers: Floats
+    """Of the slowest rank."""
+    own_head: Floats
+    """Of the slowest rank: the head's where that is the last one."""
+    num_microbatches: Floats
+
+    @property
+    def layer(self) -> Floats:
+        """One block, with what ZeRO-3 adds."""
+        return self.block.total + self.zero
+
+    @property
+    def slowest(self) -> Floats:
+        """The slowest rank, without what passes between stages."""
+        return self.layers * self.layer + self.own_head + self.beside
+
+
+def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
+    """Times of a block, the head and the exchange between stages, and which rank is slowest."""
+    block, head = block_time(x, c), _head(x, c)
+    zero, (most, last) = _zero3(x, c, block.total), stage_layers(x)
+    layer = block.total + zero
+    with_head = last * layer + head >= most * layer
+    return Pieces(
+        block, zero, head, _stage_exchange(x, c), c["host_microbatch_s"],
+        layers=np.where(with_head, last, most), own_head=np.where(with_head, head, 0.0),
+        num_microbatches=num_microbatches(x),
+    )  # fmt: skip
+
+
+def step_time(x: Cases, c: Mapping[str, float], bubble: Floats | None = None) -> StepTime:
+    """Seconds of a step by part; `bubble` instead of the closed form's.
+
+    m micro-batches go through the slowest stage, and one through all others while the pipeline
+    fills and drains: m T + (p - 1)/v T for equal stages under GPipe, 1F1B and its interleaved form
+    (Narayanan et al., arXiv:2104.04473), a third of it for zero-bubble, as in core/pipeline.py.
+    estimate/pipeline.py follows every pass instead. Data parallelism exposes what the last backward
+    pass cannot hide and at least a share of its exchange; ZeRO-3 exchanges in every block.
     """
-    block, m = block_time(x, c), num_microbatches(x)
-    zero = _zero3(x, c, block.total)
-    layers = x.layers / x.pp
-    head = _head(x, c)
-    passed = _stage_exchange(x, c)
-    beside = c["host_microbatch_s"]
-    slowest = layers * (block.total + zero) + head + beside
-    average = layers * (block.total + zero) + head / x.pp
-    idle = np.where(x.has("schedule", "zero-bubble"), 1 / 3, 1.0) * (x.pp - 1) / x.vp
-    bubble = np.where(x.pp > 1, idle * (average + passed), 0.0)
-    dp = _dp(x, c, slowest)
-    optimizer = _optimizer(x, c)
+    one = pieces(x, c)
+    m, layers = one.num_microbatches, one.layers
+    waits = _bubble(x, one) if bubble is None else bubble
+    dp, optimizer = _dp(x, c, one.slowest), _optimizer(x, c)
     fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
-    busy = m * (slowest + passed) + bubble + dp + optimizer + fixed
+    busy = m * (one.slowest + one.passed) + waits + dp + optimizer + fixed
     nodes = np.maximum(1.0, x.devices / NODE)
+    parts = {name: m * layers * part for name, part in vars(one.block).items() if name != "host"}
     return StepTime(
-        **{name: m * layers * part for name, part in vars(block).items() if name != "host"},
-        head=m * head,
-        zero=m * layers * zero,
-        host=m * (layers * block.host + beside),
-        bubble=bubble,
-        stages=m * passed,
+        **parts,
+        head=m * one.own_head,
+        zero=m * layers * one.zero,
+        host=m * (layers * one.block.host + one.beside),
+        bubble=waits,
+        stages=m * one.passed,
         dp=dp,
         optimizer=optimizer,
         fixed=fixed,
         jitter=busy * c["jitter"] * np.log2(nodes),
     )
+
+
+def _bubble(x: Cases, one: Pieces) -> Floats:
+    """Filling and draining: a micro-batch's way through the other stages, a chunk at a time."""
+    share = np.where(x.has("schedule", "zero-bubble"), 1 / 3, 1.0) / x.vp
+    others = x.layers * one.layer + one.head - one.layers * one.layer - one.own_head
+    whole = others + (x.pp - 1) * (one.passed + one.beside)
+    return np.where(x.pp > 1, share * whole, 0.0)
 
 
 def _zero3(x: Cases, c: Mapping[str, float], block: Floats) -> Floats:
@@ -138,11 +199,11 @@ def _zero3(x: Cases, c: Mapping[str, float], block: Floats) -> Floats:
     Frozen weights have no gradients to scatter.
     """
     ranks, expert_copies = copies(x)
-    attention = attention_weights(x) / x.tp * (ranks - 1) / ranks
+    common = (common_weights(x) + x.more_weights) / x.tp * (ranks - 1) / ranks
     ffn = ffn_weights(x) / x.tp / expert_ranks(x) * (expert_copies - 1) / expert_copies
     times = np.where(x.frozen > 0, 2.0, 3.0)
     rate = group_rate(x, c, x.tp * ranks, x.tp)
-    exchange = times * (2 * (attention + ffn) / rate + c["inter_start_s"])
+    exchange = times * (2 * (common + ffn) / rate + c["inter_start_s"])
     both = np.maximum(block, exchange) + c["zero3_exposed"] * np.minimum(block, exchange)
     return np.where((x.zero_stage == 3) & (ranks > 1), both - block, 0.0)
 

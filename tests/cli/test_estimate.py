@@ -39,8 +39,8 @@ def test_text_tells_time_interval_cost_and_what_it_rests_on():
 def test_offers_stand_side_by_side():
     offer = "device=B200,gpus=32,price=4"
     found = json.loads(paceline(*H100, "--compare", offer, "--json").stdout)
-    assert [one["devices"] for one in found] == [64, 32]
-    ratio = found[1]["step_time_ratio"]
+    assert [one["devices"] for one in found["offers"]] == [64, 32]
+    ratio = found["offers"][1]["step_time_ratio"]
     assert ratio["low"] < ratio["value"] < ratio["high"]
     rows = list(
         csv.DictReader(paceline(*H100, "--compare", offer, "--format", "csv").stdout.splitlines())
@@ -101,3 +101,13 @@ def test_tune_ranks_and_says_what_it_left_out():
     assert "P(OOM)" in text.stdout and "layouts estimated" in text.stderr
     refused = paceline(*arguments)
     assert refused.returncode == 1 and "--estimate-only" in refused.stderr
+
+
+def test_a_page_shows_the_way_from_the_peak(tmp_path: Path):
+    page = tmp_path / "offers.html"
+    done = paceline(
+        *H100, "--compare", "device=B200", "--inter", "8x400 Gb/s RoCE", "--html", str(page)
+    )
+    assert "peak to estimate: peak 100.0 %" in done.stdout and "network: stated" in done.stdout
+    text = page.read_text()
+    assert text.count("large products") >= 2 and "nothing ran" in text

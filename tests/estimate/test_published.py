@@ -17,12 +17,14 @@ from paceline.estimate.fit import fit, predict
 from paceline.estimate.interval import bounds, log_sd, residual_sd, undetermined
 from paceline.estimate.published import (
     NO_DEVICE,
+    NO_DTYPE,
     NO_EXPERTS,
     NO_LAYOUT,
     NO_SHAPE,
     NO_TIME,
     UnmodelledError,
     dtype_of,
+    is_gated,
     kind_of,
     read_row,
     stack_of,
@@ -39,7 +41,7 @@ ROW = {
 
 def test_gaps_have_defaults():
     case = read_row(ROW).case
-    assert (case.ffn, case.kv_heads, case.head_dim, case.vocab) == (16384, 32, 128, 50304)
+    assert (case.ffn, case.kv_heads, case.head_dim, case.vocab) == (16384, 32, 128, 50688)
     assert (case.pp, case.cp, case.vp, case.ep) == (1, 1, 1, 1)
     assert case.full_recompute and not case.flash and case.stack == "softmax"
 
@@ -51,7 +53,7 @@ def test_gaps_have_defaults():
         ({"layers": ""}, NO_SHAPE),
         ({"num_gpus": "?"}, NO_LAYOUT),
         ({"gpu": "Wonder-9000"}, NO_DEVICE),
-        ({"dtype": "nvfp4"}, NO_DEVICE),
+        ({"dtype": "nvfp4"}, NO_DTYPE),
         ({"ep": "8"}, NO_EXPERTS),
         ({"model": "Qwen3_30B_a3B"}, NO_EXPERTS),
     ],
@@ -202,3 +204,39 @@ def test_shipped_coefficients_meet_what_they_were_fitted_to(reference_data: Path
     error = np.abs(predict(x, shipped().fit().centre) / measured - 1)
     assert len(dense) >= 700 and reasons == {NO_TIME, NO_EXPERTS}
     assert error.mean() < 0.11 and np.median(error) < 0.09
+
+
+def test_fine_tuning_packs_short_samples_and_adapts_the_attention():
+    case = read_row({**ROW, "model": "Llama3 8b Finetuning LORA"}).case
+    assert case.frozen and case.document == 512 and case.adapter_rank > 0
+    assert case.adapter_widths == case.hidden + 3 * case.hidden
+    assert read_row({**ROW, "model": "Llama3 8b SFT"}).case.document == 512
+    assert read_row(ROW).case.document == 0
+
+
+def test_fully_sharded_rows_say_so_in_their_notes():
+    assert read_row({**ROW, "zero": "1", "notes": "container; FSDP=1"}).case.zero_stage == 3
+    assert read_row({**ROW, "zero": "1", "notes": "FSDP=0"}).case.zero_stage == 1
+
+
+def test_a_step_right_after_a_start_is_a_kind_of_its_own():
+    assert read_row({**ROW, "notes": "iteration 7 (1st after restart)"}).kind == "first step"
+    assert read_row({**ROW, "notes": "iteration 8"}).kind == "dense"
+
+
+def test_experts_with_their_numbers_are_modelled():
+    row = read_row({**ROW, "model": "Mixtral 8x7B", "num_experts": "8", "topk": "2", "ep": "4"})
+    assert row.kind == "moe" and (row.case.experts, row.case.experts_per_token) == (8, 2)
+    assert predict(cases_of([row.case]), shipped().fit().centre)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "gated"),
+    [
+        ("Yi-34B", 4.0, True), ("OLMo 7B", 4.0, True), ("Phi-3 mini", 4.0, True), ("phi-2", 4.0, False),
+        ("GPT-OSS 120B", 1.0, True), ("Nemotron4 15b", 4.0, False), ("opt-13b", 4.0, False),
+        ("house model", 2.6875, True), ("PaLM 540B", 4.0, True),
+    ],
+)  # fmt: skip
+def test_a_gate_is_known_by_the_family_or_by_an_odd_width(model: str, width: float, gated: bool):
+    assert is_gated(model, width) is gated

@@ -116,7 +116,9 @@ def test_experts_cost_by_the_token_and_move_over_the_network():
     local, spread = step(**moe), step(**moe, ep=8)
     dense = step(tp=1, cp=1, ffn=2 * 14336)
     assert local.ep[0] == 0 < spread.ep[0]
-    assert local.gemm[0] == pytest.approx(dense.gemm[0], rel=0.15)
+    grouped = C["gemm_grouped"]
+    assert dense.gemm[0] < local.gemm[0] < dense.gemm[0] / grouped
+    assert local.elementwise[0] > dense.elementwise[0]
 
 
 def test_experts_that_ranks_share_out_are_not_gathered_whole():

@@ -1,0 +1,95 @@
+"""Options of the verbs that ask the time model: what is trained, on what, and what the answer rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.estimate.evidence import Evidence
+    from paceline.estimating import Question
+
+STACKS = ("fused", "torch", "softmax")
+DEVICES_PER_NODE = 8
+
+
+def _known_stack(stack: str) -> str:
+    if stack not in STACKS:
+        raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
+    return stack
+
+
+Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")]
+DeviceName = Annotated[str, typer.Option(help="A device of `paceline devices`, e.g. H100.")]
+Gpus = Annotated[int, typer.Option(min=1, help="Number of devices.")]
+Variant = Annotated[str | None, typer.Option(help="A variant that the recipe defines.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
+]
+PerNode = Annotated[
+    int | None,
+    typer.Option(min=1, help="Devices of a node; default 8, or what a cluster file says."),
+]
+Intra = Annotated[
+    str | None,
+    typer.Option(metavar="LINK", help="Link inside a node: NVLink4, or a rate, 450 GB/s."),
+]
+Inter = Annotated[
+    str | None,
+    typer.Option(metavar="LINK", help="Network: InfiniBand-NDR, or a rate, 8x400 Gb/s."),
+]
+StackName = Annotated[
+    str,
+    typer.Option(
+        callback=_known_stack,
+        help="fused (Transformer Engine, Megatron core), torch (PyTorch's modules, FSDP) or "
+        "softmax (Megatron of 2020-22).",
+    ),
+]
+EvidenceFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+    ),
+]
+
+
+def question(
+    recipe: str,
+    device: str,
+    gpus: int,
+    stack: str,
+    *,
+    variant: str | None = None,
+    overrides: Sequence[str] | None = None,
+    per_node: int | None = None,
+    intra: str | None = None,
+    inter: str | None = None,
+) -> Question:
+    """What the options ask; a node has eight devices unless they say otherwise."""
+    from paceline.estimate.case import Stack
+    from paceline.estimating import Question
+
+    return Question(
+        recipe, device, gpus, variant, tuple(overrides or ()), per_node or DEVICES_PER_NODE,
+        intra, inter, cast(Stack, stack),
+    )  # fmt: skip
+
+
+def evidence_of(path: Path | None, asked: Question | None = None) -> Evidence:
+    """The coefficients of a file, of the device asked about where it is calibrated, or the shipped ones.
+
+    Raises UserError for a file without any.
+    """
+    from paceline.calibrated import evidence_of as device_evidence
+    from paceline.estimate.evidence import read_evidence, shipped
+    from paceline.recipe import load_recipe
+
+    if path or asked is None:
+        return read_evidence(path) if path else shipped()
+    recipe = load_recipe(asked.recipe, asked.variant, asked.overrides)
+    return device_evidence(asked.device, recipe.training.dtype)

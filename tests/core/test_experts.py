@@ -1,0 +1,74 @@
+"""Models with experts: parameters, FLOPs, memory and layouts, and who refuses them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.core.flops import FlopsInput, linear_per_token
+from paceline.core.layout import Layout
+from paceline.core.layout_sizes import layout_problems
+from paceline.core.memory import activation_bytes_per_token
+from paceline.core.shape import DecoderShape, block_parameters, num_parameters
+from paceline.engines.native import settings, unsupported
+from paceline.estimating import Question, spec_of
+from paceline.search.layouts import Space, candidates, feasible
+
+# Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9 billion.
+MIXTRAL = DecoderShape(
+    num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_size=14336, vocab_size=32000,
+    gated_ffn=True, activation="silu", norm="rmsnorm", positions="rope", bias=False,
+    tied_embeddings=False, num_experts=8, experts_per_token=2,
+)  # fmt: skip
+DENSE = MIXTRAL.model_copy(update={"num_experts": 1, "experts_per_token": 1})
+
+
+def test_parameters_are_those_of_a_published_model():
+    assert num_parameters(MIXTRAL) == pytest.approx(46.7e9, rel=0.001)
+    more = 7 * 3 * 4096 * 14336 + 8 * 4096
+    assert block_parameters(MIXTRAL) - block_parameters(DENSE) == more
+
+
+def test_a_token_costs_the_experts_that_it_meets():
+    met = linear_per_token(FlopsInput(MIXTRAL, 4096)) / 6
+    assert met == pytest.approx(12.9e9 - 32000 * 4096, rel=0.002)
+    shared = MIXTRAL.model_copy(update={"shared_ffn_size": 1024})
+    more = linear_per_token(FlopsInput(shared, 4096)) / 6 - met
+    assert more == pytest.approx(32 * 3 * 4096 * 1024)
+
+
+def test_activations_grow_with_the_experts_of_a_token():
+    layout = Layout()
+    assert activation_bytes_per_token(MIXTRAL, layout, 2) - activation_bytes_per_token(
+        DENSE, layout, 2
+    ) == pytest.approx(2 * 3 * 14336)
+
+
+def test_more_experts_met_than_there_are_is_no_model():
+    with pytest.raises(ValidationError, match="experts_per_token 9"):
+        DecoderShape.model_validate({**MIXTRAL.model_dump(), "experts_per_token": 9})
+
+
+@pytest.mark.parametrize(("ep", "problem"), [(8, None), (3, "8 experts"), (16, "8 experts")])
+def test_expert_ranks_hold_equally_many_experts(ep: int, problem: str | None):
+    found = " ".join(map(str, layout_problems(Layout(ep=ep), MIXTRAL, 48, 48, 4096)))
+    assert (problem in found) if problem else "experts" not in found
+
+
+def test_a_search_varies_expert_parallelism_of_such_models_alone():
+    assert {one.ep for one in candidates(MIXTRAL, 16, Space())} == {1, 2, 4, 8}
+    assert {one.ep for one in candidates(MIXTRAL, 16, Space(most_ep=2))} == {1, 2}
+    assert {one.ep for one in candidates(DENSE, 16, Space())} == {1}
+    found, _ = feasible(MIXTRAL, 16, 64, 4096, Space(micro_batches=(1,), zero_stages=(1,)))
+    assert all((one.dp(16) * one.cp) % one.ep == 0 for one in found) and found
+
+
+def test_the_trainer_refuses_experts_and_old_keys_stay() -> None:
+    spec = spec_of(Question("tiny-llama", "H100-SXM", 1))
+    model = spec.model.model_copy(update={"num_experts": 4, "experts_per_token": 2})
+    assert any(
+        "num_experts" in one for one in unsupported(spec.model_copy(update={"model": model}))
+    )
+    assert not any("num_experts" in one for one in unsupported(spec))
+    assert "num_experts" not in settings(spec)["model"]
+    assert spec.key != spec.model_copy(update={"model": model}).key

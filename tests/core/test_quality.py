@@ -1,0 +1,93 @@
+"""Evaluations are part of what a run is; the labels of its log are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.core.quality import Evaluation, MlperfLog
+from paceline.core.run import RunSpec
+from paceline.engines import native
+from paceline.errors import UserError
+from paceline.placement import Request
+from paceline.plan import make_plan
+from paceline.recipe import load_recipe
+from tests.example import make_spec
+
+EVALUATION = Evaluation(every_samples=64, samples=8, target=3.0)
+LOG = MlperfLog(benchmark="llama31_8b", org="Example", platform="box")
+
+
+def spec(evaluation: Evaluation | None = EVALUATION, weights: str | None = None) -> RunSpec:
+    """A run that is evaluated."""
+    update = {"evaluation": evaluation, "initial_weights": weights}
+    return make_spec(training=make_spec().training.model_copy(update=update))
+
+
+def test_a_run_without_evaluations_keeps_its_key_and_others_have_their_own() -> None:
+    harder = EVALUATION.model_copy(update={"target": 2.9})
+    specs = [make_spec(), spec(), spec(harder), spec(None, "/a/step-000002")]
+
+    assert spec(None).key == make_spec().key
+    assert len({one.key for one in specs}) == len(specs)
+
+
+def test_labels_change_no_key_and_all_reaches_the_trainer() -> None:
+    labelled = spec().model_copy(update={"mlperf": LOG})
+
+    assert labelled.key == spec().key
+    found = native.settings(labelled)
+    assert found["training"]["evaluation"]["target"] == 3.0
+    assert found["mlperf"] == LOG.model_dump(mode="json")
+    assert native.settings(make_spec())["mlperf"] is None
+
+
+def test_a_log_without_evaluations_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"mlperf needs training\.evaluation"):
+        make_spec(mlperf=LOG)
+    labels = [f"mlperf.{k}={v}" for k, v in LOG.model_dump(exclude_none=True).items()]
+    with pytest.raises(UserError, match=r"mlperf needs training\.evaluation"):
+        load_recipe("tiny-llama", None, labels)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"benchmark": "../x"}, {"org": ""}, {"platform": "a\nb"}, {"warmup_steps": -1}]
+)
+def test_labels_that_break_a_log_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        MlperfLog.model_validate(LOG.model_dump() | wrong)
+
+
+def test_what_contradicts_itself_is_said_before_it_starts() -> None:
+    own = EVALUATION.model_copy(update={"path": "/a/b.txt"})
+    resumed = make_spec().checkpoint.model_copy(update={"resume": "/a"})
+    timed = spec().model_copy(update={"mlperf": LOG, "checkpoint": resumed})
+
+    assert "source stdlib has none" in " ".join(native.unsupported(spec(own)))
+    assert "whole or it is none" in " ".join(native.unsupported(timed))
+    assert native.unsupported(spec()) == []
+
+
+def test_paths_are_absolute_in_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "base" / "checkpoints" / "step-000004"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({}))
+    (folder.parent / "latest").write_text("step-000004\n")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("words")
+    monkeypatch.chdir(tmp_path)
+    overrides = (
+        "data.source=text", "data.path=a.txt", "training.evaluation.every_samples=8",
+        "training.evaluation.samples=2", "training.evaluation.path=b.txt",
+        "training.initial_weights=base",
+    )  # fmt: skip
+
+    training = make_plan(Request("tiny-llama", overrides=overrides, devices=1)).spec.training
+
+    assert training.initial_weights == str(folder)
+    assert training.evaluation and training.evaluation.path == str(tmp_path / "b.txt")
+    with pytest.raises(UserError, match=r"training\.evaluation\.path: c\.txt is not a file"):
+        make_plan(Request("tiny-llama", overrides=(*overrides, overrides[4].replace("b.", "c."))))

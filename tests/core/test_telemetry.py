@@ -1,0 +1,85 @@
+"""Energy is the integral of what was sampled over a window, and nothing where a part of it is dark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.core.telemetry import Telemetry, energy_between, read_telemetry
+
+
+def host(
+    *samples: dict[str, Any], sources: tuple[str, ...] = ("gpu", "cpu"), name: str = "a"
+) -> Telemetry:
+    start = {"event": "telemetry", "host": name, "interval_s": 1.0,
+             "sources": {part: f"{part} source" for part in sources},
+             "unknown": {part: "cannot be read" for part in ("gpu", "cpu") if part not in sources}}  # fmt: skip
+    lines = [json.dumps(start), *(json.dumps({"event": "sample", **one}) for one in samples)]
+    found = read_telemetry(lines)
+    assert found is not None
+    return found
+
+
+def at(time: float, watts: list[float], joules: float | None = None) -> dict[str, Any]:
+    gpus = [{"index": n, "power_w": watt} for n, watt in enumerate(watts)]
+    return {"time_unix": time, "gpus": gpus, "cpu_energy_j": joules}
+
+
+def test_constant_power_gives_power_times_time():
+    found = energy_between([host(*(at(t, [300.0, 100.0], 50.0 * t) for t in range(11)))], 2.0, 7.5)
+
+    assert found.parts_j == {"gpu": pytest.approx(400 * 5.5), "cpu": pytest.approx(50 * 5.5)}
+    assert found.energy_j == pytest.approx(450 * 5.5) and found.power_w == pytest.approx(450)
+    assert (found.window_s, found.n, found.reason) == (5.5, 6, None)
+    assert found.sources == ("cpu source", "gpu source")
+
+
+def test_power_between_samples_lies_on_a_straight_line():
+    ramp = host(at(0, [0.0]), at(2, [200.0]), at(4, [0.0]), sources=("gpu",))
+
+    assert energy_between([ramp], 0.0, 4.0).energy_j == pytest.approx(400)
+    assert energy_between([ramp], 1.0, 3.0).energy_j == pytest.approx(300)
+
+
+def test_hosts_are_added_and_one_without_a_part_takes_it_from_the_sum():
+    one = host(*(at(t, [100.0], 10.0 * t) for t in range(5)))
+    other = host(*(at(t, [200.0], 10.0 * t) for t in range(5)), name="b")
+    dark = host(*(at(t, [200.0]) for t in range(5)), sources=("gpu",), name="c")
+
+    assert energy_between([one, other], 0, 4).parts_j == {"gpu": 1200, "cpu": 80}
+    assert energy_between([one, dark], 0, 4).parts_j == {"gpu": 1200}
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [([3, 4, 5, 6, 7, 8, 9, 10], "gpu: a was not sampled over the whole window"),
+     ([0, 1, 2, 3, 4], "gpu: a was not sampled over the whole window"),
+     ([0, 1, 2, 9, 10], "gpu: a was not sampled for 7.0 s"), ([], "gpu: a was not sampled")],
+)  # fmt: skip
+def test_a_window_that_is_not_covered_has_no_energy(times: list[int], reason: str):
+    found = energy_between([host(*(at(t, [100.0]) for t in times), sources=("gpu",))], 2.0, 8.0)
+
+    assert (found.energy_j, found.power_w) == (None, None)
+    assert reason in str(found.reason) and "cpu: cannot be read" in str(found.reason)
+
+
+def test_a_device_that_falls_silent_leaves_no_sum_of_the_others():
+    silent = {"time_unix": 2.0, "gpus": [{"index": 0, "power_w": 100.0}, {"index": 1}]}
+    lines = [at(t, [100.0, 100.0]) for t in (0, 1)] + [silent] + [at(3, [100.0, 100.0])]
+    found = energy_between([host(*lines, sources=("gpu",))], 0.0, 3.0)
+
+    assert found.energy_j == pytest.approx(600)  # by the samples on both sides of it
+
+
+def test_nothing_recorded_is_no_energy():
+    assert energy_between([], 0.0, 1.0).reason == "no telemetry was recorded"
+
+
+def test_broken_lines_are_passed_over_and_a_file_without_a_beginning_is_none():
+    start = '{"event": "telemetry", "host": "a", "interval_s": 1, "sources": {}, "unknown": {}}'
+    found = read_telemetry(["", "[]", start, '{"event": "sample"}', '{"event": "sam'])
+
+    assert found is not None and found.samples == ()
+    assert read_telemetry(['{"event": "sample", "time_unix": 1}']) is None
