@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.cli.probe_machine import collective, memory
+from paceline.cli.probe_machine import attention, collective, latency, memory
 
 if TYPE_CHECKING:
     from paceline.probe.context import ContextProbe
@@ -26,6 +26,8 @@ def _group() -> None:
 
 app.command("memory")(memory)
 app.command("collective")(collective)
+app.command("attention")(attention)
+app.command("latency")(latency)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`paceline probe memory` and `paceline probe collective`: copies, and all-reduce on one machine."""
+"""`paceline probe memory`, `collective`, `attention` and `latency`: parts of one machine by themselves."""
 
 from __future__ import annotations
 
@@ -79,6 +79,62 @@ def collective(
     emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
 
 
+def attention(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    recipe: Annotated[str, typer.Option(help="Whose heads and sequence length.")] = "tiny-llama",
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure the trainer's causal attention, forward and backward, in a recipe's shape.
+
+    FLOP/s count both products of the half that the mask leaves, and 2.5 times as much backward.
+
+    Example: paceline probe attention --recipe tiny-llama --dtype bf16
+    """
+    import sys
+
+    from paceline.probe.passes import attention_shapes, probe_attention
+
+    kind, cores, _ = _here(device)
+    if dtype not in ("fp32", "bf16", "fp16"):
+        raise typer.BadParameter("must be fp32, bf16 or fp16", param_hint="--dtype")
+    shapes = attention_shapes(recipe)
+    threads = cores if kind == "cpu" else None
+    probe = probe_attention(sys.executable, kind, dtype, shapes, threads, seconds)
+    rows = [row.model_dump(mode="json") for row in probe.rows]
+    document = {"probe": "attention", "device": probe.device_name, "torch": probe.torch, "dtype": dtype,
+                "rows": rows, "best": max(rows, key=lambda row: row["flops_per_s"])}  # fmt: skip
+    flat = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in rows]
+    columns = [Column("shape", "batch x tokens x heads x kv heads x width"), _time_column("forward_s", "forward"),
+               _time_column("backward_s", "backward"), _flops_column(), *_repeat_columns()]  # fmt: skip
+    emit_table(flat, columns, TableFormat.json if as_json else form, document=document)
+
+
+def latency(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 1.0,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure how long starting one small operation takes: what tiny models wait for.
+
+    Example: paceline probe latency
+    """
+    import sys
+
+    from paceline.probe.passes import probe_latency
+
+    kind, _, _ = _here(device)
+    probe = probe_latency(sys.executable, kind, seconds)
+    rows = [row.model_dump(mode="json") for row in probe.rows]
+    document = {"probe": "latency", "device": probe.device_name, "torch": probe.torch,
+                "rows": rows, "best": rows[0]}  # fmt: skip
+    columns = [_time_column("latency_s", "one operation"), *_repeat_columns()]
+    emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
+
+
 def _here(device: str) -> tuple[str, int, int]:
     """cpu or cuda, usable cores and GPUs of this machine."""
     from paceline.placement import device_kind
@@ -110,6 +166,16 @@ def _rate_column(key: str, title: str) -> Column:
 
 def _latency_column() -> Column:
     return Column("latency_s", "time", lambda value: f"{1e6 * value:,.0f} us", "right")
+
+
+def _time_column(key: str, title: str) -> Column:
+    return Column(key, title, lambda value: f"{1e6 * value:,.1f} us", "right")
+
+
+def _flops_column() -> Column:
+    from paceline.units import si
+
+    return Column("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right")
 
 
 def _repeat_columns() -> list[Column]:

@@ -1,0 +1,166 @@
+"""How well a calibrated machine's step times are predicted, in layouts that the calibration did not time.
+
+    python benchmarks/calibrated.py [--steps N] [--passes N] [--few] [--no-oversubscribed]
+
+Calibrates this CPU with two tiny models, keeps that in a folder of its own, and then times 4-layer
+trainings of both in other layouts and micro-batches, on 1 and 2 processes whose threads fill the cores, in
+`--passes` rounds in turn. What needs more processes than cores is measured and told apart. Prints a table,
+writes benchmarks/results/calibrated.json; a missed target makes the exit code 1. Takes about eight minutes on two
+idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from _result import Surroundings, keep
+
+from paceline.calibrating import measuring
+from paceline.calibrating.cases import DEFAULTS, MORE, Axes, Short, recipes_of, short_of, shorts
+from paceline.calibrating.here import calibrate
+from paceline.calibrating.weighing import case_here
+from paceline.estimate.calibration import Calibration
+from paceline.estimate.case import cases_of
+from paceline.estimate.fit import predict
+from paceline.estimate.interval import bounds, log_sd
+from paceline.probe.inventory import inventory
+
+MOST_MEDIAN = 0.10
+FEWEST_LAYOUTS = 24
+BATCH = 8
+
+
+def layouts(ranks: int) -> Iterator[Axes]:
+    """The layouts that are predicted on so many ranks; the calibration times others."""
+    if ranks == 1:
+        yield from ({"micro_batch": size} for size in (2, 4))
+        yield from ({"micro_batch": size, "recompute": "full"} for size in (2, 8))
+        return
+    if ranks == 2:
+        yield from ({"micro_batch": 2, "zero_stage": stage} for stage in (0, 1, 2, 3))
+        yield {"micro_batch": 4, "recompute": "full"}
+        yield {"micro_batch": 4, "zero_stage": 2}
+        yield {"tp": 2, "micro_batch": 2}
+        yield {"tp": 2, "micro_batch": 4, "recompute": "full"}
+        yield {"tp": 2, "micro_batch": 4, "sequence_parallel": True}
+        yield {"pp": 2, "micro_batch": 1}
+        yield {"pp": 2, "micro_batch": 2}
+        yield {"pp": 2, "micro_batch": 2, "schedule": "gpipe"}
+        yield {"cp": 2, "micro_batch": 2}
+        yield {"cp": 2, "micro_batch": 8}
+        return
+    yield {"micro_batch": 2}
+    yield {"micro_batch": 2, "zero_stage": 3}
+    yield {"tp": 2, "micro_batch": 2}
+    yield {"pp": 2, "micro_batch": 2}
+
+
+def asked(found: dict[str, Any], dtype: Any, ranks: int, few: bool) -> list[Short]:
+    """Four layers of both models in those layouts."""
+    some = [
+        short_of(recipe, found, "cpu", dtype, ranks, MORE, axes, BATCH)
+        for recipe in recipes_of((), "cpu")
+        for axes in list(layouts(ranks))[: 2 if few else None]
+    ]
+    return [short for short in some if short is not None]
+
+
+def measured(some: Sequence[Short], ranks: int, cores: int, passes: int) -> list[dict[str, Any]]:
+    """Seconds of a step of each, the median of its passes; every other pass goes backwards."""
+    threads = max(1, cores // ranks)
+    times: dict[str, list[float]] = {}
+    for turn in range(passes):
+        order = list(some) if turn % 2 == 0 else list(reversed(some))
+        for one in measuring.steps(sys.executable, order, ranks, threads):
+            times.setdefault(one.short.name, []).append(one.seconds)
+    return [
+        {"recipe": one.recipe, "layout": one.told, "ranks": ranks, "threads": threads,
+         "step_time_s": float(np.median(times[one.name])), "passes_s": times[one.name]}
+        for one in some
+    ]  # fmt: skip
+
+
+def predicted(some: Sequence[Short], found: Calibration) -> list[dict[str, float]]:
+    """Seconds and the 80 % interval of each."""
+    x, fit = cases_of([case_here(one.spec, found) for one in some]), found.evidence.fit()
+    seconds = predict(x, fit.centre)
+    low, high = bounds(seconds, log_sd(x, fit, found.evidence.residual_sd))
+    columns = zip(seconds.tolist(), low.tolist(), high.tolist(), strict=True)
+    return [{"predicted_s": s, "low_s": a, "high_s": b} for s, a, b in columns]
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Median and mean absolute error, and how often the interval held."""
+    error = [abs(row["predicted_s"] / row["step_time_s"] - 1) for row in rows]
+    inside = [row["low_s"] <= row["step_time_s"] <= row["high_s"] for row in rows]
+    return {"n": len(rows), "median_error": float(np.median(error)), "mape": float(np.mean(error)),
+            "worst": max(error), "coverage_80": float(np.mean(inside))}  # fmt: skip
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Predicted beside measured, as markdown."""
+    print("| model | layout | processes x threads | measured | predicted | error |")
+    print("|---|---|---:|---:|---:|---:|")
+    for row in rows:
+        error = row["predicted_s"] / row["step_time_s"] - 1
+        print(
+            f"| {row['recipe']} | {row['layout']} | {row['ranks']} x {row['threads']} | "
+            f"{row['step_time_s']:.3f} s | {row['predicted_s']:.3f} s | {error:+.0%} |"
+        )
+
+
+def main() -> int:
+    """Calibrate, time, compare; 1 when the target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=12, help="of a timed training")
+    parser.add_argument("--passes", type=int, default=2, help="over all layouts")
+    parser.add_argument(
+        "--few", action="store_true", help="two layouts a model: a trial of this program"
+    )
+    parser.add_argument("--no-oversubscribed", action="store_true")
+    options = parser.parse_args()
+    around, found = Surroundings(), inventory()
+    cores = found["cpu"]["usable_cores"]
+    calibration = calibrate(DEFAULTS["cpu"], "cpu", None, print)
+    seen = {
+        s.name
+        for n in (1, 2)
+        for s in shorts(recipes_of((), "cpu"), found, "cpu", calibration.dtype, n)
+    }
+    measuring.STEPS = options.steps
+    rows: list[dict[str, Any]] = []
+    for ranks in (1, 2, 4):
+        if ranks > cores and options.no_oversubscribed:
+            continue
+        some = [
+            s for s in asked(found, calibration.dtype, ranks, options.few) if s.name not in seen
+        ]
+        times = measured(some, ranks, cores, options.passes)
+        rows += [a | b for a, b in zip(times, predicted(some, calibration), strict=True)]
+    fitting = [row for row in rows if row["ranks"] <= cores]
+    beyond = [row for row in rows if row["ranks"] > cores]
+    print_table(rows)
+    result = figures(fitting)
+    print(f"{result['n']} layouts: median error {result['median_error']:.1%}, MAPE {result['mape']:.1%}, "
+          f"{result['coverage_80']:.0%} in the 80 % interval")  # fmt: skip
+    keep("calibrated", "seconds of a step", around, calibration=calibration.model_dump(mode="json"),
+         rows=fitting, overall=result, oversubscribed=beyond,
+         oversubscribed_overall=figures(beyond) if beyond else None)  # fmt: skip
+    missed = result["median_error"] > MOST_MEDIAN or (
+        result["n"] < FEWEST_LAYOUTS and not options.few
+    )
+    if missed:
+        print(f"missed: at most {MOST_MEDIAN:.0%} over at least {FEWEST_LAYOUTS} layouts")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Measuring this machine from beginning to end."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from paceline.calibrating import measuring
+from paceline.calibrating.cases import recipes_of, shorts
+from paceline.calibrating.measuring import Rates, Timed
+from paceline.calibrating.weighing import About, weighed
+from paceline.core.hardware import Dtype
+from paceline.errors import UserError
+from paceline.estimate.calibration import Calibration
+from paceline.placement import device_kind, find_device
+from paceline.probe.inventory import inventory, local_cluster
+
+MOST_RANKS = 8
+Tell = Callable[[str], None]
+
+
+def calibrate(
+    names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
+) -> Calibration:
+    """Measure on 1, 2, 4, ... ranks (or on `ranks`) and weigh it; `tell` is told what happens.
+
+    Raises UserError for what is not here, SystemFaultError when a program fails.
+    """
+    found = inventory()
+    kind, notices = device_kind(device, found)
+    for notice in notices:
+        tell(notice)
+    recipes = recipes_of(names, kind)
+    most = found["cpu"]["usable_cores"] if kind == "cpu" else len(found["gpus"])
+    label = found["cpu"]["model"] if kind == "cpu" else found["gpus"][0]["name"]
+    known = find_device(label) if kind == "cuda" else None
+    entry = "cpu" if kind == "cpu" else (known.name if known else None)
+    if entry is None:
+        raise UserError(
+            label, "is not in the catalog of devices, so there are no rates to begin with"
+        )
+    native_bf16 = kind == "cuda" or bool(found["cpu"]["native_bf16"])
+    chosen: Dtype = dtype or ("bf16" if native_bf16 else "fp32")
+    rates: list[Rates] = []
+    timed: list[Timed] = []
+    for count in ranks or _counts(most):
+        threads = local_cluster(found, entry, None, count).threads_per_device
+        tell(
+            f"probes on {count} x {threads or 1} threads"
+            if kind == "cpu"
+            else f"probes on {count} GPUs"
+        )
+        rates.append(measuring.rates(sys.executable, kind, chosen, count, threads, recipes))
+        some = shorts(recipes, found, entry, chosen, count)
+        tell(f"{len(some)} short trainings of {measuring.STEPS} steps each")
+        timed += measuring.steps(sys.executable, some, count, threads)
+    about = About(
+        label, kind, entry, chosen, platform.node(), datetime.now(UTC).isoformat(timespec="seconds"),
+        rates[0].lines[0]["torch"], found["cpu"]["usable_cores"], found["memory_bytes"],
+    )  # fmt: skip
+    tell("weighing")
+    return weighed(about, rates, timed)
+
+
+def _counts(most: int) -> list[int]:
+    """1, 2, 4, ... up to what is here."""
+    return [
+        2**power for power in range(MOST_RANKS.bit_length()) if 2**power <= min(most, MOST_RANKS)
+    ]

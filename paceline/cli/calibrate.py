@@ -1,0 +1,130 @@
+"""`paceline calibrate`: what this machine reaches, so that estimates rest on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+
+if TYPE_CHECKING:
+    from paceline.estimate.calibration import Calibration
+
+
+def calibrate(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Recipes whose shapes are measured; default small ones.", metavar="[RECIPE]..."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="fp32, bf16 or fp16; default bf16 where the device computes in it."),
+    ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="Numbers of processes; default 1, 2, 4, ... up to what is here."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where the calibration is written, instead of the user's folder."
+        ),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine for `estimate`, `sweep` and `tune`: probes, and short trainings of 2 and 4 layers.
+
+    Takes about two minutes on an otherwise idle machine. The coefficients of the time model, as they come
+    with the package, are moved by what was measured; the file is found again by device and dtype.
+
+    Examples:
+
+      paceline calibrate
+
+      paceline calibrate tiny-llama gpt-1b3-tiny --device cpu --dtype fp32
+    """
+    from paceline.calibrating.here import calibrate as measure
+    from paceline.errors import UserError
+    from paceline.estimate.calibration import file_of
+    from paceline.rundir import write_value
+
+    if dtype not in (None, "fp32", "bf16", "fp16"):
+        raise UserError(f"--dtype {dtype}", "is not calibrated", allowed="fp32, bf16, fp16")
+    if device not in ("auto", "cpu", "cuda"):
+        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
+    counts = _counts(ranks)
+
+    def tell(what: str) -> None:
+        typer.echo(f"calibrate: {what}", err=True)
+
+    found = measure(recipes or (), device, dtype, tell, counts)  # type: ignore[arg-type]
+    path = out or file_of(found.device, found.dtype)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_value(path, found)
+    form = TableFormat.json if as_json else form
+    rows = [
+        step.model_dump(mode="json") | {"ratio": step.predicted_s / step.measured_s}
+        for step in found.steps
+    ]
+    document = found.model_dump(mode="json") | {"file": str(path)}
+    emit_table(rows, _columns(), form, document=document)
+    for line in _sentences(found):
+        typer.echo(line, err=form is not TableFormat.text)
+    typer.echo(f"written: {path}", err=True)
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    from paceline.errors import UserError
+
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
+        raise UserError(f"--ranks {text}", "is no list of numbers", allowed="1,2")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _columns() -> list[Column]:
+    from paceline.units import percent
+
+    return [
+        Column("recipe", "recipe"),
+        Column("layers", "layers", str, "right"),
+        Column("layout", "layout"),
+        Column("ranks", "ranks", str, "right"),
+        Column("threads", "threads", str, "right"),
+        Column("measured_s", "step", lambda v: f"{v:.4g} s", "right"),
+        Column("n", "n", str, "right"),
+        Column("spread", "spread", percent, "right"),
+        Column("predicted_s", "by the model", lambda v: f"{v:.4g} s", "right"),
+        Column("ratio", "ratio", lambda v: f"{v:.2f}", "right"),
+    ]
+
+
+def _sentences(found: Calibration) -> list[str]:
+    from paceline.units import si
+
+    lines = [
+        f"{one.ranks} x {one.threads} threads: products {si(one.flops_per_s, 'FLOP/s')}, copies "
+        f"{si(one.memory_bytes_per_s, 'B/s')}"
+        + (f", exchanges {si(one.link_bytes_per_s, 'B/s')}" if one.link_bytes_per_s else "")
+        + " each"
+        for one in found.placements
+    ]
+    lines.append(
+        f"{len(found.steps)} short trainings and {found.probes} probes of {found.device} in {found.dtype}"
+    )
+    if found.alike:
+        pairs = ", ".join(" and ".join(pair) for pair in found.alike)
+        lines.append(f"not told apart: {pairs}")
+    lines.append(f"left where they were: {', '.join(found.undetermined) or 'none'}")
+    return lines
