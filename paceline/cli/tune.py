@@ -3,107 +3,237 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli import model_options as model
+from paceline.cli import where as place
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import TableForm, TableFormat
+from paceline.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+
+if TYPE_CHECKING:
+    from paceline.core.tunes import TuneResult
+    from paceline.placement import Where
+    from paceline.tuning.running import Tuning, Wanted
+
+TRIALS = "Trials"
+T = TypeVar("T")
 
 
 def tune(
-    recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
-    ],
-    device: Annotated[str, typer.Option(help="A device of `paceline devices`, e.g. H100.")],
-    gpus: Annotated[int, typer.Option(min=1, help="Number of devices.")],
+    recipe: model.Recipe,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of devices in all; processes where they are CPUs."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What may be tried: 10m, 1h, `20 trials`."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, cpu or cuda; with --estimate-only a device of `paceline devices`."
+        ),
+    ] = None,
     estimate_only: Annotated[
         bool, typer.Option("--estimate-only", help="Rank by estimate; nothing runs.")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Layouts that are listed.")] = 50,
-    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
-    ] = None,
-    per_node: Annotated[int, typer.Option(min=1, help="Devices of a node.")] = 8,
-    intra: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Link inside a node, e.g. NVLink4.")
-    ] = None,
-    inter: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Network, e.g. InfiniBand-NDR.")
-    ] = None,
-    stack: Annotated[str, typer.Option(help="fused, torch or softmax.")] = "fused",
+    top: Annotated[int, typer.Option(min=1, help="Layouts that a ranking lists.")] = 50,
+    variant: model.Variant = None,
+    overrides: model.Overrides = None,
     most_tp: Annotated[int, typer.Option(min=1, help="Largest tensor-parallel size.")] = 8,
     most_cp: Annotated[int, typer.Option(min=1, help="Largest context-parallel size.")] = 16,
-    evidence: Annotated[
-        Path | None,
+    most_ep: Annotated[int, typer.Option(min=1, help="Largest expert-parallel size.")] = 64,
+    evidence: model.EvidenceFile = None,
+    per_node: model.PerNode = None,
+    intra: model.Intra = None,
+    inter: model.Inter = None,
+    stack: model.StackName = "fused",
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of a trial; default the recipe's.", rich_help_panel=TRIALS),
+    ] = None,
+    timeout: Annotated[
+        float | None,
         typer.Option(
-            metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+            min=0.001, metavar="SECONDS", help="Time limit of a trial.", rich_help_panel=TRIALS
         ),
     ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where the best layout goes as a recipe.", rich_help_panel=TRIALS
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the tuning; another name measures everything anew.",
+            rich_help_panel=TRIALS,
+        ),
+    ] = None,
+    oversubscribe: Annotated[
+        bool,
+        typer.Option(
+            "--oversubscribe",
+            help="Allow more processes than physical cores.",
+            rich_help_panel=TRIALS,
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what can be tried; run nothing.", rich_help_panel=TRIALS
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Run although the memory bound says it cannot fit.",
+            rich_help_panel=TRIALS,
+        ),
+    ] = False,
+    tag: Annotated[
+        str | None,
+        typer.Option(help="A name under which to find the runs.", rich_help_panel=TRIALS),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A cluster of the catalog, or a YAML file.", rich_help_panel=place.PANEL),
+    ] = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    bind: place.Bind = None,
+    ssh_config: place.SshConfig = None,
+    runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Rank every layout of a recipe by estimated step time, those that fit into memory first.
+    """Find the fastest layout of a recipe, by few runs or by estimate alone.
+
+    Layouts are ranked by the time model; the most promising one runs, the
+    model learns from it, and so on until no other layout can be expected to be
+    faster or the budget is spent. The best one is written as a recipe. The same
+    command goes on after Ctrl-C.
 
     Examples:
 
+      paceline tune tiny-llama --gpus 2 --budget 10m
+
+      paceline tune llama31-8b --gpus 8 --budget "20 trials" --steps 30 --write fast.yaml
+
       paceline tune llama31-405b --device H100 --gpus 16384 --estimate-only
 
-      paceline tune llama31-70b --device B200 --gpus 64 --estimate-only --top 5 --json
-
-    Layouts whose sizes do not divide are counted, those that would run out of memory with more than
-    even odds are pruned. This version ranks; trying the best ones is still to come, `paceline run
-    RECIPE --set layout.tp=...` does it one by one.
+    With --estimate-only layouts whose sizes do not divide are counted, those
+    that would run out of memory with more than even odds are pruned.
     """
     from paceline.errors import UserError
-    from paceline.estimate.evidence import read_evidence, shipped
-    from paceline.estimating import Question
+    from paceline.placement import Request
+    from paceline.rundir import runs_root
     from paceline.search.layouts import Space
-    from paceline.tuning import rank
+    from paceline.tuning.budget import ALLOWED, read_budget
+    from paceline.tuning.ranking import rank
+    from paceline.tuning.running import SCHEDULES, Wanted
 
-    if stack not in ("fused", "torch", "softmax"):
-        raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
-    if not estimate_only:
-        raise UserError("paceline tune", "runs nothing in this version",
-                        remedy="add --estimate-only to rank the layouts")  # fmt: skip
-    question = Question(
-        recipe, device, gpus, variant, tuple(overrides or ()), per_node, intra, inter, stack,  # type: ignore[arg-type]
-    )  # fmt: skip
-    space = Space(most_tp=most_tp, most_cp=most_cp)
-    found = rank(question, read_evidence(evidence) if evidence else shipped(), space, top)
     form = TableFormat.json if as_json else form
-    rows = [_row(one.model_dump(mode="json")) for one in found.layouts]
-    emit_table(rows, _COLUMNS, form, document=found.model_dump(mode="json"))
-    if form is TableFormat.text:
-        own = found.recipe_layout
-        typer.echo(
-            f"{found.n_layouts:,} layouts estimated, {found.n_infeasible:,} cannot run, "
-            f"{found.n_pruned:,} {found.bound}",
-            err=True,
-        )
-        told = f"{own.label}: {own.step_time_s:.4g} s" if own else "does not divide the devices"
-        typer.echo(f"the recipe's own layout: {told}", err=True)
+    if estimate_only:
+        from paceline.cli.tune_table import print_ranking
+
+        question = model.question(
+            recipe, _given(device, "--device"), _given(gpus, "--gpus"), stack, variant=variant,
+            overrides=overrides, per_node=per_node, intra=intra, inter=inter,
+        )  # fmt: skip
+        space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
+        print_ranking(rank(question, model.evidence_of(evidence, question), space, top), form)
+        return
+    if budget is None:
+        raise UserError("paceline tune", "has no --budget", allowed=ALLOWED,
+                        remedy="or --estimate-only, which runs nothing")  # fmt: skip
+    if device not in (None, "auto", "cpu", "cuda"):
+        raise UserError(f"--device {device}", "is no place to run on", allowed="auto, cpu, cuda",
+                        remedy="--estimate-only ranks layouts for devices that are not here")  # fmt: skip
+    there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    devices = None if cluster else _per_host(_given(gpus, "--gpus"), there)
+    request = Request(
+        recipe, variant, tuple(overrides or ()), devices, device or "auto", cluster, timeout,
+        force, there, runs_dir,
+    )  # fmt: skip
+    space = Space(most_tp=most_tp, most_cp=most_cp, schedules=SCHEDULES)
+    wanted = Wanted(request, read_budget(budget), space, steps, name, write, oversubscribe, tag)
+    raise typer.Exit(_tune(wanted, runs_root(runs_dir), form, evidence, dry_run, top))
 
 
-def _row(one: dict[str, Any]) -> dict[str, Any]:
-    layout = one.pop("layout")
-    return {**one, **{key: layout[key] for key in ("micro_batch", "recompute")}}
+def _given(value: T | None, option: str) -> T:
+    if value is None:
+        raise typer.BadParameter("is needed", param_hint=option)
+    return value
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.4g}"
+def _per_host(gpus: int, there: Where) -> int:
+    """Devices of every host."""
+    from paceline.errors import UserError
+
+    nodes = there.nodes or len(there.hosts) or 1
+    if gpus % nodes:
+        raise UserError(f"--gpus {gpus}", f"is no multiple of the {nodes} hosts")
+    return gpus // nodes
 
 
-_COLUMNS = [
-    Column("label", "layout"),
-    Column("micro_batch", "micro-batch", justify="right"),
-    Column("recompute", "recompute"),
-    Column("step_time_s", "step s", _seconds, "right"),
-    Column("low_s", "low", _seconds, "right"),
-    Column("high_s", "high", _seconds, "right"),
-    Column("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
-    Column("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
-    Column("fits", "fits", lambda value: "yes" if value else "no"),
-]
+def _tune(
+    wanted: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
+) -> int:
+    from paceline.cli.tune_table import print_tuning, tune_display
+    from paceline.flow import command_line
+    from paceline.tuning.running import headline, new_tuning
+
+    coefficients = model.evidence_of(evidence) if evidence else None
+    tuning = new_tuning(wanted, coefficients, root, command_line())
+    _announce(tuning, headline(tuning))
+    if dry_run:
+        print_tuning(tuning.told(), form)
+        return EXIT_OK
+    with tune_display(tuning.runs.order) as display:
+        result = tuning.run(display)
+    print_tuning(result, form)
+    return exit_code(result)
+
+
+def exit_code(result: TuneResult) -> int:
+    """0 when there is a best layout; layouts without memory, time or a finite loss are part of that."""
+    if result.stop == "interrupted":
+        return EXIT_INCOMPLETE
+    if result.best is not None:
+        return EXIT_OK
+    statuses = {row.status for row in result.rows}
+    if statuses <= {"refused"}:
+        return EXIT_BAD_INPUT
+    return EXIT_INCOMPLETE if statuses <= {"refused", "incomplete"} else EXIT_SYSTEM_FAULT
+
+
+def _announce(tuning: Tuning, told: str) -> None:
+    """What can be tried, on standard error, before anything starts."""
+    from paceline.cli.progress import run_headline
+
+    found = tuning.search.candidates
+    typer.echo(run_headline(found.spec), err=True)
+    typer.echo(told, err=True)
+    notes = [*found.notices]
+    notes += (
+        ["the time model knows no rates here: layouts are told apart by their runs alone"]
+        if found.x is None
+        else []
+    )
+    notes += (
+        ["more processes than physical cores: times say little of a machine that has them"]
+        if tuning.oversubscribed
+        else []
+    )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from paceline.core.layout import Layout, Recompute
+from paceline.core.layout import Layout, Recompute, Schedule
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.shape import Shape
 
@@ -23,9 +23,13 @@ class Space:
     most_tp: int = 8
     """Tensor parallelism inside the fast domain, the usual bound."""
     most_cp: int = 16
+    most_ep: int = 64
+    """Of models with experts."""
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     zero_stages: tuple[Zero, ...] = (0, 1, 2, 3)
     recompute: tuple[Recompute, ...] = ("none", "selective", "full")
+    schedules: tuple[Schedule, ...] = ("1f1b",)
+    """Of pipelines with one chunk a rank; with several chunks 1f1b, which is then interleaved."""
 
 
 def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
@@ -34,16 +38,21 @@ def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
     Stages are those into which the layers, or the layers with embedding and head, can be cut;
     sequence parallelism goes with tensor parallelism, the interleaved schedule with several chunks.
     """
-    axes = product(_powers(space.most_tp), _stages(shape, devices), _powers(space.most_cp))
-    for tp, (pp, vp), cp in axes:
+    experts = shape.num_experts if shape.kind == "decoder" else 1
+    axes = product(
+        _powers(space.most_tp), _stages(shape, devices), _powers(space.most_cp),
+        _powers(min(space.most_ep, experts)),
+    )  # fmt: skip
+    for tp, (pp, vp), cp, ep in axes:
         if devices % (tp * pp * cp):
             continue
-        for micro, zero, recompute in product(
-            space.micro_batches, space.zero_stages, space.recompute
+        schedules = space.schedules if pp > 1 and vp == 1 else ("1f1b",)
+        for micro, zero, recompute, schedule in product(
+            space.micro_batches, space.zero_stages, space.recompute, schedules
         ):
             yield Layout(
-                tp=tp, pp=pp, cp=cp, vp=vp, zero_stage=zero, micro_batch=micro,
-                recompute=recompute, sequence_parallel=tp > 1 and shape.kind == "decoder",
+                tp=tp, pp=pp, cp=cp, vp=vp, ep=ep, zero_stage=zero, micro_batch=micro,
+                recompute=recompute, schedule=schedule, sequence_parallel=tp > 1 and shape.kind == "decoder",
             )  # fmt: skip
 
 
@@ -53,11 +62,12 @@ def feasible(
     """The candidates that can run, and how many cannot."""
     found: list[Layout] = []
     refused = 0
-    fits: dict[tuple[int, ...], bool] = {}
+    fits: dict[tuple[int | str, ...], bool] = {}
     for layout in candidates(shape, devices, space):
         # Whether sizes divide does not depend on recomputation, and rules on few of the axes.
         key = (
             layout.tp, layout.pp, layout.cp, layout.vp, layout.micro_batch, layout.zero_stage,
+            layout.schedule, layout.ep,
         )  # fmt: skip
         if key not in fits:
             micro_batches = layout.num_microbatches(devices, global_batch)

@@ -80,7 +80,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         raise UserError(here.device.name, "has no memory size in the catalog")
     training, case = spec.training, case_of(spec, here, question.stack, question.compiled)
     layouts, refused = feasible(
-        spec.model, spec.world_size, training.global_batch, training.seq_len, space
+        spec.model, spec.world_size, training.global_batch, training.seq_len, worth(space, case)
     )
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
@@ -105,6 +105,13 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         recipe_layout=_told(own, [0], evidence, spec.world_size)[0] if own else None,
         evidence=evidence.title,
     )
+
+
+def worth(space: Space, case: Case) -> Space:
+    """The space without selective recomputation where a stack keeps no scores to compute again."""
+    if not (case.flash and case.stack == "fused"):
+        return space
+    return replace(space, recompute=tuple(one for one in space.recompute if one != "selective"))
 
 
 def _estimated(

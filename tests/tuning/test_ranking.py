@@ -10,7 +10,7 @@ from paceline.errors import UserError
 from paceline.estimate.evidence import shipped
 from paceline.estimating import Question, estimate
 from paceline.search.layouts import Space
-from paceline.tuning import LIKELY, Ranking, rank
+from paceline.tuning.ranking import LIKELY, Ranking, rank
 
 QUESTION = Question("llama31-70b", "H100-SXM", 64)
 SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"))

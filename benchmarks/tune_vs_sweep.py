@@ -1,0 +1,240 @@
+"""`paceline tune` against an exhaustive sweep of the same layouts, and against random search.
+
+    python benchmarks/tune_vs_sweep.py [--parts sweep,replay,again] [--rounds 10] [--quick]
+
+sweep: every layout of a tiny model on two processes (at least 60 that can run), the trainer's own steps, all
+       layouts in turn in one world; written to results/layout_sweep.json.
+replay: 20 tunings and 20 random searches on the recorded sweep, each with a quarter of its runs. A
+       run is the median of half of a layout's recorded rounds, drawn anew for each replay; random search
+       takes the layouts in another order each time and, like the tuning, knows nothing beforehand.
+again: the layouts that the tunings chose and the sweep's winner, as runs of `paceline`, five times in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _result import FOLDER, Surroundings, keep
+from _worlds import start
+
+from paceline.core.compare.equivalence import student_t
+from paceline.core.layout import Layout
+from paceline.core.over_time.grouped import has_figure
+from paceline.engines import native
+from paceline.placement import Request
+from paceline.search.layouts import Space
+from paceline.sweeping.planning import Choice, Sweep
+from paceline.sweeping.running import run_sweep
+from paceline.sweeping.trials import Trial
+from paceline.tuning.budget import Budget
+from paceline.tuning.candidates import Candidates, candidates
+from paceline.tuning.learning import Learner
+from paceline.tuning.running import SCHEDULES
+from paceline.tuning.telling import label
+from paceline.tuning.trying import Outcome, begin, go_on
+
+RANKS, REPLAYS, AGAIN = 2, 20, 5
+MARGIN = 0.03
+SETTINGS = (
+    "data.source=synthetic", "seq_len=128", "global_batch=8", "layout.micro_batch=1", "dtype=fp32",
+    "memory_parts=false",
+)  # fmt: skip
+SPACE = Space(
+    micro_batches=(1, 2, 4), zero_stages=(0, 1, 3), recompute=("none", "full"), schedules=SCHEDULES
+)
+STEPS_OF_A_TURN = 3
+SWEEP = "layout_sweep"
+
+
+def question(steps: int = 40) -> Candidates:
+    """The layouts, by the code that `paceline tune` asks."""
+    request = Request("tiny-llama", None, (*SETTINGS, f"steps={steps}"), RANKS, "cpu")
+    return candidates(request, None, SPACE)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The sweep: seconds of every layout in each round."""
+
+    layouts: list[Layout]
+    seconds: np.ndarray[Any, np.dtype[np.float64]]
+
+    @property
+    def truth(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The time of each layout: the median of all rounds."""
+        return np.median(self.seconds, axis=1)
+
+    def regret(self, row: int) -> float:
+        """How much slower than the sweep's winner."""
+        return float(self.truth[row] / self.truth.min()) - 1
+
+    def draw(self, row: int, random: np.random.Generator) -> float:
+        """A run: the median of half of the rounds."""
+        rounds = self.seconds.shape[1]
+        return float(
+            np.median(random.choice(self.seconds[row], max(1, rounds // 2), replace=False))
+        )
+
+
+def sweep(found: Candidates, rounds: int) -> Recorded:
+    """Measure all layouts."""
+    specs = [found.spec.model_copy(update={"layout": one}) for one in found.layouts]
+    asked = {
+        "layouts": [native.settings(spec) for spec in specs], "rounds": rounds,
+        "steps": STEPS_OF_A_TURN, "threads": found.spec.cluster.threads_per_device,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        ranks = start("_sweep_ranks.py", RANKS, asked, Path(name))
+    return Recorded(list(found.layouts), np.array(ranks).max(axis=0))
+
+
+def recorded() -> Recorded:
+    """The sweep of before."""
+    rows = json.loads((FOLDER / f"{SWEEP}.json").read_text())["rows"]
+    layouts = [Layout.model_validate(row["layout"]) for row in rows]
+    return Recorded(layouts, np.array([row["rounds_s"] for row in rows]))
+
+
+def replays(found: Candidates, world: Recorded) -> dict[str, Any]:
+    """Tunings and random searches on the recorded sweep."""
+    budget = len(world.layouts) // 4
+    rows = {layout: row for row, layout in enumerate(world.layouts)}
+    tuned: list[dict[str, Any]] = []
+    for seed in range(REPLAYS):
+        random = np.random.default_rng(seed)
+
+        def measure(row: int, random: np.random.Generator = random) -> Outcome:
+            return Outcome("ok", world.draw(rows[found.layouts[row]], random), 1.0)
+
+        search = begin(found, Learner(found))
+        go_on(search, measure, Budget(runs=budget))
+        assert search.best is not None
+        row = rows[found.layouts[search.best]]
+        runs = len(search.took_s)
+        tuned.append({"row": row, "runs": runs, "layouts": len(search.tried), "stop": search.stop,
+                      "regret": world.regret(row), "random": _random(world, budget, seed)})  # fmt: skip
+        print(f"replay {seed}: {runs} runs of {len(search.tried)} layouts ({search.stop}), "
+              f"{tuned[-1]['regret']:.1%} slower than the best; random search {tuned[-1]['random']:.1%}")  # fmt: skip
+    return {"budget": budget, "of": len(world.layouts), "replays": tuned, **_compared(tuned)}
+
+
+def _random(world: Recorded, runs: int, seed: int) -> float:
+    """How far the best of so many layouts drawn at random is from the winner."""
+    random = np.random.default_rng(1000 + seed)
+    rows = random.choice(len(world.layouts), runs, replace=False)
+    return world.regret(min(rows.tolist(), key=lambda row: world.draw(row, random)))
+
+
+def _compared(tuned: list[dict[str, Any]]) -> dict[str, Any]:
+    ours, others = (np.array([one[name] for one in tuned]) for name in ("regret", "random"))
+    random = np.random.default_rng(0)
+    picks = random.integers(0, len(ours), (10_000, len(ours)))
+    low, high = np.quantile((others - ours)[picks].mean(axis=1), (0.025, 0.975))
+    return {
+        "mean_regret": float(ours.mean()), "mean_regret_random": float(others.mean()),
+        "difference": float((others - ours).mean()), "difference_95": [float(low), float(high)],
+        "better": int((ours < others).sum()), "level": int((ours == others).sum()),
+        "worse": int((ours > others).sum()),
+    }  # fmt: skip
+
+
+class Silent:
+    """An observer of runs that only names them."""
+
+    @contextmanager
+    def running(self, trial: Trial, repeat: int):
+        print(f"run {repeat} of {trial.choice.settings['layout']}")
+        yield lambda progress: None
+
+    def ended(self, trial: Trial, row: Any) -> None:
+        """Nothing to tell."""
+
+    def lost(self, part: Any, why: str) -> None:
+        """Nothing to tell."""
+
+
+def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, Any]]:
+    """Chosen layouts and the winner as runs, in turn; the ratio of their times with its 95 % interval."""
+    found = question()
+    layouts = list(dict.fromkeys([winner, *chosen]))
+    rows = [found.layouts.index(one) for one in layouts]
+    choices = tuple(
+        Choice({"layout": label(one, RANKS)}, one, found.plan(row))
+        for one, row in zip(layouts, rows, strict=True)
+    )
+    trials = [Trial(choice, number) for number, choice in enumerate(choices, start=1)]
+    with tempfile.TemporaryDirectory() as name:
+        run_sweep(Sweep("again", "tiny-llama", None, (), choices, repeats), trials, Path(name),
+                  ["paceline", "tune"], Silent())  # fmt: skip
+        times = [
+            [r.metrics["step_time_s"].value for r in t.results if has_figure(r)] for t in trials
+        ]
+    return [_ratio(label(one, RANKS), times[i], times[0]) for i, one in enumerate(layouts)]
+
+
+def _ratio(name: str, ours: list[Any], best: list[Any]) -> dict[str, Any]:
+    n = min(len(ours), len(best))
+    logs = np.log(np.array(ours[:n], dtype=float) / np.array(best[:n], dtype=float))
+    half = student_t(0.975, n - 1) * logs.std(ddof=1) / n**0.5 if n > 1 else float("nan")
+    low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
+    return {"layout": name, "step_times_s": ours, "ratio": float(middle), "low": float(low),
+            "high": float(high), "within_3_percent": bool(middle <= 1 + MARGIN)}  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print and keep the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--parts", default="sweep,replay,again")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds and repeats; nothing is written"
+    )
+    chosen = parser.parse_args()
+    parts, around = chosen.parts.split(","), Surroundings()
+    found = question()
+    print(f"{len(found.layouts)} layouts can run, {found.num_infeasible} cannot")
+    world = sweep(found, 2 if chosen.quick else chosen.rounds) if "sweep" in parts else recorded()
+    if "sweep" in parts and not chosen.quick:
+        _keep_sweep(found, world, around)
+    winner = world.layouts[int(world.truth.argmin())]
+    print(f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
+          f"slowest {world.truth.max():.4f} s")  # fmt: skip
+    content: dict[str, Any] = {}
+    if "replay" in parts:
+        content = replays(found, world)
+        print({name: value for name, value in content.items() if name != "replays"})
+    if "again" in parts and content:
+        picked = [world.layouts[one["row"]] for one in content["replays"]]
+        common = sorted(set(picked), key=lambda one: -picked.count(one))[:3]
+        content["again"] = again(common, winner, 2 if chosen.quick else AGAIN)
+        for row in content["again"]:
+            print(
+                f"{row['layout']}: {row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})"
+            )
+    if content and not chosen.quick:
+        keep("tune_vs_sweep", "share slower than the sweep's winner", around, **content)
+    return 0
+
+
+def _keep_sweep(found: Candidates, world: Recorded, around: Surroundings) -> None:
+    rows = [
+        {"layout": layout.model_dump(mode="json"), "label": label(layout, RANKS),
+         "step_time_s": float(np.median(times)), "rounds_s": times.tolist()}
+        for layout, times in zip(world.layouts, world.seconds, strict=True)
+    ]  # fmt: skip
+    keep(SWEEP, "s a step", around, settings=SETTINGS, ranks=RANKS, n_layouts=len(rows),
+         n_infeasible=found.num_infeasible, rows=rows)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The tables of a tuning, and its progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
+
+if TYPE_CHECKING:
+    from paceline.core.sweeps import SweepRow
+    from paceline.core.tunes import TuneResult, TuneRow
+    from paceline.flow import Progress, Watcher
+    from paceline.parts.part import Part
+    from paceline.sweeping.trials import Trial
+    from paceline.tuning.ranking import Ranking
+
+
+def print_ranking(found: Ranking, form: TableFormat) -> None:
+    """All layouts by estimate; for people the counts below."""
+    rows = [_ranked(one.model_dump(mode="json")) for one in found.layouts]
+    emit_table(rows, _RANKED, form, document=found.model_dump(mode="json"))
+    if form is not TableFormat.text:
+        return
+    typer.echo(
+        f"{found.n_layouts:,} layouts estimated, {found.n_infeasible:,} cannot run, "
+        f"{found.n_pruned:,} {found.bound}",
+        err=True,
+    )
+    own = found.recipe_layout
+    told = f"{own.label}: {own.step_time_s:.4g} s" if own else "does not divide the devices"
+    typer.echo(f"the recipe's own layout: {told}", err=True)
+
+
+def print_tuning(result: TuneResult, form: TableFormat) -> None:
+    """The layouts that were tried; for people what was learned below."""
+    document = result.model_dump(mode="json")
+    emit_table([_tried(row) for row in result.rows], _TRIED, form, document=document)
+    if form is TableFormat.json:
+        return
+    told = [*result.sentences]
+    told += [f"the best layout as a recipe: {result.recipe_file}"] if result.recipe_file else []
+    told += [f"not all has run: {result.go_on}"] if result.go_on else []
+    for line in told:
+        typer.echo(line if form is TableFormat.text else f"- {line}", err=form is TableFormat.csv)
+
+
+def _ranked(one: dict[str, Any]) -> dict[str, Any]:
+    layout = one.pop("layout")
+    return {**one, **{key: layout[key] for key in ("micro_batch", "recompute")}}
+
+
+def _tried(row: TuneRow) -> dict[str, Any]:
+    """A row in base units, with its notes."""
+    said = ["best"] if row.best else ["level with the best"] if row.level else []
+    said += ["the recipe's own"] if row.own else []
+    why = [] if row.status == "ok" else [": ".join(filter(None, (row.status, row.reason)))]
+    return {
+        **row.model_dump(exclude={"layout", "before", "expected", "after", "runs"}, mode="json"),
+        "before_s": row.before.step_time_s, "expected_s": row.expected.step_time_s,
+        "expected_low_s": row.expected.low_s, "expected_high_s": row.expected.high_s,
+        "after_s": row.after.step_time_s, "prediction_error": row.prediction_error,
+        "runs": " ".join(row.runs), "notes": ", ".join([*why, *said]),
+    }  # fmt: skip
+
+
+@dataclass
+class TuneLines:
+    """Progress as lines on standard error, for a file or a pipe."""
+
+    _told: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
+        """What runs and what is expected of it."""
+        from paceline.core.sweeps import label
+
+        again = f", run {repeat}" if repeat > 1 else ""
+        hoped = trial.choice.prediction
+        told = (
+            f": {_seconds(hoped.step_time_s)} s expected ({_seconds(hoped.low_s)} to "
+            f"{_seconds(hoped.high_s)})"
+            if hoped and repeat == 1
+            else ""
+        )
+        typer.echo(f"{trial.number}  {label(trial.choice.settings)}{again}{told}", err=True)
+
+        def watch(progress: Progress) -> None:
+            if progress.step is not None and time.monotonic() - self._told >= LINE_EVERY_S:
+                self._told = time.monotonic()
+                typer.echo(f"  step {progress.step.index} of {progress.total_steps}", err=True)
+
+        yield watch
+
+    def ended(self, trial: Trial, row: SweepRow) -> None:
+        """How the layout stands now."""
+        from paceline.report.sweep import notes
+
+        speed = f"{_seconds(row.step_time_s or 0.0)} s, {row.tokens_per_s or 0.0:,.0f} tokens/s"
+        typer.echo(f"  {speed if row.ok else notes(row)}", err=True)
+
+    def lost(self, part: Part, why: str) -> None:
+        """The hosts are not whole any more."""
+        typer.echo(f"nothing more runs on {part.name}: {why}", err=True)
+
+
+@contextmanager
+def tune_display(order: list[Trial]) -> Iterator[TuneLines | LiveTable]:
+    """Who is told how a tuning goes on; `order` are its layouts, to which every try adds one."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield TuneLines()
+        return
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+        yield LiveTable(order, live, console.height)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.4g}"
+
+
+_RANKED = [
+    Column("label", "layout"),
+    Column("micro_batch", "micro-batch", justify="right"),
+    Column("recompute", "recompute"),
+    Column("step_time_s", "step s", _seconds, "right"),
+    Column("low_s", "low", _seconds, "right"),
+    Column("high_s", "high", _seconds, "right"),
+    Column("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
+    Column("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
+    Column("fits", "fits", lambda value: "yes" if value else "no"),
+]
+_TRIED = [
+    Column("number", "", justify="right"),
+    Column("label", "layout"),
+    Column("step_time_s", "s/iteration", _seconds, "right"),
+    Column("num_runs", "runs", justify="right"),
+    Column("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}", "right"),
+    Column("before_s", "expected at first", _seconds, "right"),
+    Column("expected_s", "before its run", _seconds, "right"),
+    Column("after_s", "at the end", _seconds, "right"),
+    Column("notes", "notes", wraps=True),
+]

@@ -1,0 +1,73 @@
+"""What can be tried: everything that the trainer runs, nothing that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.engines import engine
+from paceline.placement import Request
+from paceline.probe import inventory
+from paceline.search.layouts import Space
+from paceline.tuning import candidates
+from paceline.tuning.running import SCHEDULES
+
+SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDULES)
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: None)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def found(*overrides: str, recipe: str = "tiny-llama") -> candidates.Candidates:
+    return candidates.candidates(Request(recipe, None, overrides, 2, "cpu"), None, SPACE)
+
+
+def test_all_of_them_can_be_planned_and_run():
+    here = found()
+    kinds = {(one.tp, one.pp, one.cp, one.vp, one.schedule) for one in here.layouts}
+    assert {(2, 1, 1, 1, "1f1b"), (1, 1, 2, 1, "1f1b"), (1, 2, 1, 2, "1f1b"),
+            (1, 2, 1, 1, "gpipe"), (1, 2, 1, 1, "zero-bubble")} <= kinds  # fmt: skip
+    trainer = engine(here.spec.engine)
+    for row, layout in enumerate(here.layouts):
+        spec = here.spec.model_copy(update={"layout": layout})
+        assert trainer.unsupported(spec) == []
+        if row % 9 == 0:
+            plan = here.plan(row)
+            assert plan.spec.layout == layout and plan.spec.key == spec.key
+
+
+def test_no_layout_comes_twice_and_zero_needs_copies_to_spread():
+    here = found()
+    assert len(set(here.layouts)) == len(here.layouts)
+    assert all(one.zero_stage == 0 for one in here.layouts if one.tp == 2 or one.pp == 2)
+
+
+def test_the_recipes_own_layout_is_one_of_them():
+    here = found("layout.cp=2", "layout.cp_exchange=ring")
+    assert here.own is not None and here.layouts[here.own].cp_exchange == "ring"
+    assert found("layout.micro_batch=5").own is None
+
+
+def test_layouts_are_compared_at_the_whole_batch():
+    here = found(recipe="gpt-1b3-tiny")
+    assert here.spec.training.ramp_up is None and any("ramp-up" in one for one in here.notices)
+
+
+def test_settings_give_back_the_layout():
+    layout = Layout(tp=2, zero_stage=3, dp_shard=2, recompute="full", sequence_parallel=True)
+    request = candidates.with_layout(Request("tiny-llama"), layout)
+    from paceline.recipe import load_recipe
+
+    assert load_recipe("tiny-llama", None, request.overrides).layout == layout
+
+
+def test_without_rates_every_layout_is_alike():
+    here = found()
+    assert here.x is None and np.unique(here.seconds).tolist() == [1.0] and not here.p_oom.any()
