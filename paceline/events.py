@@ -1,7 +1,7 @@
 """The trainer's event lines: one JSON object a line, one file a rank.
 
 Schema 1. A `start` line when training begins, a `step` line per optimizer step, a `memory` line
-about the step that was watched for it, an `end` line with the status. A run that was killed has no
+about the step that was watched for it, an `eval` line per evaluation, an `end` line with the status. A run that was killed has no
 `end` line and at most one torn last line.
 """
 
@@ -143,6 +143,25 @@ class MemoryEvent(Value):
     """Peaks by kind: allocated, reserved, device_used, resident, tracked."""
 
 
+class EvalEvent(Value):
+    """One evaluation on held-out samples; every rank tells the same loss."""
+
+    event: Literal["eval"] = "eval"
+    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+    """The last step before it."""
+    samples: NonNegativeInt
+    """Samples that the training has seen, over all ranks."""
+    num_samples: NonNegativeInt
+    """Held-out samples that it went over."""
+    loss: float | None
+    """Mean over their targets; None where it is no finite number."""
+    target: float | None = None
+    reached: bool
+    """Whether the loss is not above the target; False without one, and on random samples."""
+    eval_time_s: NonNegativeFloat
+    """Not part of any step."""
+
+
 class EndEvent(Value):
     """The last line of a rank that ended on its own terms."""
 
@@ -151,9 +170,11 @@ class EndEvent(Value):
     reason: str | None
     steps: NonNegativeInt
     time_unix: float
+    reached: bool | None = None
+    """Whether an evaluation reached the target, which ends a training; None without a target."""
 
 
-Event = StartEvent | StepEvent | MemoryEvent | EndEvent
+Event = StartEvent | StepEvent | MemoryEvent | EvalEvent | EndEvent
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
@@ -223,6 +244,7 @@ class RankLog:
     """The last one, if its memory was watched."""
     tracked: StepEvent | None = None
     """The step that was watched for it."""
+    evaluations: tuple[EvalEvent, ...] = ()
 
 
 def read_rank(lines: Iterable[str]) -> RankLog:
@@ -232,6 +254,7 @@ def read_rank(lines: Iterable[str]) -> RankLog:
     memory: MemoryEvent | None = None
     tracked: StepEvent | None = None
     found: list[Step] = []
+    evaluations: list[EvalEvent] = []
     unread = Unread()
     for event in read_events(lines, unread):
         if isinstance(event, StartEvent):
@@ -240,10 +263,12 @@ def read_rank(lines: Iterable[str]) -> RankLog:
             end = event
         elif isinstance(event, MemoryEvent):
             memory = event
+        elif isinstance(event, EvalEvent):
+            evaluations.append(event)
         else:
             tracked = event if event.tracked else tracked
             found.append(to_step(event))
-    return RankLog(start, tuple(found), end, unread, memory, tracked)
+    return RankLog(start, tuple(found), end, unread, memory, tracked, tuple(evaluations))
 
 
 def to_step(event: StepEvent) -> Step:

@@ -14,7 +14,8 @@ from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
-from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase
+from paceline.core.quality import MlperfLog
+from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase, log_problem
 from paceline.core.scaling.result import ScalingKind
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import Value
@@ -92,6 +93,8 @@ class Recipe(Value):
     memory_parts: bool = True
     """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
     checkpoint: Checkpointing = Checkpointing()
+    mlperf: MlperfLog | None = None
+    """Labels of the MLPerf log that the run writes; None writes none."""
     references: tuple[str, ...] = ()
     """Reference tables or rows by id."""
     variants: dict[str, dict[str, Any]] = {}
@@ -101,6 +104,13 @@ class Recipe(Value):
     def _known_convention(self) -> Self:
         if self.flops_convention not in CONVENTIONS:
             raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _log_has_evaluations(self) -> Self:
+        problem = log_problem(self.training, self.mlperf)
+        if problem:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -230,6 +240,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
         memory_limit_bytes=recipe.memory_limit_bytes,
         memory_parts=recipe.memory_parts,
         checkpoint=recipe.checkpoint,
+        mlperf=recipe.mlperf,
         references=recipe.references,
     )
 

@@ -18,6 +18,7 @@ from pydantic import (
 
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
+from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LrSchedule, RampUp
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import Value
@@ -32,6 +33,10 @@ UNLIKE_A_SETTING = (
     "name", "device_label", "device_memory_bytes", "launcher", "hosts", "interface", "ssh", "slurm",
 )  # fmt: skip
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
+NEWER = ("evaluation", "initial_weights")
+"""Fields of the training that older keys know nothing of: without a value they change no key."""
+NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
+"""The same of the model."""
 
 
 class TrainingBase(Value):
@@ -56,6 +61,10 @@ class TrainingBase(Value):
     """Length of the whole training for which days are computed."""
     ramp_up: RampUp | None = None
     """A smaller batch at first; None trains all steps with the whole one."""
+    evaluation: Evaluation | None = None
+    """None trains all steps and looks at nothing else."""
+    initial_weights: str | None = None
+    """A checkpoint, or a run whose latest one is meant, to take the model's weights from, and no more."""
 
     @model_validator(mode="after")
     def _rate_can_fall(self) -> Self:
@@ -131,7 +140,16 @@ class RunSpec(Value):
     memory_parts: bool = True
     """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
     checkpoint: Checkpointing = Checkpointing()
+    mlperf: MlperfLog | None = None
+    """Labels of the MLPerf log that the run writes; None writes none."""
     references: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _log_has_evaluations(self) -> Self:
+        problem = log_problem(self.training, self.mlperf)
+        if problem:
+            raise ValueError(problem)
+        return self
 
     @property
     def world_size(self) -> int:
@@ -153,13 +171,28 @@ class RunSpec(Value):
     def key(self) -> str:
         """Eight hexadecimal digits of the content: what runs, not what it is called."""
         labels = {
-            "recipe", "variant", "references", "time_limit_s", "hang_limit_s", "memory_parts",
+            "recipe", "variant", "references", "time_limit_s", "hang_limit_s", "memory_parts", "mlperf",
         }  # fmt: skip
         content = self.model_dump(mode="json", exclude=labels)
+        for name in NEWER:
+            if content["training"][name] is None:
+                content["training"].pop(name)
+        for name, usual in NEWER_SIZES.items():
+            if content["model"].get(name) == usual:
+                content["model"].pop(name)
         for name in UNLIKE_A_SETTING:
             content["cluster"].pop(name)
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
+    """Why a training cannot write the log that it is asked for; None when it can."""
+    if mlperf is not None and training.evaluation is None:
+        return (
+            "mlperf needs training.evaluation: a benchmark ends when an evaluation is good enough"
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
 from paceline.core.logs.logged import Dialect
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import NEWER_SIZES, Job, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.core.steps import Step
 from paceline.engines.reading import native_lines, native_log
@@ -43,9 +43,28 @@ def unsupported(spec: RunSpec) -> list[str]:
         problems.append(
             f"{spec.training.dtype} on a CPU is emulated, many times slower than bf16 or fp32"
         )
+    if spec.model.kind == "decoder" and spec.model.num_experts > 1:
+        problems.append(
+            "model.num_experts > 1 is not in this trainer: models with experts are estimated, parsed and "
+            "launched through other engines"
+        )
+    problems += _evaluation_problems(spec)
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
     )
+
+
+def _evaluation_problems(spec: RunSpec) -> list[str]:
+    """What contradicts itself in how the run is evaluated and logged."""
+    problems: list[str] = []
+    evaluation = spec.training.evaluation
+    if evaluation and evaluation.path and spec.data.path is None:
+        problems.append(
+            f"training.evaluation.path is a file like data.path, and source {spec.data.source} has none"
+        )
+    if spec.mlperf and spec.checkpoint.resume:
+        problems.append("checkpoint.resume: a run that mlperf times is whole or it is none")
+    return problems
 
 
 def _latent_problems(spec: RunSpec) -> list[str]:
@@ -132,7 +151,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 def settings(spec: RunSpec) -> dict[str, Any]:
     """The resolved JSON that the trainer reads, schema 1."""
-    model = spec.model.model_dump(mode="json")
+    model = spec.model.model_dump(mode="json", exclude=set(NEWER_SIZES))
     ramp_up = spec.training.ramp_up
     model["padded_vocab"] = spec.model.padded_vocab(spec.layout.tp)
     return {
@@ -158,6 +177,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "memory_limit_bytes": spec.memory_limit_bytes,
         "memory_parts": spec.memory_parts,
         "checkpoint": spec.checkpoint.model_dump(mode="json"),
+        "mlperf": spec.mlperf.model_dump(mode="json") if spec.mlperf else None,
         "expected_parameters": spec.num_parameters,
         "expected_trainable": trainable_parameters(spec.model, spec.lora, spec.layout.tp),
         "events": "steps",

@@ -43,6 +43,7 @@ from mesh import Mesh, World
 from optim import LossScaler, held_by
 from outcome import CheckpointError
 from parallel import Replica
+from randomness import random_states, restore_random
 from tensor import placement
 
 SCHEMA = 1
@@ -50,6 +51,8 @@ FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"
 KEPT = 2
 """Older checkpoints are deleted."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+WEIGHTS = "weights/"
+RESUME = "checkpoint.resume"
 SLOWEST_WRITE = timedelta(hours=6)
 """How long a rank waits for the others' files."""
 REMEDIES = {
@@ -106,13 +109,10 @@ class Checkpoints:
         with self.paused():
             folder, state = self._agreed(Path(resume))
             make_state(self.optimizer)
+            reader = FileSystemReader(folder)
             try:
-                load(
-                    tensors(self.replica, self.optimizer, mine=False),
-                    storage_reader=FileSystemReader(folder),
-                    process_group=self._group,
-                    no_dist=self._group is None,
-                )
+                self._load(tensors(self.replica, self.optimizer, mine=False), reader)
+                self._resume_random(reader, state)
             except CheckpointException as error:
                 raise ConfigError(
                     f"{told(folder)}: is broken: {cause(error)}; go on from another checkpoint"
@@ -120,6 +120,10 @@ class Checkpoints:
         if self.scaler is not None and state["loss_scale"] is not None:
             self.scaler.restore(state["loss_scale"])
         return int(state["step"])
+
+    def _load(self, what: dict[str, Tensor], reader: FileSystemReader) -> None:
+        group = self._group
+        load(what, storage_reader=reader, process_group=group, no_dist=group is None)
 
     def due(self, step: int) -> bool:
         """Whether the state is to be saved after a step."""
@@ -146,7 +150,7 @@ class Checkpoints:
         }
         writer = Writer(Path(FOLDER).absolute(), state)
         what: dict[str, Any] = {
-            "state_dict": tensors(self.replica, self.optimizer, mine=True),
+            "state_dict": tensors(self.replica, self.optimizer, mine=True) | self._random(),
             "storage_writer": writer,
             "process_group": self._group,
             "no_dist": self._group is None,
@@ -166,6 +170,23 @@ class Checkpoints:
         (writer, written), self._writing = self._writing, None
         with self.paused():
             self._finish(writer, written.result)
+
+    def _random(self) -> dict[str, Tensor]:
+        """By key what random numbers come next on this rank, if its training draws any."""
+        if self.config.lora is None or not self.config.lora.dropout:
+            return {}
+        states = random_states(self.world.device)
+        return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}
+
+    def _resume_random(self, reader: FileSystemReader, state: dict[str, Any]) -> None:
+        """Draw what would have been drawn next; in another layout, ranks draw anew."""
+        mine, layout = self._random(), json.loads(json.dumps(self.config.layout_record()))
+        if not mine or state["layout"] != layout:
+            return
+        if mine.keys() <= reader.read_metadata().state_dict_metadata.keys():
+            self._load(mine, reader)
+            kinds = {key.split("/")[1]: found for key, found in mine.items()}
+            restore_random(kinds, self.world.device)
 
     def _finish(self, writer: Writer, finish: Callable[[], Any]) -> None:
         try:
@@ -286,7 +307,7 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
             continue
         falls_to_me = not mine or i % copies.size == copies.index
         if falls_to_me:
-            found[f"weights/{name}"] = placed(name, parameter.detach(), mesh)
+            found[f"{WEIGHTS}{name}"] = placed(name, parameter.detach(), mesh)
         if parameter in states and (falls_to_me or spread):
             state = states[parameter]
             found[f"step/{name}"] = state["step"]
@@ -314,7 +335,7 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
                 own.state[parameter] = {"step": step, **moments}
 
 
-def find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: Path, field: str = RESUME) -> Path:
     """The checkpoint that a path names: itself, or the latest of a run or of a checkpoints folder.
 
     Raises ConfigError when there is none.
@@ -325,7 +346,7 @@ def find_checkpoint(path: Path) -> Path:
         if (place / LATEST).is_file():
             return place / (place / LATEST).read_text().strip()
     what = "holds no whole checkpoint" if path.exists() else "is missing"
-    raise ConfigError(f"{told(path)}: {what}; name a run's folder or a {FOLDER}/step-... in one")
+    raise ConfigError(f"{field} {path}: {what}; name a run's folder or a {FOLDER}/step-... in one")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -348,7 +369,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def told(path: Path) -> str:
     """How an error about what is resumed begins."""
-    return f"checkpoint.resume {path}"
+    return f"{RESUME} {path}"
 
 
 def cause(error: CheckpointException) -> str:

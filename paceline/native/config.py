@@ -127,6 +127,30 @@ class LrScheduleConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """When the model is tried on samples that it never trains on; see `Evaluator`."""
+
+    every_samples: int
+    skip_first: int
+    samples: int
+    target: float | None
+    path: str | None
+
+
+@dataclass(frozen=True)
+class MlperfConfig:
+    """What an MLPerf log says of a run that the trainer cannot know, and the untimed steps."""
+
+    benchmark: str
+    org: str
+    platform: str
+    division: str
+    status: str
+    warmup_steps: int
+    cache_cleared: bool | None
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """What is trained, apart from the model's shape."""
 
@@ -145,6 +169,9 @@ class TrainingConfig:
     seed: int
     ramp_up: tuple[tuple[int, int], ...]
     """(until, batch): a smaller batch while fewer than `until` samples are behind; see `BatchSizes`."""
+    evaluation: EvaluationConfig | None = None
+    initial_weights: str | None = None
+    """A checkpoint that the model's weights are taken from."""
 
     @property
     def batches(self) -> list[int]:
@@ -240,6 +267,7 @@ class TrainerConfig:
     expected_parameters: int
     """Parameters of the whole model, adapters included."""
     expected_trainable: int
+    mlperf: MlperfConfig | None = None
 
     @property
     def world_size(self) -> int:
@@ -262,12 +290,13 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
         )
     parts = {
         "model": _model(raw.get("model")),
-        "lora": None if raw.get("lora") is None else _record(LoraConfig, raw, "lora"),
+        "lora": _optional(LoraConfig, raw, "lora"),
         "training": _training(raw),
         "data": _record(DataConfig, raw, "data"),
         "layout": _record(LayoutConfig, raw, "layout"),
         "layout_rules": _rules(raw.get("layout_rules")),
         "checkpoint": _record(CheckpointConfig, raw, "checkpoint"),
+        "mlperf": _optional(MlperfConfig, raw, "mlperf"),
     }
     return _build(TrainerConfig, {**raw, **parts}, "")
 
@@ -292,8 +321,11 @@ def _training(raw: Mapping[str, Any]) -> TrainingConfig:
     part = raw.get("training")
     if not isinstance(part, Mapping):
         raise ConfigError("training: is missing or no object")
-    schedule = _record(LrScheduleConfig, part, "lr_schedule", "training.")
-    return _build(TrainingConfig, {**part, "lr_schedule": schedule}, "training.")
+    inner = {
+        "lr_schedule": _record(LrScheduleConfig, part, "lr_schedule", "training."),
+        "evaluation": _optional(EvaluationConfig, part, "evaluation", "training."),
+    }
+    return _build(TrainingConfig, {**part, **inner}, "training.")
 
 
 def _rules(raw: Any) -> tuple[LayoutRule, ...]:
@@ -310,6 +342,10 @@ def _record(kind: type[T], raw: Mapping[str, Any], name: str, where: str = "") -
     if not isinstance(part, Mapping):
         raise ConfigError(f"{where}{name}: is missing or no object")
     return _build(kind, part, f"{where}{name}.")
+
+
+def _optional(kind: type[T], raw: Mapping[str, Any], name: str, where: str = "") -> T | None:
+    return None if raw.get(name) is None else _record(kind, raw, name, where)
 
 
 def _build(kind: type[T], part: Mapping[str, Any], where: str) -> T:

@@ -8,7 +8,7 @@ to seq_len + 1 tokens or filled up with end marks: a line of jsonl, or a paragra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from config import ConfigError, DataConfig, FluxConfig, TrainerConfig
 from context import rows
-from latents import load_latents
+from heldout import Wanted, split, too_little, wanted
+from latents import load_heldout_latents, load_latents
 from loss import IGNORE_INDEX
 from mesh import Axis
 from rampup import BatchSizes
@@ -26,6 +27,8 @@ from texts import (
     END,
     END_OF_DOCUMENT,
     MOST_TEXT_TOKENS,
+    WHOLE_SOURCE,
+    Extent,
     documents,
     map_tokens,
     records,
@@ -120,18 +123,20 @@ class PaddedCorpus:
 
 @dataclass(frozen=True)
 class SyntheticCorpus:
-    """Endless windows of random ids, each made from its own seed."""
+    """Endless windows of random ids, each made from its own seed; `backwards` makes others of them."""
 
     seq_len: int
     vocab_size: int
     seed: int
+    backwards: bool = False
     num_tokens: None = None
     num_windows: None = None
     masked: bool = False
 
     def window(self, index: int) -> Tensor:
         """(seq_len + 1,) token ids, the same for an index on every rank."""
-        generator = torch.Generator().manual_seed(mixed_seed(self.seed, index))
+        part = -1 - index if self.backwards else index
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, part))
         return torch.randint(self.vocab_size, (self.seq_len + 1,), generator=generator)
 
     def real_tokens(self, indices: Sequence[int]) -> int:
@@ -192,7 +197,7 @@ def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def load_corpus(config: TrainerConfig) -> Corpus:
-    """The corpus of a run: no more of its source than the steps can use.
+    """The corpus of a run: no more of its source than the steps can use, and nothing held out.
 
     Raises ConfigError when the vocabulary has no room for bytes or a file is not what it should be.
     """
@@ -204,18 +209,69 @@ def load_corpus(config: TrainerConfig) -> Corpus:
         return SyntheticCorpus(training.seq_len, vocab, training.seed)
     samples = BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
     usable = samples * training.seq_len + 1
+    apart = held_out_of(config)
     if data.source == "tokens":
-        return TokenCorpus(map_tokens(data, usable), training.seq_len, vocab)
+        tokens = map_tokens(data, None if apart else usable)
+        if apart:
+            left = tokens.numel() - apart.amount
+            if left <= 0:
+                raise too_little(str(data.path))
+            tokens = tokens[: min(left, usable)]
+        return TokenCorpus(tokens, training.seq_len, vocab)
+    extent = split(data, apart)[0] if apart else WHOLE_SOURCE
+    return text_corpus(config, data, training.seed, samples, extent)
+
+
+def load_heldout(config: TrainerConfig) -> Corpus:
+    """The samples that evaluations go over, in their order; the same ones for every seed.
+
+    Raises ConfigError when there are fewer than asked for.
+    """
+    evaluation, data, training = config.training.evaluation, config.data, config.training
+    assert evaluation is not None, "there is nothing to evaluate"
+    if isinstance(config.model, FluxConfig):
+        return load_heldout_latents(config, config.model, evaluation)
+    vocab = config.model.vocab_size
+    if data.source == "synthetic":
+        return SyntheticCorpus(training.seq_len, vocab, 0, backwards=True)
+    apart, need = held_out_of(config), wanted(config)
+    data = replace(data, path=evaluation.path or data.path)
+    if data.source == "tokens":
+        tokens = map_tokens(data, None if apart else need.amount)
+        found: Corpus = TokenCorpus(tokens[-need.amount :], training.seq_len, vocab)
+    else:
+        extent = split(data, apart)[1] if apart else WHOLE_SOURCE
+        found = text_corpus(config, data, 0, evaluation.samples, extent)
+    if (found.num_windows or 0) < evaluation.samples:
+        raise ConfigError(
+            f"training.evaluation.samples {evaluation.samples}: {data.path or data.source} holds "
+            f"{found.num_windows}"
+        )
+    return found
+
+
+def held_out_of(config: TrainerConfig) -> Wanted | None:
+    """What evaluation takes away from the training's own data."""
+    evaluation = config.training.evaluation
+    return wanted(config) if evaluation is not None and evaluation.path is None else None
+
+
+def text_corpus(
+    config: TrainerConfig, data: DataConfig, seed: int, samples: int, extent: Extent
+) -> Corpus:
+    """At most so many samples of a text source, or of a part of it."""
+    seq_len, vocab = config.training.seq_len, config.model.vocab_size  # type: ignore[union-attr]
     if vocab < BYTE_VOCAB:
         raise ConfigError(
             f"model.vocab_size {vocab}: text needs {BYTE_VOCAB}, one id per byte and one that ends "
             "a document"
         )
     if data.packing == "padded":
-        texts = islice(records(data, training.seed, MOST_TEXT_TOKENS), samples)
-        return pad(texts, training.seq_len, MOST_TEXT_TOKENS, data.loss_on == "text")
-    tokens = pack(documents(data, training.seed, usable), min(usable, MOST_TEXT_TOKENS))
-    return TokenCorpus(tokens, training.seq_len, vocab)
+        texts = islice(records(data, seed, MOST_TEXT_TOKENS, extent), samples)
+        return pad(texts, seq_len, MOST_TEXT_TOKENS, data.loss_on == "text")
+    usable = samples * seq_len + 1
+    tokens = pack(documents(data, seed, usable, extent), min(usable, MOST_TEXT_TOKENS))
+    return TokenCorpus(tokens, seq_len, vocab)
 
 
 def pad(texts: Iterable[bytes], seq_len: int, limit: int, masked: bool) -> PaddedCorpus:

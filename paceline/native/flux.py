@@ -184,7 +184,9 @@ class MMDiT(Network):
         text and (B, P) of all of it.
         """
         error = self.velocity(noisy, time, text, pooled).to(self.wide) - velocity.to(self.wide)
-        return error.square().sum() * self.scale
+        if self.sample_weights is None:
+            return error.square().sum() * self.scale
+        return error.square().flatten(1).sum(1).mul(self.sample_weights).sum() * self.scale
 
     @property
     def wide(self) -> torch.dtype:

@@ -23,13 +23,15 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor
 
-from config import ConfigError, FluxConfig, TrainerConfig
+from config import ConfigError, EvaluationConfig, FluxConfig, TrainerConfig
 from flux import own_part
 from mesh import Axis
 from weights import mixed_seed
 
 SHIFT, FACTOR = 0.1159, 0.3611
 """Of Flux' autoencoder: latents minus the one, times the other, have about mean 0 and deviation 1."""
+TIMES = 8
+"""Times at which samples that are held out are tried."""
 TEXT, IMAGE = ("text", "pooled"), ("mean", "logvar")
 
 
@@ -73,7 +75,8 @@ class RandomSource:
 class EncodedFiles:
     """Samples of files that are mapped into memory, in another order every epoch."""
 
-    def __init__(self, path: str, model: FluxConfig, seed: int) -> None:
+    def __init__(self, path: str, model: FluxConfig, seed: int, held_out: int = 0) -> None:
+        """The last `held_out` samples are never anyone's turn."""
         self.folder, self.shapes, self.seed = Path(path).parent, shapes(model), seed
         index = _index(path)
         try:
@@ -86,9 +89,11 @@ class EncodedFiles:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"data.path: {path} is no index of latents: {error!r}") from error
         self._ends = list(accumulate(counts))
-        self.num_samples = self._ends[-1] if self._ends else 0
-        if not self.num_samples:
-            raise ConfigError(f"data.path: {path} names no samples")
+        self.num_files = self._ends[-1] if self._ends else 0
+        self.num_samples = self.num_files - held_out
+        if self.num_samples <= 0:
+            left = f" besides the {held_out} held out" if held_out else ""
+            raise ConfigError(f"data.path: {path} names no samples{left}")
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def sample(self, number: int, generator: Generator) -> dict[str, Tensor]:
@@ -97,7 +102,10 @@ class EncodedFiles:
         if epoch != self._epoch:
             shuffle = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
             self._epoch, self._order = epoch, torch.randperm(self.num_samples, generator=shuffle)
-        index = int(self._order[position])
+        return self.at(int(self._order[position]))
+
+    def at(self, index: int) -> dict[str, Tensor]:
+        """A sample by its place in the files."""
         part = bisect_right(self._ends, index)
         place = index - (self._ends[part - 1] if part else 0)
         return {name: tensor[place] for name, tensor in self._parts[part].items()}
@@ -132,6 +140,11 @@ class LatentCorpus:
     num_tokens: None = field(default=None, init=False)
     num_windows: None = field(default=None, init=False)
 
+    @property
+    def num_samples(self) -> int | None:
+        """Different samples; None without end."""
+        return self.source.num_samples if isinstance(self.source, EncodedFiles) else None
+
     def real_tokens(self, indices: Sequence[int]) -> int:
         """Every position is a token."""
         return len(indices) * self.seq_len
@@ -145,15 +158,64 @@ class LatentCorpus:
         """One sample: x = (1 - t) latent + t noise, noise - latent, t, and its text or none."""
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, number))
         sample = self.source.sample(number, generator)
-        mean, logvar = (sample[name].float() for name in IMAGE)
-        spread = torch.randn(mean.shape, generator=generator)
-        latent = FACTOR * (mean + torch.exp(0.5 * logvar) * spread - SHIFT)
-        noise = torch.randn(mean.shape, generator=generator)
+        latent, noise = latent_and_noise(sample, generator)
         time, chance = torch.rand(2, generator=generator)
         text = self.source.no_text() if chance < self.model.text_dropout else sample
-        clean, noise = (own_part(patches(x, self.model.patch_size), cp) for x in (latent, noise))
-        noisy = (1 - time) * clean + time * noise
-        return noisy, noise - clean, time, own_part(text["text"], cp), text["pooled"]
+        return noised(sample | text, latent, noise, time, self.model.patch_size, cp)
+
+
+@dataclass(frozen=True)
+class HeldOutLatents:
+    """Samples at fixed times, i / 8 for the i-th modulo 8, with fixed latents and noise.
+
+    Source: MLPerf Training 5.1, flux1: a loss at every eighth of the way, and the mean of those.
+    """
+
+    model: FluxConfig
+    source: Source
+    seq_len: int
+    first: int
+    """Number in the source of the first one."""
+    num_windows: int
+    masked: bool = False
+    num_tokens: None = field(default=None, init=False)
+
+    def real_tokens(self, indices: Sequence[int]) -> int:
+        """Every position is a token."""
+        return len(indices) * self.seq_len
+
+    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+        """As a training's samples."""
+        fields = zip(*(self.fixed(index, cp) for index in indices), strict=True)
+        return tuple(torch.stack(tensors) for tensors in fields)
+
+    def fixed(self, index: int, cp: Axis) -> tuple[Tensor, ...]:
+        """One sample, always the same."""
+        generator = torch.Generator().manual_seed(mixed_seed(0, -1 - index))
+        if isinstance(self.source, EncodedFiles):
+            sample = self.source.at(self.first + index)
+        else:
+            sample = self.source.sample(index, generator)
+        latent, noise = latent_and_noise(sample, generator)
+        time = torch.tensor(index % TIMES / TIMES)
+        return noised(sample, latent, noise, time, self.model.patch_size, cp)
+
+
+def latent_and_noise(sample: dict[str, Tensor], generator: Generator) -> tuple[Tensor, Tensor]:
+    """A latent of a sample's image, and the noise that it is mixed with."""
+    mean, logvar = (sample[name].float() for name in IMAGE)
+    spread = torch.randn(mean.shape, generator=generator)
+    latent = FACTOR * (mean + torch.exp(0.5 * logvar) * spread - SHIFT)
+    return latent, torch.randn(mean.shape, generator=generator)
+
+
+def noised(
+    text: dict[str, Tensor], latent: Tensor, noise: Tensor, time: Tensor, patch: int, cp: Axis
+) -> tuple[Tensor, ...]:
+    """What the model takes of a latent at a time, with its text."""
+    clean, noise = (own_part(patches(x, patch), cp) for x in (latent, noise))
+    noisy = (1 - time) * clean + time * noise
+    return noisy, noise - clean, time, own_part(text["text"], cp), text["pooled"]
 
 
 def patches(latent: Tensor, size: int) -> Tensor:
@@ -168,12 +230,30 @@ def load_latents(config: TrainerConfig, model: FluxConfig) -> LatentCorpus:
     if data.source == "synthetic":
         source: Source = RandomSource(model)
     elif data.source == "latents" and data.path is not None:
-        source = EncodedFiles(data.path, model, seed)
+        evaluation = config.training.evaluation
+        apart = evaluation.samples if evaluation and evaluation.path is None else 0
+        source = EncodedFiles(data.path, model, seed, apart)
     else:
         raise ConfigError(
             f"data.source {data.source}: an mmdit takes synthetic, or latents with a path"
         )
     return LatentCorpus(model, source, config.training.seq_len, seed)
+
+
+def load_heldout_latents(
+    config: TrainerConfig, model: FluxConfig, evaluation: EvaluationConfig
+) -> HeldOutLatents:
+    """The samples that evaluations go over; raises ConfigError when there are too few."""
+    seq_len, count = config.training.seq_len, evaluation.samples
+    if config.data.source == "synthetic":
+        return HeldOutLatents(model, RandomSource(model), seq_len, 0, count)
+    path = evaluation.path or config.data.path
+    assert path is not None, "latents have a path"
+    source = EncodedFiles(path, model, 0)
+    first = 0 if evaluation.path else source.num_files - count
+    if source.num_files < count:
+        raise ConfigError(f"training.evaluation.samples {count}: {path} holds {source.num_files}")
+    return HeldOutLatents(model, source, seq_len, first, count)
 
 
 def _index(path: str) -> dict[str, Any]:

@@ -77,7 +77,28 @@ def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, tp: Axis = ALONE
 ) -> Tensor:
     """scale x summed cross-entropy of (tokens, width) hidden states; IGNORE_INDEX adds nothing."""
+    if not torch.is_grad_enabled():
+        return _without_gradients(hidden, weight, targets, tp) * scale
     return ChunkedCrossEntropy.apply(hidden, weight, targets, scale, tp)  # type: ignore[no-any-return]
+
+
+def _without_gradients(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis) -> Tensor:
+    """The summed cross-entropy alone, summed as `ChunkedCrossEntropy` does."""
+    cast = weight.to(hidden.dtype)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    rows = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
+    for part, of_part in zip(hidden.split(rows), targets.split(rows), strict=True):
+        logits = functional.linear(part, cast).to(wide)
+        real = of_part != IGNORE_INDEX
+        if tp.size == 1:
+            total += functional.cross_entropy(
+                logits, of_part, ignore_index=IGNORE_INDEX, reduction="sum"
+            )
+        else:
+            losses, _ = _sliced(logits, of_part, tp)
+            total += (losses.squeeze(1) * real).sum()
+    return total
 
 
 def _chunk(

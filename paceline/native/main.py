@@ -18,6 +18,7 @@ from pathlib import Path
 
 from config import ConfigError, parse_config, read_json
 from heartbeat import Heartbeat
+from mllog import MlperfRun, open_run
 from outcome import outcome
 from record import EventLog, redirect_output
 
@@ -36,27 +37,39 @@ def main(path: str) -> int:
     events = EventLog(raw.get("events", "steps"), rank)
     heartbeat = Heartbeat(events, str(Path(logs) / f"rank-{rank:05d}.stack"))
     status, reason = "ok", None
+    timed: MlperfRun | None = None
+    reached: bool | None = None
     try:
         config = parse_config(raw)
         heartbeat.start(config.hang_limit_s)
+        timed = open_run(config, rank)
+        timed.begin()
         # Importing torch takes a second and may fail; both belong after the redirection.
         from train import train
 
-        train(config, events, heartbeat)
+        reached = train(config, events, heartbeat, timed)
     except Exception as error:  # the program's edge: every failure becomes an end line
         traceback.print_exc()
         status, reason = outcome(error)
+        if timed is not None:
+            timed.stop(reached=False)
     while not heartbeat.stop():
         time.sleep(1)  # the watchdog has given up on this rank, and ends it
-    end(events, status, reason)
+    end(events, status, reason, reached)
     heartbeat.remove_empty_stack()
     return 0 if status == "ok" else 1
 
 
-def end(events: EventLog, status: str, reason: str | None) -> None:
-    """Write the end line."""
+def end(events: EventLog, status: str, reason: str | None, reached: bool | None = None) -> None:
+    """Write the end line; `reached` says whether the target was, None where there is none."""
+    judged = {} if reached is None else {"reached": reached}
     events.write(
-        "end", status=status, reason=reason, steps=events.steps_done, time_unix=time.time()
+        "end",
+        status=status,
+        reason=reason,
+        steps=events.steps_done,
+        time_unix=time.time(),
+        **judged,
     )
 
 

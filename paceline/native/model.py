@@ -84,7 +84,8 @@ class Linear(nn.Linear):
             out = functional.linear(input, local(self.weight).to(input.dtype), bias)
         if self.lora is None or self.lora_a is None or self.lora_b is None:
             return out
-        inner = functional.dropout(input, self.lora.dropout) if self.lora.dropout else input
+        drops = self.lora.dropout > 0 and self.training
+        inner = functional.dropout(input, self.lora.dropout) if drops else input
         inner = functional.linear(inner, local(self.lora_a).to(input.dtype))
         update = functional.linear(inner, local(self.lora_b).to(input.dtype))
         return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)

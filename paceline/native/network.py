@@ -24,6 +24,8 @@ class Network(nn.Module):
     blocks: nn.ModuleDict
     scale: float = 1.0
     """What the summed loss is multiplied with, set before every step."""
+    sample_weights: Tensor | None = None
+    """(B,) what each sample's loss counts in an evaluation; for losses that know no ignored targets."""
 
     @property
     def tied_copy(self) -> str | None:

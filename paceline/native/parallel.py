@@ -42,6 +42,10 @@ class Runner(Protocol):
         """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
         ...
 
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The same of any number of micro-batches, without gradients."""
+        ...
+
 
 class Replica:
     """This rank's parts of a model; the other kinds differ in what they exchange between replicas."""
@@ -56,6 +60,11 @@ class Replica:
         """What a micro-batch goes through; a pipeline has a runner instead."""
         self.wide = torch.promote_types(parts[0].setting.dtype, torch.float32)
         """What losses and norms are summed in."""
+
+    def zero(self) -> Tensor:
+        """A double 0 on the model's device."""
+        device = local(next(self.parts[0].parameters())).device
+        return torch.zeros((), dtype=torch.float64, device=device)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters of this rank by their name in the whole model, tied copies included."""
@@ -72,6 +81,24 @@ class Replica:
         loss = self._train(batch).to(self.wide)
         self._finish()
         return loss
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, weights: Tensor) -> Tensor:
+        """Summed loss of all micro-batches, of this rank alone and without gradients or dropping.
+
+        `weights` (M, B) are what samples count where a loss knows no ignored targets. A pipeline's
+        other stages see 0.
+        """
+        for part in self.parts:
+            part.eval()
+            part.scale = 1.0
+        try:
+            return self._evaluate(batch, weights).to(self.wide)
+        finally:
+            for part in self.parts:
+                part.train()
+                part.sample_weights = None
+                reshard(part)
 
     def gradients(self) -> list[Tensor]:
         """This rank's gradients, as plain tensors."""
@@ -102,6 +129,14 @@ class Replica:
         total = torch.zeros((), device=batch.inputs.device)
         for i, arguments in enumerate(batch.microbatches()):
             total = total + self._train_one(arguments, last=i == last)
+        return total
+
+    def _evaluate(self, batch: Batch, weights: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=self.wide, device=batch.inputs.device)
+        part = self.parts[0]  # without DDP around it, which has nothing to do here
+        for arguments, counts in zip(batch.microbatches(), weights, strict=True):
+            part.sample_weights = counts
+            total += part(*arguments)
         return total
 
     def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
@@ -205,6 +240,16 @@ class PipelineReplica(Replica):
         if not self.sharded:
             sum_flat(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
         return loss
+
+    def _evaluate(self, batch: Batch, weights: Tensor) -> Tensor:
+        return self.runner.evaluate(batch.inputs, batch.targets)
+
+
+def reshard(part: Network) -> None:
+    """Free what FSDP has gathered: without a backward pass nothing else does."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def compile_blocks(parts: list[Network]) -> None:

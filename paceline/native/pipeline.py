@@ -182,6 +182,7 @@ class PipelineRunner:
             Stage(part, index, num_stages, axis, traffic, device)
             for part, index in zip(parts, stages_of(axis.index, axis.size, len(parts)), strict=True)
         ]
+        self.axis = axis
         self.first, self.last = self.stages[0].is_first, self.stages[-1].is_last
         self.no_loss = torch.zeros((), dtype=traffic.loss_dtype, device=device)
         self.name = config.layout.schedule
@@ -207,6 +208,43 @@ class PipelineRunner:
             return_outputs=False,
         )
         return torch.stack(losses).detach().sum() if losses else self.no_loss
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """As `step` without gradients, for any number of micro-batches.
+
+        Every stage takes all micro-batches in turn. What goes back to the first rank, for its next
+        stage, is sent when this one is done: it would wait there for a receiver that sends as well.
+        """
+        losses = self.no_loss.clone()
+        for stage in self.stages:
+            sent: list[Any] = []
+            kept: list[Tensor] = []
+            for tokens, labels in zip(inputs, targets, strict=True):
+                x = tokens if stage.is_first else self._received(stage)
+                out = stage.submod(x, **({"targets": labels} if stage.is_last else {}))
+                if stage.is_last:
+                    losses += out
+                    continue
+                kept.append(out.contiguous())
+                if self.axis.index + 1 < self.axis.size:
+                    sent.append(self._send(kept[-1]))
+            if not stage.is_last and self.axis.index + 1 == self.axis.size:
+                sent = [self._send(out) for out in kept]
+            for work in sent:
+                work.wait()
+        return losses
+
+    def _send(self, out: Tensor) -> Any:
+        following = self.axis.ranks[(self.axis.index + 1) % self.axis.size]
+        return dist.isend(out, following, group=self.axis.group)
+
+    def _received(self, stage: Stage) -> Tensor:
+        x = torch.empty_like(stage.traffic.between(), device=stage.device, requires_grad=False)
+        before = self.axis.ranks[(self.axis.index - 1) % self.axis.size]
+        work = dist.irecv(x, before, group=self.axis.group)
+        assert work is not None, "the rank belongs to the pipeline"
+        work.wait()
+        return x
 
 
 def keep_gathered(parts: list[Network]) -> None:

@@ -16,21 +16,29 @@ from batches import Loader, sampler_of
 from checks import config_problems
 from clock import DeviceClock, HostClock, StepClock, watch_waits
 from config import ConfigError, TrainerConfig
-from corpus import Corpus, data_record, load_corpus
+from corpus import Corpus, data_record, load_corpus, load_heldout
+from evaluation import Evaluator
 from heartbeat import Heartbeat
+from latents import LatentCorpus
 from limits import limit_memory
 from machine import cpu_name, keep_freed_memory, placement
 from memory import MemoryWatch
 from mesh import Mesh, World, join_world, make_mesh
+from mllog import MlperfRun
 from outcome import CheckpointError, NotFiniteError
+from parallel import Replica
+from rampup import BatchSizes
 from record import SCHEMA, EventLog
 from trainer import Trainer
 
 
-def train(config: TrainerConfig, events: EventLog, heartbeat: Heartbeat) -> None:
+def train(
+    config: TrainerConfig, events: EventLog, heartbeat: Heartbeat, timed: MlperfRun
+) -> bool | None:
     """Run all steps and write the start line and one line a step.
 
-    Raises ConfigError for what this trainer cannot do, NotFiniteError when loss or gradient is lost.
+    Whether an evaluation reached the target, which ends the training; None where there is none.
+    A run that is timed touches no data before its clock runs. Raises ConfigError for what this trainer cannot do, NotFiniteError when loss or gradient is lost.
     """
     problems = config_problems(config, int(os.environ.get("WORLD_SIZE", "1")))
     if problems:
@@ -39,23 +47,32 @@ def train(config: TrainerConfig, events: EventLog, heartbeat: Heartbeat) -> None
     world, mesh = join(config)
     memory = MemoryWatch(
         world.device,
-        config.memory_parts,
+        config.memory_parts and config.mlperf is None,
         untracked(config),
         limited=config.memory_limit_bytes is not None,
     )
-    corpus = load_corpus(config)
-    sampler = sampler_of(config, corpus.num_windows)
+    corpus = None if config.mlperf else load_corpus(config)
     limit_memory(config.memory_limit_bytes, config.device)
     heartbeat.beat("while the model is made")
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
     undo = watch_waits(steps) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
+    initialise(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
-    trainer = Trainer(config, replica, world, steps, events, memory, corpus.masked)
+    trainer = Trainer(config, replica, world, steps, events, memory)
+    if config.mlperf is not None:
+        start_clock(trainer, config, timed, heartbeat)
+    corpus = corpus or load_corpus(config)
+    trainer.masked = corpus.masked
+    evaluator = evaluator_of(config, replica, world)
+    if evaluator is not None:
+        trainer.watch_quality(evaluator, timed)
+        timed.data(train_samples(config, corpus), evaluator.num_samples)
+    sampler = sampler_of(config, corpus.num_windows)
     done = trainer.restore(corpus.num_windows, heartbeat.paused)
     loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=done)
     try:
-        trainer.run(loader, start_record(config, world, mesh, corpus), done)
+        reached = trainer.run(loader, start_record(config, world, mesh, corpus), done)
     except NotFiniteError:
         with suppress(CheckpointError):
             trainer.finish_checkpoint()
@@ -69,6 +86,50 @@ def train(config: TrainerConfig, events: EventLog, heartbeat: Heartbeat) -> None
         # left to the process's end: gloo's destructor can wait forever for a thread of its own.
         heartbeat.beat("at the end", waits=True)
         dist.barrier()
+    return reached
+
+
+def initialise(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) -> None:
+    """Take the weights from a checkpoint if the training begins with one's."""
+    source = config.training.initial_weights
+    if source is None or config.checkpoint.resume is not None:
+        return
+    from pretrained import load_weights  # takes 0.1 s
+
+    with heartbeat.paused():
+        load_weights(replica, source)
+
+
+def start_clock(
+    trainer: Trainer, config: TrainerConfig, timed: MlperfRun, heartbeat: Heartbeat
+) -> None:
+    """Warm up, wait for all ranks, and let the run begin."""
+    assert config.mlperf is not None, "the run is timed"
+    from warmup import warm_up
+
+    steps = config.mlperf.warmup_steps
+    heartbeat.beat("while warming up")
+    with heartbeat.paused():
+        warmup_s = warm_up(trainer, config, steps) if steps else None
+        if trainer.world.size > 1:
+            dist.barrier()
+    timed.start(warmup_s)
+
+
+def evaluator_of(config: TrainerConfig, replica: Replica, world: World) -> Evaluator | None:
+    """What tries the model on the samples that are held out, if anything does."""
+    if config.training.evaluation is None:
+        return None
+    return Evaluator(config, replica, world, load_heldout(config))
+
+
+def train_samples(config: TrainerConfig, corpus: Corpus) -> int:
+    """Different samples at hand; of an endless source those that a whole training takes."""
+    known = corpus.num_samples if isinstance(corpus, LatentCorpus) else corpus.num_windows
+    if known is not None:
+        return known
+    training = config.training
+    return BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
 
 
 def join(config: TrainerConfig) -> tuple[World, Mesh]:

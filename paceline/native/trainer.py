@@ -23,11 +23,14 @@ from mesh import World
 from optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from outcome import NotFiniteError
 from parallel import Replica
+from quality import Quality, plan_of
 from record import EventLog, resident_bytes
 from schedule import LearningRate, set_rate
 
 if TYPE_CHECKING:
     from checkpoint import Checkpoints
+    from evaluation import Evaluator
+    from mllog import MlperfRun
 
 STEPS_PER_COLLECTION = 100
 """Python's collector is off between these steps: its pauses would look like the machine's."""
@@ -75,6 +78,14 @@ class Trainer:
         self.scaler = LossScaler() if config.training.dtype == "fp16" else None
         self.checkpoints: Checkpoints | None = None
         self._pending: deque[Pending] = deque()
+        self._quality: Quality | None = None
+
+    def watch_quality(self, evaluator: Evaluator, timed: MlperfRun) -> None:
+        """Evaluate at the prescribed steps from now on, and end when the target is reached."""
+        plan = plan_of(self.config)
+        assert plan is not None, "there is something to evaluate"
+        judged = self.config.data.source != "synthetic"
+        self._quality = Quality(plan, evaluator.loss, judged, self.events, timed)
 
     def restore(
         self, num_windows: int | None, paused: Callable[[], AbstractContextManager[None]]
@@ -90,8 +101,11 @@ class Trainer:
         )
         return self.checkpoints.restore()
 
-    def run(self, loader: Loader, start: dict[str, Any], done: int = 0) -> None:
-        """Write the start line and train the steps after `done`; the first begins with that line."""
+    def run(self, loader: Loader, start: dict[str, Any], done: int = 0) -> bool | None:
+        """Write the start line and train the steps after `done`; the first begins with that line.
+
+        Whether a target was reached, None where there is none.
+        """
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -118,9 +132,20 @@ class Trainer:
                 self._write(self._pending.popleft())
             if step % STEPS_PER_COLLECTION == 0:
                 gc.collect()
+            if self._quality is not None and self._quality.plan.due(step):
+                self._drain()
+                if self._quality.evaluate(step):
+                    break
+                self.steps.start(step + 1)
+        self._drain()
+        reached = self._quality.stop(self.steps.done + done) if self._quality else None
+        self.finish_checkpoint()
+        return reached
+
+    def _drain(self) -> None:
+        """Write the lines of all steps so far."""
         while self._pending:
             self._write(self._pending.popleft())
-        self.finish_checkpoint()
 
     def finish_checkpoint(self) -> None:
         """Return when the last checkpoint is written; raises CheckpointError when it cannot be."""

@@ -43,6 +43,7 @@ def differences(found: Result, wanted: Result) -> Iterator[tuple[float, str]]:
             floor = FLOOR[mine[name].dtype] * norm
             yield difference(mine[name], theirs[name], floor), f"step {step}: {name}"
     if len(found["figures"]) == len(wanted["figures"]):
+        yield difference(found["evaluation"], wanted["evaluation"]), "evaluation"
         for name in wanted["weights"]:
             yield difference(found["weights"][name], wanted["weights"][name], 1e-3), name
 
@@ -66,7 +67,8 @@ def worse_than_rounding(found: Result, single: Result, exact: Result) -> tuple[f
     bias is zero but for rounding, so nothing can be said of its distance.
     """
     own = {name: far for far, name in differences(single, exact)}
-    usual = dict.fromkeys(own, median(own.values())) | {"losses": 1e-3, "norms": 1e-3}
+    usual = dict.fromkeys(own, median(own.values()))
+    usual |= {"losses": 1e-3, "norms": 1e-3, "evaluation": 1e-3}
     return max(
         (far / max(own[name], usual[name]), name)
         for far, name in differences(found, exact)

@@ -33,9 +33,10 @@ from assembly import make_replica
 from batches import Batch, Loader, sampler_of
 from checks import config_problems
 from clock import HostClock, StepClock, watch_waits
-from config import TrainerConfig, parse_config
+from config import EvaluationConfig, TrainerConfig, parse_config
 from context import rows
-from corpus import load_corpus
+from corpus import load_corpus, load_heldout
+from evaluation import Evaluator
 from flux import MMDiT
 from loss import IGNORE_INDEX
 from mesh import Mesh, World, join_world, make_mesh
@@ -48,6 +49,8 @@ from trainer import Trainer
 
 CASE_LIMIT_S = 120
 WATCHED_STEPS = 3
+HELD_OUT = EvaluationConfig(every_samples=1, skip_first=0, samples=11, target=None, path=None)
+"""A number that no layout divides."""
 
 
 class PlainSgd(torch.optim.SGD):
@@ -133,9 +136,19 @@ def run(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any] | No
         "figures": torch.tensor(figures, dtype=torch.float64),
         "gradients": watched.gradients,
         "weights": pieces(replica, gradients=False),
+        "evaluation": evaluated(config, replica, world),
     }
     everyone = gathered(held, world)
     return together(everyone) if everyone else None
+
+
+def evaluated(config: TrainerConfig, replica: Replica, world: World) -> float:
+    """The loss on samples that are held out, after the training; it must leave nothing behind."""
+    held_out = replace(config, training=replace(config.training, evaluation=HELD_OUT))
+    evaluator = Evaluator(held_out, replica, world, load_heldout(held_out))
+    first, again = evaluator.loss(), evaluator.loss()
+    assert first == again, f"a second evaluation gives {again}, not {first}"
+    return first
 
 
 def mesh_of(config: TrainerConfig, world: World) -> Mesh:
@@ -168,6 +181,8 @@ def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     norms = figures[:, :, 1]
     weights = join(rank["weights"] for rank in ranks)
     first = [join(step) for step in zip(*(rank["gradients"] for rank in ranks), strict=True)]
+    evaluations = [rank["evaluation"] for rank in ranks]
+    assert len({*evaluations}) == 1, f"ranks differ in their evaluation: {evaluations}"
     apart = {"norms": ((norms - norms[0]).abs().max() / norms[0].abs().max()).item()}
     named: dict[str, Joined] = {"weights": weights}
     named |= {f"gradients in step {step}": joined for step, joined in enumerate(first, 1)}
@@ -177,6 +192,7 @@ def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "figures": figures.mean(0),
         "gradients": [joined.tensors for joined in first],
         "weights": weights.tensors,
+        "evaluation": torch.tensor(evaluations[0], dtype=torch.float64),
         "apart": apart,
     }
 
