@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -58,9 +59,12 @@ def copied(log: Path, copy: Path) -> str | None:
     return file.broken_off
 
 
-def check_copy(copy: Path, ruleset: str) -> Verdict:
-    """The verdict on `copy`, from a process that runs in its folder and knows nothing else."""
-    command = [sys.executable, "-P", str(PROGRAM), ruleset, copy.name]
+def check_copy(copy: Path, ruleset: str, own: Mapping[str, object] | None = None) -> Verdict:
+    """The verdict on `copy`, from a process that runs in its folder and knows nothing else.
+
+    `own` changes what it is checked by: see the program.
+    """
+    command = [sys.executable, "-P", str(PROGRAM), ruleset, copy.name, json.dumps(own or {})]
     try:
         done = subprocess.run(
             command, cwd=copy.parent, capture_output=True, text=True, timeout=LONGEST_CHECK_S
@@ -70,14 +74,14 @@ def check_copy(copy: Path, ruleset: str) -> Verdict:
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        return Verdict(broken=_last_words(done.stderr))
+        return Verdict(broken=last_words(done.stderr))
     broken = None
     if "refused" in answer:
         broken = (
             f"{answer['refused']!r} is no name of a benchmark or division: the checker was not run"
         )
     elif not answer["finished"]:
-        broken = _last_words(done.stderr)
+        broken = last_words(done.stderr)
     return Verdict(
         messages=tuple(answer["messages"]),
         warnings=tuple(answer["warnings"]),
@@ -86,6 +90,7 @@ def check_copy(copy: Path, ruleset: str) -> Verdict:
     )
 
 
-def _last_words(errors: str) -> str:
+def last_words(errors: str) -> str:
+    """How a checker ended that gave no answer."""
     last = errors.strip().splitlines()[-1:] or ["without a word"]
     return f"the checker broke off: {last[0][:300]}"

@@ -9,17 +9,66 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import yaml
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
 NAMING_KEYS = ("submission_benchmark", "submission_division")
 """Their values become names of rule files, and what a rule file says is executed."""
 
 
-def main(ruleset: str, copy: str) -> None:
-    """Print what the checker has to say of the log `copy`."""
+def main(ruleset: str, copy: str, own: str = "{}") -> None:
+    """Print what the checker has to say of the log `copy`.
+
+    `own` is JSON: `replaced` and `names` make another copy of the rules (`write_rules`); `also` is a
+    benchmark under whose rules the log is checked as well.
+    """
+    wishes = json.loads(own)
+    if "replaced" not in wishes:
+        judge(ruleset, copy, wishes.get("also"))
+        return
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        write_rules(ruleset, Path(folder), wishes["replaced"], wishes["names"])
+        # The checker seeks its rules beside its own file.
+        mlp_compliance.__file__ = str(Path(folder) / "mlp_compliance.py")
+        judge(ruleset, copy, None)
+
+
+def write_rules(
+    ruleset: str,
+    folder: Path,
+    replaced: dict[str, dict[str, tuple[str, str]]],
+    names: dict[str, str],
+) -> None:
+    """The rules of a round, the value checks named in `replaced` (file, key, field) exchanged.
+
+    `names` are files that get another name. Raises LookupError where a check to replace is not there.
+    """
+    source = Path(mlp_compliance.__file__).parent / f"training_{ruleset}"
+    target = folder / source.name
+    target.mkdir()
+    for path in source.glob("*.yaml"):
+        text, wanted = path.read_text(), dict(replaced.get(path.stem, {}))
+        if wanted:
+            entries = yaml.load(text, Loader=yaml.BaseLoader)
+            for entry in entries:
+                rule = entry.get("KEY", {})
+                field, check = wanted.get(rule.get("NAME"), ("", ""))
+                if field in rule:
+                    rule[field] = check
+                    del wanted[rule["NAME"]]
+            if wanted:
+                raise LookupError(f"{path.name} has no such checks: {wanted}")
+            text = yaml.safe_dump(entries, sort_keys=False)
+        (target / f"{names.get(path.stem, path.stem)}.yaml").write_text(text)
+
+
+def judge(ruleset: str, copy: str, also: str | None) -> None:
+    """Print the checker's answer, by the rules that it finds."""
     answer: dict[str, Any] = {"finished": False, "messages": [], "warnings": [], "unread": []}
     checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=False)
     try:
@@ -32,6 +81,8 @@ def main(ruleset: str, copy: str) -> None:
         # Where a benchmark or division has no rules it says so, then fails to open them.
         with suppress(FileNotFoundError):
             checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
+        if also is not None:
+            checked_as(also, lines, checker, ruleset)
         answer["finished"] = True
     finally:
         answer["messages"] = [*checker.overwritable.values(), *checker.not_overwritable]
@@ -39,5 +90,18 @@ def main(ruleset: str, copy: str) -> None:
         json.dump(answer, sys.stdout)
 
 
+def checked_as(
+    benchmark: str, lines: list[Any], checker: mlp_compliance.ComplianceChecker, ruleset: str
+) -> None:
+    """Check the lines once more as if they were a benchmark's, for what else its rules object to."""
+    mlp_compliance.enqueued_configs.clear()
+    said = dict(checker.overwritable)
+    for line in lines:
+        if line.key == "submission_benchmark":
+            line.value["value"] = benchmark
+    checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
+    checker.overwritable.update(said)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:4])

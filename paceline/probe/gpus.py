@@ -92,7 +92,27 @@ def _gpu(handle: Any) -> dict[str, Any]:
         "ecc": _switch(ask(pynvml.nvmlDeviceGetEccMode)),
         "mig": _switch(ask(pynvml.nvmlDeviceGetMigMode)),
         "persistence": _switch(ask(pynvml.nvmlDeviceGetPersistenceMode)),
+        "pcie": _pcie(
+            ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
+            ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+        ),
+        "nvlink": _nvlink(
+            [
+                ask(pynvml.nvmlDeviceGetNvLinkState, link)
+                for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+            ]
+        ),
     }
+
+
+def _pcie(generation: int | None, width: int | None) -> str | None:
+    return f"PCIe Gen {generation} x{width}" if generation and width else None
+
+
+def _nvlink(states: list[int | None]) -> str | None:
+    """How many NVLink links are up; None where there is none."""
+    up = sum(bool(state) for state in states)
+    return f"{up} NVLink links" if up else None
 
 
 def _switch(state: Any) -> str | None:

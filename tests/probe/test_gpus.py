@@ -59,11 +59,16 @@ def test_a_device_is_recorded_with_what_sets_its_speed(monkeypatch: pytest.Monke
     answer_as_a_driver(
         monkeypatch, nvmlDeviceGetName=b"NVIDIA H100", nvmlDeviceGetEnforcedPowerLimit=650_000,
         nvmlDeviceGetMaxClockInfo=1980, nvmlDeviceGetEccMode=[1, 0], nvmlDeviceGetMigMode=[0, 0],
-        nvmlDeviceGetPersistenceMode=1,
+        nvmlDeviceGetPersistenceMode=1, nvmlDeviceGetMaxPcieLinkGeneration=5,
+        nvmlDeviceGetMaxPcieLinkWidth=16, nvmlDeviceGetNvLinkState=1,
     )  # fmt: skip
     (gpu,) = gpus()
     assert (gpu["driver"], gpu["cuda_driver"], gpu["power_limit_w"]) == ("560.35.03", "12.6", 650)
     assert (gpu["ecc"], gpu["mig"], gpu["persistence"]) == ("on", "off", "on")
+    assert (gpu["pcie"], gpu["nvlink"]) == (
+        "PCIe Gen 5 x16",
+        f"{pynvml.NVML_NVLINK_MAX_LINKS} NVLink links",
+    )
 
 
 def test_what_a_device_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,116 @@
+"""`paceline mlperf compare`: scores beside published results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.errors import EXIT_INCOMPLETE
+
+if TYPE_CHECKING:
+    from paceline.mlperf.compared import Compared
+
+FORMATS = (".svg", ".png", ".html")
+
+
+def compare(
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, or scores that `mlperf score --json` printed.",
+            metavar="DIR|SCORE.json...",
+        ),
+    ],
+    published: Annotated[
+        Path | None,
+        typer.Option(help="CSV of published results; default those that come with Paceline."),
+    ] = None,
+    ruleset: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules of which round; default as in `mlperf score`.", show_default=False
+        ),
+    ] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Accelerators, where the logs do not say; once for each DIR."),
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(help="The kind of accelerator, where the logs do not say.")
+    ] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write time to train over accelerators here: .svg, .png or .html."),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Hold scores against published results on as many accelerators of the same kind.
+
+    Two or more sets of runs of one benchmark give the efficiency of strong scaling as well, split into
+    what the larger batch needs in samples and what throughput loses. Small siblings are refused.
+
+    Examples:
+
+      paceline mlperf compare results/box/llama31_8b --plot time-to-train.svg
+
+      paceline mlperf compare eight sixteen --gpus 8 --gpus 16 --accelerator H100 --json
+
+    Exit code 4 when no set of runs has a score.
+    """
+    from paceline.errors import UserError
+    from paceline.mlperf_comparing import compare as compare_scores
+
+    for path in plot or []:
+        if path.suffix not in FORMATS:
+            raise UserError(f"--plot {path}", "is no form of a plot", allowed=", ".join(FORMATS))
+    found = compare_scores(
+        places, published, ruleset=ruleset, num_devices=gpus or [], accelerator=accelerator
+    )
+    _emit(found, TableFormat.json if as_json else form)
+    for path in plot or []:
+        _write(found, path)
+    if all(one.score_minutes is None for one in found.own):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _write(found: Compared, path: Path) -> None:
+    from paceline.report.charts import save_chart
+    from paceline.report.mlperf_compare import compared_html, time_to_train
+    from paceline.report.theme import EXPORT
+    from paceline.rundir import write_text
+
+    if path.suffix == ".html":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, compared_html(found))
+    else:
+        save_chart(time_to_train(found, EXPORT), path)
+    typer.echo(f"written: {path}", err=True)
+
+
+def _emit(found: Compared, form: TableFormat) -> None:
+    from paceline.report.figures import one_line
+    from paceline.report.mlperf_compare import compared_lines, compared_rows
+
+    if form is TableFormat.json:
+        emit_json(found.model_dump(mode="json"))
+        return
+    columns = [
+        Column("system", "system", one_line),
+        Column("official", "official", lambda value: "yes" if value else "no"),
+        Column("num_devices", "accelerators", "{:,}".format, "right"),
+        Column("accelerator", "kind", one_line),
+        Column("score_minutes", "minutes", "{:.4f}".format, "right"),
+        Column("time_ratio", "ratio", "{:.3f}".format, "right"),
+        Column("global_batch", "batch", "{:,}".format, "right"),
+        Column("mean_samples_to_target", "samples", "{:,.0f}".format, "right"),
+    ]
+    if form is TableFormat.csv:
+        columns += [Column(name, name) for name in ("benchmark", "ruleset", "label")]
+    emit_table(compared_rows(found), columns, form)
+    if form in (TableFormat.text, TableFormat.md):
+        typer.echo("\n" + "\n".join(compared_lines(found)))

@@ -1,0 +1,137 @@
+"""`paceline mlperf system` and `paceline mlperf package`: what a submission needs beside its logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE
+
+if TYPE_CHECKING:
+    from paceline.mlperf.packaged import Package
+
+Ruleset = Annotated[
+    str | None, typer.Option(help="Rules of which round; default 5.1.0.", show_default=False)
+]
+
+
+def system(
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A cluster's name or YAML file, of which this machine is a node."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the description here; never over a file.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Fill in a field (repeatable)."),
+    ] = None,
+    ruleset: Ruleset = None,
+    fail_on_findings: Annotated[
+        bool, typer.Option(help="Exit with 3 while a field is open or wrong.")
+    ] = False,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Describe this system for an MLPerf submission, and say in plain words what is still open.
+
+    Fields that the machine does not tell begin with UNKNOWN; no package is made with one. Fill them in
+    with --set or in the file; "" says that nothing is stated.
+
+    Examples:
+
+      paceline mlperf system --out systems/box.json --set submitter=Example --set division=closed
+
+      paceline mlperf system --cluster cluster.yaml --set "status=Available on-premise"
+    """
+    from paceline.mlperf_system import describe
+    from paceline.report.mlperf_submission import description_lines, description_rows
+
+    found = describe(cluster, settings or [], out, ruleset)
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.json:
+        emit_json(found.model_dump(mode="json"))
+    else:
+        columns = [Column("field", "field"), Column("value", "value", wraps=True)]
+        emit_table(description_rows(found), columns, form)
+    if form in (TableFormat.text, TableFormat.md):
+        typer.echo("\n" + "\n".join(description_lines(found)))
+    if fail_on_findings and found.status != "complete":
+        raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def package(
+    places: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, one a benchmark.", metavar="DIR...")
+    ],
+    org: Annotated[str, typer.Option(help="The organisation that submits.")],
+    division: Annotated[str, typer.Option(help="closed or open.")],
+    system: Annotated[
+        Path, typer.Option(help="The system's description; its name without .json is the system's.")
+    ],
+    code: Annotated[
+        list[str],
+        typer.Option(metavar="[BENCHMARK=]FOLDER", help="The code that ran (repeatable)."),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the folder of the organisation is made.")],
+    ruleset: Ruleset = None,
+    allow_placeholders: Annotated[
+        bool, typer.Option(help="Take logs whose organisation was never filled in as they are.")
+    ] = False,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Lay out a submission that the official package checker accepts: logs, description, code.
+
+    Everything is copied, nothing is moved, changed or overwritten, and the folder is there only if the
+    checker passes it. Small siblings, synthetic data and placeholders are refused.
+
+    Examples:
+
+      paceline mlperf package LOGDIR --org Example --division closed --system systems/box.json
+      --code implementation --out submission
+
+    Exit code 3 when the rules or the checker refuse it.
+    """
+    from paceline.mlperf_packaging import Asked
+    from paceline.mlperf_packaging import package as make
+
+    asked = Asked(
+        places=tuple(places), organisation=org, division=division, system=system,
+        code=_codes(code), out=out, ruleset=ruleset, placeholders=allow_placeholders,
+    )  # fmt: skip
+    made = make(asked)
+    _emit_package(made, TableFormat.json if as_json else form)
+    if made.folder is None:
+        raise typer.Exit(EXIT_GATE_FAILED if made.check.status == "failed" else EXIT_INCOMPLETE)
+
+
+def _codes(code: list[str]) -> dict[str, Path]:
+    """`[BENCHMARK=]FOLDER` by benchmark, "" for all others."""
+    from paceline.mlperf.rules import BENCHMARKS
+
+    split = [one.partition("=") for one in code]
+    return {
+        name if name in BENCHMARKS and equals else "": Path(
+            folder if name in BENCHMARKS and equals else name + equals + folder
+        )
+        for name, equals, folder in split
+    }
+
+
+def _emit_package(made: Package, form: TableFormat) -> None:
+    from paceline.report.mlperf_submission import package_lines, package_rows
+
+    if form is TableFormat.json:
+        emit_json(made.model_dump(mode="json"))
+        return
+    if form is TableFormat.text:
+        typer.echo("\n".join(package_lines(made)))
+        return
+    names = ("benchmark", "file", "source", "score_minutes", "scaling_factor", "label")
+    emit_table(package_rows(made), [Column(name, name) for name in names], form)

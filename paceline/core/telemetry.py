@@ -1,0 +1,168 @@
+"""What devices told while a run went on, and the energy between two moments of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import NonNegativeFloat, ValidationError
+
+from paceline.core.value import Value
+
+MOST_GAP_S = 5.0
+"""Between two samples, beyond which nobody knows what happened; or five intervals if that is more."""
+
+
+class GpuSample(Value):
+    """One device at one moment; None for what it does not tell."""
+
+    index: int
+    power_w: NonNegativeFloat | None = None
+    sm_clock_mhz: NonNegativeFloat | None = None
+    memory_clock_mhz: NonNegativeFloat | None = None
+    temperature_c: float | None = None
+
+
+class TelemetryStart(Value):
+    """The first line of a host's telemetry: where the figures come from, and why some are missing."""
+
+    event: Literal["telemetry"] = "telemetry"
+    schema_version: Literal[1] = 1
+    host: str
+    interval_s: NonNegativeFloat
+    sources: dict[str, str]
+    """By part of the host, `gpu` and `cpu`."""
+    unknown: dict[str, str]
+    """Parts that tell nothing, with the reason."""
+
+
+class TelemetrySample(Value):
+    """One look at all devices of a host."""
+
+    event: Literal["sample"] = "sample"
+    time_unix: float
+    gpus: tuple[GpuSample, ...] = ()
+    cpu_energy_j: NonNegativeFloat | None = None
+    """Joules of processors and their memory since the first sample."""
+    cpu_clock_mhz: NonNegativeFloat | None = None
+    cpu_temperature_c: float | None = None
+
+
+class Energy(Value):
+    """Energy of a window of time, None with a reason where it cannot be told."""
+
+    energy_j: float | None
+    power_w: float | None
+    """Mean over the window."""
+    parts_j: dict[str, float]
+    """By part of the hosts; what is not here was not measured."""
+    window_s: float
+    n: int
+    """Samples inside the window."""
+    sources: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """One host's lines."""
+
+    start: TelemetryStart
+    samples: tuple[TelemetrySample, ...]
+
+
+def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
+    """A host's telemetry; lines that are no whole record are passed over, None without a first one."""
+    start: TelemetryStart | None = None
+    samples: list[TelemetrySample] = []
+    for line in lines:
+        try:
+            event = json.loads(line).get("event")
+            if event == "telemetry":
+                start = TelemetryStart.model_validate_json(line)
+            elif event == "sample":
+                samples.append(TelemetrySample.model_validate_json(line))
+        except (ValueError, ValidationError, AttributeError):
+            continue
+    return Telemetry(start, tuple(sorted(samples, key=lambda s: s.time_unix))) if start else None
+
+
+def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Energy:
+    """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
+
+    Power is joined by straight lines; counters of energy are interpolated. A part that some host does
+    not tell without a gap is left out; without any part there is no energy.
+    """
+    parts: dict[str, float] = {}
+    reasons = [] if hosts else ["no telemetry was recorded"]
+    for part in ("gpu", "cpu") if hosts else ():
+        told = [_part_j(host, part, start, stop) for host in hosts]
+        missing = next((why for why in told if isinstance(why, str)), None)
+        if missing is None:
+            parts[part] = sum(joules for joules in told if not isinstance(joules, str))
+        else:
+            reasons.append(f"{part}: {missing}")
+    total, window_s = sum(parts.values()), stop - start
+    inside = [s for host in hosts for s in host.samples if start <= s.time_unix <= stop]
+    sources = {host.start.sources[part] for host in hosts for part in parts}
+    return Energy(
+        energy_j=total if parts else None,
+        power_w=total / window_s if parts and window_s > 0 else None,
+        parts_j=parts,
+        window_s=window_s,
+        n=len(inside),
+        sources=tuple(sorted(sources)),
+        reason=None if parts else "; ".join(reasons),
+    )
+
+
+def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | str:
+    """Joules of one part of a host, or why they are not known."""
+    if part not in host.start.sources:
+        return host.start.unknown.get(part, "not recorded")
+    value = _gpu_power_w if part == "gpu" else _cpu_energy_j
+    points = [(s.time_unix, v) for s in host.samples if (v := value(s)) is not None]
+    points = _within(points, start, stop)
+    if not points:
+        return f"{host.start.host} was not sampled over the whole window"
+    most = max(MOST_GAP_S, 5 * host.start.interval_s)
+    gap = max(later[0] - earlier[0] for earlier, later in pairwise(points))
+    if gap > most:
+        return f"{host.start.host} was not sampled for {gap:.1f} s"
+    first, last = _at(points, start), _at(points, stop)
+    if part == "cpu":
+        return last - first
+    curve = [(start, first), *(p for p in points if start < p[0] < stop), (stop, last)]
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(curve))
+
+
+def _within(
+    points: Sequence[tuple[float, float]], start: float, stop: float
+) -> list[tuple[float, float]]:
+    """The points from the last before the window to the first after it; none if they do not reach."""
+    before = [point for point in points if point[0] <= start]
+    after = [point for point in points if point[0] >= stop]
+    if not (before and after) or stop <= start:
+        return []
+    return [point for point in points if before[-1][0] <= point[0] <= after[0][0]]
+
+
+def _at(points: Sequence[tuple[float, float]], time: float) -> float:
+    """The value at a moment, by a straight line between the points around it."""
+    for (t0, v0), (t1, v1) in pairwise(points):
+        if t0 <= time <= t1:
+            return v0 if t1 == t0 else v0 + (v1 - v0) * (time - t0) / (t1 - t0)
+    return points[0][1]
+
+
+def _gpu_power_w(sample: TelemetrySample) -> float | None:
+    watts = [gpu.power_w for gpu in sample.gpus]
+    known = [watt for watt in watts if watt is not None]
+    return sum(known) if known and len(known) == len(watts) else None
+
+
+def _cpu_energy_j(sample: TelemetrySample) -> float | None:
+    return sample.cpu_energy_j

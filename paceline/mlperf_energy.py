@@ -1,0 +1,68 @@
+"""The energy of MLPerf runs, from the telemetry that lies beside their logs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from paceline.core.telemetry import Energy, Telemetry, energy_between, read_telemetry
+from paceline.mlperf.scoring import ScoredRun
+from paceline.mlperf.trials import Trial
+from paceline.probe.telemetry import FOLDER
+
+_ENDING = re.compile(r"\.(txt|log|out)(\.gz)?$")
+
+
+def energy_of(log: Path, trial: Trial) -> Energy | None:
+    """Energy from run_start to run_stop of a trial, None where no telemetry lies beside its log.
+
+    `telemetry/<log without its ending>.jsonl`, or `-<host>.jsonl` for each of several hosts.
+    """
+    files = _files(log)
+    start, stop = trial.times_ms.get("run_start"), trial.times_ms.get("run_stop")
+    if not files or start is None or stop is None or stop <= start:
+        return None
+    read = [read_telemetry(_text(path).splitlines()) for path in files]
+    hosts = [host for host in read if host is not None]
+    return energy_between(_whole(hosts, len(files)), start / 1000, stop / 1000)
+
+
+def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
+    """Mean of the counted runs, None unless each of them has its energy, of the same parts."""
+    counted = [run.energy for run in runs if run.part == "counted"]
+    known = [one for one in counted if one is not None and one.energy_j is not None]
+    alike = len({tuple(sorted(one.parts_j)) for one in known}) == 1
+    return (
+        fmean(one.energy_j or 0.0 for one in known)
+        if known and alike and len(known) == len(counted)
+        else None
+    )
+
+
+def copied_telemetry(run: Path, folder: Path, name: str) -> None:
+    """Puts the telemetry of a run's folder beside the log `name` of a series."""
+    for path in sorted((run / FOLDER).glob("*.jsonl")):
+        target = folder / FOLDER / f"{name}-{path.name}"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _files(log: Path) -> list[Path]:
+    stem = _ENDING.sub("", log.name)
+    found = (log.parent / FOLDER).glob("*.jsonl")
+    return sorted(path for path in found if path.stem == stem or path.name.startswith(f"{stem}-"))
+
+
+def _whole(hosts: list[Telemetry], num_files: int) -> list[Telemetry]:
+    """None at all where a host's file says nothing: a sum without it would be too small."""
+    return hosts if len(hosts) == num_files else []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,166 @@
+"""The parts of this host: processors, caches, clock, disks, network adapters; None for what nobody tells.
+
+Everything is read below `root`, so that the files of another machine can be read as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path("/")
+SECTOR_BYTES = 512
+"""The kernel counts a disk's size in these, whatever the disk's own sectors are."""
+VIRTUAL_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d+")
+ADAPTERS = {"0x15b3": "Mellanox/NVIDIA", "0x8086": "Intel", "0x14e4": "Broadcom", "0x1d0f": "Amazon",
+            "0x1af4": "virtio", "0x1ae0": "Google"}  # fmt: skip
+"""Makers by their PCI number."""
+
+
+def host_parts(root: Path = ROOT) -> dict[str, Any]:
+    """What the kernel tells of the host's parts."""
+    return {
+        **processors(root),
+        "memory_bytes": memory_bytes(root),
+        "caches": caches(root),
+        "clock_mhz": clock_mhz(root),
+        "disks": disks(root),
+        "adapters": [*infiniband(root), *ethernet(root)],
+        "amd_accelerators": len(
+            list((root / "sys/class/kfd/kfd/topology/nodes").glob("*/mem_banks/0"))
+        ),
+    }
+
+
+def processors(root: Path = ROOT) -> dict[str, int | None]:
+    """Sockets, cores and hardware threads a host, whatever of them this process may use."""
+    places = [
+        (_read(cpu / "topology/physical_package_id"), _read(cpu / "topology/core_id"))
+        for cpu in _cpus(root)
+    ]
+    told = [place for place in places if None not in place]
+    return {
+        "sockets": len({package for package, _ in told}) or None,
+        "cores": len(set(told)) or None,
+        "threads": len(places) or None,
+    }
+
+
+def memory_bytes(root: Path = ROOT) -> int | None:
+    """All memory that the kernel manages, whatever of it this process may use."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(total[1]) * 1024 if total else None
+
+
+def caches(root: Path = ROOT) -> list[dict[str, Any]]:
+    """Caches of the host by level and kind: bytes of one, and how many there are."""
+    one_each = {
+        (level, kind, size, _read(cache / "shared_cpu_list"))
+        for cpu in _cpus(root)
+        for cache in (cpu / "cache").glob("index[0-9]*")
+        if (level := _read(cache / "level"))
+        and (kind := _read(cache / "type"))
+        and (size := _kernel_bytes(_read(cache / "size")))
+    }
+    counts = Counter((level, kind, size) for level, kind, size, _ in one_each)
+    return [
+        {"level": int(level), "kind": kind, "bytes": size, "count": n}
+        for (level, kind, size), n in sorted(counts.items())
+    ]
+
+
+def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
+    """The processor's base and highest clock, where the kernel or the processor's name states them."""
+    frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    base = _number(_read(frequency / "base_frequency"))
+    highest = _number(_read(frequency / "cpuinfo_max_freq"))
+    named = re.search(r"model name.*@\s*([\d.]+)\s*GHz", _read(root / "proc/cpuinfo") or "")
+    return {
+        "base": base / 1000 if base else float(named[1]) * 1000 if named else None,
+        "max": highest / 1000 if highest else None,
+    }
+
+
+def disks(root: Path = ROOT) -> list[dict[str, Any]]:
+    """Disks of the host with their kind and bytes, without those made of others."""
+    return [
+        {"name": disk.name, "kind": kind, "bytes": sectors * SECTOR_BYTES,
+         "model": _read(disk / "device/model")}
+        for disk in sorted((root / "sys/block").glob("*"))
+        if not VIRTUAL_DISKS.fullmatch(disk.name)
+        and (sectors := int(_number(_read(disk / "size")) or 0))
+        and (kind := _disk_kind(disk))
+    ]  # fmt: skip
+
+
+def infiniband(root: Path = ROOT) -> Iterator[dict[str, Any]]:
+    """Every active port of InfiniBand adapters and of those that speak RDMA over Ethernet."""
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        rate = re.match(r"([\d.]+) Gb/sec", _read(port / "rate") or "")
+        if "ACTIVE" not in (_read(port / "state") or ""):
+            continue
+        device = port.parents[1]
+        yield {
+            "name": device.name,
+            "kind": _read(port / "link_layer"),
+            "gbit_per_s": float(rate[1]) if rate else None,
+            "maker": _maker(device),
+        }
+
+
+def ethernet(root: Path = ROOT) -> Iterator[dict[str, Any]]:
+    """Every real network interface that is up and belongs to no adapter listed by `infiniband`."""
+    rdma = {found.name for found in (root / "sys/class/infiniband").glob("*/device/net/*")}
+    for interface in sorted((root / "sys/class/net").glob("*")):
+        real = (interface / "device").exists() and interface.name not in rdma
+        if not real or _read(interface / "operstate") != "up":
+            continue
+        speed = _number(_read(interface / "speed"))
+        yield {
+            "name": interface.name,
+            "kind": "Ethernet",
+            "gbit_per_s": speed / 1000 if speed and speed > 0 else None,
+            "maker": _maker(interface),
+        }
+
+
+def _cpus(root: Path) -> list[Path]:
+    found = (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
+    return [path for path in found if path.name[3:].isdecimal()]
+
+
+def _disk_kind(disk: Path) -> str:
+    turning = _read(disk / "queue/rotational")
+    if disk.name.startswith("nvme"):
+        return "NVMe SSD"
+    if disk.name.startswith(("vd", "xvd")):
+        return "virtual disk"
+    return {"0": "SSD", "1": "hard disk"}.get(turning or "", "disk")
+
+
+def _maker(device: Path) -> str | None:
+    number = _read(device / "device/vendor")
+    return ADAPTERS.get(number, number) if number else None
+
+
+def _kernel_bytes(text: str | None) -> int | None:
+    """`48K` as bytes."""
+    found = re.fullmatch(r"(\d+)([KMG])", text or "")
+    return int(found[1]) << {"K": 10, "M": 20, "G": 30}[found[2]] if found else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip() or None
+    except OSError:
+        return None
