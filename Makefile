@@ -12,15 +12,17 @@ BROWSER_PACKAGES := chromium fonts-dejavu-core
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server gcc libslurm-dev
 # Files that begin with _ are the other side of a comparison, started by the benchmark itself.
-BENCHMARKS = $(wildcard benchmarks/[a-z]*.py)
+# The nightly one needs root and the packages of deps-clusters, hence a target of its own.
+BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
+NIGHTLY := benchmarks/slow_nodes.py
 SUITES := clusters numerics browser
 # What has a target of its own besides, so that the default tests stay short.
 CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/cli/test_campaign.py tests/cli/test_check.py
-ESTIMATE_TESTS := tests/estimate tests/search tests/ramping tests/sweeping tests/test_estimating.py \
-  tests/test_tuning.py tests/test_validating.py \
-  $(foreach verb,estimate rampup sweep,tests/cli/test_$(verb).py)
-MLPERF_TESTS := tests/mlperf $(wildcard tests/test_mlperf*.py) tests/cli/test_mlperf.py \
-  tests/report/test_mlperf.py
+ESTIMATE_TESTS := $(foreach part,estimate search ramping sweeping parts tuning calibrating,tests/$(part)) \
+  $(foreach part,estimating tracing validating,tests/test_$(part).py) tests/native/test_followed_step.py \
+  $(foreach verb,estimate rampup sweep tune,tests/cli/test_$(verb).py)
+MLPERF_TESTS := tests/mlperf $(wildcard tests/test_mlperf*.py tests/cli/test_mlperf*.py \
+  tests/report/test_mlperf*.py)
 APART := $(SUITES:%=tests/%) $(CAMPAIGN_TESTS) $(ESTIMATE_TESTS) $(MLPERF_TESTS)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
@@ -73,6 +75,10 @@ bench: $(VENV)/.installed-bench ## run every benchmark in benchmarks/ (one alone
 
 bench-%: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/$*.py
+
+.PHONY: nightly
+nightly: $(VENV)/.installed-tested ## name really slow nodes in 20 trials on virtual hosts (see deps-clusters)
+	$(BIN)/python $(NIGHTLY)
 
 .PHONY: constraints
 constraints: ## resolve constraints.txt afresh, for the torch named by TORCH

@@ -38,7 +38,7 @@ LLAMA = (
 OTHERS = (
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 tp=2 micro_batch=2"),
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 pp=4 micro_batch=1"),
-    ("llama2-70b-lora", "H100", 64, "zero_stage=3 recompute=full"),
+    ("llama2-70b-lora", "H100", 8, "zero_stage=3 recompute=full"),
     ("opt-13b-sft", "H100", 8, "zero_stage=3 micro_batch=2"),
 )
 

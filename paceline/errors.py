@@ -46,6 +46,12 @@ class SystemFaultError(PacelineError):
     exit_code = EXIT_SYSTEM_FAULT
 
 
+class IncompleteError(PacelineError):
+    """What was asked for did not come to an answer, and nothing is wrong with it (exit code 4)."""
+
+    exit_code = EXIT_INCOMPLETE
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)

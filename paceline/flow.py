@@ -16,7 +16,7 @@ from typing import IO
 
 from paceline import __version__, outcome
 from paceline.core.hardware import Dtype
-from paceline.core.run import RunSpec
+from paceline.core.run import Job, RunSpec
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.ending import Ending, file_text, judge, log_tail, read_evidence
 from paceline.engines import Engine, engine
@@ -26,6 +26,7 @@ from paceline.placement import device_kind
 from paceline.plan import Plan, probe_machine, reachable_rate
 from paceline.probe.gemm import GemmProbe
 from paceline.probe.inventory import inventory, oom_kills
+from paceline.probe.telemetry import sampled
 from paceline.report.html import render_html
 from paceline.report.page import RunReport
 from paceline.rundir import (
@@ -127,6 +128,7 @@ def run(
     repeat: Repeat | None = None,
     trial: Trial | None = None,
     stopped: Callable[[], bool] = bool,
+    submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunReport:
     """Train as planned and return the report; the run folder holds everything at every moment.
 
@@ -134,6 +136,7 @@ def run(
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
     `group`, `repeat` and `trial` say what the run is part of. `stopped` is asked
     again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
+    `submit` starts what the launcher has prepared in the launcher's place, together with other runs.
     """
     folder = new_run_folder(root, plan.spec, tag)
     placed = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
@@ -145,7 +148,9 @@ def run(
             watch(Progress("measuring the reachable rate"))
             record = _with_reachable_rate(record, plan)
         watch(Progress("starting"))
-        record = _launch_and_wait(plan, folder, record, watch, stopped)
+        here = plan.spec.cluster.launcher == "local"
+        with sampled(folder) if here else contextlib.nullcontext():
+            record = _launch_and_wait(plan, folder, record, watch, stopped, submit)
     except KeyboardInterrupt:
         record = read_record(folder)  # it may have been launched meanwhile
         record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
@@ -222,14 +227,19 @@ def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
 
 
 def _launch_and_wait(
-    plan: Plan, folder: Path, record: RunRecord, watch: Watcher, stopped: Callable[[], bool]
+    plan: Plan,
+    folder: Path,
+    record: RunRecord,
+    watch: Watcher,
+    stopped: Callable[[], bool],
+    submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunRecord:
     machine = launcher(plan.spec.cluster.launcher)
     machine.prepare(plan.job, folder)
     kills_before = oom_kills()
     record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
     write_value(folder / RUN_FILE, record)
-    job = machine.submit(plan.job, folder)
+    job = (submit or machine.submit)(plan.job, folder)
     try:
         code, ending = _watch(job, plan.spec, folder, watch, stopped)
         while ending is None and job.restart():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,8 @@ from paceline.mlperf.findings import (
     unread_finding,
 )
 from paceline.mlperf.official import check_copy, checker_rulesets, checker_version, copied
-from paceline.mlperf.rules import DEFAULT_RULESET, round_in
+from paceline.mlperf.rules import DEFAULT_RULESET, SIBLINGS, UNOFFICIAL, round_in
+from paceline.mlperf.tiny_rules import BASE_RULESET, TINY_LABEL, TINY_RULESET, replaced_rules
 from paceline.mlperf_logs import RunLog, run_logs
 from paceline.parsing import as_text
 
@@ -30,9 +32,9 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     place without MLPerf logs.
     """
     version, known = checker_version(), checker_rulesets()
-    chosen, origin = _ruleset(place, ruleset, known)
+    chosen, origin = chosen_ruleset(place, ruleset, known)
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
-        files = [_checked(log, chosen, Path(folder)) for log in run_logs(place)]
+        files = [checked(log, chosen, Path(folder)) for log in run_logs(place)]
     statuses = {file.status for file in files}
     failed, whole = "failed" in statuses, statuses == {"passed"}
     return Check(
@@ -40,32 +42,48 @@ def check(place: Path, ruleset: str | None = None) -> Check:
         ruleset=chosen,
         ruleset_from=origin,
         checker=f"mlperf-logging {version}",
+        label=TINY_LABEL if chosen == TINY_RULESET else UNOFFICIAL,
         status="failed" if failed else "passed" if whole else "broken",
         files=tuple(files),
     )
 
 
-def _ruleset(
+def chosen_ruleset(
     place: Path, given: str | None, known: list[str]
 ) -> tuple[str, Literal["option", "path", "default"]]:
+    """The ruleset that is asked for, else that of the round in the path, else the default.
+
+    Raises UserError for one that is not `known`.
+    """
     if given is not None:
-        if given not in known:
+        if given not in (*known, TINY_RULESET):
             raise UserError(f"--ruleset {given}", "is not known to the official checker",
-                            allowed=", ".join(known),
+                            allowed=", ".join((*known, TINY_RULESET)),
                             remedy=did_you_mean(given, known) or None)  # fmt: skip
         return given, "option"
     found = round_in(place)
     return (found[1], "path") if found and found[1] in known else (DEFAULT_RULESET, "default")
 
 
-def _checked(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
+def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:
+    """The round, and what is particular to the small siblings: the official rules of the benchmark that
+    one stands for are asked as well, so that every key that deviates is named.
+    """
+    if ruleset == TINY_RULESET:
+        return BASE_RULESET, replaced_rules()
+    small = SIBLINGS.get(next((trial.benchmark or "" for trial in log.trials), ""))
+    return ruleset, {"also": small.sibling_of} if small else {}
+
+
+def checked(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
+    """What the official checker says of one log; its copy lies in `folder` meanwhile."""
     name = as_text(log.path.name)
     if log.unreadable:
         return CheckedFile(file=name, status="unreadable", reason=log.unreadable)
     copy = folder / "log.txt"
     broken_off = copied(log.path, copy)
     lines = ResultLines.of(copy.read_bytes())
-    verdict = check_copy(copy, ruleset)
+    verdict = check_copy(copy, *_rules_for(log, ruleset))
     findings = [unread_finding(text, why, lines) for text, why in verdict.unread]
     findings += [finding(message, lines) for message in verdict.messages]
     findings += incomplete_records(lines) if verdict.broken else []

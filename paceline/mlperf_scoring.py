@@ -29,6 +29,7 @@ from paceline.mlperf.scoring import (
     with_parts,
 )
 from paceline.mlperf.trials import PLACEHOLDER, Trial
+from paceline.mlperf_energy import energy_of, mean_energy_j
 from paceline.mlperf_logs import RunLog, described_devices, run_logs
 from paceline.parsing import as_text
 from paceline.recipe import load_recipe
@@ -54,6 +55,7 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         benchmark=benchmark.name,
         ruleset=rounds.ruleset,
         ruleset_from=rounds.origin,
+        label=benchmark.label,
         status="ok",
         runs=tuple(runs),
         runs_required=benchmark.num_runs,
@@ -89,7 +91,7 @@ def _ruleset(place: Path, given: str | None) -> _Rounds:
 
 def _check_round(benchmark: Benchmark, rounds: _Rounds) -> None:
     known = rulesets(benchmark.name)
-    if rounds.ruleset not in known:
+    if benchmark.sibling_of is None and rounds.ruleset not in known:
         origin = " (from the path)" if rounds.origin == "path" else ""
         raise UserError(f"--ruleset {rounds.ruleset}{origin}", f"has no {benchmark.name}",
                         allowed=", ".join(known))  # fmt: skip
@@ -149,6 +151,7 @@ def _run(name: str, trial: Trial, log: RunLog, benchmark: Benchmark) -> ScoredRu
         global_batch=trial.global_batch,
         seeds=tuple(sorted(set(trial.seeds))),
         started_ms=trial.times_ms.get("run_start", trial.times_ms.get("init_start")),
+        energy=energy_of(log.path, trial),
     )
 
 
@@ -235,6 +238,7 @@ def _means(inside: Sequence[ScoredRun], known: Score) -> dict[str, Any]:
         "median_samples_per_s": median(rates) if rates else None,
         "mean_initialisation_minutes": fmean(waits) if waits else None,
         "overall_samples_per_s": overall,
+        "mean_energy_j": mean_energy_j(inside),
     }
     if overall and known.num_devices and known.flops_per_sample:
         flops_per_s = overall * known.flops_per_sample / known.num_devices

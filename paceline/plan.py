@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.core.run import Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.engines import engine
 from paceline.errors import SystemFaultError, UserError
-from paceline.launchers import launcher
+from paceline.launchers import launcher, slurm_client
 from paceline.launchers.binding import bound
 from paceline.placement import Request, choose_cluster, find_device
 from paceline.probe.gemm import GemmProbe, probe_gemm
@@ -87,9 +88,33 @@ def plan_again(spec: RunSpec) -> Plan:
             remedy="repeats of one group must run on one kind of machine",
         )
     _check(spec, force=True)
-    return Plan(
-        spec, bound(engine(spec.engine).job(spec, spec.recipe)), found, tuple(busy_notice(found))
-    )
+    spec, notices = _in_what_runs(spec)
+    job = bound(engine(spec.engine).job(spec, spec.recipe))
+    return Plan(spec, job, found, (*notices, *busy_notice(found)))
+
+
+def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
+    """The plan with what the machine is and does at this moment; runs beside it are no notice."""
+    now = inventory()
+    lasting = [notice for notice in plan.notices if notice not in busy_notice(plan.inventory)]
+    busy = [] if beside_others else busy_notice(now)
+    return replace(plan, inventory=now, notices=(*lasting, *busy))
+
+
+def _in_what_runs(spec: RunSpec) -> tuple[RunSpec, list[str]]:
+    """The run inside the allocation of this shell, or its own while that runs, else in the queue."""
+    cluster, then = spec.cluster, spec.cluster.slurm.allocation
+    if cluster.launcher != "slurm" or then is None:
+        return spec, []
+    now, notices = os.environ.get("SLURM_JOB_ID"), list[str]()
+    if now is None:
+        state = (slurm_client.states([then]) or {}).get(then)
+        now = then if state and state.state == "RUNNING" else None
+        notices = [] if now else [f"allocation {then} has ended: this is a job of its own"]
+    settings = cluster.slurm.model_copy(update={"allocation": now})
+    return spec.model_copy(
+        update={"cluster": cluster.model_copy(update={"slurm": settings})}
+    ), notices
 
 
 def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
@@ -128,7 +153,7 @@ def _dtype(recipe: Recipe) -> Dtype:
 
 
 def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
-    """The recipe with an absolute `data.path`, sought from the current folder, then `beside`.
+    """The recipe with absolute paths of its data, sought from the current folder, then `beside`.
 
     Raises UserError when the source needs a file and there is none.
     """
@@ -138,31 +163,50 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
     if data.path is None:
         raise UserError(f"{recipe.name}: data.path", f"source {data.source} needs a file",
                         remedy="--set data.path=FILE")  # fmt: skip
-    for path in (Path(data.path).expanduser(), beside / data.path):
+    update: dict[str, Any] = {
+        "data": data.model_copy(update={"path": _file(recipe, "data.path", data.path, beside)})
+    }
+    evaluation = recipe.training.evaluation
+    if evaluation is not None and evaluation.path is not None:
+        own = _file(recipe, "training.evaluation.path", evaluation.path, beside)
+        found = evaluation.model_copy(update={"path": own})
+        update["training"] = recipe.training.model_copy(update={"evaluation": found})
+    return recipe.model_copy(update=update)
+
+
+def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:
+    for path in (Path(name).expanduser(), beside / name):
         if path.is_file():
-            absolute = data.model_copy(update={"path": str(path.resolve())})
-            return recipe.model_copy(update={"data": absolute})
-    raise UserError(f"{recipe.name}: data.path", f"{data.path} is not a file")
+            return str(path.resolve())
+    raise UserError(f"{recipe.name}: {field}", f"{name} is not a file")
 
 
 def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
-    """The recipe with an absolute `checkpoint.resume`: one checkpoint, not the latest of a moment.
+    """The recipe with absolute checkpoints: one each that it begins with, not the latest of a moment.
 
-    It may name a checkpoint, a folder of them, or a run, by path or as everywhere (`last`, a prefix).
+    They may name a checkpoint, a folder of them, or a run, by path or as everywhere (`last`, a prefix).
     Raises UserError when there is none.
     """
-    name = recipe.checkpoint.resume
-    if name is None:
-        return recipe
+    update: dict[str, Any] = {}
+    if recipe.checkpoint.resume is not None:
+        folder = _checkpoint(recipe, "checkpoint.resume", recipe.checkpoint.resume, runs)
+        update["checkpoint"] = recipe.checkpoint.model_copy(update={"resume": folder})
+    if recipe.training.initial_weights is not None:
+        field = "training.initial_weights"
+        folder = _checkpoint(recipe, field, recipe.training.initial_weights, runs)
+        update["training"] = recipe.training.model_copy(update={"initial_weights": folder})
+    return recipe.model_copy(update=update) if update else recipe
+
+
+def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
     path = Path(name).expanduser()
     found = path if path.is_dir() else find_run(runs, name)
     for place in (found, found / CHECKPOINTS_FOLDER):
         latest = place / LATEST_CHECKPOINT
         folder = place / latest.read_text().strip() if latest.is_file() else place
         if (folder / CHECKPOINT_STATE).is_file():
-            absolute = recipe.checkpoint.model_copy(update={"resume": str(folder.resolve())})
-            return recipe.model_copy(update={"checkpoint": absolute})
-    raise UserError(f"{recipe.name}: checkpoint.resume", f"{found} holds no whole checkpoint",
+            return str(folder.resolve())
+    raise UserError(f"{recipe.name}: {field}", f"{found} holds no whole checkpoint",
                     remedy="checkpoint.every=N saves one every N steps")  # fmt: skip
 
 

@@ -162,6 +162,8 @@ class Source(Value):
     window: str
     tables: tuple[Table, ...] = ()
     convergence: tuple[ConvergencePoint, ...] = ()
+    scores_csv: str | None = None
+    """Published MLPerf Training results, one a line."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ inventory.json  the machine
 logs/         what the programs printed, one file a rank
 steps/        the trainer's event lines, one file a rank
 checkpoints/  what `checkpoint.every` asked for
+telemetry/    power, energy, clocks, one file a host
 steps.jsonl   the ranks merged
 result.json   metrics, window, verdict
 report.html

@@ -22,7 +22,12 @@ from paceline.core.logs.parsed import ParsedLog
 from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
 from paceline.core.sweeps import SweepResult
-from paceline.events import EndEvent, MemoryEvent, StartEvent, StepEvent
+from paceline.core.telemetry import TelemetrySample, TelemetryStart
+from paceline.core.tunes import TuneResult
+from paceline.estimate.calibration import Calibration
+from paceline.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
+from paceline.launchers.slurm_record import SlurmRecord
+from paceline.mlperf.series import SeriesAnswer, TrialSeries
 from paceline.probe.gemm import GemmProbe
 from paceline.recipe import Recipe
 from paceline.references import Source
@@ -40,13 +45,21 @@ FORMATS: dict[str, type[BaseModel]] = {
     "campaign": Campaign,
     "scale": CampaignResult,
     "sweep": SweepResult,
+    "tune": TuneResult,
+    "slurm": SlurmRecord,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,
+    "event-eval": EvalEvent,
     "event-end": EndEvent,
+    "telemetry-start": TelemetryStart,
+    "telemetry-sample": TelemetrySample,
     "gemm-probe": GemmProbe,
+    "mlperf-series": TrialSeries,
+    "mlperf-run": SeriesAnswer,
+    "calibration": Calibration,
 }
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.engines import native
 from paceline.errors import UserError
 from paceline.placement import Request, choose_cluster, device_kind
-from paceline.plan import busy_notice, make_plan, would_fit
+from paceline.plan import busy_notice, make_plan, plan_again, would_fit
 from paceline.probe.inventory import inventory
 from paceline.recipe import load_recipe, recipe_path
 from tests.example import make_spec
+from tests.launchers.slurm_stand_ins import put
 
 
 def test_a_plan_is_the_script_that_will_run():
@@ -48,7 +50,8 @@ def test_force_runs_what_the_bound_refuses():
         (("dtype=fp16",), "fp16 on a CPU is emulated"),
         (("dtype=fp8",), "fp8 on a CPU is emulated"),
         (("dtype=nvfp4",), "dtype nvfp4 is not among"),
-        (("layout.ep=2",), "ep > 1 is not in the native trainer"),
+        (("layout.ep=2",), "ep 2 spreads experts over ranks, and the model has none"),
+        (("layout.ep=2", "model.num_experts=2"), "ep > 1 is not in the native trainer"),
         (("layout.pp=2", "layout.micro_batch=16"), "1 micro-batches a step do not fill pp 2"),
     ],
 )
@@ -235,3 +238,20 @@ def test_a_busy_machine_is_told_and_a_quiet_one_is_not():
 def test_a_run_that_fits_as_it_stands_is_told_no_changes():
     told = would_fit(load_recipe("llama2-70b-lora"))
     assert "1 x B200, by the static memory bound" in told
+
+
+@pytest.mark.parametrize(
+    ("shell", "state", "then"), [("8", "RUNNING", "8"), (None, "RUNNING", "7"), (None, "", None)]
+)
+def test_another_run_is_in_this_shells_allocation_or_in_its_own_while_that_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str | None, state: str, then: str | None
+):
+    put(tmp_path, monkeypatch, squeue=f"[ -z '{state}' ] || echo '7|{state}|a|None'")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if shell:
+        monkeypatch.setenv("SLURM_JOB_ID", shell)
+    cluster = Cluster(name="c", device="cpu", devices_per_node=1, launcher="slurm",
+                      slurm=SlurmSettings(allocation="7"))  # fmt: skip
+    plan = plan_again(make_spec(cluster=cluster))
+    assert plan.spec.cluster.slurm.allocation == then
+    assert any("allocation 7 has ended" in notice for notice in plan.notices) == (then is None)

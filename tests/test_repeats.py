@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,24 +11,27 @@ from typing import Any
 import pytest
 
 from paceline import flow
+from paceline.core.hosts import Host
 from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
 from paceline.errors import SystemFaultError, UserError
 from paceline.flow import CancelledRunError, UnwrittenReportError
 from paceline.outcome import evaluate
-from paceline.placement import Request
+from paceline.parts.part import Part
+from paceline.placement import Request, Where
 from paceline.plan import Plan
 from paceline.probe import inventory
+from paceline.repeating import run_series
 from paceline.repeats import (
     Series,
     Side,
     Turn,
     new_series,
     resumed_series,
-    run_series,
     side_request,
 )
 from paceline.rundir import Repeat, RunRecord, groups, read_record, this_controller
+from tests.fleet import Fleet
 from tests.series_example import make_finished
 
 BASE = Request("tiny-llama", overrides=("steps=20",))
@@ -93,6 +97,13 @@ def test_two_sides_take_turns_so_that_a_linear_drift_cancels():
     for place, turn in enumerate(Series(both, 4).turns()):
         places[turn.letter].append(place)
     assert sum(places["A"]) == sum(places["B"])
+
+
+def test_on_several_parts_pairs_stay_together_and_turn_on_each_part():
+    both = side("a", range(1, 5)), side("b", range(1, 5))
+    series = Series(both, 4, parts=(Part(1, ("x",)), Part(2, ("y",))))
+    lanes = [" ".join(f"{t.letter}{t.number}" for t in series.turns(part)) for part in (1, 2)]
+    assert lanes == ["A1 B1 B3 A3", "A2 B2 B4 A4"]
 
 
 def test_one_side_runs_in_order_and_has_no_letter():
@@ -226,7 +237,7 @@ class Machine:
             raise SystemFaultError("launcher", "is gone")
         if ending == "user":
             raise UserError("recipe", "is wrong")
-        del fields["probe"]
+        del fields["probe"], fields["stopped"]
         full = ending == "disk full"
         number = len(list(root.iterdir())) if root.exists() else 0
         folder = make_finished(root, number, 0.2 + 0.001 * number, spec=plan.spec,
@@ -260,6 +271,34 @@ def test_a_failed_repeat_is_counted_and_the_series_goes_on(
     assert group.faults == ("launcher: is gone",)
     assert result.resume == "paceline run --resume g" and not result.interrupted
     assert [record.repeat.number for record in machine.records if record.repeat] == [1, 2, 4]
+
+
+def on_hosts(names: str, **fields: Any) -> Request:
+    where = Where(hosts=tuple(Host(name=name) for name in names.split()))
+    return Request("tiny-gpt", overrides=("steps=20",), device="cpu", where=where, **fields)
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    made = Fleet()
+    monkeypatch.setitem(sys.modules, "paceline.launchers.ssh", made)
+    return made
+
+
+def test_repeats_share_the_hosts_and_go_on_without_a_lost_one(tmp_path: Path, fleet: Fleet):
+    fleet.down = {"n2"}
+    series = new_series(tmp_path, [on_hosts("n1 n2 n3")], 4, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], Silent())
+    (group,) = result.groups
+    assert (group.ok, group.failed) == (3, 1) and sorted(fleet.runs)[-1] == ("n3",)
+    assert result.resume == "paceline run --resume g --max-parallel 3 --hosts n[1-3]"
+    where = on_hosts("n3 n4").where
+    again = resumed_series(tmp_path, "g", None, where, max_parallel=2)
+    assert [part.hosts for part in again.parts] == [("n3",), ("n4",)]
+    whole = run_series(again, tmp_path, ["paceline"], Silent())
+    assert whole.groups[0].ok == 4 and whole.resume is None
+    assert len(fleet.runs) == 5 and fleet.runs[-1] == ("n4",)
 
 
 def test_a_report_that_cannot_be_written_costs_a_warning_and_not_the_repeat(

@@ -76,7 +76,7 @@ def test_the_hostfile_and_the_kind_of_scaling_are_kept(tmp_path: Path):
         ('host,nodes,samples_per_s\n"a,b",3,5', "nodes is 3, but 2 hosts are named"),
         ("first_host,last_host,samples_per_s\nn9,n8,5", "n9 to n8 is no range of hosts"),
         ("first_host,last_host,samples_per_s\na1,b2,5", "a1 to b2 is no range of hosts"),
-        ("first_host,last_host,samples_per_s\nn1,n99999999,5", "is no range"),
+        ("first_host,last_host,samples_per_s\nn1,n99999999,5", "is too many"),
         ("host,samples_per_s,benchmark\na,5,x\nb,6,y", "2 values: x, y; choose one: --where bench"),
         ("host,samples_per_s,scaling\na,5,weak\nb,6,strong", "column scaling has 2 values"),
         ("host,samples_per_s,scaling\na,5,ideal", "scaling 'ideal' is unknown"),

@@ -11,6 +11,7 @@ from types import FrameType
 import typer
 
 from paceline.cli.audit import audit
+from paceline.cli.calibrate import calibrate
 from paceline.cli.check import check
 from paceline.cli.compare import compare
 from paceline.cli.convert import convert
@@ -65,6 +66,7 @@ app.command("scale")(scale)
 app.command("sweep")(sweep)
 app.command("check")(check)
 app.command("estimate")(estimate)
+app.command("calibrate")(calibrate)
 app.command("validate")(validate)
 app.command("tune")(tune)
 app.command("rampup")(rampup)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import mlperf_compare, mlperf_run, mlperf_submission
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
@@ -24,6 +25,12 @@ EXIT_CODES = {
     "no-reference": EXIT_INCOMPLETE,
     "invalid": EXIT_GATE_FAILED,
 }
+
+
+app.command()(mlperf_run.run)
+app.command()(mlperf_submission.system)
+app.command()(mlperf_submission.package)
+app.command()(mlperf_compare.compare)
 
 
 @app.callback()
@@ -106,7 +113,11 @@ def _columns() -> list[Column]:
 @app.command()
 def check(
     place: Annotated[
-        Path, typer.Argument(help="A log, or a folder with the logs of runs.", metavar="PATH")
+        Path,
+        typer.Argument(
+            help="A log, a folder with the logs of runs, a system description, or a submission.",
+            metavar="PATH",
+        ),
     ],
     ruleset: Annotated[
         str | None,
@@ -118,10 +129,11 @@ def check(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Check logs with the official compliance checker, in plain words and with line numbers.
+    """Check logs, a system description or a whole submission officially, in plain words with lines.
 
-    The checker runs on copies in a process of its own; nothing of yours is written or deleted. It is
-    the package mlperf-logging: pip install 'paceline[mlperf]'.
+    A folder with systems/ and results/ is a submission: its descriptions, the number of runs, seeds
+    and convergence are checked as well. The checkers run on copies in processes of their own; nothing
+    of yours is written or deleted. They are mlperf-logging: pip install 'paceline[mlperf]'.
 
     Examples:
 
@@ -129,12 +141,14 @@ def check(
 
       paceline mlperf check LOGDIR --ruleset 5.1.0 --json
 
+      paceline mlperf check submission/MyOrganisation
+
     Exit code 0 when all logs pass, 3 when one fails, 4 when the checker has no answer for one.
     """
-    from paceline.mlperf_checking import check as check_logs
+    from paceline.mlperf_submissions import check as check_place
     from paceline.report.mlperf import check_lines, check_rows
 
-    found = check_logs(place, ruleset)
+    found = check_place(place, ruleset)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))

@@ -14,7 +14,9 @@ from paceline.cli.where import (
     Hosts,
     Interface,
     LauncherOption,
+    MaxParallel,
     Nodes,
+    NodesPerTrial,
     SshConfig,
     where,
 )
@@ -59,6 +61,8 @@ def run(
     interface: Interface = None,
     bind: Bind = None,
     ssh_config: SshConfig = None,
+    nodes_per_trial: NodesPerTrial = None,
+    max_parallel: MaxParallel = None,
     repeat: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +139,7 @@ def run(
     in one folder: job.sh, logs, steps, result.json and report.html.
     """
     from paceline.cli.repeat import Several, repeat_runs
+    from paceline.errors import UserError
     from paceline.placement import Request
     from paceline.plan import make_plan
 
@@ -154,11 +159,14 @@ def run(
     )
     form = ReportFormat.json if as_json else form
     if repeat is not None or interleave or group is not None or resume is not None:
-        several = Several(repeat, interleave, group, resume)
+        several = Several(repeat, interleave, group, resume, nodes_per_trial, max_parallel)
         how = Execution(form, tag, probe, runs_dir)
         raise typer.Exit(repeat_runs(request, several, how, dry_run))
     if recipe is None:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
+    if nodes_per_trial or max_parallel:
+        raise UserError("--nodes-per-trial, --max-parallel", "share the hosts among several runs",
+                        remedy="ask for them with --repeat, or --nodes N for a single run")  # fmt: skip
     plan = make_plan(request)
     tell_notices(plan)
     if dry_run:

@@ -93,6 +93,8 @@ def whole_experts(x: Sizes) -> str | None:
     ranks = x.layout.dp(x.world_size) * x.layout.cp
     if experts % ep == 0 and ranks % ep == 0:
         return None
+    if experts == 1:
+        return f"ep {ep} spreads experts over ranks, and the model has none: use layout.ep=1"
     return (
         f"{experts} experts on dp x cp = {ranks} ranks cannot be split over ep {ep}, because expert ranks "
         "are data ranks that hold equally many experts: use an ep that divides both"

@@ -103,6 +103,8 @@ class SweepResult(Value):
     flops_convention: str
     rows: tuple[SweepRow, ...]
     interrupted: bool = False
+    halted: str | None = None
+    """Why nothing more could be run: an allocation that ended, hosts that were lost."""
     go_on: str | None = None
     """The command that runs what is missing; None when nothing is."""
     sentences: tuple[str, ...] = ()

@@ -112,9 +112,10 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
     """The head's input with its norm, the logits and their loss; gpipe keeps a whole step's."""
     t, rows = tokens(x), vocabulary_rows(x, f) / x.tp
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
-    weight = f.head_weight * rows * x.hidden
+    head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)
     waiting = np.where((x.pp > 1) & x.has("schedule", "gpipe"), num_microbatches(x), 1 + s.deferred)
     logits = f.logits * t * rows
     chunked = f.logits_at_once < EVERYTHING
     at_once = np.where(chunked, np.minimum(logits, f.logits_at_once), waiting * logits)
-    return at_once + waiting * (entrance + weight)
+    # A gradient waits for each micro-batch; what it is made from, for the one at work alone.
+    return at_once + waiting * (entrance + f.gradient * head) + (f.head_weight - f.gradient) * head

@@ -16,10 +16,13 @@ from typing import Literal
 from scipy.special import stdtrit
 
 from paceline.core.value import Value
+from paceline.mlperf.rules import SIBLINGS
 from paceline.references import ConvergencePoint, source
 
 SIGNIFICANCE = 0.05
 POINTS = "mlperf-rcp"
+OWN_POINTS = "mlperf-tiny"
+"""Recorded runs of our own small siblings, which no round has."""
 
 Kind = Literal["exact", "interpolated", "smaller-batch"]
 
@@ -77,7 +80,13 @@ def rulesets(benchmark: str | None = None) -> list[str]:
 
 
 def references(benchmark: str, ruleset: str) -> list[Reference]:
-    """The references that are used in a round, by batch size, slow ones left out (`pruned`)."""
+    """The references that are used in a round, by batch size, slow ones left out (`pruned`).
+
+    Those of a small sibling are our own, and hold for every round.
+    """
+    if benchmark in SIBLINGS:
+        own = source(OWN_POINTS).convergence
+        return pruned(_reference(point) for point in own if point.benchmark == benchmark)
     points = source(POINTS).convergence
     chosen = [p for p in points if p.benchmark == benchmark and ruleset in p.rulesets]
     return pruned(map(_reference, chosen))
@@ -99,6 +108,13 @@ def pruned(found: Iterable[Reference]) -> list[Reference]:
             continue
         at += 1
     return kept
+
+
+def reference_at(
+    benchmark: str, ruleset: str, global_batch: int, num_runs: int
+) -> Reference | None:
+    """What the reference needs at a batch size, interpolated where it must be; None above the largest."""
+    return _lookup(references(benchmark, ruleset), global_batch, num_runs)[0]
 
 
 def held_against(

@@ -83,13 +83,17 @@ class Check(Value):
     """What `paceline mlperf check` answers."""
 
     place: str
+    kind: Literal["logs", "description", "submission"] = "logs"
     ruleset: str
     ruleset_from: Literal["option", "path", "default"]
     checker: str
     official: Literal[False] = False
     label: str = UNOFFICIAL
     status: Literal["passed", "failed", "broken"]
-    """`broken`: some file has no whole answer, and none of the others failed."""
+    """`broken`: some file has no whole answer, and none of the others failed.
+
+    A submission passes with one log that breaks the rules: it is the run that is dropped.
+    """
     files: tuple[CheckedFile, ...]
 
 

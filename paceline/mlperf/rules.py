@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import UserError, did_you_mean
+from paceline.mlperf.genuine import NOT_A_RESULT
 
 UNOFFICIAL = "unofficial, not verified by MLCommons Association"
 NOT_A_METRIC = "model FLOP/s are not an official MLPerf metric"
@@ -31,7 +32,19 @@ class Benchmark:
     """Largest evaluation result (a loss) that counts as converged."""
     recipe: str
     variant: str | None = None
+    sibling_of: str | None = None
+    """The benchmark whose structure it has in small; it is none itself."""
 
+    @property
+    def label(self) -> str:
+        """What is said of everything that its runs yield."""
+        if self.sibling_of is None:
+            return UNOFFICIAL
+        return f"{NOT_A_RESULT}: a small sibling of {self.sibling_of}"
+
+
+TRIAL_VARIANT = "mlperf-trial"
+"""Of a recipe: what is trained to the target, and logged."""
 
 BENCHMARKS = {
     known.name: known
@@ -41,15 +54,26 @@ BENCHMARKS = {
         Benchmark("flux1", 10, 0.586, "flux1-schnell"),
     )
 }
+SIBLINGS = {
+    small.name: small
+    for small in (
+        Benchmark("llama2_70b_lora_tiny", 10, 2.6, "llama2-70b-lora-tiny", TRIAL_VARIANT,
+                  "llama2_70b_lora"),
+        Benchmark("llama31_8b_tiny", 10, 2.55, "llama31-8b-tiny", TRIAL_VARIANT, "llama31_8b"),
+        Benchmark("flux1_tiny", 10, 0.7, "flux1-schnell-tiny", TRIAL_VARIANT, "flux1"),
+    )
+}  # fmt: skip
+"""Small trainings to a quality of their own, made for machines without accelerators."""
 
 
 def benchmark_named(name: str, where: str) -> Benchmark:
     """The benchmark called `name`; raises UserError that speaks of `where` for an unknown one."""
-    if name not in BENCHMARKS:
+    known = BENCHMARKS | SIBLINGS
+    if name not in known:
         raise UserError(where, f"benchmark {name!r} is not known here",
                         allowed=", ".join(BENCHMARKS),
-                        remedy=did_you_mean(name, BENCHMARKS) or None)  # fmt: skip
-    return BENCHMARKS[name]
+                        remedy=did_you_mean(name, known) or None)  # fmt: skip
+    return known[name]
 
 
 def round_in(place: Path) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf, isfinite
 from typing import Literal
 
+from paceline.core.telemetry import Energy
 from paceline.core.value import Value
 from paceline.mlperf.convergence import Convergence, olympic_mean
 from paceline.mlperf.rules import UNOFFICIAL
@@ -31,6 +32,8 @@ class ScoredRun(Value):
     global_batch: int | None = None
     seeds: tuple[int, ...] = ()
     started_ms: float | None = None
+    energy: Energy | None = None
+    """From run_start to run_stop, where telemetry lies beside the log."""
 
 
 class ScoreWindow(Value):
@@ -75,6 +78,8 @@ class Score(Value):
     model_flops_per_s_per_device: float | None = None
     flops_per_sample: float | None = None
     convention: str | None = None
+    mean_energy_j: float | None = None
+    """To the target, of the counted runs; their `energy` says of what."""
     warnings: tuple[str, ...] = ()
 
 

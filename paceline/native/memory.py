@@ -226,7 +226,7 @@ class Gradients:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         tensors = [local(p.grad) for p in parameters(modules) if p.grad is not None]
         self.num_bytes = tensor_bytes(tensors)
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
         self._storages = [(weakref.ref(s), s.nbytes()) for s in storages.values()]
 
     def lasting(self) -> int:

@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -106,21 +108,31 @@ def materialised(module: nn.Module, *, device: torch.device) -> nn.Module:
     return module
 
 
-_to_empty = nn.Module.to_empty
+_to_empty, _item = nn.Module.to_empty, Tensor.item
+_concatenate: Any = getattr(DeviceMesh, "_concatenate", None)
+
+
+def one(tensor: Tensor) -> bool | float | int:
+    """`Tensor.item`; a tensor without memory holds a 1."""
+    return 1.0 if isinstance(tensor, FakeTensor) else _item(tensor)
+
+
+def concatenated(*meshes: Any) -> Any:
+    """`DeviceMesh._concatenate`, which looks its rank up in a tensor of ranks."""
+    with unset_fake_temporarily():
+        return _concatenate(*meshes)
 
 
 @contextmanager
 def stand_ins(as_cuda: bool) -> Iterator[None]:
-    """Everything that trains inside does so on tensors without memory; `as_cuda` with a GPU's kernels.
-
-    A number that is read from a tensor is 1.
-    """
+    """What trains inside can do so on tensors without memory; `as_cuda` with a GPU's kernels."""
     import parallel
 
     with (
         patch.object(parallel, "DistributedDataParallel", BucketedGradients),
         patch.object(nn.Module, "to_empty", materialised),
-        patch.object(Tensor, "item", lambda _: 1.0),
+        patch.object(Tensor, "item", one),
+        patch.object(DeviceMesh, "_concatenate", concatenated, create=True),
     ):
         if not as_cuda:
             yield

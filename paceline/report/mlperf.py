@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from paceline.mlperf.convergence import Convergence
@@ -12,14 +13,16 @@ from paceline.mlperf.scoring import Score, ScoredRun
 from paceline.report.figures import one_line, written
 from paceline.units import significant
 
+JOULES_A_WH = 3600.0
 ORIGINS = {"option": "as asked for", "path": "the round in the path", "default": "the default"}
 
 
 def score_row(score: Score, run: ScoredRun) -> dict[str, Any]:
     """One run as a row of a table, with the score of its set."""
     return {
-        **run.model_dump(mode="json", exclude={"seeds", "started_ms"}),
+        **run.model_dump(mode="json", exclude={"seeds", "started_ms", "energy"}),
         "seeds": " ".join(map(str, run.seeds)) or None,
+        "energy_j": run.energy.energy_j if run.energy else None,
         "benchmark": score.benchmark,
         "ruleset": score.ruleset,
         "set_status": score.status,
@@ -58,8 +61,10 @@ def check_rows(check: Check) -> list[dict[str, Any]]:
 def check_lines(check: Check) -> Iterator[str]:
     """The verdict on every log with its findings, for a terminal."""
     passed = sum(file.status == "passed" for file in check.files)
+    nouns = {"logs": "logs", "description": "descriptions", "submission": "files and folders"}
+    verdict = f"submission {check.status}: " if check.kind == "submission" else ""
     yield one_line(
-        f"{passed} of {len(check.files)} logs pass {check.ruleset} ({ORIGINS[check.ruleset_from]}), "
+        f"{verdict}{passed} of {len(check.files)} {nouns[check.kind]} pass {check.ruleset} ({ORIGINS[check.ruleset_from]}), "
         f"{check.checker} · {check.place}"
     )
     for file in check.files:
@@ -104,8 +109,27 @@ def _parts(score: Score) -> Iterator[str]:
             f"model        {written(score.model_flops_per_s_per_device, 'FLOP/s', 4)} a device on "
             f"{score.num_devices}, {score.convention}, with evaluations; {NOT_A_METRIC}"
         )
+    if energy := _energy(score):
+        yield f"energy       {energy}"
     if score.mean_initialisation_minutes is not None:
         yield f"start        {score.mean_initialisation_minutes:.3f} minutes of initialisation, mean, not timed"
+
+
+def _energy(score: Score) -> str | None:
+    """Energy to the target, or why it is not known; None where no telemetry lies beside the logs."""
+    told = [run.energy for run in score.runs if run.energy]
+    if not told:
+        return None
+    if score.mean_energy_j is None:
+        why = next((one.reason for one in told if one.reason), "not every counted run has it")
+        return f"unknown: {why}"
+    n = sum(run.part == "counted" for run in score.runs)
+    parts = " and ".join(sorted(told[0].parts_j))
+    power = fmean(one.power_w for one in told if one.power_w is not None)
+    return (
+        f"{significant(score.mean_energy_j / JOULES_A_WH, 4)} Wh to the target, mean of {n} runs, run_start "
+        f"to run_stop, at {significant(power, 4)} W; of {parts} ({', '.join(told[0].sources)})"
+    )
 
 
 def _spread(score: Score) -> str:

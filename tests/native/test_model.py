@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from weights import count_parameters, init_weights
 
 
 def model_config(shape: DecoderShape) -> ModelConfig:
-    fields = shape.model_dump(exclude={"vocab_multiple"})
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    fields = shape.model_dump(include=known)
     return ModelConfig(**fields, padded_vocab=shape.padded_vocab())
 
 

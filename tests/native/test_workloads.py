@@ -31,7 +31,8 @@ PER_NODE = 8
 def cluster_for(recipe: Recipe) -> Cluster:
     """What the recipe is made for: so many H100, or two processes and more where it needs them."""
     if recipe.devices is None or recipe.name.endswith("-tiny"):
-        ranks = recipe.devices or max(2, recipe.layout.smallest_world)
+        single = recipe.training.global_batch == recipe.layout.micro_batch
+        ranks = recipe.devices or max(1 if single else 2, recipe.layout.smallest_world)
         return Cluster(name="here", device="cpu", devices_per_node=ranks, threads_per_device=1)
     nodes = max(1, recipe.devices // PER_NODE)
     return Cluster(

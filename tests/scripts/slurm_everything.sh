@@ -20,17 +20,19 @@
 #SBATCH --requeue
 set -uo pipefail
 restart=${SLURM_RESTART_COUNT:-0}
+id=$SLURM_JOB_ID
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
 if [ "$restart" -gt 1 ]; then
   echo "started anew $restart times, and cluster.slurm.retries is 1" >&2
   exit 1
 fi
-earlier=attempts/$SLURM_JOB_ID.$((restart - 1))
+earlier=attempts/$id.$((restart - 1))
 if [ "$restart" -gt 0 ] && mkdir -p attempts && mkdir "$earlier" 2>/dev/null; then
   mv logs steps "$earlier"
 fi
 mkdir -p logs steps
 hosts=(node-004 node-002)
-echo "start $SLURM_JOB_ID $restart $SLURM_JOB_NODELIST" >>slurm.status
+echo "start $id $restart $SLURM_JOB_NODELIST" >>slurm.status
 read -r _ _ _ address _ < <(
   srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --export=ALL \
     ip -4 -o addr show dev ib0)
@@ -40,5 +42,5 @@ port=$((20000 + (26591 + SLURM_JOB_ID + restart) % 10000))
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 --cpu-bind=none --nodelist="$(IFS=,; echo "${hosts[*]}")" --distribution=arbitrary --container-image='nvcr.io#nvidia/pytorch:24.10' --container-mounts="$PWD:$PWD",/data:/data:ro',/it'"'"'s here:/x' --container-workdir="$PWD" \
   bash -c 'exec bash node.sh "$SLURM_PROCID" "$@" >>"logs/host-$SLURMD_NODENAME.log" 2>&1' node "$address" "$port" >>logs/launcher.log 2>&1
 code=$?
-echo "end $SLURM_JOB_ID $restart $code" >>slurm.status
+echo "end $id $restart $code" >>slurm.status
 exit "$code"

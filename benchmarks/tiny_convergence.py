@@ -1,0 +1,137 @@
+"""Records how many samples the small siblings need to their targets: 20 runs each, one after the other.
+
+    python benchmarks/tiny_convergence.py [--runs 20] [--only NAME] [--write]
+    python benchmarks/tiny_convergence.py --curve [--runs 3] [--only NAME]
+
+`--curve` shows how the held-out loss falls over all steps, whatever the target. Samples do not depend on how fast the machine is. `--write` puts the points into
+paceline/references/mlperf-tiny.yaml; a series that was broken off is gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from _result import Surroundings, keep
+
+from paceline.cli.mlperf_run import _Display
+from paceline.mlperf.convergence import OWN_POINTS, olympic_mean
+from paceline.mlperf_logs import read_log
+from paceline.mlperf_run import NAMES, Asked, plan_trials
+from paceline.mlperf_trials import run_trials
+from paceline.placement import Request
+from paceline.rundir import runs_root, write_text
+
+REFERENCES = Path(__file__).parents[1] / "paceline" / "references" / f"{OWN_POINTS}.yaml"
+HEADER = """\
+# Reference convergence points of our own small siblings of the benchmarks: samples to the target in {runs} runs each,
+# recorded by benchmarks/tiny_convergence.py with Python {python} and PyTorch {torch}. They say nothing about MLPerf, and no
+# round has them.
+source: Own runs of Paceline's small siblings of MLPerf Training
+where: benchmarks/tiny_convergence.py
+window: samples to target
+convergence:
+"""
+
+
+def recorded(name: str, num_runs: int) -> dict[str, Any]:
+    """One sibling's samples to the target by run, and what they were recorded with."""
+    request = Request("", None, (), 1, "cpu")
+    display = _Display()
+    trials = plan_trials(
+        Asked(name, request, tiny=True, trials=num_runs, name=f"{NAMES[name]}-reference",
+              root=runs_root(None)), display.base,
+    )  # fmt: skip
+    series, _ = run_trials(trials, display)
+    samples = [t.samples_to_target for t in series.trials if t.samples_to_target]
+    if len(samples) < num_runs:
+        raise SystemExit(f"{name}: {num_runs - len(samples)} runs did not reach the target")
+    plan = trials.planned(series.trials[0])
+    training = plan.spec.training
+    return {
+        "benchmark": series.benchmark,
+        "global_batch": training.global_batch,
+        "samples_to_target": samples,
+        "olympic_mean": olympic_mean(samples),
+        "mean": fmean(samples),
+        "stdev": pstdev(samples),
+        "distinct": len(set(samples)),
+        "minutes": [trial.minutes for trial in series.trials],
+        "target": training.evaluation and training.evaluation.target,
+        "data_digest": series.data_digest,
+        "key": series.key,
+        "learning_rate": training.lr,
+        "steps": training.steps,
+    }
+
+
+def curve(name: str, seed: int) -> list[tuple[int, float]]:
+    """(samples, held-out loss) at every evaluation of a run that no target ends."""
+    no_target = ("training.evaluation.target=1e-9", "training.evaluation.skip_first=0")
+    display, request = _Display(), Request("", None, no_target, 1, "cpu")
+    asked = Asked(name, request, tiny=True, trials=1, first_seed=seed, root=runs_root(None),
+                  name=f"{NAMES[name]}-curve-{seed}")  # fmt: skip
+    trials = plan_trials(asked, display.base)
+    series, _ = run_trials(trials, display)
+    log = read_log(trials.folder / str(series.trials[0].file)).trials[0]
+    return [(samples or 0, loss) for samples, loss in log.evaluations]
+
+
+def show_curves(names: list[str], num_runs: int) -> None:
+    """Losses of some seeds side by side."""
+    for name in names:
+        print(f"{name}: samples, then the loss with each seed")
+        for rows in zip(*(curve(name, seed) for seed in range(1, num_runs + 1)), strict=True):
+            print(f"{rows[0][0]:7,}  " + "  ".join(f"{loss:.4f}" for _, loss in rows))
+
+
+def reference_file(points: list[dict[str, Any]], versions: dict[str, Any]) -> str:
+    """The text of the references file."""
+    runs = max(len(point["samples_to_target"]) for point in points)
+    text = HEADER.format(runs=runs, python=versions.get("python"), torch=versions.get("torch"))
+    for point in points:
+        samples = ", ".join(map(str, point["samples_to_target"]))
+        text += (
+            f"  # data {point['data_digest']}, target {point['target']:g}\n"
+            f"  - id: tiny-{point['benchmark'].replace('_', '-')}-{point['global_batch']}\n"
+            f"    benchmark: {point['benchmark']}\n"
+            "    rulesets: [tiny]\n"
+            f"    global_batch: {point['global_batch']}\n"
+            f"    hyperparameters: {{opt_base_learning_rate: {point['learning_rate']:g}, "
+            f"max_steps: {point['steps']}}}\n"
+            f"    samples_to_target: [{samples}]\n"
+        )
+    return text
+
+
+def main() -> None:
+    """Record, print, keep, and with --write put the points into the references."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--only", choices=NAMES)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    os.environ.setdefault("PACELINE_RUNS", str(Path.home() / ".cache" / "paceline" / "tiny-runs"))
+    names = [name for name in NAMES if options.only in (None, name)]
+    if options.curve:
+        show_curves(names, options.runs or 3)
+        return
+    around = Surroundings()
+    points = [recorded(name, options.runs or 20) for name in names]
+    for point in points:
+        print(
+            f"{point['benchmark']}: {point['olympic_mean']:.1f} samples (olympic mean), deviation "
+            f"{point['stdev']:.1f}, {point['distinct']} different values, n={len(point['samples_to_target'])}, "
+            f"longest run {max(point['minutes']):.2f} minutes"
+        )
+    keep("tiny_convergence", "samples", around, points=points)
+    if options.write:
+        write_text(REFERENCES, reference_file(points, around.record()["versions"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""`paceline mlperf run`: a series of trials, and the status of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.where import (
+    Allocation,
+    Bind,
+    Hosts,
+    Interface,
+    LauncherOption,
+    Nodes,
+    SshConfig,
+    where,
+)
+from paceline.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+
+if TYPE_CHECKING:
+    from paceline.flow import Watcher
+    from paceline.mlperf.series import SeriesAnswer, TrialSeries, TrialState
+    from paceline.plan import Plan
+
+EXIT_CODES = {
+    "complete": EXIT_OK,
+    "running": EXIT_INCOMPLETE,
+    "unfinished": EXIT_INCOMPLETE,
+    "failed": EXIT_SYSTEM_FAULT,
+}
+
+
+def run(
+    benchmark: Annotated[
+        str, typer.Argument(help="llama2-70b-lora, llama31-8b or flux1.", metavar="BENCHMARK")
+    ],
+    tiny: Annotated[
+        bool,
+        typer.Option(
+            "--tiny", help="Train its small sibling, in seconds a trial: not an MLPerf result."
+        ),
+    ] = False,
+    synthetic: Annotated[
+        bool,
+        typer.Option(
+            "--synthetic",
+            help="A few steps on random samples, and the time that training would take: not a result.",
+        ),
+    ] = False,
+    trials: Annotated[
+        int, typer.Option(min=1, max=1000, help="Trials, each with a seed of its own.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 1,
+    trial_limit: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each trial."),
+    ] = None,
+    drop_caches: Annotated[
+        bool,
+        typer.Option(
+            "--drop-caches", help="Drop the kernel's file caches before each trial; needs root."
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What the benchmark trains on.")
+    ] = None,
+    heldout: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What it is evaluated on.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a field of the recipe."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the series; one that exists is gone on with.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices to use; with --tiny one.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    cluster: Annotated[
+        str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
+    ] = None,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    launcher: LauncherOption = "auto",
+    allocation: Allocation = None,
+    interface: Interface = None,
+    bind: Bind = None,
+    ssh_config: SshConfig = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the first trial would run.")
+    ] = False,
+    status: Annotated[
+        bool,
+        typer.Option(
+            "--status", help="Print how far the newest series (or --name) is; run nothing."
+        ),
+    ] = False,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Train a benchmark to its target several times, and score the trials. Never an official result.
+
+    The same command goes on where it was broken off: a trial that has ended is not run again, and one
+    that failed does not stop the others. Logs go to <runs>/mlperf/<series>/result_<n>.txt, where
+    `paceline mlperf score` and `check` read them.
+
+    Examples:
+
+      paceline mlperf run llama31-8b --tiny                    ten trials to a score, on any machine
+
+      paceline mlperf run flux1 --synthetic --trials 1         how long this machine would take
+
+      paceline mlperf run llama31-8b --data c4.bin --heldout c4-val.bin --set data.token_dtype=uint32
+
+    Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
+    """
+    from paceline.flow import command_line
+    from paceline.mlperf_run import Asked, answer, plan_trials, standing
+    from paceline.mlperf_trials import run_trials
+    from paceline.placement import Request
+    from paceline.rundir import runs_root
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
+    place = where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    alone = tiny and devices is None and cluster is None and not place.wants_nodes
+    request = Request("", None, tuple(overrides or ()), 1 if alone else devices, device, cluster,
+                      None, force, place, runs_dir)  # fmt: skip
+    asked = Asked(benchmark, request, tiny, synthetic, trials, seed, trial_limit, drop_caches,
+                  data, heldout, name, runs_root(runs_dir))  # fmt: skip
+    form = TableFormat.json if as_json else form
+    if status:
+        _end(standing(asked), form)
+        return
+    display = _Display()
+    planned = plan_trials(asked, display.base)
+    if dry_run:
+        _print_first(planned.planned(planned.series.trials[0]), form)
+        return
+    _announce(planned.series)
+    series, _ = run_trials(planned, display)
+    _end(answer(planned, series, command_line()), form)
+
+
+def _end(found: SeriesAnswer, form: TableFormat) -> None:
+    _emit(found, form)
+    if EXIT_CODES[found.status]:
+        raise typer.Exit(EXIT_CODES[found.status])
+
+
+def _announce(series: TrialSeries) -> None:
+    done = len(series.trials) - len(series.missing)
+    already = f", of which {done} have ended" if done else ""
+    typer.echo(
+        f"{series.benchmark}: {len(series.trials)} trials{already} · {series.label}", err=True
+    )
+
+
+class _Display:
+    """Progress of each trial on standard error, and a line when it has ended."""
+
+    @contextmanager
+    def base(self, plan: Plan) -> Iterator[Watcher]:
+        """Of the base model, which is trained once."""
+        from paceline.cli.progress import progress_display
+
+        title = "base model, trained once and kept for later trials"
+        with progress_display(plan.spec, title) as watch:
+            yield watch
+
+    def running(
+        self, plan: Plan, trial: TrialState, series: TrialSeries
+    ) -> AbstractContextManager[Watcher]:
+        """Of one trial."""
+        from paceline.cli.progress import progress_display
+
+        title = f"trial {trial.number + 1} of {len(series.trials)}, seed {trial.seed}"
+        return progress_display(plan.spec, title)
+
+    def ended(self, trial: TrialState, series: TrialSeries) -> None:
+        """One line."""
+        from paceline.report.mlperf_series import trial_text
+
+        typer.echo(f"  {trial_text(trial)}", err=True)
+
+
+def _print_first(plan: Plan, form: TableFormat) -> None:
+    from paceline.cli.options import ReportFormat
+    from paceline.cli.plans import print_plan, tell_notices
+
+    tell_notices(plan)
+    print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
+
+
+def _emit(found: SeriesAnswer, form: TableFormat) -> None:
+    from paceline.report.mlperf_series import answer_lines, trial_row
+
+    if form is TableFormat.json:
+        emit_json(found.model_dump(mode="json"))
+        return
+    rows = [trial_row(found.series, trial) for trial in found.series.trials]
+    if form is TableFormat.csv:
+        emit_table(rows, [Column(name, name) for name in rows[0]], form)
+        return
+    emit_table(rows, _columns(), form)
+    typer.echo("\n" + "\n".join(answer_lines(found)))
+
+
+def _columns() -> list[Column]:
+    from paceline.report.figures import one_line
+    from paceline.units import significant
+
+    return [
+        Column("number", "trial", str, "right"),
+        Column("seed", "seed", str, "right"),
+        Column("status", "status"),
+        Column("samples_to_target", "samples", "{:,}".format, "right"),
+        Column("minutes", "minutes", "{:.4f}".format, "right"),
+        Column("last_loss", "last loss", "{:.4f}".format, "right"),
+        Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
+        Column("run", "run", one_line),
+        Column("reason", "why", one_line, wraps=True),
+    ]
