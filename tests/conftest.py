@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,11 @@ def reference_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data in {folder}; set PACELINE_REFERENCE_DATA")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the user of this machine has calibrated must not move what the tests compute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
