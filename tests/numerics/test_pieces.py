@@ -59,6 +59,7 @@ def test_a_scalar_is_a_piece_as_well() -> None:
 def test_ranks_that_differ_are_the_largest_difference_when_the_rest_agrees() -> None:
     result = {
         "figures": torch.tensor([[3.0, 1.0]]),
+        "evaluation": torch.tensor(2.0),
         "gradients": [{"w": WHOLE}],
         "weights": {"w": WHOLE},
         "apart": {"norms": 0.0},
@@ -74,6 +75,7 @@ def test_ranks_that_differ_are_the_largest_difference_when_the_rest_agrees() -> 
 def test_a_gradient_that_only_one_training_has_is_refused() -> None:
     result = {
         "figures": torch.tensor([[3.0, 1.0]]),
+        "evaluation": torch.tensor(2.0),
         "gradients": [{"w": WHOLE}],
         "weights": {},
         "apart": {},
@@ -86,6 +88,7 @@ def test_a_gradient_that_only_one_training_has_is_refused() -> None:
 def test_ranks_that_differ_by_no_number_are_infinitely_far() -> None:
     result = {
         "figures": torch.tensor([[3.0, 1.0]]),
+        "evaluation": torch.tensor(2.0),
         "gradients": [{"w": WHOLE}],
         "weights": {},
         "apart": {"losses": 0.5, "norms": math.nan, "w": 0.25},
@@ -95,7 +98,8 @@ def test_ranks_that_differ_by_no_number_are_infinitely_far() -> None:
 
 
 def test_a_training_of_no_steps_is_refused() -> None:
-    result = {"figures": torch.tensor([[3.0, 1.0]]), "weights": {}, "apart": {}}
+    figures, evaluation = torch.tensor([[3.0, 1.0]]), torch.tensor(2.0)
+    result = {"figures": figures, "evaluation": evaluation, "weights": {}, "apart": {}}
 
     for mine, theirs in (([], []), ([{"w": WHOLE}], []), ([], [{"w": WHOLE}])):
         with pytest.raises(AssertionError, match="no step to compare"):
@@ -106,7 +110,10 @@ def test_a_layout_three_times_as_far_as_one_process_is_seen() -> None:
     def result(error: float) -> dict[str, Any]:
         figures = torch.tensor([[3.0, 1.0]])
         gradients = [{"w": WHOLE * (1 + error), "b": WHOLE * 1.01}]
-        return {"figures": figures, "gradients": gradients, "weights": {}, "apart": {}}
+        return {
+            "figures": figures, "evaluation": torch.tensor(2.0), "gradients": gradients, "weights": {},
+            "apart": {},
+        }  # fmt: skip
 
     times, where = worse_than_rounding(
         result(0.03), result(0.01), result(0.0) | {"gradients": [{"w": WHOLE, "b": WHOLE}]}
