@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,13 @@ from paceline.mlperf.findings import (
 )
 from paceline.mlperf.official import check_copy, checker_rulesets, checker_version, copied
 from paceline.mlperf.rules import DEFAULT_RULESET, SIBLINGS, UNOFFICIAL, round_in
-from paceline.mlperf.tiny_rules import BASE_RULESET, TINY_LABEL, TINY_RULESET, replaced_rules
+from paceline.mlperf.tiny_rules import (
+    BASE_RULESET,
+    OTHER_VALUES,
+    TINY_LABEL,
+    TINY_RULESET,
+    replaced_rules,
+)
 from paceline.mlperf_logs import RunLog, run_logs
 from paceline.parsing import as_text
 
@@ -34,7 +40,8 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     version, known = checker_version(), checker_rulesets()
     chosen, origin = chosen_ruleset(place, ruleset, known)
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
-        files = [checked(log, chosen, Path(folder)) for log in run_logs(place)]
+        logs = run_logs(place)
+        files = [checked(log, chosen, Path(folder)) for log in logs]
     statuses = {file.status for file in files}
     failed, whole = "failed" in statuses, statuses == {"passed"}
     return Check(
@@ -42,10 +49,19 @@ def check(place: Path, ruleset: str | None = None) -> Check:
         ruleset=chosen,
         ruleset_from=origin,
         checker=f"mlperf-logging {version}",
-        label=TINY_LABEL if chosen == TINY_RULESET else UNOFFICIAL,
+        label=_label(logs, chosen),
         status="failed" if failed else "passed" if whole else "broken",
         files=tuple(files),
     )
+
+
+def _label(logs: Iterable[RunLog], ruleset: str) -> str:
+    """What is said of a check: whether the logs are small siblings', and by which rules."""
+    names = {trial.benchmark or "" for log in logs for trial in log.trials}
+    small = [SIBLINGS[name] for name in sorted(names & SIBLINGS.keys())]
+    if ruleset == TINY_RULESET:
+        return TINY_LABEL if small else f"{UNOFFICIAL}; {OTHER_VALUES}"
+    return small[0].label if small else UNOFFICIAL
 
 
 def chosen_ruleset(

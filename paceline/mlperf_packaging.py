@@ -15,7 +15,7 @@ from paceline.errors import EXIT_GATE_FAILED, SystemFaultError, UserError
 from paceline.logfile import LogFile
 from paceline.mlperf.description import DIVISIONS, faults, is_placeholder
 from paceline.mlperf.findings import ResultLines
-from paceline.mlperf.genuine import not_a_result
+from paceline.mlperf.genuine import is_tiny, not_a_result
 from paceline.mlperf.packaged import Package, Packaged
 from paceline.mlperf.scoring import Score
 from paceline.mlperf.trials import PLACEHOLDER
@@ -119,6 +119,11 @@ def _check_description(asked: Asked) -> None:
         raise UserError(str(asked.system), f"is no JSON: {error}") from error
     if not isinstance(known, dict):
         raise UserError(str(asked.system), "is no system description: no JSON object")
+    for name in (asked.system.stem, str(known.get("system_name"))):
+        if is_tiny(name):
+            raise RefusedError(
+                str(asked.system), f"its system {name[:60]!r} is that of small siblings"
+            )
     wrong = faults(text, known)
     for field, wanted in (("submitter", asked.organisation), ("division", asked.division)):
         if not wrong and known[field] != wanted:

@@ -12,7 +12,9 @@ from statistics import median
 from paceline import mlperf_trials
 from paceline.core.mmdit import MMDiTShape
 from paceline.ending import read_ranks
+from paceline.engines import engine
 from paceline.errors import UserError, did_you_mean
+from paceline.launchers.binding import bound
 from paceline.mlperf.convergence import reference_at
 from paceline.mlperf.expected import ExpectedTime, Speed, expected_time
 from paceline.mlperf.genuine import NOT_A_RESULT
@@ -94,8 +96,8 @@ def plan_trials(asked: Asked, show: Showing) -> Trials:
     benchmark = benchmark_of(asked)
     if asked.drop_caches:
         mlperf_trials.check_cache_drop()
-    _refuse_what_cannot_run(asked, benchmark)
-    data = _data(asked, benchmark, show)
+    batch = _batch_here(asked, benchmark)
+    data = _data(asked, benchmark, batch, show)
     fixed = (*data.overrides, *_labels(asked, benchmark), *asked.request.overrides)
     base = replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
                    timeout_s=asked.trial_limit_s)  # fmt: skip
@@ -105,9 +107,12 @@ def plan_trials(asked: Asked, show: Showing) -> Trials:
             f"training.seed={trial.seed}",
             f"mlperf.cache_cleared={str(asked.drop_caches).lower()}",
         )
-        return make_plan(replace(base, overrides=(*fixed, *own)))
+        return _never_again(make_plan(replace(base, overrides=(*fixed, *own))))
 
     first = planned(TrialState(number=0, seed=0))
+    if asked.drop_caches and first.spec.cluster.launcher != "local":
+        raise UserError("--drop-caches", "drops the caches of this machine alone, and the trials run on others",
+                        remedy="leave it out: the log then says that caches were not cleared")  # fmt: skip
     name = (
         asked.name or f"{benchmark.name}-{'synthetic-' if asked.synthetic else ''}{first.spec.key}"
     )
@@ -130,16 +135,32 @@ def plan_trials(asked: Asked, show: Showing) -> Trials:
     return Trials(mlperf_trials.opened(folder, series), benchmark, folder, asked.root, planned)
 
 
-def _refuse_what_cannot_run(asked: Asked, benchmark: Benchmark) -> None:
-    """Raise UserError for a machine without room, before anything is said of data."""
+def _never_again(plan: Plan) -> Plan:
+    """A trial that loses a node has failed: begun anew in its place it would be another one."""
+    cluster = plan.spec.cluster
+    if cluster.launcher != "slurm":
+        return plan
+    slurm = cluster.slurm.model_copy(update={"retries": 0})
+    once = cluster.model_copy(update={"slurm": slurm})
+    spec = plan.spec.model_copy(update={"cluster": once})
+    return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
+
+
+def _batch_here(asked: Asked, benchmark: Benchmark) -> int:
+    """Samples of a step with the user's own settings.
+
+    Raises UserError for a machine without room, before anything is said of data.
+    """
     changes = ("data.source=synthetic", "data.path=null", *asked.request.overrides)
-    make_plan(replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
-                      overrides=changes))  # fmt: skip
+    plan = make_plan(replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
+                             overrides=changes))  # fmt: skip
+    return plan.spec.training.global_batch
 
 
-def _data(asked: Asked, benchmark: Benchmark, show: Showing) -> Prepared:
+def _data(asked: Asked, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
     if asked.synthetic:
-        return Prepared(("data.source=synthetic", "data.path=null", *_short(benchmark)), None)
+        short = _short(benchmark, batch)
+        return Prepared(("data.source=synthetic", "data.path=null", *short), None)
     if benchmark.sibling_of is not None:
         if asked.data or asked.heldout:
             raise UserError("--data", "is for the whole benchmark: --tiny makes its own")
@@ -167,12 +188,12 @@ def _staged(asked: Asked, benchmark: Benchmark) -> list[str]:
     return found + ([f"training.evaluation.path={json.dumps(str(held))}"] if held else [])
 
 
-def _short(benchmark: Benchmark) -> list[str]:
+def _short(benchmark: Benchmark, batch: int) -> list[str]:
     """A few steps with two evaluations, and no target: what shows a system's speed."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     evaluation = recipe.training.evaluation
     assert evaluation is not None, "a trial is evaluated"
-    every = SYNTHETIC_STEPS // 2 * recipe.training.batch(1)
+    every = SYNTHETIC_STEPS // 2 * batch
     fields = {"every_samples": every, "skip_first": 0, "samples": evaluation.samples}
     return [f"steps={SYNTHETIC_STEPS}", f"training.evaluation={json.dumps(fields)}"]
 
@@ -235,7 +256,7 @@ def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
     """The time that training would take at the measured speed; None without speed or reference."""
     speeds = [s for t in series.trials if t.status == "measured" and t.run
               for s in [_speed(trials.root / t.run)] if s]  # fmt: skip
-    recipe = load_recipe(series.recipe, series.variant)
+    recipe = load_recipe(series.recipe, series.variant, series.overrides)
     evaluation = recipe.training.evaluation
     if not speeds or evaluation is None:
         return None

@@ -13,7 +13,7 @@ from paceline import mlperf_checking
 from paceline.errors import UserError
 from paceline.logfile import LogFile
 from paceline.mlperf.description import faults
-from paceline.mlperf.findings import Check, CheckedFile, Finding
+from paceline.mlperf.findings import Check, CheckedFile, FileStatus, Finding
 from paceline.mlperf.official import checker_rulesets, checker_version
 from paceline.mlperf.official_package import (
     Message,
@@ -22,6 +22,7 @@ from paceline.mlperf.official_package import (
     check_package_copy,
 )
 from paceline.mlperf.package_findings import package_findings
+from paceline.mlperf.tiny_rules import TINY_RULESET
 from paceline.mlperf_checking import checked, chosen_ruleset
 from paceline.mlperf_logs import RESULTS, read_log
 from paceline.parsing import as_text
@@ -45,12 +46,14 @@ def check(place: Path, ruleset: str | None = None) -> Check:
         return mlperf_checking.check(place, ruleset)
     version, known = checker_version(), checker_rulesets()
     chosen, origin = chosen_ruleset(place, ruleset, known)
+    if chosen == TINY_RULESET:
+        raise UserError(f"--ruleset {chosen}", "is for logs", allowed=", ".join(known))
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
         if submission:
             status, files = _submission(place, chosen, Path(scratch))
         else:
-            files = [checked_description(place, place.name, chosen, Path(scratch))]
-            status = "passed" if files[0].status == "passed" else "failed"
+            read = checked_description(place, place.name, chosen, Path(scratch))
+            files, status = [read], _whole(read.status)
     return Check(
         place=as_text(str(place)),
         kind="submission" if submission else "description",
@@ -60,6 +63,11 @@ def check(place: Path, ruleset: str | None = None) -> Check:
         status=status,
         files=tuple(files),
     )
+
+
+def _whole(status: FileStatus) -> Status:
+    """What the status of the only file means for all of them."""
+    return "broken" if status == "unreadable" else status
 
 
 def is_submission(place: Path) -> bool:
@@ -141,10 +149,12 @@ def _described(path: Path, name: str) -> CheckedFile:
 
 
 def _objected(read: CheckedFile, verdict: PackageVerdict) -> CheckedFile:
-    """A description that only the official checker objects to, in its words."""
-    said = [m.text for m in verdict.messages] or [str(verdict.broken)]
+    """A description that only the official checker objects to, in its words, or has no answer for."""
+    said = [m.text for m in verdict.messages]
     found = tuple(Finding(key=None, line=None, message=text, official=text) for text in said)
-    return read.model_copy(update={"status": "failed", "findings": found})
+    objects = any(m.level == "error" for m in verdict.messages)
+    status: FileStatus = "broken" if verdict.broken and not objects else "failed"
+    return read.model_copy(update={"status": status, "reason": verdict.broken, "findings": found})
 
 
 def _checked_folder(

@@ -13,6 +13,7 @@ from paceline.core.hardware import Cluster
 from paceline.errors import SystemFaultError, UserError, did_you_mean
 from paceline.mlperf.described import described
 from paceline.mlperf.description import Description, open_fields, with_settings
+from paceline.mlperf.findings import CheckedFile
 from paceline.mlperf.official import PACKAGE, checker_rulesets, checker_version
 from paceline.mlperf.rules import DEFAULT_RULESET
 from paceline.mlperf_submissions import checked_description
@@ -37,10 +38,12 @@ def describe(
     is_node, notes = _is_node(machine, known)
     filled = with_settings(described(machine, host_parts(), known, is_node), settings)
     text = json.dumps(filled, indent=4, ensure_ascii=False) + "\n"
-    version, findings = None, ()
+    version, findings, broken = None, (), None
     if checker_rulesets():
         version = f"{PACKAGE} {checker_version()}"
-        findings = _findings(text, chosen)
+        read = _checked(text, chosen)
+        findings, broken = read.findings, read.reason
+        notes = (*notes, f"no verdict: {broken}") if broken else notes
     else:
         notes = (*notes, f"{PACKAGE} is not installed: the official checker was not asked")
     if out is not None:
@@ -54,7 +57,7 @@ def describe(
         ruleset=chosen,
         checker=version,
         findings=tuple(wrong),
-        status="failed" if wrong else "incomplete" if still_open else "complete",
+        status="failed" if wrong else "incomplete" if still_open or broken else "complete",
         written=str(out) if out else None,
     )
 
@@ -83,11 +86,11 @@ def _is_node(machine: dict[str, Any], cluster: Cluster | None) -> tuple[bool, tu
     return True, ()
 
 
-def _findings(text: str, ruleset: str) -> tuple[Any, ...]:
+def _checked(text: str, ruleset: str) -> CheckedFile:
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
         path = Path(scratch) / "system.json"
         path.write_text(text, encoding="utf-8")
-        return checked_description(path, path.name, ruleset, Path(scratch)).findings
+        return checked_description(path, path.name, ruleset, Path(scratch))
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from paceline import flow
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.result import Status
-from paceline.errors import SystemFaultError
+from paceline.errors import SystemFaultError, UserError
 from paceline.mlperf.rules import TRIAL_VARIANT, Benchmark
 from paceline.mlperf.tiny_images import write_images
 from paceline.mlperf.tiny_text import Domain, text_of
@@ -64,6 +65,11 @@ def prepared(benchmark: Benchmark, device: str, show: Showing) -> Prepared:
     return Prepared((*prose.overrides, weights), f"{prose.digest}-{code.digest}")
 
 
+def not_to_be_trained(plan: Plan) -> NoReturn:
+    """Instead of showing how a base model is trained: raises UserError."""
+    raise UserError("the base model", "is not there yet", remedy="run without --dry-run once")
+
+
 def _text(domain: Domain) -> Prepared:
     content = text_of(domain)
     digest = hashlib.sha256(content).hexdigest()[:8]
@@ -80,8 +86,11 @@ def _images(shape: MMDiTShape) -> Prepared:
         write_images(folder, shape, NUM_IMAGES)
         digest = _digest(folder)
         kept = cache_folder() / f"images-{digest}"
-        if not kept.is_dir():
+        try:
             folder.rename(kept)
+        except OSError:
+            if not kept.is_dir():
+                raise
     return Prepared(("data.source=latents", f"data.path={kept / 'index.json'}"), digest)
 
 

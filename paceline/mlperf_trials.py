@@ -93,7 +93,8 @@ def run_trials(trials: Trials, observer: Observer) -> tuple[TrialSeries, bool]:
     series = trials.series.model_copy(update={"controller": this_controller()})
     keep(trials.folder, series)
     interrupted = False
-    for trial in series.missing:
+    for left in series.missing:
+        trial = TrialState(number=left.number, seed=left.seed)
         try:
             if series.drop_caches:
                 drop_caches()

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import SystemFaultError, UserError
 from paceline.mlperf import official
+from paceline.mlperf.rules import UNOFFICIAL
 from paceline.mlperf_checking import check
 from tests.mlperf.samples import line, submission, trial
 
@@ -131,3 +132,14 @@ def test_without_the_official_package_the_way_to_it_is_said(
 
     with pytest.raises(SystemFaultError, match=r"pip install 'paceline\[mlperf\]'"):
         check(submission(tmp_path, [10.0]))
+
+
+def test_the_label_tells_small_siblings_by_whatever_rules(tmp_path: Path):
+    (tmp_path / "a.txt").write_text(trial(benchmark="flux1_tiny", quality=0.5))
+    (tmp_path / "b.txt").write_text(trial())
+    small, whole = tmp_path / "a.txt", tmp_path / "b.txt"
+
+    assert check(small).label == "not an MLPerf result: a small sibling of flux1"
+    assert check(small, "tiny").label.startswith("not an MLPerf result: checked by rules with")
+    assert check(whole).label == UNOFFICIAL
+    assert check(whole, "tiny").label.startswith(UNOFFICIAL)

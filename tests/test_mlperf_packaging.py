@@ -104,6 +104,9 @@ REFUSED: list[tuple[Callable[[Asked], Asked], str]] = [
      "has no score: 2 of 10 runs did not converge"),
     (described(cooling="UNKNOWN: air, liquid, ..."), r"box_2x8.json:29: cooling is still open"),
     (described(submitter="YOUR_ORG"), "submitter is a placeholder"),
+    (described(system_name="Box, tiny"), "system 'Box, tiny' is that of small siblings"),
+    (lambda a: replace(a, system=description(a.system.with_name("box-tiny.json"))),
+     "system 'box-tiny' is that of small siblings"),
 ]  # fmt: skip
 
 

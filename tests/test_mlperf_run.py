@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from paceline import mlperf_run, mlperf_tiny, mlperf_trials, references
+from paceline.core.hardware import LauncherName
+from paceline.core.hosts import Host
 from paceline.core.run import RunSpec
 from paceline.errors import SystemFaultError, UserError
 from paceline.flow import CancelledRunError
@@ -17,9 +20,9 @@ from paceline.mlperf import convergence
 from paceline.mlperf.rules import BENCHMARKS, SIBLINGS, TRIAL_VARIANT
 from paceline.mlperf.series import TrialState
 from paceline.mlperf_run import NAMES, NEEDS, Asked, answer, benchmark_of, plan_trials, standing
-from paceline.mlperf_tiny import Prepared, prepared
+from paceline.mlperf_tiny import Prepared, not_to_be_trained, prepared
 from paceline.outcome import evaluate
-from paceline.placement import Request
+from paceline.placement import Request, Where
 from paceline.probe import inventory
 from paceline.recipe import load_recipe
 from paceline.rundir import this_controller
@@ -236,6 +239,9 @@ def test_a_series_on_random_samples_has_an_expected_time_and_no_score(
     assert found.score is None and "not an MLPerf result" in found.label
     assert found.expected is not None and found.expected.speed.evaluation_s == 0.5
     assert found.expected.samples == recorded and found.expected.minutes > 0
+    rarer = done.model_copy(update={"overrides": ("training.evaluation.every_samples=240",)})
+    other = answer(trials, rarer, ["x"]).expected
+    assert other is not None and other.num_evaluations < found.expected.num_evaluations
 
 
 def test_a_whole_series_of_a_small_sibling_has_a_score_under_its_label(
@@ -315,3 +321,55 @@ def test_caches_that_were_dropped_are_logged_as_such(
     spec = spec_of(asked(tmp_path, tiny=True, drop_caches=True))
 
     assert spec.mlperf is not None and spec.mlperf.cache_cleared is True
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_caches_of_other_hosts_are_not_said_to_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: LauncherName
+):
+    monkeypatch.setattr(mlperf_trials, "check_cache_drop", lambda: None)
+
+    with pytest.raises(UserError, match="--drop-caches: drops the caches of this machine alone"):
+        plan_trials(elsewhere(asked(tmp_path, tiny=True, drop_caches=True), launcher), unshown)
+
+
+def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path):
+    here = plan_trials(asked(tmp_path, tiny=True), unshown)
+    there = plan_trials(elsewhere(asked(tmp_path, tiny=True), "slurm"), unshown)
+    plan = there.planned(there.series.trials[0])
+
+    assert plan.spec.cluster.slurm.retries == 0 and plan.job.cluster == plan.spec.cluster
+    assert here.series.key == there.series.key
+
+
+def elsewhere(given: Asked, launcher: LauncherName) -> Asked:
+    where = Where((Host(name="node-1"),), launcher=launcher)
+    return replace(given, request=replace(given.request, where=where))
+
+
+def test_random_samples_at_another_batch_have_two_evaluations_as_well(tmp_path: Path):
+    given = asked(tmp_path, tiny=True, synthetic=True, overrides=("global_batch=16",))
+    training = spec_of(given).training
+
+    assert training.global_batch == 16 and training.evaluation is not None
+    assert 2 * training.evaluation.every_samples == training.steps * 16
+
+
+def test_a_dry_run_trains_no_base(tmp_path: Path):
+    with pytest.raises(UserError, match=r"is not there yet; run without --dry-run once"):
+        plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), not_to_be_trained)
+
+
+def test_drawings_that_another_series_made_meanwhile_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rename = Path.rename
+
+    def late(folder: Path, target: Path) -> Path:
+        shutil.copytree(folder, target)
+        return rename(folder, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    data = prepared(SIBLINGS["flux1_tiny"], "cpu", unshown)
+
+    assert Path(data.overrides[1].removeprefix("data.path=")).is_file()

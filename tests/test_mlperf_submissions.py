@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UserError
-from paceline.mlperf import official
+from paceline.mlperf import official, official_package
 from paceline.mlperf.findings import Check, CheckedFile
 from paceline.mlperf_submissions import check, is_submission
 from tests.mlperf.submissions import contents, description, whole_submission, whole_trial
@@ -162,3 +162,21 @@ def test_a_published_submission_passes(reference_data: Path, tmp_path: Path):
     assert [one.message for one in of(found, f"results/{system}/llama31_8b").warnings] == [
         "10 logs are packed (.gz): a submission has them plain"
     ]
+
+
+def test_the_small_siblings_rules_are_for_logs_alone(submission: Path):
+    for place in (submission, submission / "systems/box_2x8.json"):
+        with pytest.raises(UserError, match="--ruleset tiny: is for logs"):
+            check(place, "tiny")
+
+
+def test_a_description_on_which_the_checker_breaks_off_is_broken_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(official_package, "PROGRAM", tmp_path / "crashes.py")
+    (tmp_path / "crashes.py").write_text("raise OSError('no room')")
+
+    found = check(description(tmp_path / "b.json"))
+
+    assert (found.status, found.files[0].status) == ("broken", "broken")
+    assert "no room" in str(found.files[0].reason) and found.files[0].findings == ()

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import mlperf_system
 from paceline.errors import SystemFaultError, UserError
-from paceline.mlperf import official
+from paceline.mlperf import official, official_package
 from paceline.mlperf.description import FIELDS, UNKNOWN
 from paceline.mlperf_system import describe
 
@@ -48,6 +48,19 @@ def test_what_this_machine_does_not_tell_is_open(unchecked: None):
     assert str(found.description["cooling"]).startswith(UNKNOWN)
     assert (found.status, found.written, found.checker) == ("incomplete", None, None)
     assert "the official checker was not asked" in found.notes[0]
+
+
+@pytest.mark.skipif(not official.checker_rulesets(), reason="mlperf-logging is not installed")
+def test_without_the_checkers_answer_no_description_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(official_package, "PROGRAM", tmp_path / "crashes.py")
+    (tmp_path / "crashes.py").write_text("raise OSError('no room')")
+
+    found = describe(None, filled(), None)
+
+    assert (found.status, found.findings) == ("incomplete", ())
+    assert "no verdict: the checker broke off: OSError: no room" in found.notes[-1]
 
 
 @pytest.mark.skipif(not official.checker_rulesets(), reason="mlperf-logging is not installed")

@@ -162,6 +162,7 @@ def test_a_fault_of_the_machine_is_told_and_tried_again(
 
     series, *_ = run_with(monkeypatch, tmp_path, 2, "success")
     assert statuses(series) == ["success", "success"]
+    assert series.trials[0].reason is None
 
 
 def test_an_interrupt_before_a_trial_began_leaves_it_to_be_run(

@@ -98,7 +98,8 @@ def run(
         bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the first trial would run.")
+        bool,
+        typer.Option("--dry-run", help="Print what the first trial would run; nothing is trained."),
     ] = False,
     status: Annotated[
         bool,
@@ -128,6 +129,7 @@ def run(
     """
     from paceline.flow import command_line
     from paceline.mlperf_run import Asked, answer, plan_trials, standing
+    from paceline.mlperf_tiny import not_to_be_trained
     from paceline.mlperf_trials import run_trials
     from paceline.placement import Request
     from paceline.rundir import runs_root
@@ -145,7 +147,7 @@ def run(
         _end(standing(asked), form)
         return
     display = _Display()
-    planned = plan_trials(asked, display.base)
+    planned = plan_trials(asked, not_to_be_trained if dry_run else display.base)
     if dry_run:
         _print_first(planned.planned(planned.series.trials[0]), form)
         return
@@ -186,7 +188,7 @@ class _Display:
         """Of one trial."""
         from paceline.cli.progress import progress_display
 
-        title = f"trial {trial.number + 1} of {len(series.trials)}, seed {trial.seed}"
+        title = f"trial {trial.number} of 0-{len(series.trials) - 1}, seed {trial.seed}"
         return progress_display(plan.spec, title)
 
     def ended(self, trial: TrialState, series: TrialSeries) -> None:

@@ -113,15 +113,19 @@ def package(
 
 def _codes(code: list[str]) -> dict[str, Path]:
     """`[BENCHMARK=]FOLDER` by benchmark, "" for all others."""
+    from paceline.errors import UserError
     from paceline.mlperf.rules import BENCHMARKS
 
-    split = [one.partition("=") for one in code]
-    return {
-        name if name in BENCHMARKS and equals else "": Path(
-            folder if name in BENCHMARKS and equals else name + equals + folder
-        )
-        for name, equals, folder in split
-    }
+    found: dict[str, Path] = {}
+    for one in code:
+        name, equals, folder = one.partition("=")
+        named = name in BENCHMARKS and bool(equals)
+        key = name if named else ""
+        if key in found:
+            raise UserError(f"--code {one}", f"is the second folder for {key or 'all benchmarks'}",
+                            remedy="name one folder for each")  # fmt: skip
+        found[key] = Path(folder if named else one)
+    return found
 
 
 def _emit_package(made: Package, form: TableFormat) -> None:

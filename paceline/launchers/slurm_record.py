@@ -15,6 +15,8 @@ from paceline.launchers.slurm_script import ATTEMPTS_FOLDER, STATUS_FILE
 from paceline.rundir import LOGS_FOLDER, STEPS_FOLDER, read_value, write_value
 
 RECORD_FILE = "slurm.json"
+MLPERF_FOLDER = "mlperf"
+"""Result lines of a run that writes some."""
 
 
 class SlurmAttempt(Value):
@@ -79,13 +81,15 @@ class Diary:
         return tuple(self.record.excluded)
 
     def put_away(self) -> None:
-        """Keep logs and steps of the last attempt apart, unless job.sh has done so already."""
+        """Keep logs, steps and result lines of the last attempt apart, unless job.sh has done so already."""
         place = self.folder / ATTEMPTS_FOLDER / f"{self.last.job}.{self.last.restart}"
         with contextlib.suppress(FileExistsError):
             place.mkdir(parents=True)
             for name in (LOGS_FOLDER, STEPS_FOLDER):
                 (self.folder / name).rename(place / name)
                 (self.folder / name).mkdir(exist_ok=True)
+            if (self.folder / MLPERF_FOLDER).is_dir():
+                (self.folder / MLPERF_FOLDER).rename(place / MLPERF_FOLDER)
 
     def _write(self, **changes: object) -> None:
         self.record = self.record.model_copy(update=changes)

@@ -11,7 +11,8 @@ from paceline.mlperf.genuine import NOT_A_RESULT
 from paceline.mlperf.rules import DEFAULT_RULESET, SIBLINGS
 
 TINY_RULESET = "tiny"
-TINY_LABEL = f"{NOT_A_RESULT}: checked by rules with other values"
+OTHER_VALUES = "checked by rules with other values"
+TINY_LABEL = f"{NOT_A_RESULT}: {OTHER_VALUES}"
 BASE_RULESET = DEFAULT_RULESET
 """The round whose rules are copied."""
 

@@ -40,7 +40,7 @@ def score_lines(score: Score) -> Iterator[str]:
     if score.score_minutes is not None:
         yield f"  score        {score.score_minutes:.4f} minutes, {score.label}"
     else:
-        yield one_line(f"  score        none, {score.status}: {score.reason}")
+        yield one_line(f"  score        none, {score.status}: {score.reason} ({score.label})")
     yield from (f"  {line}" for line in _parts(score))
     yield from (one_line(f"  warning      {warning}") for warning in score.warnings)
 
@@ -117,18 +117,19 @@ def _parts(score: Score) -> Iterator[str]:
 
 def _energy(score: Score) -> str | None:
     """Energy to the target, or why it is not known; None where no telemetry lies beside the logs."""
-    told = [run.energy for run in score.runs if run.energy]
-    if not told:
+    if not any(run.energy for run in score.runs):
         return None
-    if score.mean_energy_j is None:
+    counted = [run for run in score.runs if run.part == "counted"]
+    told = [run.energy for run in counted if run.energy]
+    if score.mean_energy_j is None or not told:
         why = next((one.reason for one in told if one.reason), "not every counted run has it")
         return f"unknown: {why}"
-    n = sum(run.part == "counted" for run in score.runs)
+    sources = dict.fromkeys(source for one in told for source in one.sources)
     parts = " and ".join(sorted(told[0].parts_j))
     power = fmean(one.power_w for one in told if one.power_w is not None)
     return (
-        f"{significant(score.mean_energy_j / JOULES_A_WH, 4)} Wh to the target, mean of {n} runs, run_start "
-        f"to run_stop, at {significant(power, 4)} W; of {parts} ({', '.join(told[0].sources)})"
+        f"{significant(score.mean_energy_j / JOULES_A_WH, 4)} Wh to the target, mean of {len(told)} runs, run_start "
+        f"to run_stop, at {significant(power, 4)} W; of {parts} ({', '.join(sources)})"
     )
 
 

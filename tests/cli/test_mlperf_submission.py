@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.mlperf_submission import _codes
+from paceline.errors import UserError
 from paceline.mlperf import official
 from tests.cli.test_mlperf import LABEL, paceline
 from tests.mlperf.submissions import SYSTEM, description, ten_runs
@@ -92,3 +94,10 @@ def test_compare_without_a_score_is_incomplete_and_a_sibling_is_refused(tmp_path
     ten_runs(runs)
     (runs / "result_4.txt").unlink()
     assert paceline("compare", runs).returncode == 4
+
+
+def test_a_second_folder_of_code_for_the_same_benchmark_is_refused():
+    assert _codes(["a=b", "flux1=c"]) == {"": Path("a=b"), "flux1": Path("c")}
+    for twice in (["flux1=a", "flux1=b"], ["a", "b"]):
+        with pytest.raises(UserError, match="is the second folder for"):
+            _codes(twice)

@@ -134,13 +134,17 @@ def test_a_job_put_back_too_often_is_cancelled(tmp_path: Path, commands: Path) -
 def test_logs_are_put_away_once_whoever_does_it(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "steps").mkdir()
+    (tmp_path / "mlperf").mkdir()
     (tmp_path / "logs" / "launcher.log").write_text("first")
+    (tmp_path / "mlperf" / "result.txt").write_text("first")
     diary = Diary(tmp_path)
     diary.begin("5")
     diary.put_away()
     (tmp_path / "logs" / "launcher.log").write_text("second")
     diary.put_away()
-    assert (tmp_path / "attempts" / "5.0" / "logs" / "launcher.log").read_text() == "first"
+    for name in ("logs/launcher.log", "mlperf/result.txt"):
+        assert (tmp_path / "attempts" / "5.0" / name).read_text() == "first"
+    assert not (tmp_path / "mlperf").exists()
     assert (tmp_path / "logs" / "launcher.log").read_text() == "second"
 
 

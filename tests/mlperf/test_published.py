@@ -55,10 +55,13 @@ def test_only_the_same_round_division_number_and_kind_is_beside():
 
 def test_a_users_table_is_read_by_its_columns(tmp_path: Path):
     path = tmp_path / "results.csv"
-    path.write_text(HEAD + "v5.1,A,box,flux1,closed,8,H100,99.5,blue\n")
+    path.write_text(
+        HEAD.replace("colour", "official") + "v5.1,A,box,flux1,closed,8,H100,99.5,blue\n"
+    )
     (one,) = known_scores(path)
 
     assert (one.submitter, one.score_minutes, one.nodes) == ("A", 99.5, None)
+    assert one.model_dump()["official"] is True
 
 
 @pytest.mark.parametrize(

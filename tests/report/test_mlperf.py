@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.core.telemetry import Energy
 from paceline.mlperf.convergence import Convergence
 from paceline.mlperf.findings import Check, CheckedFile, Finding
 from paceline.mlperf.scoring import Score, ScoredRun, ScoreWindow
@@ -39,7 +40,7 @@ def test_without_a_score_the_reason_stands_in_its_place():
     rcp = Convergence(status="missing", reason="too large", global_batch=9, reference_batches=())
     text = list(score_lines(refused.model_copy(update={"rcp": rcp})))
 
-    assert any("none, no-reference: a b" in line for line in text)
+    assert any(f"none, no-reference: a b ({SCORE.label})" in line for line in text)
     assert any("missing: too large" in line for line in text)
     assert all("\n" not in line for line in text)
 
@@ -65,3 +66,16 @@ def test_findings_stand_with_their_line_under_their_file():
     assert "    line 1,200: warning: seed is missing" in text
     assert text[-1] == "unofficial, not verified by MLCommons Association"
     assert [row.get("level") for row in check_rows(found)] == ["finding", "warning", None]
+
+
+def test_the_energy_is_of_the_counted_runs_alone():
+    def run(part: str, watts: float, source: str) -> ScoredRun:
+        energy = Energy(energy_j=7200.0, power_w=watts, parts_j={"gpu": 7200.0}, window_s=9, n=9,
+                        sources=(source,))  # fmt: skip
+        return RUN.model_copy(update={"part": part, "energy": energy})
+
+    runs = (run("fastest", 9000.0, "x"), run("counted", 100.0, "a"), run("counted", 300.0, "b"))
+    text = "\n".join(score_lines(SCORE.model_copy(update={"runs": runs, "mean_energy_j": 7200.0})))
+
+    assert "2.000 Wh to the target, mean of 2 runs" in text
+    assert "at 200.0 W; of gpu (a, b)" in text
