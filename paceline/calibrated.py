@@ -13,9 +13,11 @@ from paceline.estimate.machine import Machine
 from paceline.probe.inventory import cpu
 
 
-def native_bf16(device: str) -> bool:
-    """Whether `dtype: auto` means bf16 there: on devices of the catalog yes, on a CPU if it has instructions."""
-    return not is_cpu(device) or bool(cpu()["native_bf16"])
+def automatic_dtype(device: str) -> Dtype:
+    """What `dtype: auto` is estimated in, which is what it trains in: bf16, or fp32 where that is foreign."""
+    if is_cpu(device):
+        return "bf16" if cpu()["native_bf16"] else "fp32"
+    return "fp32" if catalog.find_device(device).device.has_only_fp16 else "bf16"
 
 
 def is_cpu(device: str) -> bool:
@@ -26,8 +28,10 @@ def is_cpu(device: str) -> bool:
 def calibration_of(device: str, dtype: Dtype | Literal["auto"]) -> Calibration | None:
     """The user's calibration of a device in a dtype, None without one."""
     if dtype == "auto":
-        dtype = "bf16" if native_bf16(device) else "fp32"
-    return find(cpu()["model"] if is_cpu(device) else device, dtype)
+        dtype = automatic_dtype(device)
+    if is_cpu(device):
+        return find(cpu()["model"], dtype)
+    return find(device, dtype) or find(catalog.find_device(device).device.name, dtype)
 
 
 def evidence_of(device: str, dtype: Dtype | Literal["auto"]) -> Evidence:

@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from paceline import catalog
-from paceline.calibrated import is_cpu, native_bf16, processor
+from paceline.calibrated import automatic_dtype, is_cpu, processor
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
@@ -22,13 +22,14 @@ from paceline.estimate.basis import Basis, basis_of
 from paceline.estimate.case import Case, Cases, Stack, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
+from paceline.estimate.framework import frameworks_of
 from paceline.estimate.interval import bounds, log_sd, slopes
 from paceline.estimate.machine import Machine, machine
 from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.memory_case import with_memory
 from paceline.estimate.pipeline import followed_step
 from paceline.estimate.waterfall import Level, waterfall
-from paceline.recipe import load_recipe, resolve
+from paceline.recipe import Recipe, load_recipe, resolve
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,28 @@ def estimate(question: Question, evidence: Evidence) -> Estimate:
 
 def spec_of(question: Question) -> RunSpec:
     """The recipe resolved on the devices asked for."""
+    return resolve(recipe_of(question), cluster_of(question), True, question.variant)
+
+
+def recipe_of(question: Question) -> Recipe:
+    """The recipe asked for; `auto` is the dtype that it is estimated in on that device."""
     recipe = load_recipe(question.recipe, question.variant, question.overrides)
-    return resolve(recipe, cluster_of(question), native_bf16(question.device), question.variant)
+    if recipe.training.dtype != "auto":
+        return recipe
+    own = recipe.training.model_copy(update={"dtype": automatic_dtype(question.device)})
+    return recipe.model_copy(update={"training": own})
 
 
 def spec_of_any_layout(question: Question) -> RunSpec:
     """The recipe on the devices asked for, whether or not its own layout and batch fit there."""
-    recipe, cluster = (
-        load_recipe(question.recipe, question.variant, question.overrides),
-        cluster_of(question),
-    )
+    recipe, cluster = recipe_of(question), cluster_of(question)
     batch = recipe.training.batch(cluster.world_size, cluster.nodes)
     single = recipe.training.model_copy(
         update={"ramp_up": None, "global_batch": 1, "batch_per_device": None}
     )
     plain = recipe.model_copy(update={"layout": Layout(), "training": single})
     one = cluster.model_copy(update={"nodes": 1, "devices_per_node": 1})
-    spec = resolve(plain, one, native_bf16(question.device), question.variant)
+    spec = resolve(plain, one, True, question.variant)
     training = spec.training.model_copy(update={"global_batch": batch})
     return spec.model_copy(
         update={"cluster": cluster, "layout": recipe.layout, "training": training}
@@ -146,16 +152,18 @@ def cluster_of(question: Question) -> Cluster:
 def machine_of(question: Question) -> Machine:
     """The device and its links; raises UserError for one that has no peak, of a data sheet or measured."""
     if is_cpu(question.device):
-        recipe = load_recipe(question.recipe, question.variant, question.overrides)
-        return processor(recipe.training.dtype, question.devices)
+        return processor(recipe_of(question).training.dtype, question.devices)
     return machine(
         question.device, question.intra_link, question.inter_link, question.devices_per_node
     )
 
 
 def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) -> Case:
-    """The resolved run as the time model sees it."""
+    """The resolved run as the time model sees it; raises UserError for bf16 where fp16 alone has a rate."""
     layout, training = spec.layout, spec.training
+    if training.dtype == "bf16" and here.device.has_only_fp16:
+        raise UserError(here.device.name, "does not compute in bf16",
+                        allowed=", ".join(here.device.peaks), remedy="--set training.dtype=fp16")  # fmt: skip
     case = replace(
         _shape(spec.model),
         seq_len=training.seq_len,
@@ -214,7 +222,8 @@ def _told(
     time = followed_step(x, coefficients)
     seconds = float(time.total[0])
     low, high = bounds(time.total, log_sd(x, fit, evidence.residual_sd))
-    needed = memory(x, context_bytes=here.device.context_bytes)
+    frameworks = frameworks_of(here.generation, native=False)
+    needed = memory(x, frameworks, here.device.context_bytes)
     size = here.device.memory_bytes
     rate = tokens_per_s(spec.training.seq_len, spec.training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, spec.training.seq_len, lora=spec.lora)
@@ -254,21 +263,29 @@ def _told(
     )  # fmt: skip
 
 
-def ratio(first: Question, second: Question, evidence: Evidence) -> tuple[float, float, float]:
+def ratio(
+    first: Question, second: Question, evidence: Evidence, other: Evidence | None = None
+) -> tuple[float, float, float]:
     """(step time of the second over the first, low, high): what both share cancels.
 
     Coefficients move both, so only the difference of their slopes counts; what the formulas
-    miss is taken as independent.
+    miss is taken as independent. `other` is the second one's evidence where it has its own: then
+    the coefficients are independent too.
     """
-    fit = evidence.fit()
+    rests_on = (evidence, other or evidence)
+    fits = [one.fit() for one in rests_on]
     cases = [case_of(spec_of(q), machine_of(q), q.stack, q.compiled) for q in (first, second)]
-    x = cases_of(cases)
-    coefficients = named(fit.centre)
-    times = [followed_step(cases_of([case]), coefficients).total[0] for case in cases]
-    first_slope, second_slope = slopes(x, fit.centre)
-    difference = second_slope - first_slope
-    missed = [evidence.residual_sd.get(q.stack, 0.0) for q in (first, second)]
-    sd = float(np.sqrt(difference @ fit.covariance @ difference + sum(m**2 for m in missed)))
+    each = [cases_of([case]) for case in cases]
+    times = [
+        followed_step(x, named(fit.centre)).total[0] for x, fit in zip(each, fits, strict=True)
+    ]
+    own = [slopes(x, fit.centre)[0] for x, fit in zip(each, fits, strict=True)]
+    moved = [own[1] - own[0]] if rests_on[0] == rests_on[1] else own
+    open_ = sum(s @ fit.covariance @ s for s, fit in zip(moved, fits, strict=False))
+    missed = [
+        one.residual_sd.get(case.stack, 0.0) for one, case in zip(rests_on, cases, strict=True)
+    ]
+    sd = float(np.sqrt(open_ + sum(m**2 for m in missed)))
     value = float(times[1] / times[0])
     low, high = bounds(np.array([value]), np.array([sd]))
     return value, float(low[0]), float(high[0])

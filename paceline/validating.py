@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from math import log
+from contextlib import suppress
+from math import inf, log
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from paceline.estimate.case import Floats, cases_of
 from paceline.estimate.evidence import Evidence
 from paceline.estimate.fit import predict
 from paceline.estimate.interval import bounds, log_sd
+from paceline.estimate.memory_published import MemoryRow, as_stated, read_memory_row
 from paceline.estimate.published import Row, UnmodelledError, read_row
 
 NEEDED = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
@@ -37,6 +39,16 @@ class Score(Value):
     """Share of the measured step times that lie in their 80 % interval."""
     flat_mape: float | None
     """MAPE of the flat rule: 45 % of the 16-bit peak, 33 % of a narrower one."""
+
+
+class MemoryScore(Value):
+    """How well stated memories were predicted, each as its source states it; shares are 0-1."""
+
+    n: int
+    mape: float | None
+    median: float | None
+    """Of |predicted / stated - 1|."""
+    within_10: float | None
 
 
 class ValidatedRow(Value):
@@ -68,6 +80,7 @@ class Validation(Value):
     overall: Score
     by_source: dict[str, Score]
     by_kind: dict[str, Score]
+    memory: MemoryScore
     rows: tuple[ValidatedRow, ...]
     unmodelled: tuple[Unmodelled, ...]
 
@@ -105,9 +118,26 @@ def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidenc
         overall=_score(told, flat),
         by_source=_scores(told, flat, sources),
         by_kind=_scores(told, flat, kinds),
+        memory=_memory_score(lines),
         rows=tuple(told),
         unmodelled=tuple(unmodelled),
     )
+
+
+def _memory_score(lines: Sequence[dict[str, str]]) -> MemoryScore:
+    """The score of the rows that state a memory (mem_gb) and can be modelled."""
+    rows: list[MemoryRow] = []
+    for line in lines:
+        with suppress(UnmodelledError, ValueError):
+            rows.append(read_memory_row(line))
+    rows = [row for row in rows if row.stated_bytes and 0 < row.stated_bytes < inf]
+    if not rows:
+        return MemoryScore(n=0, mape=None, median=None, within_10=None)
+    missed = np.abs(as_stated(rows) / np.array([row.stated_bytes for row in rows]) - 1)
+    return MemoryScore(
+        n=len(rows), mape=float(missed.mean()), median=float(np.median(missed)),
+        within_10=float((missed <= 0.1).mean()),
+    )  # fmt: skip
 
 
 def _predicted(rows: Sequence[Row], evidence: Evidence) -> tuple[list[ValidatedRow], Floats]:

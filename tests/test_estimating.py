@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
 import pytest
 
 from paceline.core.offers import Failures, Prices
 from paceline.errors import UserError
 from paceline.estimate.evidence import shipped
-from paceline.estimating import Question, case_of, estimate, machine_of, ratio, spec_of
+from paceline.estimating import (
+    Question,
+    case_of,
+    estimate,
+    machine_of,
+    ratio,
+    spec_of,
+    spec_of_any_layout,
+)
 
 LLAMA_70B = Question(
     "llama31-70b", "H100-SXM", 64, intra_link="NVLink4", inter_link="InfiniBand-NDR"
@@ -92,6 +101,31 @@ def test_two_offers_share_what_is_uncertain_about_both():
     assert high / value < widest
 
 
+def test_offers_with_coefficients_of_their_own_share_nothing():
+    evidence = shipped()
+    own = evidence.model_copy(update={"title": "stored profile: another machine"})
+    shared, apart = (ratio(LLAMA_70B, LLAMA_70B, evidence, one) for one in (None, own))
+    assert ratio(LLAMA_70B, LLAMA_70B, evidence, evidence) == shared
+    assert shared[0] == apart[0] == 1 and apart[2] > shared[2]
+    alone = estimate(LLAMA_70B, evidence)
+    assert log(apart[2]) == pytest.approx(2**0.5 * log(alone.high_s / alone.step_time_s))
+
+
+def test_the_automatic_dtype_is_the_one_that_a_run_takes():
+    old, new = (estimate(Question("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100"))
+    assert (old.dtype, new.dtype) == ("fp32", "bf16")
+    assert spec_of_any_layout(Question("tiny-llama", "V100-32GB", 8)).training.dtype == "fp32"
+
+
+def test_a_link_counts_as_stated_only_where_it_can_be():
+    swapped = replace(LLAMA_70B, intra_link="InfiniBand-NDR", inter_link="NVLink4")
+    found = estimate(swapped, shipped())
+    assert found.evidence.links != "stated" and found.evidence.network != "stated"
+    assert any("links inside a node are taken as" in note for note in found.notes)
+    rates = estimate(replace(LLAMA_70B, intra_link="450 GB/s", inter_link="8x400 Gb/s"), shipped())
+    assert (rates.evidence.links, rates.evidence.network) == ("stated", "stated")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -100,6 +134,7 @@ def test_two_offers_share_what_is_uncertain_about_both():
         ({"devices": 63}, "is no multiple of 8 a node"),
         ({"devices": 24}, "does not divide 24 devices"),
         ({"overrides": ("dtype=nvfp4",)}, "does not compute in nvfp4"),
+        ({"device": "V100-32GB"}, "does not compute in bf16.*training.dtype=fp16"),
     ],
 )
 def test_what_cannot_be_estimated_says_why(changes: dict[str, object], message: str):

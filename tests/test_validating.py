@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.estimate.evidence import shipped
+from paceline.estimate.memory_published import as_stated, read_memory_row
 from paceline.validating import NEEDED, read_table, validate_rows
 from tests.estimate.test_published import ROW
 
@@ -67,3 +68,18 @@ def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
         read_table(path)
     with pytest.raises(UserError, match="cannot be read"):
         read_table(tmp_path / "none.csv")
+
+
+def test_memories_are_judged_where_they_are_stated():
+    stated = {**ROW, "mem_gb": "20"}
+    unreadable = [{**ROW, "mem_gb": text} for text in ("", "nan", "-3", "much", "inf")]
+    found = validate_rows("t", [stated, *unreadable], shipped()).memory
+    predicted = as_stated([read_memory_row(stated)])[0]
+    assert found.n == 1 and found.mape == found.median == pytest.approx(
+        abs(predicted / 20 / 2**30 - 1)
+    )
+    assert found.within_10 == float(abs(predicted / 20 / 2**30 - 1) <= 0.1)
+    exact = {**ROW, "mem_gb": str(predicted / 2**30)}
+    assert validate_rows("t", [exact], shipped()).memory.within_10 == 1
+    nothing = validate_rows("t", ROWS, shipped()).memory
+    assert nothing.n == 0 and nothing.mape is None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from paceline.calibrated import automatic_dtype
 from paceline.calibrating import measuring
 from paceline.calibrating.cases import recipes_of, shorts
 from paceline.calibrating.measuring import Rates, Timed
@@ -41,11 +42,19 @@ def calibrate(
         raise UserError(
             label, "is not in the catalog of devices, so there are no rates to begin with"
         )
-    native_bf16 = kind == "cuda" or bool(found["cpu"]["native_bf16"])
-    chosen: Dtype = dtype or ("bf16" if native_bf16 else "fp32")
+    chosen: Dtype = dtype or automatic_dtype(entry)
+    if known and chosen == "bf16" and known.has_only_fp16:
+        raise UserError(label, "does not compute in bf16", remedy="--dtype fp16")
+    trained = {
+        count: shorts(recipes, found, entry, chosen, count) for count in ranks or _counts(most)
+    }
+    for count, some in trained.items():
+        if not some:
+            raise UserError(f"--ranks {count}", "has no short training that divides",
+                            allowed="1, 2, 4, 8")  # fmt: skip
     rates: list[Rates] = []
     timed: list[Timed] = []
-    for count in ranks or _counts(most):
+    for count, some in trained.items():
         threads = local_cluster(found, entry, None, count).threads_per_device
         tell(
             f"probes on {count} x {threads or 1} threads"
@@ -53,7 +62,6 @@ def calibrate(
             else f"probes on {count} GPUs"
         )
         rates.append(measuring.rates(sys.executable, kind, chosen, count, threads, recipes))
-        some = shorts(recipes, found, entry, chosen, count)
         tell(f"{len(some)} short trainings of {measuring.STEPS} steps each")
         timed += measuring.steps(sys.executable, some, count, threads)
     about = About(

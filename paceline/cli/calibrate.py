@@ -62,13 +62,14 @@ def calibrate(
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     counts = _counts(ranks)
+    if out:
+        _refuse_unwritable(out)
 
     def tell(what: str) -> None:
         typer.echo(f"calibrate: {what}", err=True)
 
     found = measure(recipes or (), device, dtype, tell, counts)  # type: ignore[arg-type]
     path = out or file_of(found.device, found.dtype)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_value(path, found)
     form = TableFormat.json if as_json else form
     rows = [
@@ -80,6 +81,22 @@ def calibrate(
     for line in _sentences(found):
         typer.echo(line, err=form is not TableFormat.text)
     typer.echo(f"written: {path}", err=True)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Raises SystemFaultError, before minutes are spent, where no file can be written."""
+    from tempfile import TemporaryFile
+
+    from paceline.errors import SystemFaultError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(21, "is a directory")
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

@@ -136,10 +136,13 @@ def estimate(
         per_node=per_node, intra=intra, inter=inter,
     )  # fmt: skip
     question = replace(asked, compiled=compiled, tokens=tokens, prices=prices, failures=failures)
-    rests_on = model.evidence_of(evidence, question)
     questions = [question, *(_offer(question, text) for text in compare or ())]
-    found = [estimated(one, rests_on) for one in questions]
-    ratios = [ratio(question, other, rests_on) for other in questions[1:]]
+    rests_on = [model.evidence_of(evidence, one) for one in questions]
+    found = [estimated(*one) for one in zip(questions, rests_on, strict=True)]
+    ratios = [
+        ratio(question, other, rests_on[0], own)
+        for other, own in zip(questions[1:], rests_on[1:], strict=True)
+    ]
     tracings = [_traced(one) for one in questions] if trace else []
     form = TableFormat.json if as_json else form
     _emit(found, ratios, tracings, form)

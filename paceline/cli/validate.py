@@ -67,6 +67,13 @@ def _tell(found: Validation) -> None:
         why = "no row could be modelled" if found.unmodelled else "the table has no rows"
         typer.echo(f"nothing to compare: {why}", err=True)
     typer.echo(f"predicted by: {found.evidence}", err=True)
+    memory = found.memory
+    if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
+        typer.echo(
+            f"memory of {memory.n} rows that state it: MAPE {_share(memory.mape)}, median "
+            f"{_share(memory.median)}, within 10 % {_share(memory.within_10)}",
+            err=True,
+        )
     reasons = Counter(row.reason for row in found.unmodelled)
     for reason, count in reasons.most_common():
         typer.echo(f"not modelled: {count} rows: {reason}", err=True)

@@ -63,6 +63,11 @@ class Device(Value):
         peak = self.peaks.get(dtype)
         return peak.flops_per_s if peak else None
 
+    @property
+    def has_only_fp16(self) -> bool:
+        """Whether fp16 is the one 16-bit dtype that it has a peak in."""
+        return "fp16" in self.peaks and "bf16" not in self.peaks
+
 
 class Link(Value):
     """A class of interconnect, per device and per direction."""

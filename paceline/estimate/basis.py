@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from paceline import catalog
 from paceline.core.value import Value
+from paceline.errors import UserError
 from paceline.estimate.evidence import Evidence
 from paceline.estimate.machine import Machine
 
@@ -42,11 +44,18 @@ def basis_of(evidence: Evidence, here: Machine, links: str | None, network: str 
         coefficients=kind,
         peak=rates,
         memory_rate=rates,
-        links=kind if own else _link(links_are, links),
-        network=kind if own else _link(network_is, network),
+        links=kind if own else _link(links_are, links, "intra"),
+        network=kind if own else _link(network_is, network, "inter"),
         memory="public prior",
     )
 
 
-def _link(kind: Kind, name: str | None) -> Kind:
-    return "stated" if name and kind != "assumed" else kind
+def _link(kind: Kind, name: str | None, where: Literal["intra", "inter"]) -> Kind:
+    """A name counts where it says what link is there: not a network inside a node, or the reverse."""
+    if not name or kind == "assumed":
+        return kind
+    try:
+        link = catalog.find_link(name).link
+    except UserError:
+        return "stated"  # a rate, since the machine is known
+    return "stated" if link is None or link.kind == where else kind

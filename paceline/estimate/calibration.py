@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -122,12 +123,16 @@ def read_calibration(path: Path) -> Calibration:
 def find(device: str, dtype: Dtype) -> Calibration | None:
     """The calibration of a device, by its own or its catalog name, in a dtype; None without one.
 
-    Of several with one catalog name that of this machine, else the newest.
+    Of several with one catalog name that of this machine, else the newest. Raises UserError where the
+    device's own file holds none; other files that hold none are passed over.
     """
     path = file_of(device, dtype)
     if path.is_file():
         return read_calibration(path)
-    some = [read_calibration(path) for path in sorted(folder().glob(f"*-{dtype}.json"))]
+    some: list[Calibration] = []
+    for path in sorted(folder().glob(f"*-{dtype}.json")):
+        with suppress(UserError):
+            some.append(read_calibration(path))
     alike = [one for one in some if one.catalog_device == device and one.kind == "cuda"]
     return max(alike, key=lambda one: (one.host == platform.node(), one.date), default=None)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from importlib import resources
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import field_validator
 
 from paceline.core.value import Value
 from paceline.errors import UserError
@@ -33,6 +35,28 @@ class Evidence(Value):
     """What the formulas miss, as a deviation of the logarithm, by stack."""
     own_rows: int = 0
     """How many of the rows were measured on the machine that it is for."""
+
+    @field_validator("medians")
+    @classmethod
+    def _has_logarithms(cls, medians: dict[str, float]) -> dict[str, float]:
+        if not all(isfinite(value) and value > 0 for value in medians.values()):
+            raise ValueError("medians are positive numbers")
+        return medians
+
+    @field_validator("covariance")
+    @classmethod
+    def _has_deviations(cls, rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        finite = all(isfinite(value) for row in rows.values() for value in row.values())
+        if not finite or any(row.get(name, 0.0) < 0 for name, row in rows.items()):
+            raise ValueError("variances are numbers from 0 on")
+        return rows
+
+    @field_validator("residual_sd")
+    @classmethod
+    def _says_what_is_missed(cls, missed: dict[str, float]) -> dict[str, float]:
+        if not missed or not all(isfinite(value) and value >= 0 for value in missed.values()):
+            raise ValueError("deviations are numbers from 0 on, one a stack")
+        return missed
 
     def fit(self) -> Fit:
         """The coefficients as vectors; one that the file does not have keeps its prior."""

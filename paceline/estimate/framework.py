@@ -156,6 +156,16 @@ NATIVE_CUDA = replace(
 """The same on GPUs: flash attention, fused norms, logits in chunks of 512 MiB of fp32."""
 
 
+def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:
+    """What keeps memory on devices of a generation: on a CPU the native trainer, on GPUs each stack.
+
+    `native`: what computes by PyTorch's modules is the native trainer, not FSDP of torchtitan.
+    """
+    if generation == "cpu":
+        return NATIVE_CPU
+    return {**FRAMEWORKS, "torch": NATIVE_CUDA} if native else FRAMEWORKS
+
+
 class Constants:
     """The frameworks' constants as arrays, one value a case."""
 

@@ -16,12 +16,13 @@ from paceline.errors import UserError
 from paceline.estimate.case import Case, Floats, varied
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
+from paceline.estimate.framework import frameworks_of
 from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.machine import Machine
 from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.step import step_time
-from paceline.estimating import Question, case_of, machine_of
-from paceline.recipe import Recipe, load_recipe, resolve
+from paceline.estimating import Question, case_of, machine_of, recipe_of
+from paceline.recipe import Recipe, resolve
 from paceline.search.columns import columns
 from paceline.search.layouts import Space, feasible
 
@@ -74,7 +75,7 @@ def setting(question: Question, evidence: Evidence) -> Setting:
 
     Raises UserError for what is in no catalog.
     """
-    recipe = load_recipe(question.recipe, question.variant, question.overrides)
+    recipe = recipe_of(question)
     here = machine_of(question)
     if here.device.memory_bytes is None:
         raise UserError(here.device.name, "has no memory size in the catalog")
@@ -131,7 +132,8 @@ def timed(here: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int
         total = total + weight * time.total
         bubble = bubble + weight * time.bubble
         exchange = exchange + weight * (time.dp + time.zero)
-    needed = memory(x, context_bytes=here.machine.device.context_bytes)
+    frameworks = frameworks_of(here.machine.generation, native=False)
+    needed = memory(x, frameworks, here.machine.device.context_bytes)
     step = total / sum(weights)
     low, high = bounds(step, log_sd(x, here.evidence.fit(), here.evidence.residual_sd))
     return Timed(

@@ -13,6 +13,7 @@ from paceline.estimate.calibration import Calibration, cpu_machine, find
 from paceline.estimate.case import cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence, shipped
+from paceline.estimate.framework import frameworks_of
 from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.machine import Machine, machine
 from paceline.estimate.memory import memory, p_oom
@@ -87,7 +88,8 @@ def predict(specs: Sequence[RunSpec], on: Basis) -> list[Prediction | None]:
         return [None] * len(specs)
     limit = cluster.device_memory_bytes or machines[0].device.memory_bytes or float("inf")
     x, fit = cases_of(cases), evidence.fit()
-    times, needed = step_time(x, named(fit.centre)).total, memory(x)
+    times = step_time(x, named(fit.centre)).total
+    needed = memory(x, frameworks_of(machines[0].generation, native=True))
     low, high = bounds(times, log_sd(x, fit, evidence.residual_sd))
     columns = (times, low, high, needed.device_used, p_oom(needed, limit))
     return [

@@ -16,6 +16,7 @@ from paceline.errors import UserError
 from paceline.estimate.case import Bools, Cases, Floats, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
+from paceline.estimate.framework import frameworks_of
 from paceline.estimate.machine import Machine
 from paceline.estimate.memory import MemoryEstimate, memory, p_oom
 from paceline.estimate.step import step_time
@@ -100,15 +101,17 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
         layouts = [own, *layouts]
     on = basis([spec], evidence)
     here = machine_of_run(spec, found) if on.unknown else on.machine(spec.cluster)
+    if here and spec.training.dtype == "bf16" and here.device.has_only_fp16:
+        here = None  # it emulates bf16, at a rate that nobody states
     x: Cases | None = None
     seconds = needed = np.ones(len(layouts))
     odds = np.zeros(len(layouts))
     if here is not None:
-        stack = "torch" if spec.engine == "native" else "fused"
-        compiled = spec.training.compile != "none"
+        native = spec.engine == "native"
+        stack, compiled = "torch" if native else "fused", spec.training.compile != "none"
         x = cases_of([case_of(_in(spec, layout), here, stack, compiled) for layout in layouts])
         seconds = step_time(x, named(on.evidence.fit().centre)).total
-        bytes_ = memory(x)
+        bytes_ = memory(x, frameworks_of(here.generation, native))
         needed, odds = bytes_.device_used, p_oom(bytes_, _limit(spec, here, bytes_))
     kept = _fastest(seconds, layouts.index(own) if own is not None else None)
     return Candidates(

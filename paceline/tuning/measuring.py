@@ -38,9 +38,11 @@ class Runs:
     trials: dict[int, Trial] = field(default_factory=dict[int, Trial])
     order: list[Trial] = field(default_factory=list[Trial])
     """The same in the order of their first runs."""
+    halted: str | None = None
+    """Why nothing more can run, where the allocation has ended."""
 
     def __call__(self, row: int) -> Outcome:
-        """One more run of a layout; raises KeyboardInterrupt when the user ends it."""
+        """One more run of a layout; raises KeyboardInterrupt when the user, or the allocation, ends it."""
         trial = self.trials.get(row)
         if trial is None:
             try:
@@ -52,7 +54,8 @@ class Runs:
         wanted = sum(map(has_figure, trial.results)) + 1
         sweep = replace(self._sweep(trial.choice), repeats=wanted)
         done = run_sweep(sweep, [trial], self.root, self.command, self.observer, tag=self.tag)
-        if done.interrupted:
+        self.halted = done.halted
+        if done.interrupted or done.halted:
             raise KeyboardInterrupt
         took_s = time.monotonic() - began
         if len(trial.results) == before:

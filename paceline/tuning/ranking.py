@@ -16,6 +16,7 @@ from paceline.errors import UserError
 from paceline.estimate.case import Case, Cases, Floats, varied
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
+from paceline.estimate.framework import frameworks_of
 from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.memory import MemoryEstimate, memory, p_oom
 from paceline.estimate.step import step_time
@@ -118,7 +119,8 @@ def _estimated(
     case: Case, layouts: Sequence[Layout], evidence: Evidence, device: Device
 ) -> _Estimated:
     x = varied(case, columns(layouts))
-    needed = memory(x, context_bytes=device.context_bytes)
+    frameworks = frameworks_of(case.generation, native=False)
+    needed = memory(x, frameworks, device.context_bytes)
     seconds = step_time(x, named(evidence.fit().centre)).total
     limit = device.memory_bytes or inf
     return _Estimated(layouts, x, seconds, needed, p_oom(needed, limit))

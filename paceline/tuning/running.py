@@ -102,8 +102,9 @@ class Tuning:
             untried=untried(search), evidence=found.evidence.title,
             go_on=shlex.join(["paceline", *self.command[1:]]) if search.stop == "interrupted" else None,
         )  # fmt: skip
-        told = tuple(sentences(result, search.belief.noise_sd))
-        return result.model_copy(update={"sentences": told})
+        told = [*sentences(result, search.belief.noise_sd)]
+        told += [f"nothing more can run: {self.runs.halted}"] if self.runs.halted else []
+        return result.model_copy(update={"sentences": tuple(told)})
 
     def _write(self, result: TuneResult) -> dict[str, Any]:
         """The recipe of the best layout; what changes in the result by it."""

@@ -100,3 +100,18 @@ def test_without_a_calibration_the_remedy_is_named(
 def test_wrong_options_are_refused(wrong: list[str]):
     done = CliRunner().invoke(app, ["calibrate", *wrong])
     assert done.exit_code != 0 and not isinstance(done.exception, SystemFaultError)
+
+
+def test_what_cannot_be_kept_or_trained_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: Any) -> Any:
+        raise AssertionError("it measured")
+
+    monkeypatch.setattr(measuring, "rates", never)
+    asked = ["calibrate", micro(tmp_path), "--device", "cpu", "--dtype", "fp32"]
+    ranks = CliRunner().invoke(app, [*asked, "--ranks", "1,3"]).exception
+    assert isinstance(ranks, UserError) and "--ranks 3" in str(ranks) and "divides" in str(ranks)
+    for out in (tmp_path, Path("/proc/none/x.json")):
+        fault = CliRunner().invoke(app, [*asked, "--ranks", "1", "--out", str(out)]).exception
+        assert isinstance(fault, SystemFaultError) and "cannot be written" in str(fault)

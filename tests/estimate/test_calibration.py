@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
 
 import pytest
 
+from paceline.calibrated import calibration_of
 from paceline.errors import UserError
 from paceline.estimate.calibration import (
     Calibration,
@@ -17,7 +19,7 @@ from paceline.estimate.calibration import (
     folder,
     read_calibration,
 )
-from paceline.estimate.evidence import read_evidence
+from paceline.estimate.evidence import read_evidence, shipped
 from paceline.estimate.processors import cpu_prior
 from paceline.rundir import write_value
 
@@ -67,6 +69,25 @@ def test_a_gpu_is_found_by_its_catalog_name_too():
     assert find("H100-SXM", "bf16") == here
 
 
+def test_a_gpu_is_found_by_an_alias_of_the_catalog():
+    kept(
+        calibration(
+            device="NVIDIA H100 80GB HBM3", kind="cuda", catalog_device="H100-SXM", dtype="bf16"
+        )
+    )
+    found = calibration_of("H100", "auto")
+    assert found is not None and found == calibration_of("H100-SXM", "bf16")
+    assert calibration_of("H200", "bf16") is None
+
+
+def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):
+    kept(calibration(device="NVIDIA H100", kind="cuda", catalog_device="H100-SXM", dtype="bf16"))
+    (own_folder / "a100-sxm-80gb-bf16.json").write_text('{"schema_version": 0}')
+    assert find("H100-SXM", "bf16") is not None and find("H200-SXM", "bf16") is None
+    with pytest.raises(UserError, match="holds no calibration"):
+        find("A100-SXM-80GB", "bf16")
+
+
 def test_it_says_whether_it_is_from_here():
     assert calibration().told().title.startswith("measured here: ")
     assert calibration(host="elsewhere").told().title.startswith("stored profile: ")
@@ -85,6 +106,23 @@ def test_its_coefficients_can_be_named_as_evidence(tmp_path: Path):
     wrong.write_text("[1]")
     with pytest.raises(UserError, match="holds no coefficients"):
         read_evidence(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"residual_sd": {}},
+        {"residual_sd": {"torch": -0.1}},
+        {"medians": {"gemm_hopper": -0.5}},
+        {"medians": {"gemm_hopper": float("nan")}},
+        {"covariance": {"gemm_hopper": {"gemm_hopper": -1.0}}},
+    ],
+)
+def test_figures_that_no_fit_leaves_are_no_evidence(tmp_path: Path, wrong: dict[str, object]):
+    path = tmp_path / "evidence.json"
+    path.write_text(json.dumps({**shipped().model_dump(mode="json"), **wrong}))
+    with pytest.raises(UserError, match="holds no coefficients"):
+        read_evidence(path)
 
 
 def test_processes_share_cores_and_memory():

@@ -14,7 +14,13 @@ from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
 from paceline.core.shape import DecoderShape
 from paceline.estimate.case import Case, cases_of, varied
-from paceline.estimate.framework import FRAMEWORKS, NATIVE_CPU, NATIVE_CUDA, Framework
+from paceline.estimate.framework import (
+    FRAMEWORKS,
+    NATIVE_CPU,
+    NATIVE_CUDA,
+    Framework,
+    frameworks_of,
+)
 from paceline.estimate.memory import MemoryEstimate, memory, p_oom, rank_memory, verdict
 
 GIB = 2**30
@@ -267,3 +273,9 @@ def test_thousands_of_layouts_are_one_call():
     found = memory(varied(LLAMA_8B, changes))
     assert all(getattr(found, f.name).shape == (5000,) for f in fields(MemoryEstimate))
     assert np.isfinite(found.device_used).all()
+
+
+def test_a_cpu_runs_the_native_trainer_and_a_gpu_what_the_engine_says():
+    assert frameworks_of("cpu", native=False) is NATIVE_CPU
+    assert frameworks_of("hopper", native=False) is FRAMEWORKS
+    assert frameworks_of("hopper", native=True) == {**FRAMEWORKS, "torch": NATIVE_CUDA}

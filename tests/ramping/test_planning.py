@@ -134,7 +134,9 @@ def test_stages_that_cannot_be_are_refused(wish: Wish, message: str):
 
 
 def test_a_model_that_fits_nowhere_is_refused():
-    huge = setting(Question("llama31-405b", "V100-16GB", 4, devices_per_node=4), shipped())
+    fp16 = ("training.dtype=fp16",)
+    question = Question("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
+    huge = setting(question, shipped())
     with pytest.raises(UserError, match="no layout that fits on up to 1 nodes"):
         plan_ramp_up(huge, Wish((32,), most_nodes=1, samples=(100,)))
 

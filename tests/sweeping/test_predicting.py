@@ -10,8 +10,11 @@ import pytest
 from paceline.core.run import RunSpec
 from paceline.core.sweeps import Prediction
 from paceline.estimate.calibration import Calibration, Placement, file_of
+from paceline.estimate.case import cases_of
 from paceline.estimate.evidence import shipped
-from paceline.estimating import Question, estimate, spec_of
+from paceline.estimate.framework import NATIVE_CUDA
+from paceline.estimate.memory import memory
+from paceline.estimating import Question, case_of, estimate, machine_of, spec_of
 from paceline.rundir import write_value
 from paceline.sweeping.predicting import Basis, basis, hopeless, predict
 from tests.example import make_spec
@@ -41,6 +44,9 @@ def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
     assert found.step_time_s == pytest.approx(alone.step_time_s)
     assert (found.low_s, found.high_s) == pytest.approx((alone.low_s, alone.high_s))
     assert found.low_s < found.step_time_s < found.high_s and 0 <= found.p_oom <= 1
+    # Its memory is the native trainer's, not that of torchtitan, which computes alike.
+    case = case_of(spec(micro_batch=1), machine_of(question), "torch")
+    assert found.memory_bytes == memory(cases_of([case]), NATIVE_CUDA).device_used[0]
 
 
 def test_recomputation_is_expected_to_cost_time_and_to_save_memory():

@@ -9,11 +9,16 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.engines import engine
+from paceline.estimate.calibration import cpu_machine
+from paceline.estimate.framework import NATIVE_CPU
+from paceline.estimate.machine import machine
+from paceline.estimate.memory import memory
 from paceline.placement import Request
 from paceline.probe import inventory
 from paceline.search.layouts import Space
 from paceline.tuning import candidates
 from paceline.tuning.running import SCHEDULES
+from tests.estimate.test_calibration import calibration
 
 SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDULES)
 
@@ -71,3 +76,17 @@ def test_settings_give_back_the_layout():
 def test_without_rates_every_layout_is_alike():
     here = found()
     assert here.x is None and np.unique(here.seconds).tolist() == [1.0] and not here.p_oom.any()
+
+
+def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPatch):
+    here = cpu_machine(calibration(), 2)
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: here)
+    limited = found("memory_limit_bytes=230e6", "dtype=fp32", recipe="gpt-1b3-tiny")
+    assert limited.x is not None
+    assert np.array_equal(limited.memory_bytes, memory(limited.x, NATIVE_CPU).device_used)
+    assert limited.likely_to_fit.any() and limited.memory_bytes.min() < 230e6
+
+
+def test_a_device_that_emulates_the_dtype_has_no_rates(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: machine("V100-32GB"))
+    assert found("dtype=bf16").x is None and found("dtype=fp32").x is not None

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from paceline import flow
+from paceline.cli.tune import exit_code
 from paceline.core.tunes import TuneResult
-from paceline.errors import SystemFaultError, UserError
+from paceline.errors import EXIT_INCOMPLETE, SystemFaultError, UserError
 from paceline.placement import Request
 from paceline.probe import inventory
 from paceline.recipe import load_recipe
@@ -121,6 +122,18 @@ def test_ctrl_c_keeps_what_has_ended_and_the_same_command_goes_on(bench: Bench):
     assert len(result.rows) == 1 and result.best is not None and len(ran) == 2
     again, more = bench.run(wanted(), by_micro_batch)
     assert again.stop != "interrupted" and more and ran[0] not in more and again.go_on is None
+
+
+def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
+    ended = "paceline.sweeping.running.allocation_fault"
+    bench.monkeypatch.setattr(ended, lambda _: "job 7 has ended")
+    result, ran = bench.run(
+        wanted(), lambda mbs, _: 1.0 if mbs == 8 else SystemFaultError("n", "x")
+    )
+    assert len(ran) == 2 and ran[0] == 8 and result.stop == "interrupted"
+    assert result.go_on == "paceline tune tiny-llama" and exit_code(result) == EXIT_INCOMPLETE
+    assert any("job 7 has ended" in line for line in result.sentences)
+    assert [row.status for row in result.rows] == ["ok"]
 
 
 def test_lack_of_memory_is_learned_from(bench: Bench):
