@@ -17,7 +17,7 @@ from typing import Any
 
 from _result import Surroundings, keep
 
-from paceline.cli.mlperf_run import _Display
+from paceline.cli.mlperf_run import Display
 from paceline.mlperf.convergence import OWN_POINTS, olympic_mean
 from paceline.mlperf_logs import read_log
 from paceline.mlperf_run import NAMES, Asked, plan_trials
@@ -40,7 +40,7 @@ convergence:
 def recorded(name: str, num_runs: int) -> dict[str, Any]:
     """One sibling's samples to the target by run, and what they were recorded with."""
     request = Request("", None, (), 1, "cpu")
-    display = _Display()
+    display = Display()
     trials = plan_trials(
         Asked(name, request, tiny=True, trials=num_runs, name=f"{NAMES[name]}-reference",
               root=runs_root(None)), display.base,
@@ -71,7 +71,7 @@ def recorded(name: str, num_runs: int) -> dict[str, Any]:
 def curve(name: str, seed: int) -> list[tuple[int, float]]:
     """(samples, held-out loss) at every evaluation of a run that no target ends."""
     no_target = ("training.evaluation.target=1e-9", "training.evaluation.skip_first=0")
-    display, request = _Display(), Request("", None, no_target, 1, "cpu")
+    display, request = Display(), Request("", None, no_target, 1, "cpu")
     asked = Asked(name, request, tiny=True, trials=1, first_seed=seed, root=runs_root(None),
                   name=f"{NAMES[name]}-curve-{seed}")  # fmt: skip
     trials = plan_trials(asked, display.base)

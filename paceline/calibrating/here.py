@@ -11,10 +11,10 @@ from paceline.calibrated import automatic_dtype
 from paceline.calibrating import measuring
 from paceline.calibrating.cases import recipes_of, shorts
 from paceline.calibrating.measuring import Rates, Timed
-from paceline.calibrating.weighing import About, weighed
+from paceline.calibrating.weighing import weighed
 from paceline.core.hardware import Dtype
 from paceline.errors import UserError
-from paceline.estimate.calibration import Calibration
+from paceline.estimate.calibration import About, Calibration
 from paceline.placement import device_kind, find_device
 from paceline.probe.inventory import inventory, local_cluster
 
@@ -65,8 +65,9 @@ def calibrate(
         tell(f"{len(some)} short trainings of {measuring.STEPS} steps each")
         timed += measuring.steps(sys.executable, some, count, threads)
     about = About(
-        label, kind, entry, chosen, platform.node(), datetime.now(UTC).isoformat(timespec="seconds"),
-        rates[0].lines[0]["torch"], found["cpu"]["usable_cores"], found["memory_bytes"],
+        device=label, kind="cpu" if kind == "cpu" else "cuda", catalog_device=entry, dtype=chosen, host=platform.node(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"), torch=rates[0].lines[0]["torch"],
+        cores=found["cpu"]["usable_cores"], memory_bytes=found["memory_bytes"],
     )  # fmt: skip
     tell("weighing")
     return weighed(about, rates, timed)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from paceline.calibrating.measuring import Rates, Timed
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
-from paceline.estimate.calibration import CalibratedStep, Calibration, cpu_machine
+from paceline.estimate.calibration import About, CalibratedStep, Calibration, cpu_machine
 from paceline.estimate.case import Case, cases_of
 from paceline.estimate.coefficients import NAMES
 from paceline.estimate.evidence import Evidence, shipped
@@ -27,21 +26,6 @@ LEAST_SLOPE = 1e-3
 """A coefficient of which no short training depends more is another device's or another framework's."""
 
 
-@dataclass(frozen=True)
-class About:
-    """The machine and the day."""
-
-    device: str
-    kind: str
-    catalog_device: str
-    dtype: Dtype
-    host: str
-    date: str
-    torch: str
-    cores: int
-    memory_bytes: float
-
-
 def prior(kind: str, dtype: Dtype) -> Evidence:
     """What is known before anything is measured."""
     return cpu_prior(dtype) if kind == "cpu" else shipped()
@@ -50,7 +34,7 @@ def prior(kind: str, dtype: Dtype) -> Evidence:
 def weighed(about: About, rates: Sequence[Rates], steps: Sequence[Timed]) -> Calibration:
     """The calibration: the prior of such devices, moved by probes and steps together."""
     before = prior(about.kind, about.dtype)
-    facts: dict[str, Any] = vars(about)
+    facts = about.model_dump()
     bare = Calibration(
         **facts, placements=tuple(one.placement for one in rates), probes=0, steps=(),
         undetermined=(), alike=(), evidence=before,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import Json
+from paceline.cli.options import DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def calibrate(
             help="Recipes whose shapes are measured; default small ones.", metavar="[RECIPE]..."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     dtype: Annotated[
         str | None,
         typer.Option(help="fp32, bf16 or fp16; default bf16 where the device computes in it."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import Json, RunsDir
+from paceline.cli.options import DeviceKind, Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 from paceline.cli.where import (
     Allocation,
@@ -34,7 +34,7 @@ def check(
     allocation: Allocation = None,
     interface: Interface = None,
     ssh_config: SshConfig = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     devices: Annotated[
         int | None,
         typer.Option(

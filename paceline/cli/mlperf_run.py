@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import Json, RunsDir
+from paceline.cli.options import ClusterName, DeviceKind, Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.where import (
     Allocation,
@@ -83,10 +83,8 @@ def run(
     devices: Annotated[
         int | None, typer.Option(min=1, help="Devices to use; with --tiny one.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    cluster: Annotated[
-        str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
-    ] = None,
+    device: DeviceKind = "auto",
+    cluster: ClusterName = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
     launcher: LauncherOption = "auto",
@@ -146,7 +144,7 @@ def run(
     if status:
         _end(standing(asked), form)
         return
-    display = _Display()
+    display = Display()
     planned = plan_trials(asked, not_to_be_trained if dry_run else display.base)
     if dry_run:
         _print_first(planned.planned(planned.series.trials[0]), form)
@@ -170,7 +168,7 @@ def _announce(series: TrialSeries) -> None:
     )
 
 
-class _Display:
+class Display:
     """Progress of each trial on standard error, and a line when it has ended."""
 
     @contextmanager

@@ -29,3 +29,5 @@ Json = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
 RunName = Annotated[
     str, typer.Argument(help="A run: folder, unique prefix, tag, or `last`.", metavar="RUN")
 ]
+DeviceKind = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+ClusterName = Annotated[str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import Json
+from paceline.cli.options import DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.probe_machine import attention, collective, latency, memory
 
@@ -35,7 +35,7 @@ def gemm(
     dtypes: Annotated[str, typer.Option("--dtype", help="Comma list of fp32,bf16,fp16,fp8.")] = (
         "fp32,bf16"
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure anew, not from the cache.")
     ] = False,
@@ -113,7 +113,7 @@ def _columns() -> list[Column]:
 
 @app.command()
 def context(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     ranks: Annotated[
         int, typer.Option(min=1, help="Processes; from 2 on the communicator is measured too.")
     ] = 1,

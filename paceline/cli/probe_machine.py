@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json
+from paceline.cli.options import DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 
 def memory(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of a CPU; default all usable cores.")
     ] = None,
@@ -42,7 +42,7 @@ def memory(
 
 
 def collective(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     ranks: Annotated[
         int | None, typer.Option(min=2, help="Processes; default every GPU, 2 on a CPU.")
     ] = None,
@@ -80,7 +80,7 @@ def collective(
 
 
 def attention(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     recipe: Annotated[str, typer.Option(help="Whose heads and sequence length.")] = "tiny-llama",
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
@@ -113,7 +113,7 @@ def attention(
 
 
 def latency(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceKind = "auto",
     seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 1.0,
     form: TableForm = TableFormat.text,
     as_json: Json = False,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import Json, ReportFormat, RunsDir
+from paceline.cli.options import ClusterName, DeviceKind, Json, ReportFormat, RunsDir
 from paceline.cli.plans import Execution, print_plan, tell_notices
 from paceline.cli.where import (
     Allocation,
@@ -50,10 +50,8 @@ def run(
             "more where the layout needs them.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    cluster: Annotated[
-        str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
-    ] = None,
+    device: DeviceKind = "auto",
+    cluster: ClusterName = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
     launcher: LauncherOption = "auto",

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import model_options as model
 from paceline.cli import where as place
-from paceline.cli.options import Json, RunsDir
+from paceline.cli.options import ClusterName, DeviceKind, Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
 from paceline.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 
@@ -55,10 +55,8 @@ def sweep(
             "the largest layout needs.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    cluster: Annotated[
-        str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")
-    ] = None,
+    device: DeviceKind = "auto",
+    cluster: ClusterName = None,
     hosts: place.Hosts = None,
     nodes: place.Nodes = None,
     launcher: place.LauncherOption = "auto",

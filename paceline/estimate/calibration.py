@@ -49,8 +49,8 @@ class CalibratedStep(Value):
     """By the coefficients that these steps have moved."""
 
 
-class Calibration(Value):
-    """One device of one machine in one dtype."""
+class About(Value):
+    """What was calibrated, where and when."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     device: str
@@ -64,6 +64,11 @@ class Calibration(Value):
     torch: str
     cores: int
     memory_bytes: float
+
+
+class Calibration(About):
+    """One device of one machine in one dtype."""
+
     placements: tuple[Placement, ...]
     probes: int
     """Observations beside the steps."""

@@ -160,5 +160,5 @@ def first_batch(config: TrainerConfig, mesh: Mesh) -> tuple[Batch, bool]:
 if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
-    except (ConfigError, NotImplementedError) as error:
+    except (ConfigError, NotImplementedError) as error:  # PyTorch's, for what it cannot follow
         sys.exit(f"followed_step.py: {type(error).__name__}: {error}")

@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.calibrating.cases import recipes_of, shorts
 from paceline.calibrating.measuring import Rates, Timed
-from paceline.calibrating.weighing import About, case_here
-from paceline.estimate.calibration import Calibration
+from paceline.calibrating.weighing import case_here
+from paceline.estimate.calibration import About, Calibration
 from paceline.estimate.case import cases_of
 from paceline.estimate.fit import predict
 from paceline.estimate.processors import cpu_prior
@@ -26,7 +26,10 @@ training: {seq_len: 32, global_batch: 8, steps: 4, dtype: fp32, lr: 1e-3, total_
 data: {source: synthetic}
 layout: {micro_batch: 8}
 """
-ABOUT = About("Some CPU", "cpu", "cpu", "fp32", "here", "2026-01-02T00:00:00+00:00", "2.13", 2, 8e9)
+ABOUT = About(
+    device="Some CPU", kind="cpu", catalog_device="cpu", dtype="fp32", host="here",
+    date="2026-01-02T00:00:00+00:00", torch="2.13", cores=2, memory_bytes=8e9,
+)  # fmt: skip
 
 
 def micro(folder: Path) -> str:
