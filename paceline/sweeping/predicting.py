@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.sweeps import Prediction
@@ -61,6 +63,9 @@ def basis(specs: Sequence[RunSpec], evidence: Evidence | None) -> Basis:
     if found is None:
         return Basis(coefficients, unknown="no expected times: this processor is not calibrated in "
                      f"{dtype} (`paceline calibrate` measures it)")  # fmt: skip
+    if any(spec.training.dtype != dtype for spec in specs):
+        return Basis(coefficients, unknown="no expected times: a processor's calibration is of one "
+                     "dtype, and these runs have several")  # fmt: skip
     if cluster.nodes > 1:
         return Basis(coefficients, unknown="no expected times: a processor's calibration says nothing "
                      "of the network between hosts")  # fmt: skip
@@ -75,7 +80,7 @@ def predict(specs: Sequence[RunSpec], on: Basis) -> list[Prediction | None]:
     """The expectation of each run; all None where nothing is known of the device."""
     if not specs or on.unknown:
         return [None] * len(specs)
-    cluster, evidence = specs[0].cluster, on.evidence
+    evidence = on.evidence
     try:
         machines = [on.machine(spec.cluster) for spec in specs]
         # What comes with Paceline computes by PyTorch's modules, the other engines by fused ones.
@@ -86,12 +91,16 @@ def predict(specs: Sequence[RunSpec], on: Basis) -> list[Prediction | None]:
         ]  # fmt: skip
     except UserError:
         return [None] * len(specs)
-    limit = cluster.device_memory_bytes or machines[0].device.memory_bytes or float("inf")
+    # Processes of one machine share its memory, so runs of more of them have less each.
+    limits = [
+        spec.cluster.device_memory_bytes or here.device.memory_bytes or float("inf")
+        for spec, here in zip(specs, machines, strict=True)
+    ]
     x, fit = cases_of(cases), evidence.fit()
     times = step_time(x, named(fit.centre)).total
     needed = memory(x, frameworks_of(machines[0].generation, native=True))
     low, high = bounds(times, log_sd(x, fit, evidence.residual_sd))
-    columns = (times, low, high, needed.device_used, p_oom(needed, limit))
+    columns = (times, low, high, needed.device_used, p_oom(needed, np.array(limits)))
     return [
         Prediction(step_time_s=time, low_s=a, high_s=b, memory_bytes=used, p_oom=odds)
         for time, a, b, used, odds in zip(*(column.tolist() for column in columns), strict=True)

@@ -95,6 +95,20 @@ def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
     two = cluster.model_copy(update={"nodes": 2})
     apart = run.model_copy(update={"cluster": two})
     assert "network between hosts" in str(basis([apart], None).unknown)
+    narrow = run.model_copy(update={"training": run.training.model_copy(update={"dtype": "bf16"})})
+    write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1))
+    assert basis([run, run], None).unknown is None
+    assert "these runs have several" in str(basis([run, narrow], None).unknown)
+
+
+def test_each_run_is_held_against_its_own_share_of_the_memory():
+    large = spec(micro_batch=1)
+    little = large.cluster.model_copy(update={"device_memory_bytes": 20e9})
+    small = large.model_copy(update={"cluster": little})
+    found = predict([large, small], Basis(shipped()))
+    alone = [predict([one], Basis(shipped()))[0] for one in (large, small)]
+    assert found[0] and found[1] and found[0].p_oom < found[1].p_oom
+    assert found == alone
 
 
 def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():
