@@ -23,7 +23,7 @@ from paceline.estimate.case import Case, Cases, Stack, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
 from paceline.estimate.framework import frameworks_of
-from paceline.estimate.interval import bounds, log_sd, slopes
+from paceline.estimate.interval import bounds, log_sd, own_variance, slopes
 from paceline.estimate.machine import Machine, machine
 from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.memory_case import with_memory
@@ -269,7 +269,7 @@ def ratio(
     """(step time of the second over the first, low, high): what both share cancels.
 
     Coefficients move both, so only the difference of their slopes counts; what the formulas
-    miss is taken as independent. `other` is the second one's evidence where it has its own: then
+    miss, and what nobody states of links and devices, is taken as independent. `other` is the second one's evidence where it has its own: then
     the coefficients are independent too.
     """
     rests_on = (evidence, other or evidence)
@@ -279,13 +279,14 @@ def ratio(
     times = [
         followed_step(x, named(fit.centre)).total[0] for x, fit in zip(each, fits, strict=True)
     ]
-    own = [slopes(x, fit.centre)[0] for x, fit in zip(each, fits, strict=True)]
-    moved = [own[1] - own[0]] if rests_on[0] == rests_on[1] else own
-    open_ = sum(s @ fit.covariance @ s for s, fit in zip(moved, fits, strict=False))
-    missed = [
-        one.residual_sd.get(case.stack, 0.0) for one, case in zip(rests_on, cases, strict=True)
-    ]
-    sd = float(np.sqrt(open_ + sum(m**2 for m in missed)))
+    slope = [slopes(x, fit.centre) for x, fit in zip(each, fits, strict=True)]
+    moved = [slope[1] - slope[0]] if rests_on[0] == rests_on[1] else slope
+    shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(moved, fits, strict=False))
+    apart = sum(
+        own_variance(x, s, one.residual_sd)[0]
+        for x, s, one in zip(each, slope, rests_on, strict=True)
+    )
+    sd = float(np.sqrt(shared + apart))
     value = float(times[1] / times[0])
     low, high = bounds(np.array([value]), np.array([sd]))
     return value, float(low[0]), float(high[0])

@@ -111,6 +111,15 @@ def test_offers_with_coefficients_of_their_own_share_nothing():
     assert log(apart[2]) == pytest.approx(2**0.5 * log(alone.high_s / alone.step_time_s))
 
 
+def test_what_nobody_states_of_the_links_widens_a_ratio_too():
+    def width(**links: str | None) -> float:
+        asked = replace(LLAMA_70B, **links)  # type: ignore[arg-type]
+        _, low, high = ratio(asked, asked, shipped())
+        return log(high / low)
+
+    assert width() < width(intra_link=None, inter_link=None)
+
+
 def test_the_automatic_dtype_is_the_one_that_a_run_takes():
     old, new = (estimate(Question("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100"))
     assert (old.dtype, new.dtype) == ("fp32", "bf16")

@@ -45,12 +45,20 @@ def residual_sd(
 def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float]) -> Floats:
     """Standard deviation of the logarithm of the predicted step time.
 
-    The coefficients' covariance through the slope of the prediction (delta method), what the
-    formulas miss, the distance beyond the largest cluster that was looked at, more for kinds of
-    models that were not, and more for links and variants of devices that nobody states.
+    The coefficients' covariance through the slope of the prediction (delta method), and `own_variance`.
     """
     slope = slopes(x, fit.centre)
     coefficients = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
+    return np.sqrt(coefficients + own_variance(x, slope, residual))
+
+
+def own_variance(x: Cases, slope: Floats, residual: Mapping[str, float]) -> Floats:
+    """Variance of each logarithm that is the case's own, whatever the coefficients are.
+
+    What the formulas miss, the distance beyond the largest cluster that was looked at, more for
+    kinds of models that were not, and more for links and variants of devices that nobody states.
+    `slope` as from `slopes`.
+    """
     missed = np.select([x.has("stack", name) for name in residual], list(residual.values()))
     far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
     unseen = np.select(
@@ -64,7 +72,7 @@ def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float]) -> Floats:
     ]
     variant = ASSUMED_DEVICE * x.assumed_device
     squares = [missed, far, unseen, variant, *links]
-    return np.sqrt(coefficients + np.sum([one**2 for one in squares], axis=0))
+    return np.sum([one**2 for one in squares], axis=0)
 
 
 def slopes(x: Cases, centre: Floats) -> Floats:
