@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.mlperf.scoring import Score
 
 app = typer.Typer(
-    help="MLPerf Training by its rules: score and check runs. Never an official result.",
+    help="MLPerf Training by its rules: run, score, check and package. Never an official result.",
     no_args_is_help=True,
 )
 EXIT_CODES = {
