@@ -20,9 +20,10 @@ SUITES := clusters numerics browser
 CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/cli/test_campaign.py tests/cli/test_check.py
 ESTIMATE_TESTS := $(foreach part,estimate search ramping sweeping parts tuning calibrating,tests/$(part)) \
   $(foreach part,estimating tracing validating,tests/test_$(part).py) tests/native/test_followed_step.py \
-  $(foreach verb,estimate rampup sweep tune,tests/cli/test_$(verb).py)
+  $(foreach verb,estimate rampup repeat sweep tune,tests/cli/test_$(verb).py)
 MLPERF_TESTS := tests/mlperf $(wildcard tests/test_mlperf*.py tests/cli/test_mlperf*.py \
-  tests/report/test_mlperf*.py)
+  tests/report/test_mlperf*.py) \
+  $(foreach part,evaluation heldout heldout_latents mllog pretrained,tests/native/test_$(part).py)
 APART := $(SUITES:%=tests/%) $(CAMPAIGN_TESTS) $(ESTIMATE_TESTS) $(MLPERF_TESTS)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
@@ -49,9 +50,9 @@ test: $(VENV)/.installed-tested ## run the tests, without the suites that have a
 
 .PHONY: test-estimate test-mlperf
 test-estimate: tests = $(ESTIMATE_TESTS)
-test-estimate: ## estimates, sweeps, ramp-ups
+test-estimate: ## estimates, sweeps, repeats, ramp-ups
 test-mlperf: tests = $(MLPERF_TESTS)
-test-mlperf: ## scores and checks of MLPerf logs
+test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
 test-estimate test-mlperf: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(tests) $(PYTEST_ARGS)
 
