@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline import catalog, references
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.memory import memory_per_device, smallest_fit
-from paceline.core.run import Job, MatmulPrecision, RunSpec
+from paceline.core.quality import Evaluation
+from paceline.core.run import Data, Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.engines import engine
 from paceline.errors import SystemFaultError, UserError
@@ -34,6 +35,8 @@ CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest
 
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
+
+V = TypeVar("V", Data, Evaluation)
 
 
 @dataclass(frozen=True)
@@ -163,15 +166,20 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
     if data.path is None:
         raise UserError(f"{recipe.name}: data.path", f"source {data.source} needs a file",
                         remedy="--set data.path=FILE")  # fmt: skip
-    update: dict[str, Any] = {
-        "data": data.model_copy(update={"path": _file(recipe, "data.path", data.path, beside)})
-    }
+    update: dict[str, Any] = {"data": _with_files(recipe, "data", data, beside)}
     evaluation = recipe.training.evaluation
-    if evaluation is not None and evaluation.path is not None:
-        own = _file(recipe, "training.evaluation.path", evaluation.path, beside)
-        found = evaluation.model_copy(update={"path": own})
+    if evaluation is not None:
+        found = _with_files(recipe, "training.evaluation", evaluation, beside)
         update["training"] = recipe.training.model_copy(update={"evaluation": found})
     return recipe.model_copy(update=update)
+
+
+def _with_files(recipe: Recipe, where: str, part: V, beside: Path) -> V:
+    """A part of the recipe with absolute paths of its file and its mask, as far as it names them."""
+    named = {name: getattr(part, name) for name in ("path", "loss_mask")}
+    return part.model_copy(update={
+        name: _file(recipe, f"{where}.{name}", file, beside) for name, file in named.items() if file
+    })  # fmt: skip
 
 
 def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -37,6 +37,8 @@ NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
 """The same of the model."""
+NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
+"""The same of the evaluation."""
 
 
 class TrainingBase(Value):
@@ -104,6 +106,8 @@ class Data(Value):
     """`packed`: windows of one line of tokens; `padded`: a record a sample, cut or filled up."""
     loss_on: Literal["all", "text"] = "all"
     """What the loss of padded samples is taken over: every position, or no padding."""
+    loss_mask: str | None = None
+    """A file with a byte for each token of `path`: where it is 0 the loss does not count the token."""
 
 
 class Checkpointing(Value):
@@ -177,9 +181,15 @@ class RunSpec(Value):
         for name in NEWER:
             if content["training"][name] is None:
                 content["training"].pop(name)
-        for name, usual in NEWER_SIZES.items():
-            if content["model"].get(name) == usual:
-                content["model"].pop(name)
+        evaluation: dict[str, Any] = content["training"].get("evaluation") or {}
+        for part, newer in (
+            (content["model"], NEWER_SIZES),
+            (content["data"], {"loss_mask": None}),
+            (evaluation, NEWER_OF_EVALUATION),
+        ):
+            for name, usual in newer.items():
+                if name in part and part[name] == usual:
+                    part.pop(name)
         for name in UNLIKE_A_SETTING:
             content["cluster"].pop(name)
         text = json.dumps(content, sort_keys=True)
@@ -218,3 +228,5 @@ class Job:
     """How long a rank waits for others in a collective before it gives up."""
     cluster: Cluster | None = None
     """Hosts and site settings, for launchers that need them; None for this machine."""
+    sampled: bool = False
+    """Whether power and energy are sampled on every node while it runs; on this machine `flow` does it."""

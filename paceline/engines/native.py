@@ -62,6 +62,19 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
         problems.append(
             f"training.evaluation.path is a file like data.path, and source {spec.data.source} has none"
         )
+    masks = {
+        "data": spec.data.loss_mask,
+        "training.evaluation": evaluation and evaluation.loss_mask,
+    }
+    if spec.data.source != "tokens" and (where := [name for name, mask in masks.items() if mask]):
+        problems.append(
+            f"{where[0]}.loss_mask has a byte for each token of a file, and source {spec.data.source} "
+            "has none"
+        )
+    if evaluation and evaluation.mean == "samples" and spec.model.kind == "mmdit":
+        problems.append(
+            "training.evaluation.mean samples: an mmdit's is over the times it is tried at"
+        )
     if spec.mlperf and spec.checkpoint.resume:
         problems.append("checkpoint.resume: a run that mlperf times is whole or it is none")
     return problems
@@ -146,6 +159,7 @@ def job(spec: RunSpec, name: str) -> Job:
         # Longer than the watchdogs', which name the rank that hangs; gloo only says that it waited.
         collective_limit_s=2 * spec.hang_limit_s,
         cluster=spec.cluster,
+        sampled=True,
     )
 
 

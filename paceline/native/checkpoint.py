@@ -88,6 +88,7 @@ class Checkpoints:
                 "windows": num_windows,
                 "packing": config.data.packing,
                 "loss_on": config.data.loss_on,
+                "masked": config.data.loss_mask is not None,
             },
         }
         # A group of its own, because saving goes on beside the training's collectives; gloo, because

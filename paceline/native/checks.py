@@ -7,6 +7,7 @@ from config import (
     DECAYS,
     LATENT_SOURCES,
     LOSSES,
+    MEANS,
     PACKINGS,
     RECOMPUTE,
     SOURCES,
@@ -33,6 +34,7 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
         + [rule.reason for rule in config.layout_rules if rule.features <= present]
         + batch_problems(config)
         + data_problems(config.data, model.kind)
+        + evaluation_problems(config)
         + sizes
     )
 
@@ -94,8 +96,23 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
         problems.append(f"data.packing {data.packing}: use one of {', '.join(PACKINGS)}")
     if data.loss_on not in LOSSES:
         problems.append(f"data.loss_on {data.loss_on}: use one of {', '.join(LOSSES)}")
+    if data.loss_mask is not None and data.source != "tokens":
+        problems.append(f"data.loss_mask: source {data.source} is no file of tokens")
     if data.packing == "padded" and data.source == "tokens":
         problems.append("data.packing padded: a token file has no records; use jsonl or text")
+    return problems
+
+
+def evaluation_problems(config: TrainerConfig) -> list[str]:
+    """Why the model cannot be tried as asked for, one sentence each."""
+    evaluation, source = config.training.evaluation, config.data.source
+    problems: list[str] = []
+    if evaluation is not None and evaluation.mean not in MEANS:
+        problems.append(
+            f"training.evaluation.mean {evaluation.mean}: use one of {', '.join(MEANS)}"
+        )
+    if evaluation is not None and evaluation.loss_mask is not None and source != "tokens":
+        problems.append(f"training.evaluation.loss_mask: source {source} is no file of tokens")
     return problems
 
 
@@ -118,11 +135,27 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
     width = model.head_dim
     if exchange == "ring" and config.device == "cuda" and (width % 8 or width > 256):
         problems.append(f"heads {width} wide: a ring on a GPU takes multiples of 8 up to 256")
+    if config.training.dtype == "fp8" and config.device == "cuda":
+        problems += float8_problems(model, tp)
     try:
         stage_layers(model.num_layers, layout.pp, layout.vp)
     except ValueError as error:
         problems.append(str(error))
     return problems
+
+
+def float8_problems(model: ModelConfig, tp: int) -> list[str]:
+    """Widths of a rank's matrices that the float8 units of a GPU do not multiply."""
+    heads, kv_heads = model.num_heads * model.head_dim, model.kv_heads * model.head_dim
+    widths = {
+        "hidden_size": model.hidden_size, "query heads": heads // tp,
+        "key/value heads": kv_heads // tp, "ffn_size": model.ffn_size // tp,
+    }  # fmt: skip
+    return [
+        f"{what}: a rank's matrices are {width} wide, and float8 on a GPU takes multiples of 16"
+        for what, width in widths.items()
+        if width % 16
+    ]
 
 
 def flux_size_problems(model: FluxConfig, layout: LayoutConfig) -> list[str]:

@@ -12,7 +12,7 @@ SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
 DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
-PACKINGS, LOSSES = ("packed", "padded"), ("all", "text")
+PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
 SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "latents")
 LATENT_SOURCES = ("synthetic", "latents")
 """What a diffusion transformer can be trained on."""
@@ -135,6 +135,9 @@ class EvaluationConfig:
     samples: int
     target: float | None
     path: str | None
+    loss_mask: str | None = None
+    mean: str = "targets"
+    """What counts the same in the result: every one of the `targets`, or of the `samples`."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,8 @@ class DataConfig:
     """`packed` windows of one line of tokens, or one record a sample, cut or `padded`."""
     loss_on: str
     """Of padded samples: `all` positions, or the `text` alone."""
+    loss_mask: str | None = None
+    """A byte for each token of a token file, 0 where it is no target."""
 
 
 @dataclass(frozen=True)

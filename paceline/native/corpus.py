@@ -30,6 +30,7 @@ from texts import (
     WHOLE_SOURCE,
     Extent,
     documents,
+    map_mask,
     map_tokens,
     records,
     tokens_of,
@@ -44,8 +45,13 @@ class TokenCorpus:
     tokens: Tensor
     seq_len: int
     vocab_size: int
-    masked: bool = False
-    """Whether some targets count for nothing."""
+    mask: Tensor | None = None
+    """For each token, 0 where it counts for nothing as a target."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether some targets count for nothing."""
+        return self.mask is not None
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +82,12 @@ class TokenCorpus:
 
     def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
         """Windows as inputs and targets; raises ConfigError as `window` does."""
-        return next_tokens([self.window(i) for i in indices], cp)
+        inputs, targets = next_tokens([self.window(i) for i in indices], cp)
+        if self.mask is not None:
+            starts = [index * self.seq_len for index in indices]
+            counts = [self.mask[start : start + self.seq_len + 1] for start in starts]
+            targets = targets.masked_fill(next_tokens(counts, cp)[1] == 0, IGNORE_INDEX)
+        return inputs, targets
 
 
 @dataclass(frozen=True)
@@ -192,6 +203,7 @@ def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
         "windows": corpus.num_windows,
         "packing": data.packing,
         "loss_on": data.loss_on,
+        "loss_mask": data.loss_mask,
         "real_tokens_per_sample": corpus.real_tokens(samples) / max(1, len(samples)),
     }
 
@@ -211,13 +223,15 @@ def load_corpus(config: TrainerConfig) -> Corpus:
     usable = samples * training.seq_len + 1
     apart = held_out_of(config)
     if data.source == "tokens":
-        tokens = map_tokens(data, None if apart else usable)
+        tokens, mask = map_tokens(data, None if apart else usable), mask_of(data)
         if apart:
             left = tokens.numel() - apart.amount
             if left <= 0:
                 raise too_little(str(data.path))
             tokens = tokens[: min(left, usable)]
-        return TokenCorpus(tokens, training.seq_len, vocab)
+        return TokenCorpus(
+            tokens, training.seq_len, vocab, None if mask is None else mask[: len(tokens)]
+        )
     extent = split(data, apart)[0] if apart else WHOLE_SOURCE
     return text_corpus(config, data, training.seed, samples, extent)
 
@@ -235,10 +249,14 @@ def load_heldout(config: TrainerConfig) -> Corpus:
     if data.source == "synthetic":
         return SyntheticCorpus(training.seq_len, vocab, 0, backwards=True)
     apart, need = held_out_of(config), wanted(config)
-    data = replace(data, path=evaluation.path or data.path)
+    masked = evaluation.loss_mask or (None if evaluation.path else data.loss_mask)
+    data = replace(data, path=evaluation.path or data.path, loss_mask=masked)
     if data.source == "tokens":
-        tokens = map_tokens(data, None if apart else need.amount)
-        found: Corpus = TokenCorpus(tokens[-need.amount :], training.seq_len, vocab)
+        tokens, mask = map_tokens(data, None), mask_of(data)
+        part = slice(-need.amount, None) if apart else slice(need.amount)
+        found: Corpus = TokenCorpus(
+            tokens[part], training.seq_len, vocab, None if mask is None else mask[part]
+        )
     else:
         extent = split(data, apart)[1] if apart else WHOLE_SOURCE
         found = text_corpus(config, data, 0, evaluation.samples, extent)
@@ -248,6 +266,11 @@ def load_heldout(config: TrainerConfig) -> Corpus:
             f"{found.num_windows}"
         )
     return found
+
+
+def mask_of(data: DataConfig) -> Tensor | None:
+    """Which tokens of a file count as targets, None where all do; raises ConfigError as `map_mask`."""
+    return None if data.loss_mask is None else map_mask(data.loss_mask, data)
 
 
 def held_out_of(config: TrainerConfig) -> Wanted | None:

@@ -87,7 +87,7 @@ def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
     return parse_config({
         **raw,
         "training": {**raw["training"], **own},
-        "data": {**raw["data"], "source": "synthetic"},
+        "data": {**raw["data"], "source": "synthetic", "loss_mask": None},
         "num_microbatches": count,
         "checkpoint": NO_CHECKPOINT,
         "mlperf": None,

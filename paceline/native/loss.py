@@ -74,31 +74,52 @@ def chunk_rows(device_type: str, vocab: int, element_bytes: int) -> int:
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, tp: Axis = ALONE
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: Scale,
+    tp: Axis = ALONE,
+    counts: Tensor | None = None,
 ) -> Tensor:
-    """scale x summed cross-entropy of (tokens, width) hidden states; IGNORE_INDEX adds nothing."""
+    """scale x summed cross-entropy of (tokens, width) hidden states; IGNORE_INDEX adds nothing.
+
+    Without gradients each token may count differently: (tokens,) `counts`.
+    """
     if not torch.is_grad_enabled():
-        return _without_gradients(hidden, weight, targets, tp) * scale
+        return _without_gradients(hidden, weight, targets, tp, counts) * scale
+    assert counts is None, "tokens count differently only where nothing is trained"
     return ChunkedCrossEntropy.apply(hidden, weight, targets, scale, tp)  # type: ignore[no-any-return]
 
 
-def _without_gradients(hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis) -> Tensor:
+def _without_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, counts: Tensor | None
+) -> Tensor:
     """The summed cross-entropy alone, summed as `ChunkedCrossEntropy` does."""
     cast = weight.to(hidden.dtype)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     rows = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
-    for part, of_part in zip(hidden.split(rows), targets.split(rows), strict=True):
+    worth = None if counts is None else counts.to(wide).split(rows)
+    for i, (part, of_part) in enumerate(zip(hidden.split(rows), targets.split(rows), strict=True)):
         logits = functional.linear(part, cast).to(wide)
         real = of_part != IGNORE_INDEX
-        if tp.size == 1:
+        if worth is not None:
+            losses = _losses(logits, of_part, tp)
+            total += (losses * real * worth[i]).sum()
+        elif tp.size == 1:
             total += functional.cross_entropy(
                 logits, of_part, ignore_index=IGNORE_INDEX, reduction="sum"
             )
         else:
-            losses, _ = _sliced(logits, of_part, tp)
-            total += (losses.squeeze(1) * real).sum()
+            total += (_losses(logits, of_part, tp) * real).sum()
     return total
+
+
+def _losses(logits: Tensor, targets: Tensor, tp: Axis) -> Tensor:
+    """(tokens,) losses, of which those of ignored targets mean nothing."""
+    if tp.size > 1:
+        return _sliced(logits, targets, tp)[0].squeeze(1)
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
 
 
 def _chunk(

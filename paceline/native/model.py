@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from config import LoraConfig, ModelConfig
 from context import attend, rows
-from float8 import float8_product
+from float8 import Way, float8_product, float8_way
 from loss import chunked_cross_entropy
 from mesh import ALONE, Axis
 from network import Network
@@ -67,8 +67,8 @@ class Linear(nn.Linear):
         self.lora = lora
         self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
         self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
-        self.float8 = False
-        """Whether the layer's own product runs in float8; set by `use_float8`."""
+        self.float8: Way | None = None
+        """How the layer's own product runs in float8, if it does; set by `use_float8`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -77,8 +77,8 @@ class Linear(nn.Linear):
 
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
         """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
-        if self.float8:
-            out = float8_product(input, local(self.weight))
+        if self.float8 is not None:
+            out = float8_product(input, local(self.weight), self.float8)
             out = out if bias is None else out + bias
         else:
             out = functional.linear(input, local(self.weight).to(input.dtype), bias)
@@ -322,9 +322,11 @@ class Decoder(Network):
         x = region.enter(x)
         table = self.head or self.embedding
         assert table is not None
-        weight = local(table.weight)
+        weight, counts = local(table.weight), None
+        if self.sample_weights is not None:
+            counts = self.sample_weights.repeat_interleave(targets.shape[1])
         return chunked_cross_entropy(
-            x.flatten(0, 1), weight, targets.flatten(), self.scale, region.axis
+            x.flatten(0, 1), weight, targets.flatten(), self.scale, region.axis, counts
         )
 
     def make_tables(self, device: torch.device) -> None:
@@ -338,11 +340,15 @@ class Decoder(Network):
             self.places = self.setting.region.part(here + self.model.position_offset).to(device)
 
 
-def use_float8(model: Network) -> None:
-    """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are."""
+def use_float8(model: Network, device_type: str) -> None:
+    """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are.
+
+    Raises ConfigError without torchao.
+    """
+    way = float8_way(device_type)
     for module in model.blocks.modules():
         if isinstance(module, Linear):
-            module.float8 = True
+            module.float8 = way
 
 
 def recomputed(compute: Callable[..., T], *inputs: Any, draws: bool = False) -> T:

@@ -25,7 +25,7 @@ class Network(nn.Module):
     scale: float = 1.0
     """What the summed loss is multiplied with, set before every step."""
     sample_weights: Tensor | None = None
-    """(B,) what each sample's loss counts in an evaluation; for losses that know no ignored targets."""
+    """(B,) what each target of a sample counts in an evaluation; None where all count the same."""
 
     @property
     def tied_copy(self) -> str | None:

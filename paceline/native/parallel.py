@@ -42,8 +42,8 @@ class Runner(Protocol):
         """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
         ...
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The same of any number of micro-batches, without gradients."""
+    def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """The same of any number of micro-batches, without gradients; (M, B) `weights` of samples."""
         ...
 
 
@@ -83,11 +83,11 @@ class Replica:
         return loss
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, weights: Tensor) -> Tensor:
+    def evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
         """Summed loss of all micro-batches, of this rank alone and without gradients or dropping.
 
-        `weights` (M, B) are what samples count where a loss knows no ignored targets. A pipeline's
-        other stages see 0.
+        `weights` (M, B) are what each target of a sample counts, None where all count the same. A
+        pipeline's other stages see 0.
         """
         for part in self.parts:
             part.eval()
@@ -131,11 +131,11 @@ class Replica:
             total = total + self._train_one(arguments, last=i == last)
         return total
 
-    def _evaluate(self, batch: Batch, weights: Tensor) -> Tensor:
+    def _evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
         total = torch.zeros((), dtype=self.wide, device=batch.inputs.device)
         part = self.parts[0]  # without DDP around it, which has nothing to do here
-        for arguments, counts in zip(batch.microbatches(), weights, strict=True):
-            part.sample_weights = counts
+        for i, arguments in enumerate(batch.microbatches()):
+            part.sample_weights = None if weights is None else weights[i]
             total += part(*arguments)
         return total
 
@@ -241,8 +241,8 @@ class PipelineReplica(Replica):
             sum_flat(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
         return loss
 
-    def _evaluate(self, batch: Batch, weights: Tensor) -> Tensor:
-        return self.runner.evaluate(batch.inputs, batch.targets)
+    def _evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+        return self.runner.evaluate(batch.inputs, batch.targets, weights)
 
 
 def reshard(part: Network) -> None:

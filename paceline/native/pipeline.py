@@ -13,7 +13,7 @@ zero-bubble  weight gradients, taken later, fill the bubble (Qi et al., arXiv:24
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,8 +209,8 @@ class PipelineRunner:
         )
         return torch.stack(losses).detach().sum() if losses else self.no_loss
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """As `step` without gradients, for any number of micro-batches.
+    def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """As `step` without gradients, for any number of micro-batches; (M, B) `weights` of samples.
 
         Every stage takes all micro-batches in turn. What goes back to the first rank, for its next
         stage, is sent when this one is done: it would wait there for a receiver that sends as well.
@@ -219,8 +219,9 @@ class PipelineRunner:
         for stage in self.stages:
             sent: list[Any] = []
             kept: list[Tensor] = []
-            for tokens, labels in zip(inputs, targets, strict=True):
-                x = tokens if stage.is_first else self._received(stage)
+            for i, (x, labels) in enumerate(zip(self._inputs(stage, inputs), targets, strict=True)):
+                if stage.is_last and weights is not None:
+                    stage.submod.sample_weights = weights[i]  # type: ignore[assignment]
                 out = stage.submod(x, **({"targets": labels} if stage.is_last else {}))
                 if stage.is_last:
                     losses += out
@@ -233,6 +234,19 @@ class PipelineRunner:
             for work in sent:
                 work.wait()
         return losses
+
+    def _inputs(self, stage: Stage, tokens: Tensor) -> Iterator[Tensor]:
+        """A stage's inputs, one micro-batch after the other.
+
+        The first rank takes in all that the last one has kept for it before it sends anything on:
+        NCCL does a rank's sends and receives in the order in which they were asked for, and the last
+        rank asks for its sends first.
+        """
+        if stage.is_first:
+            return iter(tokens)
+        if self.axis.index > 0:
+            return (self._received(stage) for _ in tokens)
+        return iter([self._received(stage) for _ in tokens])
 
     def _send(self, out: Tensor) -> Any:
         following = self.axis.ranks[(self.axis.index + 1) % self.axis.size]

@@ -95,6 +95,16 @@ def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
     return torch.from_file(data.path, shared=False, size=taken, dtype=dtype)
 
 
+def map_mask(path: str, data: DataConfig) -> Tensor:
+    """A byte for each token of `data`'s file, mapped into memory; raises ConfigError for another number."""
+    size, num_tokens = Path(path).stat().st_size, map_tokens(data, None).numel()
+    if size != num_tokens:
+        raise ConfigError(
+            f"loss_mask: {path} has {size} bytes, and {data.path} {num_tokens} tokens: it takes one each"
+        )
+    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+
+
 def stdlib_paths() -> list[Path]:
     """Sources of the running interpreter's standard library."""
     paths: list[Path] = []

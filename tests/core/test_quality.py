@@ -35,6 +35,18 @@ def test_a_run_without_evaluations_keeps_its_key_and_others_have_their_own() -> 
     assert len({one.key for one in specs}) == len(specs)
 
 
+def test_what_counts_changes_the_key_where_it_is_not_everything() -> None:
+    own = {"loss_mask": "/a/mask.bin"}
+    masked = make_spec(data=make_spec().data.model_copy(update=own))
+    evaluated = [spec(EVALUATION.model_copy(update=new)) for new in (own, {"mean": "samples"})]
+    plain = make_spec().model_dump(mode="json")
+    plain["data"].pop("loss_mask")
+
+    assert RunSpec.model_validate(plain).key == make_spec().key
+    assert len({one.key for one in (make_spec(), spec(), masked, *evaluated)}) == 5
+    assert native.settings(masked)["data"]["loss_mask"] == "/a/mask.bin"
+
+
 def test_labels_change_no_key_and_all_reaches_the_trainer() -> None:
     labelled = spec().model_copy(update={"mlperf": LOG})
 
@@ -66,6 +78,10 @@ def test_what_contradicts_itself_is_said_before_it_starts() -> None:
     resumed = make_spec().checkpoint.model_copy(update={"resume": "/a"})
     timed = spec().model_copy(update={"mlperf": LOG, "checkpoint": resumed})
 
+    masked = EVALUATION.model_copy(update={"loss_mask": "/a/mask.bin"})
+    (mask,) = native.unsupported(spec(masked))
+
+    assert "training.evaluation.loss_mask" in mask and "source stdlib has none" in mask
     assert "source stdlib has none" in " ".join(native.unsupported(spec(own)))
     assert "whole or it is none" in " ".join(native.unsupported(timed))
     assert native.unsupported(spec()) == []
@@ -76,7 +92,7 @@ def test_paths_are_absolute_in_a_plan(tmp_path: Path, monkeypatch: pytest.Monkey
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({}))
     (folder.parent / "latest").write_text("step-000004\n")
-    for name in ("a.txt", "b.txt"):
+    for name in ("a.txt", "b.txt", "a.mask"):
         (tmp_path / name).write_text("words")
     monkeypatch.chdir(tmp_path)
     overrides = (
@@ -91,3 +107,11 @@ def test_paths_are_absolute_in_a_plan(tmp_path: Path, monkeypatch: pytest.Monkey
     assert training.evaluation and training.evaluation.path == str(tmp_path / "b.txt")
     with pytest.raises(UserError, match=r"training\.evaluation\.path: c\.txt is not a file"):
         make_plan(Request("tiny-llama", overrides=(*overrides, overrides[4].replace("b.", "c."))))
+
+    masks = ("data.source=tokens", "data.loss_mask=a.mask", "training.evaluation.loss_mask=a.mask")
+    spec = make_plan(Request("tiny-llama", overrides=(*overrides, *masks), devices=1)).spec
+    evaluation = spec.training.evaluation
+    assert spec.data.loss_mask == str(tmp_path / "a.mask")
+    assert evaluation is not None and evaluation.loss_mask == spec.data.loss_mask
+    with pytest.raises(UserError, match=r"data\.loss_mask: b\.mask is not a file"):
+        make_plan(Request("tiny-llama", overrides=(*overrides, "data.loss_mask=b.mask")))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.core.logs.logged import Logged
-from paceline.engines.native import DIALECT
+from paceline.engines.native import DIALECT, job
 from tests.engines.promises import check_read
+from tests.example import make_spec
 from tests.test_events import END, MEMORY, START, STEP
 
 
@@ -224,3 +225,7 @@ def test_values_that_are_no_numbers_are_unknown_and_those_too_large_infinite():
         log.steps()["loss"],
         [np.nan, np.nan, np.nan, np.nan, np.inf, np.inf, np.inf, np.nan],
     )
+
+
+def test_power_and_energy_are_sampled_on_the_nodes_of_a_training() -> None:
+    assert job(make_spec(), "x").sampled

@@ -43,7 +43,7 @@ def command(ranks: int, program: str, *arguments: str) -> list[str]:
     if ranks == 1:
         return [sys.executable, program, *arguments]
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
         f"--nproc-per-node={ranks}", program, *arguments,
     ]  # fmt: skip
 
