@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from paceline.core.telemetry import Energy, Telemetry, energy_between, read_telemetry
+from paceline.core.telemetry import (
+    Energy,
+    Telemetry,
+    TelemetryStart,
+    energy_between,
+    read_telemetry,
+)
 from paceline.mlperf.scoring import ScoredRun
 from paceline.mlperf.trials import Trial
 from paceline.probe.telemetry import FOLDER
+from paceline.rundir import write_text
 
+NOTHING_CAME = "no telemetry came from it"
 _ENDING = re.compile(r"\.(txt|log|out)(\.gz)?$")
 
 
@@ -42,12 +50,24 @@ def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
     )
 
 
-def copied_telemetry(run: Path, folder: Path, name: str) -> None:
-    """Puts the telemetry of a run's folder beside the log `name` of a series."""
+def copied_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()) -> None:
+    """Puts the telemetry of a run's folder beside the log `name` of a series.
+
+    Of those of the run's `hosts` that left none, a file says so: the sum of the others is too small.
+    """
+    found: set[str] = set()
     for path in sorted((run / FOLDER).glob("*.jsonl")):
         target = folder / FOLDER / f"{name}-{path.name}"
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
+        told = read_telemetry(_text(path).splitlines())
+        found |= {told.start.host} if told else set()
+    for number, host in enumerate(sorted({*hosts} - found)):
+        why = {"gpu": NOTHING_CAME, "cpu": NOTHING_CAME}
+        start = TelemetryStart(host=host, interval_s=0, sources={}, unknown=why)
+        target = folder / FOLDER / f"{name}-missing-{number:05d}.jsonl"
+        target.parent.mkdir(exist_ok=True)
+        write_text(target, start.model_dump_json() + "\n")
 
 
 def _files(log: Path) -> list[Path]:

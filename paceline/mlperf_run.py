@@ -50,12 +50,14 @@ SYNTHETIC_STEPS = 40
 SYNTHETIC = f"random samples: {NOT_A_RESULT}"
 NEEDS = {
     "llama2_70b_lora": "the packed GovReport sequences as token ids, with `--set training.initial_weights="
-    "CHECKPOINT` for the base weights",
+    "CHECKPOINT` for the base weights and `--set training.evaluation.loss_mask=FILE` for the summaries",
     "llama31_8b": "the C4 subset of the rules as ids of Llama 3.1's tokenizer (`--set "
     "data.token_dtype=uint32`)",
     "flux1": "CC12M as encoded latents, texts and pooled texts: an index in JSON and bf16 files",
 }
 """What each benchmark trains on."""
+MASK = "loss_mask="
+"""In an override that says which tokens count."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _never_again(plan: Plan) -> Plan:
     cluster = plan.spec.cluster
     if cluster.launcher != "slurm":
         return plan
-    slurm = cluster.slurm.model_copy(update={"retries": 0})
+    slurm = cluster.slurm.model_copy(update={"retries": 0, "requeue": False})
     once = cluster.model_copy(update={"slurm": slurm})
     spec = plan.spec.model_copy(update={"cluster": once})
     return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
@@ -151,7 +153,8 @@ def _batch_here(asked: Asked, benchmark: Benchmark) -> int:
 
     Raises UserError for a machine without room, before anything is said of data.
     """
-    changes = ("data.source=synthetic", "data.path=null", *asked.request.overrides)
+    own = [text for text in asked.request.overrides if MASK not in text]  # random samples have none
+    changes = ("data.source=synthetic", "data.path=null", *own)
     plan = make_plan(replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
                              overrides=changes))  # fmt: skip
     return plan.spec.training.global_batch
@@ -182,6 +185,12 @@ def _staged(asked: Asked, benchmark: Benchmark) -> list[str]:
     if recipe.lora is not None and not any("initial_weights" in t for t in asked.request.overrides):
         raise UserError(f"{benchmark.name}: base weights", "none are named",
                         remedy="--set training.initial_weights=CHECKPOINT")  # fmt: skip
+    if recipe.lora is not None and not any(MASK in text for text in asked.request.overrides):
+        raise UserError(
+            f"{benchmark.name}: the mask of the held-out samples", "is not named, and its target is the "
+            "loss on the summaries alone",
+            remedy="--set training.evaluation.loss_mask=FILE, a byte for each token (docs/mlperf.md)",
+        )  # fmt: skip
     found = [f"data.source={source}"]
     found += [f"data.path={json.dumps(str(asked.data))}"] if asked.data else []
     held = asked.heldout

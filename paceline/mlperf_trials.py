@@ -145,13 +145,15 @@ def told(trials: Trials, trial: TrialState, result: Result) -> TrialState:
     known = {"run": result.run, "samples_per_s": rate.value if rate else None}
     if ended in ("cancelled", "incomplete"):
         return trial.model_copy(update={**known, "status": "cancelled", "reason": result.reason})
-    first = read_ranks(run, "native").get(0)
+    ranks = read_ranks(run, "native")
+    first = ranks.get(0)
     losses = [event.loss for event in first.evaluations] if first else []
     file = f"result_{trial.number}.txt"
     log = run / LOG_FILE
     # A trial that died before its first line is one of the series all the same.
     write_text(trials.folder / file, log.read_text(encoding="utf-8") if log.is_file() else "")
-    copied_telemetry(run, trials.folder, file.removesuffix(".txt"))
+    hosts = {rank.start.host for rank in ranks.values() if rank.start}
+    copied_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
     known |= {"file": file, "last_loss": losses[-1] if losses else None}
     if trials.series.synthetic and ended == "ok":
         return trial.model_copy(update={**known, "status": "measured"})

@@ -78,3 +78,18 @@ def test_a_runs_telemetry_goes_beside_the_log_of_its_series(tmp_path: Path):
     copied_telemetry(tmp_path / "no-run", tmp_path / "series", "result_5")
 
     assert [p.name for p in (tmp_path / "series/telemetry").iterdir()] == ["result_4-host7.jsonl"]
+
+
+def test_a_host_that_left_nothing_is_named_and_there_is_no_sum_without_it(tmp_path: Path):
+    runs = ten_runs(tmp_path)
+    (tmp_path / "run").mkdir()
+    for number in range(10):
+        telemetry(tmp_path / "run/telemetry/00000-a.jsonl", number, 700.0)
+        copied_telemetry(tmp_path / "run", runs, f"result_{number}", ("a", "b", "c"))
+
+    found = score(runs)
+
+    assert found.mean_energy_j is None
+    (reason,) = {run.energy.reason for run in found.runs if run.energy}
+    assert reason is not None and "gpu: b,c: no telemetry came from it" in reason
+    assert any("energy       unknown: gpu: b,c" in line for line in score_lines(found))

@@ -200,6 +200,27 @@ def test_data_that_is_not_there_is_named(tmp_path: Path, name: str):
     assert NEEDS[NAMES[name]]
 
 
+def test_the_whole_lora_wants_a_base_and_the_mask_of_its_summaries(tmp_path: Path):
+    base, ids = tmp_path / "step-000001", tmp_path / "ids.bin"
+    base.mkdir()
+    for file in (base / "state.json", ids):
+        file.write_text("{}")
+
+    def of(*overrides: str) -> RunSpec:
+        given = asked(tmp_path, "llama2-70b-lora", overrides=overrides, data=ids, heldout=ids)
+        place = str(write_cluster(tmp_path, 4e12))
+        where = replace(given.request, cluster=place, devices=None, device="auto")
+        return spec_of(replace(given, request=where))
+
+    weights, mask = f"training.initial_weights={base}", f"training.evaluation.loss_mask={ids}"
+    with pytest.raises(UserError, match="base weights"):
+        of()
+    with pytest.raises(UserError, match=r"mask of the held-out samples.*loss on the summaries"):
+        of(weights)
+    found = of(weights, mask).training.evaluation
+    assert found and (found.mean, found.loss_mask, found.path) == ("samples", str(ids), str(ids))
+
+
 def write_cluster(tmp_path: Path, memory_bytes: float) -> Path:
     path = tmp_path / f"cluster-{memory_bytes:g}.yaml"
     path.write_text(f"name: c\ndevice: cpu\nnodes: 1\ndevices_per_node: 1\n"
@@ -338,7 +359,8 @@ def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path
     there = plan_trials(elsewhere(asked(tmp_path, tiny=True), "slurm"), unshown)
     plan = there.planned(there.series.trials[0])
 
-    assert plan.spec.cluster.slurm.retries == 0 and plan.job.cluster == plan.spec.cluster
+    assert plan.spec.cluster.slurm.retries == 0 and not plan.spec.cluster.slurm.requeue
+    assert plan.job.cluster == plan.spec.cluster
     assert here.series.key == there.series.key
 
 

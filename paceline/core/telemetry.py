@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, ValidationError
 
+from paceline.core.hosts import compress
 from paceline.core.value import Value
 
 MOST_GAP_S = 5.0
@@ -94,17 +95,22 @@ def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Ene
     """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
 
     Power is joined by straight lines; counters of energy are interpolated. A part that some host does
-    not tell without a gap is left out; without any part there is no energy.
+    not tell without a gap is left out; without any part there is no energy, and every host is named that
+    is at fault.
     """
     parts: dict[str, float] = {}
     reasons = [] if hosts else ["no telemetry was recorded"]
     for part in ("gpu", "cpu") if hosts else ():
         told = [_part_j(host, part, start, stop) for host in hosts]
-        missing = next((why for why in told if isinstance(why, str)), None)
-        if missing is None:
+        missing: dict[str, list[str]] = {}
+        for host, why in zip(hosts, told, strict=True):
+            if isinstance(why, str):
+                missing.setdefault(why, []).append(host.start.host)
+        if not missing:
             parts[part] = sum(joules for joules in told if not isinstance(joules, str))
-        else:
-            reasons.append(f"{part}: {missing}")
+        reasons += [
+            f"{part}: {compress([*dict.fromkeys(names)])}: {why}" for why, names in missing.items()
+        ]
     total, window_s = sum(parts.values()), stop - start
     inside = [s for host in hosts for s in host.samples if start <= s.time_unix <= stop]
     sources = {host.start.sources[part] for host in hosts for part in parts}
@@ -127,11 +133,11 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | st
     points = [(s.time_unix, v) for s in host.samples if (v := value(s)) is not None]
     points = _within(points, start, stop)
     if not points:
-        return f"{host.start.host} was not sampled over the whole window"
+        return "was not sampled over the whole window"
     most = max(MOST_GAP_S, 5 * host.start.interval_s)
     gap = max(later[0] - earlier[0] for earlier, later in pairwise(points))
     if gap > most:
-        return f"{host.start.host} was not sampled for {gap:.1f} s"
+        return f"was not sampled for {gap:.1f} s"
     first, last = _at(points, start), _at(points, stop)
     if part == "cpu":
         return last - first

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,17 @@ START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
 class MllogFile:
-    """Appends lines to a file, each with a single write; `clock` gives seconds since 1970."""
+    """Appends lines to a file, each with a single write; `clock` gives seconds since 1970.
+
+    One that is there already is of another start, and is kept as `NAME.1`, `NAME.2`, ...
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._clock = path, clock
+        if path.is_file():
+            names = (path.with_name(f"{path.name}.{number}") for number in count(1))
+            path.rename(next(name for name in names if not name.exists()))
         path.write_text("")
 
     def write(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:

@@ -1,8 +1,12 @@
-"""Starts the sampler of power and energy beside a run on this machine, and ends it with the run."""
+"""Starts the sampler of power and energy beside a run on this machine, and ends it with the run.
+
+On the nodes of a cluster the launchers' agent does.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -14,11 +18,13 @@ from pathlib import Path
 from paceline.probe import telemetry_program
 
 FOLDER = "telemetry"
+SYSTEM_ROOT = "PACELINE_SYSTEM_ROOT"
+"""The variable that says where the kernel's files lie, in a container for example; / without it."""
 END_LIMIT_S = 5.0
 
 
 @contextmanager
-def sampled(folder: Path, interval_s: float = 1.0, root: Path = Path("/")) -> Iterator[None]:
+def sampled(folder: Path, interval_s: float = 1.0, root: Path | None = None) -> Iterator[None]:
     """Telemetry of this host in `folder`/telemetry while the block runs.
 
     Where nothing can be read, only the line that says why is written and no program is started.
@@ -26,6 +32,7 @@ def sampled(folder: Path, interval_s: float = 1.0, root: Path = Path("/")) -> It
     path = folder / FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', platform.node())}.jsonl"
     try:
         path.parent.mkdir(exist_ok=True)
+        root = root or Path(os.environ.get(SYSTEM_ROOT) or "/")
         process = _started(path, interval_s, root)
     except OSError:
         process = None  # a full disk must not end the run that is measured
@@ -42,9 +49,9 @@ def _started(path: Path, interval_s: float, root: Path) -> subprocess.Popen[byte
     if not start["sources"]:
         path.write_text(json.dumps(start) + "\n", encoding="utf-8")
         return None
-    program = [sys.executable, telemetry_program.__file__, str(path), str(interval_s), str(root)]
+    options = [str(path), str(interval_s), str(root), str(os.getpid())]
     return subprocess.Popen(
-        program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, telemetry_program.__file__, *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
 

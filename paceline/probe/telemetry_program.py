@@ -1,9 +1,9 @@
 """Samples power, energy, clocks and temperatures of one host beside a run: standard library only.
 
-    python telemetry_program.py FILE [INTERVAL_S [ROOT]]
+    python telemetry_program.py FILE INTERVAL_S ROOT PARENT
 
-One JSON object a line goes to FILE until SIGTERM, or until the process that started it is gone. `ROOT`
-is where the kernel's files are looked for.
+One JSON object a line goes to FILE until SIGTERM, or until PARENT, the process that started it, is gone.
+`ROOT` is where the kernel's files are looked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-INTERVAL_S = 1.0
 ASK_LIMIT_S = 10.0
 GPU_FIELDS = ("index", "power.draw", "clocks.sm", "clocks.mem", "temperature.gpu")
 GPU_NAMES = ("index", "power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c")
@@ -126,11 +125,11 @@ def _gpu(row: list[str]) -> dict[str, Any]:
     return {**known, "index": int(row[0])}
 
 
-def main(path: str, interval_s: float = INTERVAL_S, root: Path = Path("/")) -> None:
-    """Sample until told to end, or until nobody is left to tell."""
+def main(path: str, interval_s: float, root: Path, parent: int) -> None:
+    """Sample until told to end, or until `parent` is not there any more to tell."""
     told_to_end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
-    parent, counters = os.getppid(), Counters(root)
+    counters = Counters(root)
     with Path(path).open("w", encoding="utf-8", buffering=1) as out:
         start = start_line(root, interval_s, counters)
         out.write(json.dumps(start) + "\n")
@@ -158,4 +157,4 @@ def _read(path: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float((sys.argv[2:3] or [INTERVAL_S])[0]), Path((sys.argv[3:4] or ["/"])[0]))
+    main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))

@@ -54,15 +54,15 @@ def test_hosts_are_added_and_one_without_a_part_takes_it_from_the_sum():
 
 @pytest.mark.parametrize(
     ("times", "reason"),
-    [([3, 4, 5, 6, 7, 8, 9, 10], "gpu: a was not sampled over the whole window"),
-     ([0, 1, 2, 3, 4], "gpu: a was not sampled over the whole window"),
-     ([0, 1, 2, 9, 10], "gpu: a was not sampled for 7.0 s"), ([], "gpu: a was not sampled")],
+    [([3, 4, 5, 6, 7, 8, 9, 10], "gpu: a: was not sampled over the whole window"),
+     ([0, 1, 2, 3, 4], "gpu: a: was not sampled over the whole window"),
+     ([0, 1, 2, 9, 10], "gpu: a: was not sampled for 7.0 s"), ([], "gpu: a: was not sampled")],
 )  # fmt: skip
 def test_a_window_that_is_not_covered_has_no_energy(times: list[int], reason: str):
     found = energy_between([host(*(at(t, [100.0]) for t in times), sources=("gpu",))], 2.0, 8.0)
 
     assert (found.energy_j, found.power_w) == (None, None)
-    assert reason in str(found.reason) and "cpu: cannot be read" in str(found.reason)
+    assert reason in str(found.reason) and "cpu: a: cannot be read" in str(found.reason)
 
 
 def test_a_device_that_falls_silent_leaves_no_sum_of_the_others():
@@ -71,6 +71,20 @@ def test_a_device_that_falls_silent_leaves_no_sum_of_the_others():
     found = energy_between([host(*lines, sources=("gpu",))], 0.0, 3.0)
 
     assert found.energy_j == pytest.approx(600)  # by the samples on both sides of it
+
+
+def test_every_host_at_fault_is_named_with_what_it_lacks():
+    whole = host(*(at(t, [1.0]) for t in range(5)), sources=("gpu",), name="n1")
+    short = [host(at(0, [1.0]), sources=("gpu",), name=name) for name in ("n2", "n3", "n3")]
+    dark = host(sources=(), name="n7")
+
+    found = energy_between([whole, *short, dark], 0, 4)
+
+    assert found.energy_j is None
+    assert str(found.reason).split("; ") == [
+        "gpu: n[2-3]: was not sampled over the whole window", "gpu: n7: cannot be read",
+        "cpu: n[1-3],n7: cannot be read",
+    ]  # fmt: skip
 
 
 def test_nothing_recorded_is_no_energy():

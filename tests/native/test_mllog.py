@@ -193,3 +193,11 @@ def test_the_schedule_is_told_in_steps(changes: dict[str, Any], wanted: tuple[An
     end, warmup, decay, kind, _ = schedule(plan, 8e-4, 1000, 32).values()
 
     assert (end, warmup, decay) == wanted[:3] and str(kind).startswith(wanted[3])
+
+
+def test_the_log_of_a_start_before_is_kept(tmp_path: Path) -> None:
+    for number in range(3):
+        MllogFile(tmp_path / "result.txt").write("POINT_IN_TIME", "seed", number)
+    names = ("result.txt.1", "result.txt.2", "result.txt")
+    kept = [json.loads((tmp_path / name).read_text().partition(" ")[2]) for name in names]
+    assert [line["value"] for line in kept] == [0, 1, 2]

@@ -145,7 +145,10 @@ def test_this_machine_tells_its_energy_or_why_not():
 def test_the_sampler_ends_with_whoever_started_it(node: Path, tmp_path: Path):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, telemetry_program.__file__, str(out), "0.02", str(node)]
-    starter = f"import subprocess, time; print(subprocess.Popen({command!r}).pid, flush=True); time.sleep(60)"
+    starter = (
+        "import os, subprocess, time; "
+        f"print(subprocess.Popen([*{command!r}, str(os.getpid())]).pid, flush=True); time.sleep(60)"
+    )
     parent = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
