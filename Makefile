@@ -64,6 +64,10 @@ test-clusters: more = $(CAMPAIGN_TESTS)
 test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest --durations=20 tests/$* $(more) $(PYTEST_ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(VENV)/.installed-tested ## what needs an NVIDIA GPU; skipped without one
+	$(BIN)/python -m pytest -m gpu -rs --durations=20 tests/native $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed-tested ## ruff and pyright
 	$(BIN)/ruff check

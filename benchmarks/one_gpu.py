@@ -1,7 +1,7 @@
 """How fast the trainer is on one GPU: the 1.3B shape, and Llama 8B's with as many layers as fit.
 
     python benchmarks/one_gpu.py [--shape 1.3b 8b] [--compile] [--recompute none|selective|full]
-                                 [--micro-batch N] [--seq-len N] [--steps 30] [--quick]
+                                 [--micro-batch N] [--seq-len N] [--layers N] [--steps 30] [--quick]
     python benchmarks/one_gpu.py --device cpu --shape tiny    # the same way on a CPU
 
 Runs go through the package as `paceline run` does, so the figures are those of its report: the median
@@ -39,6 +39,8 @@ from paceline.units import GIB
 
 MICRO_BATCHES = 4
 """Micro-batches of one step, which share one optimizer step."""
+LOG_END = 3000
+"""Characters of a failed run's log."""
 CONVENTIONS = ("causal", "full-attention")
 
 
@@ -95,7 +97,9 @@ def run(chosen: argparse.Namespace, work: Workload, gpu: dict[str, Any] | None) 
 
     Raises UserError where the package refuses it.
     """
-    layers = most_layers(chosen, work, gpu) if work.fits and gpu else None
+    layers = most_layers(chosen, work, gpu) if work.fits and gpu and gpu["memory_bytes"] else None
+    if layers and chosen.layers:
+        layers = min(layers, chosen.layers)
     while True:
         plan = make_plan(
             Request(work.recipe, None, overrides(chosen, work, layers), 1, chosen.device)
@@ -107,9 +111,13 @@ def run(chosen: argparse.Namespace, work: Workload, gpu: dict[str, Any] | None) 
 
 
 def trained(plan: Plan) -> RunReport:
-    """The report of one run, whose folder is left nowhere."""
+    """The report of one run, whose folder is left nowhere; the end of a failed one's log is printed."""
     with tempfile.TemporaryDirectory() as name:
-        return flow.run(plan, Path(name), flow.command_line(), lambda _: None)
+        report = flow.run(plan, Path(name), flow.command_line(), lambda _: None)
+        if report.result.status not in ("ok", "oom"):
+            for log in sorted(Path(name).glob("*/logs/*.log")):
+                print(f"{log.name}: {log.read_text(errors='replace')[-LOG_END:]}", file=sys.stderr)
+        return report
 
 
 def value(result: Result, name: str) -> float | None:
@@ -199,6 +207,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--seq-len", type=int)
+    parser.add_argument("--layers", type=int, help="try no more layers than so many")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--quick", action="store_true", help="12 steps; nothing is written")
     chosen = parser.parse_args()

@@ -20,6 +20,8 @@ class Sizes:
     seq_len: int | None = None
     device: str | None = None
     """cpu or cuda; None leaves it open."""
+    dtype: str | None = None
+    """None leaves it open."""
 
     @property
     def num_microbatches(self) -> int:
@@ -208,13 +210,28 @@ def ring_heads(x: Sizes) -> str | None:
     )
 
 
+def float8_widths(x: Sizes) -> str | None:
+    """With fp8 on a GPU, a decoder's hidden size, and its heads and `ffn_size` over tp, are multiples of 16."""
+    if x.shape.kind != "decoder" or x.dtype != "fp8" or x.device != "cuda":
+        return None
+    tp, shape, head = x.layout.tp, x.shape, x.shape.head_dim
+    parts = (shape.num_heads * head // tp, shape.kv_heads * head // tp, shape.ffn_size // tp)
+    odd = [width for width in (shape.hidden_size, *parts) if width % 16]
+    if not odd:
+        return None
+    return (
+        f"matrices {odd[0]} wide cannot be multiplied in fp8 on a GPU, because its float8 units take "
+        "multiples of 16: use training.dtype=bf16"
+    )
+
+
 CONDITIONS: tuple[Condition, ...] = (
     whole_batches, whole_heads, whole_heads_in_all_to_all, whole_ffn, whole_sequence_chunks, whole_streams,
     whole_sequence_parts, whole_stages, whole_shards, whole_experts,
 )  # fmt: skip
 """What sizes must satisfy in any engine."""
 NATIVE_CONDITIONS: tuple[Condition, ...] = (
-    whole_kv_heads, whole_vocabulary, filled_pipeline, whole_rounds, ring_heads,
+    whole_kv_heads, whole_vocabulary, filled_pipeline, whole_rounds, ring_heads, float8_widths,
 )  # fmt: skip
 """What they must satisfy in the native trainer besides."""
 
@@ -256,7 +273,7 @@ def native_problems(
         tied=shape.tied_embeddings, kind=shape.kind,
     )  # fmt: skip
     broken = broken_rules(present, (rule for rule in RULES if rule.native))
-    sizes = Sizes(layout, shape, world_size, global_batch, device=device)
+    sizes = Sizes(layout, shape, world_size, global_batch, device=device, dtype=dtype)
     return [rule.reason for rule in broken] + _unmet(NATIVE_CONDITIONS, sizes)
 
 

@@ -26,6 +26,8 @@ from paceline.launchers import Handle, Verdict
 from paceline.launchers.node import open_variables, secret_variables
 from paceline.rundir import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER, write_text
 
+LOCAL_ADDRESS = "--local-addr=127.0.0.1"
+"""Without it ranks meet at this machine's own name, which a container may be unable to resolve."""
 GRACE_S = 5.0
 """How long programs may take to end after SIGTERM before they are killed."""
 
@@ -41,7 +43,7 @@ def render(job: Job) -> str:
     told = sorted(open_variables(job.env).items())
     exports = [f"export {name}={shlex.quote(value)}" for name, value in told]
     start = [
-        job.python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1",
+        job.python, "-m", "torch.distributed.run", "--standalone", LOCAL_ADDRESS, "--nnodes=1",
         f"--nproc-per-node={job.devices_per_node}", "--max-restarts=0", *job.program,
     ]  # fmt: skip
     lines = [
@@ -86,9 +88,19 @@ class LocalRun(Handle):
             except subprocess.TimeoutExpired:
                 self._remember()
                 self.process.kill()
+            except KeyboardInterrupt:
+                self.hurry()
+                raise
         code = self.process.wait()
         self.sweep()
         return code
+
+    def hurry(self) -> None:
+        """What a second interrupt asks for: no grace any more, and nothing left behind."""
+        self._remember()
+        self.process.kill()
+        self.process.wait()
+        self.sweep()
 
     def sweep(self) -> None:
         """Kill what the job left behind: ranks live in sessions of their own, so by identity."""

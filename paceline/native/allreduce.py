@@ -46,6 +46,7 @@ def measure(
 ) -> dict[str, Any]:
     """The rates of one payload; every rank of the group must call it with the same arguments."""
     payload = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
+    once(payload, group)  # the first connects the ranks, which may take seconds
     one_s = max(once(payload, group) for _ in range(2))
     repeats = torch.tensor([min(MOST, max(FEWEST, int(seconds / max(one_s, 1e-6))))], device=device)
     if ranks > 1:  # all must agree on how often

@@ -93,8 +93,11 @@ class DeviceClock:
         mark.synchronize()
 
     def passed(self, mark: torch.cuda.Event) -> bool:
-        """Whether the device has passed the event."""
-        return mark.query()
+        """Whether the device has passed the event; a device that has failed passes nothing more."""
+        try:
+            return mark.query()
+        except RuntimeError:
+            return False
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,28 @@ from torch import Tensor
 
 from config import ConfigError
 
+Way = tuple[Any, tuple[Any, Any]]
+"""torchao's differentiable product and its settings."""
 
-def float8_product(x: Tensor, weight: Tensor) -> Tensor:
-    """(..., in) x (out, in) -> (..., out) in x's dtype; on a CPU the rounding is emulated."""
-    product, settings = _torchao(x.device.type == "cpu")
+
+def float8_product(x: Tensor, weight: Tensor, way: Way) -> Tensor:
+    """(..., in) x (out, in) -> (..., out) in x's dtype, by what `float8_way` gave."""
+    product, settings = way
     return product.apply(x, weight.to(x.dtype).t(), *settings)
 
 
 @cache
-def _torchao(emulate: bool) -> tuple[Any, tuple[Any, Any]]:
-    """torchao's differentiable product and its settings; raises ConfigError without torchao."""
+def float8_way(device_type: str) -> Way:
+    """How a device multiplies; on a CPU the rounding is emulated. Raises ConfigError without torchao.
+
+    To be asked for before anything is compiled, because the compiler would follow the imports.
+    """
     try:
         from torchao.float8.config import Float8LinearConfig
         from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
     except ImportError as error:
         raise ConfigError(f"training.dtype fp8 needs torchao: {error}") from error
+    emulate = device_type == "cpu"
     config = Float8LinearConfig(emulate=emulate, pad_inner_dim=not emulate)
     layer = Float8Linear(16, 16, bias=False, config=config)
     return matmul_with_hp_or_float8_args, (layer.linear_mm_config, config)

@@ -8,8 +8,6 @@ import resource
 import sys
 from pathlib import Path
 
-import torch
-
 from config import ConfigError
 from machine import M_TOP_PAD
 
@@ -52,11 +50,3 @@ def data_bytes() -> int:
     if found is None:
         raise ConfigError(f"memory_limit_bytes: {STATUS} does not say what memory is in use")
     return int(found[1]) * 1024
-
-
-def check_device(kind: str) -> None:
-    """Raise ConfigError when PyTorch cannot use such a device here."""
-    if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"device {kind}: use cpu or cuda")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device cuda: PyTorch {torch.__version__} sees no usable GPU here")

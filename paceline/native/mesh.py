@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from config import LayoutConfig
+from config import ConfigError, LayoutConfig
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,20 @@ class Mesh:
         return {name: getattr(self, name).index for name in ("pp", "dp", "cp", "tp")}
 
 
-def join_world(device_type: str) -> World:
-    """The world that the launcher's environment variables describe, with its process group."""
+def join_world(device_type: str, bind: bool = True) -> World:
+    """The world that the launcher's environment variables describe, with its process group.
+
+    `bind` has NCCL make its communicators at once, the groups' by splitting the world's. Raises
+    ConfigError where a rank has no GPU.
+    """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device_type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"local rank {local_rank}: {torch.cuda.device_count()} GPUs are visible here, and every "
+                "rank of a node needs one of its own"
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
@@ -77,10 +86,9 @@ def join_world(device_type: str) -> World:
     if size == 1:
         return World(rank, local_rank, size, device, None)
     backend = "nccl" if device_type == "cuda" else "gloo"
-    limit = os.environ.get("PACELINE_COLLECTIVE_LIMIT_S")
-    timeout = timedelta(seconds=float(limit)) if limit else None
+    timeout = collective_limit()
     common: dict[str, Any] = {
-        "device_id": device if device_type == "cuda" else None,
+        "device_id": device if device_type == "cuda" and bind else None,
         "timeout": timeout,
     }
     if os.environ.get("PACELINE_STORE") == "rank0":
@@ -89,6 +97,12 @@ def join_world(device_type: str) -> World:
     else:
         dist.init_process_group(backend, **common)
     return World(rank, local_rank, size, device, backend)
+
+
+def collective_limit() -> timedelta | None:
+    """How long a collective may take, None for what PyTorch allows by itself."""
+    limit = os.environ.get("PACELINE_COLLECTIVE_LIMIT_S")
+    return timedelta(seconds=float(limit)) if limit else None
 
 
 def rank0_store(rank: int, size: int, timeout: timedelta) -> TCPStore:
@@ -128,7 +142,10 @@ def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
 def _axis(mesh: DeviceMesh, name: str) -> Axis:
     line = mesh[name]
     ranks = tuple(line.mesh.flatten().tolist())
-    group = line.get_group() if len(ranks) > 1 else None
+    group, limit = line.get_group() if len(ranks) > 1 else None, collective_limit()
+    if group is not None and limit is not None:
+        # The groups of a mesh do not take over the world's limit.
+        dist.distributed_c10d._set_pg_timeout(limit, group)
     return Axis(len(ranks), line.get_local_rank(), group, ranks)
 
 

@@ -74,7 +74,9 @@ class NodeCheck:
         if self.size > 1:
             from mesh import join_world
 
-            join_world(self.kind)
+            # Bound to its device, NCCL would make every group by splitting the world's communicator:
+            # a node that falls silent would hold up the pairs of all others.
+            join_world(self.kind, bind=False)
             self.barrier()
         self.joined = self.size > 1
 
@@ -87,7 +89,7 @@ class NodeCheck:
         """Wait for all ranks."""
         from torch import distributed as dist
 
-        dist.barrier()
+        dist.barrier(device_ids=[self.local] if self.kind == "cuda" else None)
 
     def rates(self) -> None:
         """Matrix products and memory, so many nodes at once as asked."""
@@ -133,7 +135,9 @@ class NodeCheck:
             partner = next(
                 (b if a == self.node else a for a, b in pairs if self.node in (a, b)), None
             )
-            if partner is not None:
+            if partner is None:
+                self.group([self.rank])
+            else:
                 self.part(f"pair with node {partner}", lambda partner=partner: self.pair(partner))
             self.barrier()
 
@@ -144,16 +148,24 @@ class NodeCheck:
 
     def measure(self, ranks: list[int]) -> dict[str, Any]:
         """All-reduce of the largest payload and of a small one, in a group of its own."""
-        from torch import distributed as dist
-
         from allreduce import PAYLOADS_BYTES, measure
 
         small, _, large = PAYLOADS_BYTES[self.kind]
-        group = dist.new_group(ranks, use_local_synchronization=True)
+        group = self.group(ranks)
         seconds = self.wanted["seconds"] / 2
         found = measure(self.device, len(ranks), large, seconds, group)
         latency_s = measure(self.device, len(ranks), small, seconds / 10, group)["latency_s"]
         return {**found, "latency_s": latency_s}
+
+    def group(self, ranks: list[int]) -> Any:
+        """A group of some ranks, which nobody else waits for.
+
+        PyTorch names it after how many groups a rank has had, and ranks find each other by the name.
+        So a rank that sits out a round makes one of its own.
+        """
+        from torch import distributed as dist
+
+        return dist.new_group(ranks, use_local_synchronization=True)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ from machine import core_text, cpu_name
 ASK_LIMIT_S = 15.0
 MOST_XIDS = 20
 GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "pci.bus_id")
+REMAPPED_ROWS = {"remapped_rows.pending": "rows_pending", "remapped_rows.failure": "rows_failed"}
+"""Drivers differ in which of two questions they answer this to."""
 HEALTH_FIELDS = (
     {"ecc.errors.uncorrected.volatile.total": "ecc_uncorrected"},
-    {"remapped_rows.pending": "rows_pending", "remapped_rows.failure": "rows_failed"},
+    REMAPPED_ROWS,
     {"temperature.gpu": "temperature_c"},
     *(
         {
@@ -87,6 +89,9 @@ def gpus() -> list[dict[str, Any]]:
             continue
         for gpu, told in zip(found, _smi(tuple(fields)), strict=False):
             gpu.update(zip(fields.values(), map(_known, told), strict=True))
+    if found and "rows_pending" not in found[0]:
+        for gpu, told in zip(found, _smi(tuple(REMAPPED_ROWS), "remapped-rows"), strict=False):
+            gpu.update(zip(REMAPPED_ROWS.values(), map(_known, told), strict=True))
     return found
 
 
@@ -99,15 +104,16 @@ def xids() -> list[dict[str, Any]] | None:
     return found[-MOST_XIDS:]
 
 
-def _smi(fields: tuple[str, ...]) -> list[list[str]]:
-    text = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
+def _smi(fields: tuple[str, ...], about: str = "gpu") -> list[list[str]]:
+    text = _output(["nvidia-smi", f"--query-{about}={','.join(fields)}", "--format=csv,noheader"])
     rows = [line.split(", ") for line in (text or "").splitlines()]
     return [row for row in rows if len(row) == len(fields)]
 
 
 def _known(text: str) -> str | None:
-    """What nvidia-smi told, None for [N/A] and [Not Supported]."""
-    return None if text.strip().startswith("[") else text.strip()
+    """What nvidia-smi told, None for N/A, [N/A], [Not Supported] and [Unknown Error]."""
+    said = text.strip()
+    return None if said.startswith("[") or said == "N/A" else said
 
 
 def _output(command: list[str]) -> str | None:

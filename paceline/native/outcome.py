@@ -15,6 +15,7 @@ OUT_OF_MEMORY = (
     "std::bad_alloc",
     "bad allocation",
     "alloc_failed",
+    "allocation_failed",  # cuDNN
     "memoryerror:",  # a callback of autograd's, told by a RuntimeError
 )
 NO_THREAD = ("can't start new thread", "resource temporarily unavailable")
@@ -50,6 +51,9 @@ class CheckpointError(Exception):
 
 def outcome(error: BaseException) -> tuple[str, str]:
     """(status, reason) of an exception: oom, nan or failed, and why in one sentence."""
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:
+        # A pipeline's stage tells only its inputs, and keeps what went wrong as the cause.
+        return outcome(error.__cause__)
     sentence = _last_line(error)
     lowered = sentence.lower()
     if isinstance(error, NotFiniteError):

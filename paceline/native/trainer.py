@@ -182,6 +182,8 @@ class Trainer:
         if not self.masked:
             assert batch.counted == batch.targets.numel(), "a corpus that masks targets must say so"
             return batch.counted
+        if mesh.data.size == 1:
+            return max(float(batch.counted), 1.0)  # without asking the device, which would wait
         count = torch.tensor(batch.counted, dtype=torch.float64, device=self.world.device)
         total = sum_over(sum_over(count, mesh.shard), mesh.replicate)
         return max(total.item(), 1.0) / mesh.data.size

@@ -99,7 +99,9 @@ def _run(python: str, device: str, ranks: int) -> list[dict[str, Any]]:
     """The lines of one start of the program."""
     program = str(resources.files("paceline") / "native" / "context_probe.py")
     question = json.dumps({"device": device, "size": PRODUCT_SIZE})
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launch = [
+        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}",
+    ]  # fmt: skip
     command = [python, *(launch if ranks > 1 else []), program, question]
     try:
         done = subprocess.run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 
@@ -19,8 +21,7 @@ def gpus() -> list[dict[str, Any]]:
             "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
             "cuda_driver": _cuda_version(),
         }
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [{**_gpu(handle), **system} for handle in handles]
+        found = [{**_gpu(handle), **system} for handle in _handles()]
     finally:
         pynvml.nvmlShutdown()
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -56,6 +57,15 @@ def _index(found: list[dict[str, Any]], entry: str) -> int | None:
     return matches[0] if len(matches) == 1 else None
 
 
+def _handles() -> Iterator[Any]:
+    """The devices that NVML gives to this user; one that was lost, or is not theirs, is none."""
+    import pynvml
+
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with suppress(pynvml.NVMLError):
+            yield pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
 def _cuda_version() -> str | None:
     """The newest CUDA that the driver can serve: `13.0`."""
     import pynvml
@@ -76,10 +86,16 @@ def _gpu(handle: Any) -> dict[str, Any]:
         except pynvml.NVMLError:
             return None
 
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
+    name, mig = (
+        _text(ask(pynvml.nvmlDeviceGetName)),
+        _switch(ask(pynvml.nvmlDeviceGetMigMode)),
+    )
+    # Programs get slices of a device in MIG mode: neither its peak nor its memory is theirs.
+    sliced = mig == "on"
+    memory = None if sliced else ask(pynvml.nvmlDeviceGetMemoryInfo)
     power_mw = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)
     return {
-        "name": _text(ask(pynvml.nvmlDeviceGetName)),
+        "name": f"{name} MIG" if sliced else name,
         "uuid": _text(ask(pynvml.nvmlDeviceGetUUID)),
         "memory_bytes": memory.total if memory else None,
         "power_limit_w": power_mw / 1000 if power_mw else None,
@@ -90,7 +106,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
         ),
         "vbios": _text(ask(pynvml.nvmlDeviceGetVbiosVersion)),
         "ecc": _switch(ask(pynvml.nvmlDeviceGetEccMode)),
-        "mig": _switch(ask(pynvml.nvmlDeviceGetMigMode)),
+        "mig": mig,
         "persistence": _switch(ask(pynvml.nvmlDeviceGetPersistenceMode)),
         "pcie": _pcie(
             ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),

@@ -27,7 +27,9 @@ def probe_lines(
     """
     where = f"{program.removesuffix('.py')} probe"
     path = str(resources.files("paceline") / "native" / program)
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launch = [
+        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}",
+    ]  # fmt: skip
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     try:
         done = subprocess.run(

@@ -141,6 +141,39 @@ def test_stop_ends_ranks_that_ignore_sigterm(tmp_path: Path):
     assert wait_gone([*pids, run.process.pid]) == []
 
 
+def test_a_second_interrupt_ends_ranks_that_ignore_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = start(make_job(STUBBORN), tmp_path)
+    pids = rank_pids(tmp_path)
+    wait = run.process.wait
+
+    def interrupted(seconds: float | None = None) -> int:
+        monkeypatch.setattr(run.process, "wait", wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.stop()
+    assert wait_gone([*pids, run.process.pid], within_s=3) == []
+
+
+def test_a_machine_that_cannot_resolve_its_own_name_runs_too(tmp_path: Path):
+    renamed = ["unshare", "--uts", "bash", "-c", 'hostname nowhere.invalid && exec bash "$0"']
+    try:
+        able = subprocess.run([*renamed, "/dev/null"], capture_output=True).returncode == 0
+    except OSError:
+        able = False
+    if not able:
+        pytest.skip("this user may not rename a machine of its own")
+    local.prepare(make_job(RANK, "0", "0"), tmp_path)
+
+    script = str(tmp_path / local.SCRIPT_FILE)
+    done = subprocess.run([*renamed, script], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0 and done.stdout.count("hello from") == 2, done.stderr
+
+
 def test_a_time_limit_is_noticed(tmp_path: Path):
     run = start(make_job(RANK, "60", "0", timeout_s=0.2), tmp_path)
     time.sleep(0.3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from clock import HostClock, StepClock
+from clock import DeviceClock, HostClock, StepClock
 
 
 @dataclass
@@ -138,3 +138,13 @@ def test_a_device_waits_where_it_is_and_not_where_the_program_is(
     for reached, waits in where.items():
         tape.settled = reached
         assert steps.is_waiting() == waits, reached
+
+
+def test_a_device_that_has_failed_passes_no_more_marks() -> None:
+    """The watchdog asks from a thread of its own, which an exception would end."""
+
+    class Event:
+        def query(self) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert not DeviceClock.passed(object.__new__(DeviceClock), Event())  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from tests.native.example import settings
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
-from float8 import float8_product
+from float8 import float8_product, float8_way
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -24,7 +26,7 @@ def test_a_product_and_its_gradients_are_off_by_what_three_bits_cost() -> None:
     weight = torch.randn(32, 96, generator=generator).requires_grad_()
     above = torch.randn(64, 32, generator=generator).bfloat16()
 
-    found = float8_product(x, weight)
+    found = float8_product(x, weight, float8_way("cpu"))
     gradients = torch.autograd.grad(found, (x, weight), above)
 
     wide_x, wide_weight = x.detach().float(), weight.detach()
@@ -41,8 +43,26 @@ def test_only_the_blocks_matrices_are_narrow() -> None:
     with torch.device("meta"):
         model = Decoder(config.model, Setting(config.training.seq_len, torch.bfloat16))
 
-    use_float8(model)
+    use_float8(model, "cpu")
 
-    narrow = {name for name, m in model.named_modules() if isinstance(m, Linear) and m.float8}
+    narrow = {
+        name for name, m in model.named_modules() if isinstance(m, Linear) and m.float8 is not None
+    }
     assert len(narrow) == 7 * config.model.num_layers
     assert all(name.startswith("blocks.") for name in narrow)
+
+
+def test_the_compiler_takes_a_product_whole() -> None:
+    torch.manual_seed(0)
+    layer = Linear(32, 48, bias=True)
+    layer.float8 = float8_way("cpu")
+    x = torch.randn(16, 32).bfloat16()
+    wanted = layer(x)
+
+    with warnings.catch_warnings():
+        # Its tracing of torchao meets what PyTorch has deprecated.
+        warnings.simplefilter("ignore")
+        torch.compiler.reset()
+        found = torch.compile(layer, backend="eager", fullgraph=True)(x)
+
+    assert torch.equal(found, wanted)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.native.example import LIMIT_S, TRAINER, end, settings
+from tests.native.example import LIMIT_S, TRAINER, end, settings, train
 
 FILES = sorted(TRAINER.glob("*.py"))
 LOCAL = {path.stem for path in FILES}
@@ -116,3 +116,14 @@ def test_a_copy_of_the_folder_trains_where_only_torch_is(
     run(only_torch, tmp_path, "native/main.py", "trainer.json")
 
     assert end(tmp_path)["status"] == "ok" and end(tmp_path)["steps"] == 3
+
+
+def test_a_torch_that_cannot_be_loaded_is_told_in_the_end_line(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text('raise ImportError("libcudart.so is not there")')
+
+    code = train(tmp_path / "run", settings(), PYTHONPATH=str(tmp_path / "broken"))
+
+    assert code == 1
+    last = end(tmp_path / "run")
+    assert (last["status"], last["reason"]) == ("failed", "ImportError: libcudart.so is not there")

@@ -146,17 +146,18 @@ shapes = st.builds(
 @given(
     layout=layouts | layouts.map(mended), shape=shapes, dp=sizes, num=st.integers(1, 9),
     compiled=st.booleans(), seq_len=st.sampled_from([30, 45, 48, 96]), device=st.sampled_from(["cpu", "cuda"]),
+    dtype=st.sampled_from(["bf16", "fp8"]),
 )  # fmt: skip
 def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
     layout: Layout, shape: DecoderShape, dp: int, num: int, seq_len: int, device: str,
-    compiled: bool,
+    compiled: bool, dtype: str,
 ) -> None:  # fmt: skip
     world, batch = dp * layout.model_devices, dp * layout.micro_batch * num
     before = layout_problems(layout, shape, world, batch, seq_len) + native_problems(
-        layout, shape, world, batch, dtype="bf16", device=device, compiled=compiled
+        layout, shape, world, batch, dtype=dtype, device=device, compiled=compiled
     )
     given_in = raw(
-        layout, dp, dtype="bf16", device=device, compile="blocks" if compiled else "none",
+        layout, dp, dtype=dtype, device=device, compile="blocks" if compiled else "none",
         num_microbatches=num, global_batch=batch, seq_len=seq_len, **shape.model_dump(exclude=EXPERTS),
     )  # fmt: skip
     given_in["model"]["padded_vocab"] = shape.padded_vocab(layout.tp)
@@ -174,6 +175,16 @@ def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
         (Layout(pp=3), {"num_layers": 2}, "pp 3 x vp 1 divides neither 2 layers"),
         (Layout(pp=2), {"num_microbatches": 1}, "1f1b over pp 2 needs at least 2 micro-batches"),
         (Layout(zero_stage=3, dp_shard=3), {}, "dp x cp 1: dp_shard 3 does not divide it"),
+        (
+            Layout(),
+            {"ffn_size": 72, "dtype": "fp8", "device": "cuda"},
+            "ffn_size: a rank's matrices are 72 wide",
+        ),
+        (
+            Layout(tp=2),
+            {"num_kv_heads": 2, "head_size": 8, "dtype": "fp8", "device": "cuda"},
+            "key/value heads: a rank's matrices are 8 wide",
+        ),
     ],
 )
 def test_sizes_that_would_train_something_else_are_named(

@@ -25,9 +25,11 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(folder: Path, rank: int, **environment: str) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, rank: int, rounds: list[list[list[int]]] = QUESTION["rounds"], **environment: str
+) -> subprocess.Popen[bytes]:
     """One process that is a whole node."""
-    (folder / "question.json").write_text(json.dumps(QUESTION))
+    (folder / "question.json").write_text(json.dumps(QUESTION | {"rounds": rounds}))
     env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
            "PACELINE_STORE": "rank0", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", **environment}  # fmt: skip
     return subprocess.Popen([sys.executable, TRAINER / "node_check.py", "question.json"],
@@ -73,6 +75,21 @@ def test_both_ends_of_a_pair_tell_of_it(told: list[list[dict[str, Any]]]) -> Non
     assert all(pair["bus_bytes_per_s"] > 0 and pair["latency_s"] > 0 for pair in pairs)
 
 
+def test_a_node_that_sits_out_a_round_is_found_in_the_next(tmp_path: Path) -> None:
+    rounds, port = [[[0, 1]], [[0, 2]], [[1, 2]]], str(free_port())
+    nodes = [
+        start(tmp_path, rank, rounds, WORLD_SIZE="3", MASTER_PORT=port, PACELINE_COLLECTIVE_LIMIT_S="20")
+        for rank in range(3)
+    ]  # fmt: skip
+    assert [node.wait(LIMIT_S) for node in nodes] == [0, 0, 0]
+
+    told = [lines(tmp_path, rank) for rank in range(3)]
+
+    partners = [[x["partner"] for x in events if x["event"] == "pair"] for events in told]
+    assert partners == [[1, 2], [0, 2], [0, 1]]
+    assert not [line for events in told for line in events if line["event"] == "fault"]
+
+
 def test_a_node_whose_partner_never_comes_still_measures_itself(tmp_path: Path) -> None:
     port = str(free_port())
     alone = start(tmp_path, 0, WORLD_SIZE="2", MASTER_PORT=port, PACELINE_COLLECTIVE_LIMIT_S="2")
@@ -114,6 +131,31 @@ esac""")  # fmt: skip
     assert node_facts.xids() == [{"address": "0000:17:00", "xid": 79}]
     program(tmp_path, "dmesg", "exit 1")
     assert node_facts.xids() is None
+
+
+@pytest.mark.parametrize(
+    "said", ["N/A", "[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU is lost]"]
+)
+def test_what_a_driver_does_not_tell_is_unknown(said: str) -> None:
+    assert node_facts._known(f" {said} ") is None
+    assert node_facts._known(" 0 ") == "0"
+
+
+def test_remapped_rows_are_asked_for_in_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "nvidia-smi", """case "$1" in
+--query-gpu=name,uuid*) printf 'NVIDIA H200, GPU-%s, 580, 143771 MiB, 0000:1%s:00.0\\n' 1 1 2 2;;
+--query-remapped-rows=*) printf 'Yes, No\\nNo, No\\n';;
+*) exit 2;;
+esac""")  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    found = node_facts.gpus()
+
+    assert [(gpu["rows_pending"], gpu["rows_failed"]) for gpu in found] == [
+        ("Yes", "No"), ("No", "No"),
+    ]  # fmt: skip
 
 
 def test_a_bound_rank_tells_the_cores_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ CPU = (
         RuntimeError("std::bad_alloc"),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         OSError(12, "Cannot allocate memory"),
         RuntimeError(
             "Got the following error when running the callback: MemoryError: <EMPTY MESSAGE>"
@@ -86,3 +87,14 @@ def test_no_room_for_compiled_code_is_lack_of_memory_where_it_is_limited(
     assert outcome(error)[0] == "failed"
     monkeypatch.setitem(outcome.__globals__, "is_limited", lambda: True)
     assert outcome(error)[0] == "oom"
+
+
+def test_what_a_pipeline_s_stage_met_is_its_cause() -> None:
+    def fail(cause: Exception) -> tuple[str, str]:
+        try:
+            raise RuntimeError("[Stage 1] failed to run forward: args: (Tensor(2, 8),)") from cause
+        except RuntimeError as error:
+            return outcome(error)
+
+    assert fail(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))[0] == "oom"
+    assert fail(ValueError("no")) == ("failed", "ValueError: no")

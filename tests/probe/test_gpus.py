@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
+from paceline.placement import find_device
 from paceline.probe.gpus import gpus, visible
 
 FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
@@ -76,3 +78,29 @@ def test_what_a_device_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch)
     (gpu,) = gpus()
     told = {name for name, value in gpu.items() if value is not None}
     assert told == {"driver", "cuda_driver"}
+
+
+def test_a_device_that_is_cut_in_slices_is_not_taken_for_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    whole = SimpleNamespace(total=80 * 2**30)
+    answer_as_a_driver(monkeypatch, nvmlDeviceGetName="NVIDIA H100 80GB HBM3",
+                       nvmlDeviceGetMemoryInfo=whole, nvmlDeviceGetMigMode=[1, 1])  # fmt: skip
+    (gpu,) = gpus()
+    assert (gpu["name"], gpu["memory_bytes"]) == ("NVIDIA H100 80GB HBM3 MIG", None)
+    assert find_device(gpu["name"]) is None
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda _: [0, 1])  # after the next reset
+    (gpu,) = gpus()
+    assert (gpu["name"], gpu["memory_bytes"]) == ("NVIDIA H100 80GB HBM3", 80 * 2**30)
+
+
+def test_a_device_that_is_lost_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch):
+    answer_as_a_driver(monkeypatch, nvmlDeviceGetCount=3, nvmlDeviceGetName="NVIDIA H200")
+
+    def handle(index: int) -> int:
+        if index == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    assert [gpu["name"] for gpu in gpus()] == ["NVIDIA H200"] * 2
