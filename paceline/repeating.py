@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Lock
 from typing import Protocol
@@ -19,8 +19,9 @@ from paceline.core.over_time.grouped import GroupResult, SeriesResult, group_fig
 from paceline.core.result import Result
 from paceline.errors import SystemFaultError
 from paceline.gate import Gate, compare_runs
+from paceline.parts.losses import Losses, is_lost, why_ended
 from paceline.parts.part import Part, plan_on
-from paceline.parts.working import allocation_fault, is_lost, side_by_side
+from paceline.parts.working import allocation_fault
 from paceline.plan import as_of_now
 from paceline.repeats import Series, Side, Turn
 from paceline.rundir import Repeat, groups, read_record
@@ -35,6 +36,10 @@ class Observer(Protocol):
 
     def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
         """One repeat has ended, as a result or as a fault of the machine."""
+        ...
+
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        """A host of this part is lost: nothing more runs on it, or the same repeat once more."""
         ...
 
 
@@ -82,47 +87,18 @@ def run_series(
     """Run what is missing, one after the other on each part, and return all groups as they are then.
 
     A repeat that fails is counted and the series goes on; a UserError ends it. KeyboardInterrupt
-    ends the running repeats cleanly and then the series, which is returned as far as it came; the
-    end of an allocation and a lost host end it likewise (the host, on its part).
-    `runs_dir` is named in the commands that the result holds.
+    ends the running repeats cleanly and then the series, which is returned as far as it came; so do
+    the end of an allocation and the loss of all parts. What is left of a part that lost a host runs on
+    the others. `runs_dir` is named in the commands that the result holds.
     """
-    outcomes = {side.group: _Outcome(side, list(side.done)) for side in series.sides}
-    stop, lock = Event(), Lock()
-
-    def work(part: Part) -> None:
-        for turn in series.turns(part.number):
-            if stop.is_set():
-                return
-            outcome = outcomes[turn.side.group]
-            how = (tag or series.tag, probe and len(series.parts) == 1)
-            try:
-                ended = _run_once(series, turn, part, root, command, observer, *how, stop)
-            except flow.CancelledRunError as cancelled:
-                outcome.results.append(cancelled.report.result)
-                if stop.is_set():
-                    return
-                raise KeyboardInterrupt from None
-            with lock:
-                outcome.add(ended)
-                observer.ended(turn, ended)
-            if not (isinstance(ended, Result) and has_figure(ended)):
-                if allocation_fault(turn.side.plan.spec.cluster):
-                    stop.set()
-                if is_lost(part, ended, root):
-                    return
-
-    interrupted = False
-    try:
-        if len(series.parts) == 1:
-            work(series.parts[0])
-        else:
-            interrupted = side_by_side(series.parts, stop, work)
-    except KeyboardInterrupt:
-        interrupted = True
-    told = tuple(outcomes[side.group].told(series.wanted) for side in series.sides)
+    doing = _Doing(series, root, command, observer, tag or series.tag, probe)
+    interrupted = doing.run()
+    told = tuple(doing.outcomes[side.group].told(series.wanted) for side in series.sides)
     place = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     compare = _comparison(root, told, series.sides)
-    going_on = f"paceline run --resume {told[0].group}{_parts_text(series)}{place}"
+    going_on = (
+        f"paceline run --resume {told[0].group}{_parts_text(series, doing.losses.whole)}{place}"
+    )
     return SeriesResult(
         groups=told,
         interrupted=interrupted,
@@ -132,45 +108,106 @@ def run_series(
     )
 
 
-def _run_once(
-    series: Series,
-    turn: Turn,
-    part: Part,
-    root: Path,
-    command: list[str],
-    observer: Observer,
-    tag: str | None,
-    probe: bool,
-    stop: Event,
-) -> Result | SystemFaultError:
-    repeat = Repeat(
-        number=turn.number,
-        wanted=turn.wanted,
-        groups=tuple(side.group for side in series.sides),
-        partner=next((s.plan.spec for s in series.sides if s is not turn.side), None),
-    )
-    try:
-        with observer.running(turn) as watch:
-            report = flow.run(
-                plan_on(as_of_now(turn.side.plan, len(series.parts) > 1), part), root, command, watch,
-                tag=tag, probe=probe, group=turn.side.group, repeat=repeat, stopped=stop.is_set,
-            )  # fmt: skip
-    except flow.UnwrittenReportError as fault:
-        result = fault.report.result
-        return result.model_copy(update={"warnings": (*result.warnings, str(fault))})
-    except SystemFaultError as fault:
-        return fault
-    return report.result
+@dataclass
+class _Doing:
+    """A series that goes on."""
+
+    series: Series
+    root: Path
+    command: list[str]
+    observer: Observer
+    tag: str | None
+    probe: bool
+    outcomes: dict[str, _Outcome] = field(init=False)
+    losses: Losses = field(init=False)
+    _lanes: dict[int, list[Turn]] = field(init=False)
+    """What is left for each part, by its number."""
+    _stop: Event = field(default_factory=Event)
+    _lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        parts = self.series.parts
+        self.outcomes = {side.group: _Outcome(side, list(side.done)) for side in self.series.sides}
+        self.losses = Losses(parts)
+        self._lanes = {part.number: [*self.series.turns(part.number)] for part in parts}
+
+    def run(self) -> bool:
+        """Run what is missing; whether the user has broken it off."""
+        try:
+            return self.losses.share(self._shared_out, self._stop, self._work)
+        except KeyboardInterrupt:
+            return True
+
+    def _shared_out(self, whole: Sequence[Part]) -> bool:
+        """Give what lost parts have left to the others, a pair to one of them; whether there is anything."""
+        keep = {part.number for part in whole}
+        left = [t for number, lane in self._lanes.items() if number not in keep for t in lane]
+        self._lanes = {number: self._lanes[number] for number in keep}
+        for place, number in enumerate(dict.fromkeys(turn.number for turn in left)):
+            lane = self._lanes[whole[place % len(whole)].number]
+            lane += [turn for turn in left if turn.number == number]
+        return any(self._lanes.values())
+
+    def _work(self, part: Part) -> None:
+        """One repeat after the other, until nothing is left for the part or a host of it is lost."""
+        lane = self._lanes[part.number]
+        while lane and not self._stop.is_set() and part not in self.losses.lost:
+            turn = lane.pop(0)
+            try:
+                ended = self._run_once(turn, part)
+            except flow.CancelledRunError as cancelled:
+                self.outcomes[turn.side.group].results.append(cancelled.report.result)
+                if self._stop.is_set():
+                    return
+                raise KeyboardInterrupt from None
+            with self._lock:
+                self.outcomes[turn.side.group].add(ended)
+                self.observer.ended(turn, ended)
+            if not (isinstance(ended, Result) and has_figure(ended)):
+                self._look_at_hosts(turn, part, ended)
+
+    def _look_at_hosts(self, turn: Turn, part: Part, ended: Result | SystemFaultError) -> None:
+        """Whether the allocation or a host of the part is lost; what that broke off is tried once more."""
+        cluster = turn.side.plan.spec.cluster
+        if allocation_fault(cluster):
+            self._stop.set()
+        elif is_lost(part, cluster, ended, self.root):
+            if self.losses.note(part, (turn.letter, turn.number), why_ended(ended)):
+                self._lanes[part.number].insert(0, turn)
+            on = replace(part, hosts=part.hosts or cluster.hosts)
+            self.observer.lost(on, why_ended(ended), part in self.losses.lost)
+
+    def _run_once(self, turn: Turn, part: Part) -> Result | SystemFaultError:
+        sides, alone = self.series.sides, len(self.series.parts) == 1
+        repeat = Repeat(
+            number=turn.number,
+            wanted=turn.wanted,
+            groups=tuple(side.group for side in sides),
+            partner=next((s.plan.spec for s in sides if s is not turn.side), None),
+        )
+        try:
+            with self.observer.running(turn) as watch:
+                report = flow.run(
+                    plan_on(as_of_now(turn.side.plan, not alone), part), self.root, self.command,
+                    watch, tag=self.tag, probe=self.probe and alone, group=turn.side.group,
+                    repeat=repeat, stopped=self._stop.is_set,
+                )  # fmt: skip
+        except flow.UnwrittenReportError as fault:
+            result = fault.report.result
+            return result.model_copy(update={"warnings": (*result.warnings, str(fault))})
+        except SystemFaultError as fault:
+            return fault
+        return report.result
 
 
-def _parts_text(series: Series) -> str:
-    """The options that go on with the series on as many parts."""
+def _parts_text(series: Series, whole: Sequence[Part]) -> str:
+    """The options that go on with the series on the parts that are whole, else on all."""
     if len(series.parts) == 1:
         return ""
-    cluster = series.sides[0].plan.spec.cluster
-    hosts = [host for part in series.parts for host in part.hosts]
+    parts, cluster = whole or series.parts, series.sides[0].plan.spec.cluster
+    hosts = [host for part in parts for host in part.hosts]
     named = hosts and not (cluster.launcher == "slurm" and cluster.slurm.allocation)
-    return f" --max-parallel {len(series.parts)}" + (f" --hosts {compress(hosts)}" if named else "")
+    return f" --max-parallel {len(parts)}" + (f" --hosts {compress(hosts)}" if named else "")
 
 
 def _comparison(root: Path, told: Sequence[GroupResult], sides: Sequence[Side]) -> str | None:

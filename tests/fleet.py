@@ -55,6 +55,8 @@ class Fleet:
     """Hosts that answer no start."""
     dying: set[str] = field(default_factory=set[str])
     """Hosts that are lost in the middle of a run."""
+    dies_once: bool = False
+    """Whether a host that was lost is back for the next run."""
     behind: set[str] = field(default_factory=set[str])
     """Hosts behind a bad link: groups with hosts on both sides of it are slower by a tenth."""
     broken: str | None = None
@@ -82,6 +84,7 @@ class Fleet:
         if down := sorted(self.down & set(hosts)):
             raise SystemFaultError(", ".join(down), "does not answer", hosts=down)
         lost = sorted(self.dying & set(hosts))
+        self.dying = set() if lost and self.dies_once else self.dying
         write_ranks(job, folder, self._step_s(hosts), None if lost else self.broken, bool(lost))
         told = (
             Verdict("failed", f"the connection to {lost[0]} was lost", tuple(lost))

@@ -30,7 +30,14 @@ from paceline.repeats import (
     resumed_series,
     side_request,
 )
-from paceline.rundir import Repeat, RunRecord, groups, read_record, this_controller
+from paceline.rundir import (
+    Repeat,
+    RunRecord,
+    groups,
+    read_record,
+    run_folders,
+    this_controller,
+)
 from tests.fleet import Fleet
 from tests.series_example import make_finished
 
@@ -213,6 +220,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.ended_turns: list[tuple[str, int, str]] = []
+        self.lost_parts: list[tuple[str, bool]] = []
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[flow.Watcher]:
@@ -221,6 +229,9 @@ class Silent:
     def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
         told = outcome.status if isinstance(outcome, Result) else "fault"
         self.ended_turns.append((turn.letter, turn.number, told))
+
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        self.lost_parts.append((part.name, for_good))
 
 
 class Machine:
@@ -286,19 +297,52 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     return made
 
 
-def test_repeats_share_the_hosts_and_go_on_without_a_lost_one(tmp_path: Path, fleet: Fleet):
-    fleet.down = {"n2"}
-    series = new_series(tmp_path, [on_hosts("n1 n2 n3")], 4, "g", nodes_per_trial=1)
-    result = run_series(series, tmp_path, ["paceline"], Silent())
+def test_what_is_left_of_a_lost_part_runs_on_the_others(tmp_path: Path, fleet: Fleet):
+    fleet.down, observer = {"n2"}, Silent()
+    series = new_series(tmp_path, [on_hosts("n1 n2 n3")], 6, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], observer)
     (group,) = result.groups
-    assert (group.ok, group.failed) == (3, 1) and sorted(fleet.runs)[-1] == ("n3",)
-    assert result.resume == "paceline run --resume g --max-parallel 3 --hosts n[1-3]"
-    where = on_hosts("n3 n4").where
-    again = resumed_series(tmp_path, "g", None, where, max_parallel=2)
-    assert [part.hosts for part in again.parts] == [("n3",), ("n4",)]
+    assert (group.ok, group.failed) == (6, 1) and result.resume is None
+    assert observer.lost_parts == [("n2", True)]
+    done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
+    on = {one.repeat.number: one.spec.cluster.hosts for one in done if one.repeat and one.spec}
+    assert on == {1: ("n1",), 4: ("n1",), 3: ("n3",), 6: ("n3",), 2: ("n1",), 5: ("n3",)}
+
+
+def test_a_pair_of_a_lost_part_stays_together(tmp_path: Path, fleet: Fleet):
+    fleet.down = {"n1"}
+    base = on_hosts("n1 n2 n3")
+    sides = [side_request(base, text) for text in ("", "layout.micro_batch=2")]
+    series = new_series(tmp_path, sides, 3, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], Silent())
+    assert [group.ok for group in result.groups] == [3, 3]
+    done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
+    places = {
+        one.spec.cluster.hosts for one in done if one.repeat and one.repeat.number == 1 and one.spec
+    }
+    assert len(places) == 1
+
+
+def test_without_a_whole_part_it_ends_and_goes_on_elsewhere(tmp_path: Path, fleet: Fleet):
+    fleet.down, observer = {"n2", "n3"}, Silent()
+    series = new_series(tmp_path, [on_hosts("n2 n3")], 4, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], observer)
+    assert (result.groups[0].ok, len(fleet.runs) <= 4) == (0, True)
+    assert {name for name, for_good in observer.lost_parts if for_good} == {"n2", "n3"}
+    assert result.resume == "paceline run --resume g --max-parallel 2 --hosts n[2-3]"
+    again = resumed_series(tmp_path, "g", None, on_hosts("n4 n5").where, max_parallel=2)
+    assert [part.hosts for part in again.parts] == [("n4",), ("n5",)]
     whole = run_series(again, tmp_path, ["paceline"], Silent())
     assert whole.groups[0].ok == 4 and whole.resume is None
-    assert len(fleet.runs) == 5 and fleet.runs[-1] == ("n4",)
+
+
+def test_repeats_on_all_hosts_end_when_one_is_lost_twice(tmp_path: Path, fleet: Fleet):
+    fleet.dying, observer = {"n2"}, Silent()
+    series = new_series(tmp_path, [on_hosts("n1 n2")], 5, "g")
+    result = run_series(series, tmp_path, ["paceline"], observer)
+    assert (result.groups[0].ok, result.groups[0].failed) == (0, 2)
+    assert observer.lost_parts == [("n[1-2]", False), ("n[1-2]", True)]
+    assert result.resume == "paceline run --resume g"
 
 
 def test_a_report_that_cannot_be_written_costs_a_warning_and_not_the_repeat(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.core.result import Result
     from paceline.errors import SystemFaultError
     from paceline.flow import Watcher
+    from paceline.parts.part import Part
     from paceline.placement import Request
     from paceline.repeats import Series, Turn
 
@@ -158,6 +159,11 @@ class _Display:
 
         told = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
         typer.echo(f"{_title(turn)}: {told}" if self.at_once > 1 else f"  {told}", err=True)
+
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        from paceline.cli.sweep_table import lost_text
+
+        typer.echo(lost_text(part, why, for_good), err=True)
 
 
 def _title(turn: Turn) -> str:

@@ -1,4 +1,4 @@
-"""Work on parts, side by side, and what ends it: a lost host, the end of the allocation."""
+"""Work on parts, side by side, and what ends it: Ctrl-C, the end of the allocation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from pathlib import Path
 from threading import Event
 
 from paceline.core.hardware import Cluster
-from paceline.core.result import Result
-from paceline.errors import PacelineError, SystemFaultError, UserError
+from paceline.errors import PacelineError, UserError
 from paceline.host_lists import from_allocation
 from paceline.launchers import slurm
 from paceline.parts.part import Part
-from paceline.rundir import read_record
 
-BROKEN_LAUNCH = ("failed", "incomplete")
-"""Statuses with which a host at fault is taken out; lack of memory is the layout's own matter."""
 ASK_AGAIN_S = 2.0
 
 
@@ -44,14 +40,6 @@ def side_by_side(
     for run in runs:
         run.result()
     return interrupted
-
-
-def is_lost(part: Part, ended: Result | SystemFaultError, root: Path) -> bool:
-    """Whether a run in `root` ended in such a way because of a host of its part."""
-    faulty = ended.hosts if isinstance(ended, SystemFaultError) else ()
-    if part.hosts and isinstance(ended, Result) and ended.status in BROKEN_LAUNCH:
-        faulty = read_record(root / ended.run).faulty_hosts
-    return bool({*faulty} & {*part.hosts})
 
 
 def allocation_fault(cluster: Cluster) -> str | None:

@@ -88,6 +88,26 @@ def test_repeats_run_on_parts_at_once_both_of_a_pair_on_the_same(
     assert all_overlap([one for one in found if one["group"] == "ab-a"])
 
 
+def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path: Path) -> None:
+    place = ["--cluster", cluster_file(ssh_hosts, "ssh", tmp_path), "--hosts", "node-[001-002]"]
+    many = ["--repeat", "4", "--nodes-per-trial", "1", "--group", "g", "--set", "steps=60",
+            "--set", "micro_batch=2"]  # fmt: skip
+    going = paceline(ssh_hosts, tmp_path, "run", *place, *many)
+    until(lambda: len(records(tmp_path)) >= 2 or going.poll() is not None, "two runs", 120)
+    until(
+        lambda: any(tmp_path.glob("*/steps/rank-*.jsonl")) or going.poll() is not None, "steps", 120
+    )
+    ssh_hosts.hosts["node-002"].crash()
+    result, said = answer(going)
+    (group,) = result["groups"]
+    assert (group["ok"], group["failed"]) == (4, 1) and result["resume"] is None
+    assert "nothing more runs on node-002" in said
+    good = finished(tmp_path)
+    assert {one["repeat"]["number"] for one in good} == {1, 2, 3, 4}
+    assert {tuple(hosts_of(one)) for one in good} == {("node-001",)}
+    assert not ssh_hosts.hosts["node-001"].leftovers()
+
+
 def test_a_sweep_is_steps_of_an_allocation_keeps_what_is_finished_and_goes_on_in_another(
     slurm_cluster: Bed, tmp_path: Path
 ) -> None:

@@ -11,14 +11,12 @@ from threading import Event
 import pytest
 
 from paceline.core.hardware import Cluster, SlurmSettings
-from paceline.errors import SystemFaultError, UserError
+from paceline.errors import UserError
 from paceline.launchers.slurm_record import Diary, read_slurm_record
-from paceline.outcome import evaluate
 from paceline.parts import working
 from paceline.parts.part import Part
-from paceline.parts.working import abandon_left, allocation_fault, is_lost, side_by_side
+from paceline.parts.working import abandon_left, allocation_fault, side_by_side
 from tests.launchers.slurm_stand_ins import put
-from tests.series_example import make_finished
 
 PARTS = (Part(1, ("a",)), Part(2, ("b",)))
 
@@ -50,16 +48,6 @@ def test_ctrl_c_stops_all_and_waits_until_they_have_ended():
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert side_by_side(PARTS, stop, work) is True
     assert sorted(ended) == [1, 2]
-
-
-def test_a_host_at_fault_counts_on_its_own_part_alone(tmp_path: Path):
-    gone = SystemFaultError("b", "does not answer", hosts=("b",))
-    assert is_lost(PARTS[1], gone, tmp_path) and not is_lost(PARTS[0], gone, tmp_path)
-    folder = make_finished(tmp_path, 1, 0.2, status="failed", faulty_hosts=("a",))
-    result = evaluate(folder).result
-    assert is_lost(PARTS[0], result, tmp_path) and not is_lost(PARTS[1], result, tmp_path)
-    short = make_finished(tmp_path, 2, 0.2, status="oom", faulty_hosts=("a",))
-    assert not is_lost(PARTS[0], evaluate(short).result, tmp_path)
 
 
 def in_allocation(job: str | None) -> Cluster:
