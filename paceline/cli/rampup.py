@@ -198,13 +198,11 @@ def _emit(
 
 def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
     """Totals, and what the plan rests on, beside the tables."""
-    if plan.days is not None and plan.device_hours is not None:
-        typer.echo(f"plan: {plan.device_hours:,.0f} device hours, {plan.days:.3g} days", err=True)
-    if judged and judged.days is not None and judged.device_hours is not None:
-        typer.echo(
-            f"checked schedule: {judged.device_hours:,.0f} device hours, {judged.days:.3g} days",
-            err=True,
-        )
+    for name, found in (("plan", plan), ("checked schedule", judged)):
+        if found and found.days is not None and found.device_hours is not None:
+            hours = found.device_hours
+            told = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+            typer.echo(f"{name}: {told} device hours, {found.days:.3g} days", err=True)
     for note in plan.notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"rests on: {plan.evidence}", err=True)

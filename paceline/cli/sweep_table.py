@@ -64,6 +64,13 @@ def columns_of(result: SweepResult) -> list[Column]:
     ]  # fmt: skip
 
 
+def lost_text(part: Part, why: str, for_good: bool) -> str:
+    """That a host of a part is lost, and what this means for what is left."""
+    if for_good:
+        return f"nothing more runs on {part.name}: {why}"
+    return f"{part.name} lost a host, and there is no other place; once more there: {why}"
+
+
 @dataclass
 class Lines:
     """Progress as lines on standard error, for a file or a pipe."""
@@ -87,8 +94,8 @@ class Lines:
     def ended(self, trial: Trial, row: SweepRow) -> None:
         self._tell(f"{trial.number}/{self.total}  {_outcome(row)}")
 
-    def lost(self, part: Part, why: str) -> None:
-        self._tell(f"nothing more runs on {part.name}: {why}")
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        self._tell(lost_text(part, why, for_good))
 
     def _tell(self, line: str) -> None:
         with self._lock:
@@ -104,6 +111,7 @@ class LiveTable:
     height: int
     _now: dict[int, str] = field(default_factory=dict[int, str])
     """What each running combination is doing, by its number."""
+    _lock: Lock = field(default_factory=Lock)
 
     @contextmanager
     def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
@@ -126,14 +134,15 @@ class LiveTable:
     def ended(self, trial: Trial, row: SweepRow) -> None:
         self._show(trial, None)
 
-    def lost(self, part: Part, why: str) -> None:
-        self.live.console.print(f"nothing more runs on {part.name}: {why}", markup=False)
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        self.live.console.print(lost_text(part, why, for_good), markup=False)
 
     def _show(self, trial: Trial, now: str | None) -> None:
         """Note what a run does, None when it has ended, and draw the table anew."""
-        running = {**self._now, trial.number: now or ""}
-        self._now = {number: told for number, told in running.items() if told}
-        self.live.update(self._table(min(self._now, default=trial.number)))
+        with self._lock:
+            running = {**self._now, trial.number: now or ""}
+            self._now = {number: told for number, told in running.items() if told}
+            self.live.update(self._table(min(self._now, default=trial.number)))
 
     def _table(self, first: int) -> Table:
         from rich import box

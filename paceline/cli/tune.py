@@ -160,7 +160,9 @@ def tune(
         raise UserError(f"--device {device}", "is no place to run on", allowed="auto, cpu, cuda",
                         remedy="--estimate-only ranks layouts for devices that are not here")  # fmt: skip
     there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
-    devices = None if cluster else _per_host(_given(gpus, "--gpus"), there)
+    devices = (
+        _of_cluster(cluster, gpus, there) if cluster else _per_host(_given(gpus, "--gpus"), there)
+    )
     request = Request(
         recipe, variant, tuple(overrides or ()), devices, device or "auto", cluster, timeout,
         force, there, runs_dir,
@@ -174,6 +176,18 @@ def _given(value: T | None, option: str) -> T:
     if value is None:
         raise typer.BadParameter("is needed", param_hint=option)
     return value
+
+
+def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
+    """Raises UserError where a cluster has not as many devices as were asked for."""
+    from paceline import catalog
+    from paceline.errors import UserError
+    from paceline.placement import placed
+
+    has = placed(catalog.cluster(name), there).world_size
+    if gpus not in (None, has):
+        raise UserError(f"--gpus {gpus}", f"{name} has {has} devices here",
+                        remedy="leave --gpus out, or name its --nodes")  # fmt: skip
 
 
 def _per_host(gpus: int, there: Where) -> int:

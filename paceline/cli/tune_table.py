@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.cli.output import Column, TableFormat, emit_table
-from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
+from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable, lost_text
 
 if TYPE_CHECKING:
     from paceline.core.sweeps import SweepRow
@@ -105,9 +105,9 @@ class TuneLines:
         speed = f"{_seconds(row.step_time_s or 0.0)} s, {row.tokens_per_s or 0.0:,.0f} tokens/s"
         typer.echo(f"  {speed if row.ok else notes(row)}", err=True)
 
-    def lost(self, part: Part, why: str) -> None:
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
         """The hosts are not whole any more."""
-        typer.echo(f"nothing more runs on {part.name}: {why}", err=True)
+        typer.echo(lost_text(part, why, for_good), err=True)
 
 
 @contextmanager

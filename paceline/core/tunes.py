@@ -98,10 +98,10 @@ class TuneResult(Value):
     n_pruned: NonNegativeInt
     """Out of memory by the estimate."""
     n_dominated: NonNegativeInt
-    """Not tried because they need at least the memory of one that ran out."""
+    """Not tried because of those that ran out of memory: they need as much, or surely too much."""
     n_hopeful: NonNegativeInt
-    """Layouts that may still be faster than the best when the tuning stopped."""
-    stop: Literal["bound", "budget", "exhausted", "interrupted"]
+    """Layouts that may still be faster than the best when the tuning stopped, or be the first with a figure."""
+    stop: Literal["bound", "budget", "exhausted", "interrupted", "not begun"]
     rows: tuple[TuneRow, ...]
     effects: tuple[Effect, ...] = ()
     untried: tuple[Untried, ...] = ()

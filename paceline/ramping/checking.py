@@ -9,6 +9,7 @@ from typing import Literal
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.ramp_stages import RampStage
 from paceline.core.value import Value
+from paceline.errors import UserError
 from paceline.ramping.planning import (
     RampPlan,
     StagePlan,
@@ -61,7 +62,10 @@ def check_schedule(
     Raises UserError for batches that make no stages.
     """
     batches = tuple(one.batch for one in given)
-    made = stages_of(here, replace(wish, batches=batches, every_batch=False))
+    try:
+        made = stages_of(here, replace(wish, batches=batches, every_batch=False))
+    except UserError as error:
+        raise UserError("the schedule", f"has batches that {error.what}") from error
     stages = {stage.batch: stage for stage in made}
     last = plan.stages[-1]
     told = [

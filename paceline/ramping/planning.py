@@ -154,7 +154,8 @@ def space_of(here: Setting, wish: Wish) -> Space:
     if wish.every_batch and shape.kind == "decoder":
         rows = shape.padded_vocab(1)
         most_tp = max(tp for tp in doublings(1, most_tp) if shape.padded_vocab(tp) == rows)
-    return Space(most_tp=most_tp, most_cp=layout.cp, zero_stages=(layout.zero_stage,))
+    space = Space(most_tp=most_tp, most_cp=layout.cp, zero_stages=(layout.zero_stage,))
+    return space.around(layout)
 
 
 def options(here: Setting, stage: RampStage, wish: Wish, space: Space) -> list[StagePlan]:

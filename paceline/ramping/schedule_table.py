@@ -17,7 +17,7 @@ NAMES = {
     "nnodes": "nodes", "num_nodes": "nodes", "bs": "batch", "gbs": "batch", "global_batch": "batch",
     "mbs": "micro_batch", "zero": "zero_stage",
 }  # fmt: skip
-"""Other names of columns, in lower case."""
+"""Other names of columns, in lower case, words joined by _."""
 NEEDED = ("nodes", "batch")
 AXES = ("micro_batch", "tp", "pp", "cp", "vp", "zero_stage", "recompute")
 
@@ -58,7 +58,10 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
         if not any(cells) or all(set(cell) <= set("-: ") for cell in cells):
             continue
         if names is None:
-            names = [NAMES.get(cell.lower(), cell.lower()) for cell in cells]
+            names = [_name(cell) for cell in cells]
+            twice = [name for name in (*NEEDED, *AXES) if names.count(name) > 1]
+            if twice:
+                raise UserError(where, f"has {twice[0]} in two columns")
             missing = [name for name in NEEDED if name not in names]
             if missing:
                 raise UserError(where, f"has no column {', '.join(missing)}",
@@ -67,6 +70,12 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
         if len(cells) != len(names):
             raise UserError(where, f"has {len(cells)} cells under {len(names)} columns")
         yield where, dict(zip(names, cells, strict=True))
+
+
+def _name(title: str) -> str:
+    """A column's name; `Micro-batch` is micro_batch."""
+    name = title.lower().replace("-", "_").replace(" ", "_")
+    return NAMES.get(name, name)
 
 
 def _cells(line: str) -> list[str]:

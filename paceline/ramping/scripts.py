@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 from paceline.core.hardware import Cluster
 from paceline.core.run import Job
@@ -68,9 +69,10 @@ def _stage_script(chain: Chain, number: int) -> str:
 
 def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> list[str]:
     stage, question = chain.plan.stages[number], chain.question
-    words = ["paceline", "run", question.recipe, "--launcher", "slurm", "--nodes", str(stage.nodes)]
+    words = ["paceline", "run", _found_anywhere(question.recipe), "--launcher", "slurm"]
+    words += ["--nodes", str(stage.nodes)]
     if chain.cluster_name:
-        words += ["--cluster", chain.cluster_name]
+        words += ["--cluster", _found_anywhere(chain.cluster_name)]
     else:
         words += ["--devices", str(chain.here.per_node)]
     if question.variant:
@@ -90,6 +92,11 @@ def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> li
     for change in (*question.overrides, *changes):
         words += ["--set", change]
     return [*words, "--tag", _tag(chain, stage)]
+
+
+def _found_anywhere(name: str) -> str:
+    """A name of the catalog as it is, a file by its whole path: the scripts start in their own folder."""
+    return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
 def _length(chain: Chain, number: int) -> tuple[int, float | None]:

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from paceline.estimate.case import Bools, Floats
-from paceline.estimate.interval import Z80
 from paceline.search.residuals import Belief
 
 MOST_RUNS = 3
@@ -20,6 +19,8 @@ MOST_CLOSE = 3
 """Layouts that are measured again to tell them apart."""
 CLOSE = 2.0
 """Deviations of a difference within which two layouts are not told apart."""
+OPTIMISTIC = 2.0
+"""Deviations below its expected time to which a layout may come; many stay untried, so 80 % of each is too few."""
 KEPT_BACK = 5
 """One run in so many is kept for measuring again."""
 
@@ -53,14 +54,14 @@ class Sight:
 def decide(sight: Sight) -> Move:
     """The next move.
 
-    A layout is worth a try while the optimistic end of its 80 % interval is faster than the best one
+    A layout is worth a try while the optimistic end of its 95 % interval is faster than the best one
     measured; of those the one with the largest expected improvement is tried. A fifth of the runs is
     kept for layouts that are too close to be told apart.
     """
-    if sight.runs_left <= 0:
-        return Move(None, "budget")
     hopeful = worth_trying(sight)
     close = to_repeat(sight.measured, sight.runs, sight.belief.noise_sd)
+    if sight.runs_left <= 0 and (hopeful.any() or close):
+        return Move(None, "budget")
     kept_back = (sight.runs_left + sum(sight.runs.values())) // KEPT_BACK if close else 0
     if hopeful.any() and sight.runs_left > kept_back:
         return Move(_most_improving(sight, hopeful), "try")
@@ -76,7 +77,7 @@ def worth_trying(sight: Sight) -> Bools:
     best = best_of(sight.measured)
     if best is None:
         return sight.open
-    optimistic = sight.belief.mean - Z80 * sight.belief.sd
+    optimistic = sight.belief.mean - OPTIMISTIC * sight.belief.sd
     return sight.open & (optimistic < log(seconds_of(sight.measured[best])))
 
 

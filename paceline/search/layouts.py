@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -25,11 +25,15 @@ class Space:
     most_cp: int = 16
     most_ep: int = 64
     """Of models with experts."""
-    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     zero_stages: tuple[Zero, ...] = (0, 1, 2, 3)
     recompute: tuple[Recompute, ...] = ("none", "selective", "full")
     schedules: tuple[Schedule, ...] = ("1f1b",)
     """Of pipelines with one chunk a rank; with several chunks 1f1b, which is then interleaved."""
+
+    def around(self, layout: Layout) -> Space:
+        """The space with the micro-batch of a layout, so that what is next to it can be found."""
+        return replace(self, micro_batches=tuple(sorted({*self.micro_batches, layout.micro_batch})))
 
 
 def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:

@@ -7,20 +7,24 @@ from paceline.core.layout import Layout
 LESS = ("none", "selective", "full")
 """Recomputation, from what keeps most to what keeps least."""
 SAME = ("pp", "vp", "ep", "effective_schedule", "dp_shard", "cp_exchange")
+AS_MANY = ("tp", "cp", "micro_batch")
+"""Where these are equal, so is the number of micro-batches."""
 
 
 def needs_as_much(layout: Layout, other: Layout) -> bool:
     """Whether `layout` needs at least the memory of `other` on the same devices.
 
     Told only where every axis says the same: equal stages and schedule, and no larger tensor or
-    context groups, no higher ZeRO stage, no smaller micro-batch and no more recomputation.
+    context groups, no higher ZeRO stage, no smaller micro-batch and no more recomputation. GPipe keeps
+    something of every micro-batch, so there their number must be equal too.
     """
-    return all(getattr(layout, name) == getattr(other, name) for name in SAME) and (
+    same = (*SAME, *AS_MANY) if layout.effective_schedule == "gpipe" else SAME
+    return all(getattr(layout, name) == getattr(other, name) for name in same) and (
         layout.tp <= other.tp
         and layout.cp <= other.cp
         and layout.zero_stage <= other.zero_stage
         and layout.micro_batch >= other.micro_batch
         and LESS.index(layout.recompute) <= LESS.index(other.recompute)
-        # Without tensor ranks there is no sequence parallelism to save anything.
-        and (not layout.sequence_parallel or other.sequence_parallel or layout.tp < other.tp)
+        # Beside it even smaller tensor groups may keep less of the activations.
+        and (not layout.sequence_parallel or other.sequence_parallel)
     )

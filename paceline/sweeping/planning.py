@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
 from paceline.core.sweeps import Prediction
 from paceline.errors import UserError
 from paceline.estimate.evidence import Evidence
@@ -170,15 +171,29 @@ def _expected(choices: Sequence[Choice], on: Basis | None, prune: bool) -> list[
     if on is None:
         return list(choices)
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
-    limit = cluster.device_memory_bytes or (device and device.memory_bytes)
+    size = cluster.device_memory_bytes or (device and device.memory_bytes)
+    limit = None if specs[0].memory_limit_bytes else size
     predictions = predict(specs, on)
-    tokens = [spec.training.global_batch * spec.training.seq_len for spec in specs]
-    why = hopeless(predictions, tokens, limit) if prune else [None] * len(specs)
+    why = _not_worth(specs, predictions, limit) if prune else [None] * len(specs)
     told = [
         replace(one, prediction=expected, pruned=reason)
         for one, expected, reason in zip(planned, predictions, why, strict=True)
     ]
     return [*told, *(one for one in choices if not one.plan)]
+
+
+def _not_worth(
+    specs: Sequence[RunSpec], predictions: Sequence[Prediction | None], limit_bytes: float | None
+) -> list[str | None]:
+    """Why each is not worth a run; held against each other are those that do the same on as many devices."""
+    kinds = [(one.model, one.lora, one.training.seq_len, one.world_size) for one in specs]
+    found: dict[int, str | None] = {}
+    for kind in dict.fromkeys(kinds):
+        rows = [row for row, own in enumerate(kinds) if own == kind]
+        tokens = [specs[row].training.global_batch * specs[row].training.seq_len for row in rows]
+        told = hopeless([predictions[row] for row in rows], tokens, limit_bytes)
+        found.update(zip(rows, told, strict=True))
+    return [found[row] for row in range(len(specs))]
 
 
 def _ordered(choices: Sequence[Choice]) -> tuple[Choice, ...]:

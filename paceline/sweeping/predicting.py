@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -12,13 +13,13 @@ from paceline.core.run import RunSpec
 from paceline.core.sweeps import Prediction
 from paceline.errors import UserError
 from paceline.estimate.calibration import Calibration, cpu_machine, find
-from paceline.estimate.case import cases_of
+from paceline.estimate.case import Floats, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence, shipped
 from paceline.estimate.framework import frameworks_of
 from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.machine import Machine, machine
-from paceline.estimate.memory import memory, p_oom
+from paceline.estimate.memory import MemoryEstimate, memory, p_oom
 from paceline.estimate.step import step_time
 from paceline.estimating import case_of
 from paceline.units import gib
@@ -91,20 +92,28 @@ def predict(specs: Sequence[RunSpec], on: Basis) -> list[Prediction | None]:
         ]  # fmt: skip
     except UserError:
         return [None] * len(specs)
-    # Processes of one machine share its memory, so runs of more of them have less each.
-    limits = [
-        spec.cluster.device_memory_bytes or here.device.memory_bytes or float("inf")
-        for spec, here in zip(specs, machines, strict=True)
-    ]
     x, fit = cases_of(cases), evidence.fit()
     times = step_time(x, named(fit.centre)).total
     needed = memory(x, frameworks_of(machines[0].generation, native=True))
     low, high = bounds(times, log_sd(x, fit, evidence.residual_sd))
-    columns = (times, low, high, needed.device_used, p_oom(needed, np.array(limits)))
+    columns = (times, low, high, needed.device_used, p_oom(needed, limits(specs, machines, needed)))
     return [
         Prediction(step_time_s=time, low_s=a, high_s=b, memory_bytes=used, p_oom=odds)
         for time, a, b, used, odds in zip(*(column.tolist() for column in columns), strict=True)
     ]
+
+
+def limits(specs: Sequence[RunSpec], machines: Sequence[Machine], needed: MemoryEstimate) -> Floats:
+    """Bytes that a device of each run may have in use; a recipe's own limit speaks of what is allocated.
+
+    Processes of one machine share its memory, so runs of more of them have less each.
+    """
+    sizes = [
+        spec.cluster.device_memory_bytes or here.device.memory_bytes or inf
+        for spec, here in zip(specs, machines, strict=True)
+    ]
+    own = np.array([spec.memory_limit_bytes or inf for spec in specs])
+    return np.minimum(sizes, own + needed.device_used - needed.allocated)
 
 
 def hopeless(

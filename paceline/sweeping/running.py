@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -16,8 +16,9 @@ from paceline.core.result import Result
 from paceline.core.sweeps import SweepResult, SweepRow
 from paceline.errors import SystemFaultError
 from paceline.launchers.slurm_array import Gathering, Submit
+from paceline.parts.losses import Losses, is_lost, why_ended
 from paceline.parts.part import MOST_AT_ONCE, Part, plan_on
-from paceline.parts.working import abandon_left, allocation_fault, is_lost, side_by_side
+from paceline.parts.working import abandon_left, allocation_fault, side_by_side
 from paceline.plan import as_of_now
 from paceline.sweeping.planning import Sweep
 from paceline.sweeping.trials import Trial, row_of, told
@@ -37,8 +38,8 @@ class Observer(Protocol):
         """A run has ended; the row as it is now."""
         ...
 
-    def lost(self, part: Part, why: str) -> None:
-        """Nothing more runs on this part."""
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        """A host of this part is lost: nothing more runs on it, or the same run once more."""
         ...
 
 
@@ -77,9 +78,10 @@ class Doing:
     stop: Event = field(default_factory=Event)
     _lock: Lock = field(default_factory=Lock)
     _tasks: list[Task] = field(init=False)
-    _lost_parts: list[Part] = field(default_factory=list[Part])
+    _losses: Losses = field(init=False)
 
     def __post_init__(self) -> None:
+        self._losses = Losses(self.sweep.parts)
         repeats = range(1, self.sweep.repeats + 1)
         self._tasks = [(trial, repeat) for repeat in repeats for trial in self.trials]
 
@@ -93,16 +95,9 @@ class Doing:
             return True
 
     def _run_on_parts(self) -> bool:
-        while not self.stop.is_set() and self._is_left():
-            parts = [part for part in self.sweep.parts if part not in self._lost_parts]
-            if not parts:
-                self.halted = "no part of the hosts is whole any more"
-                return False
-            if len(parts) == 1:
-                self._work(parts[0])
-            elif side_by_side(parts, self.stop, self._work):
-                return True
-        return False
+        interrupted = self._losses.share(lambda _: self._is_left(), self.stop, self._work)
+        self.halted = self.halted or self._losses.halted
+        return interrupted
 
     def _work(self, part: Part) -> None:
         """One run after the other on a part, until nothing is left or a host of it is lost."""
@@ -149,30 +144,24 @@ class Doing:
         return trial.missing(self.sweep.repeats) > self.sweep.repeats - repeat
 
     def _note(self, task: Task, part: Part, ended: Result | SystemFaultError) -> bool:
-        """Keep how a run ended; whether the part can go on.
-
-        What a lost host has broken off is tried once more, on another part.
-        """
-        trial = task[0]
-        lost = is_lost(part, ended, self.root)
+        """Keep how a run ended; whether the part can go on."""
+        trial, plan = task[0], task[0].choice.plan
+        lost = plan is not None and is_lost(part, plan.spec.cluster, ended, self.root)
+        again = lost and self._losses.note(part, trial.number, why_ended(ended))
         with self._lock:
-            if lost and not trial.moved and len(self.sweep.parts) > 1:
-                trial.moved = True
+            if again:
                 self._tasks.insert(0, task)
             else:
                 trial.add(ended)
                 self.observer.ended(trial, row_of(trial))
-        if lost:
-            self._lost_parts.append(part)
-            why = (
-                str(ended) if isinstance(ended, SystemFaultError) else ended.reason or ended.status
-            )
-            self.observer.lost(part, why)
+        if plan and lost:
+            on = replace(part, hosts=part.hosts or plan.spec.cluster.hosts)
+            self.observer.lost(on, why_ended(ended), part in self._losses.lost)
         if not (isinstance(ended, Result) and has_figure(ended)) and self.halted is None:
             self.halted = self._allocation_fault(trial)
             if self.halted:
                 self.stop.set()
-        return not lost
+        return part not in self._losses.lost
 
     def _allocation_fault(self, trial: Trial) -> str | None:
         plan = trial.choice.plan

@@ -38,8 +38,6 @@ class Trial:
     """Why the last try left no run."""
     left: list[Path] = field(default_factory=list[Path])
     """Folders of runs whose controllers died, which may still have a job in Slurm's queue."""
-    moved: bool = False
-    """Whether it was taken from a part that lost a host."""
 
     def missing(self, wanted: int) -> int:
         """Runs that it still needs; what failed in this call is not tried again."""

@@ -23,14 +23,17 @@ class Budget:
     runs: int | None = None
     seconds: float | None = None
 
-    def left(self, took_s: list[float]) -> int:
-        """Runs that there is still time for, as long as they take what runs took so far."""
+    def left(self, took_s: list[float], whole_s: list[float] | None = None) -> int:
+        """Runs that there is still time for, as long as they take what runs took so far.
+
+        `whole_s` are those of `took_s` that came to a figure: what fails soon says nothing of them.
+        """
         if self.runs is not None:
             return max(0, self.runs - len(took_s))
         rest = (self.seconds or 0.0) - sum(took_s)
         if not took_s:
             return 1 if rest > 0 else 0
-        return max(0, floor(rest / max(median(took_s), 1e-3)))
+        return max(0, floor(rest / max(median(whole_s or took_s), 1e-3)))
 
     def __str__(self) -> str:
         return f"{self.runs} trials" if self.runs is not None else f"{self.seconds:g} s"

@@ -11,14 +11,14 @@ import numpy as np
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import RunSpec
+from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.errors import UserError
 from paceline.estimate.case import Bools, Cases, Floats, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
 from paceline.estimate.framework import frameworks_of
-from paceline.estimate.machine import Machine
-from paceline.estimate.memory import MemoryEstimate, memory, p_oom
+from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.step import step_time
 from paceline.estimating import case_of
 from paceline.placement import Request, choose_cluster
@@ -27,13 +27,13 @@ from paceline.probe.inventory import inventory
 from paceline.recipe import Recipe, load_recipe
 from paceline.search.layouts import Space, feasible
 from paceline.sweeping.planning import steady_batch
-from paceline.sweeping.predicting import basis
+from paceline.sweeping.predicting import basis, limits
 from paceline.tuning.here import machine_of_run
 
 SURE_OOM = 0.95
 """A layout that runs out of memory with a higher probability is not tried."""
 MOST = 4000
-"""Layouts that a search keeps in sight, the fastest by estimate."""
+"""Layouts that a search keeps in sight: the fastest by estimate of those that may fit, then the others."""
 VARIED = (
     "tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "recompute", "schedule",
     "sequence_parallel", "dp_shard", "cp_exchange",
@@ -61,6 +61,9 @@ class Candidates:
     """Expected before any run, all 1 where the time model has no rates."""
     memory_bytes: Floats
     p_oom: Floats
+    """By the estimate alone."""
+    limit_bytes: Floats
+    """What a device may have in use, infinite where nobody knows."""
     num_infeasible: int
     num_beyond: int
     """Layouts that were left out because there are too many."""
@@ -95,6 +98,9 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     request, notices = steady_batch(request)
     found = inventory()
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    if recipe.training.steps < MIN_STEADY:
+        raise UserError(f"{recipe.name}: {recipe.training.steps} steps", "give no trial a figure",
+                        allowed=f"the warm-up and at least {MIN_STEADY} steady ones", remedy="--steps 20")  # fmt: skip
     spec, plan_notices, layouts, refused = _possible(request, recipe, found, space)
     own = recipe.layout if _runs(spec, recipe.layout) else None
     if own is not None and own not in layouts:
@@ -105,15 +111,19 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
         here = None  # it emulates bf16, at a rate that nobody states
     x: Cases | None = None
     seconds = needed = np.ones(len(layouts))
-    odds = np.zeros(len(layouts))
+    odds, limit = np.zeros(len(layouts)), np.full(len(layouts), inf)
     if here is not None:
         native = spec.engine == "native"
         stack, compiled = "torch" if native else "fused", spec.training.compile != "none"
         x = cases_of([case_of(_in(spec, layout), here, stack, compiled) for layout in layouts])
         seconds = step_time(x, named(on.evidence.fit().centre)).total
         bytes_ = memory(x, frameworks_of(here.generation, native))
-        needed, odds = bytes_.device_used, p_oom(bytes_, _limit(spec, here, bytes_))
-    kept = _fastest(seconds, layouts.index(own) if own is not None else None)
+        limit = limits([spec] * len(layouts), [here] * len(layouts), bytes_)
+        needed, odds = bytes_.device_used, p_oom(bytes_, limit)
+    kept = _kept(seconds, odds, layouts.index(own) if own is not None else None)
+    beyond = len(layouts) - len(kept)
+    told = [*(here.notes if on.unknown and here else ())]
+    told += [f"{beyond:,} more layouts are left out, by the estimate"] if beyond else []
     return Candidates(
         request=request,
         recipe=recipe,
@@ -125,25 +135,21 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
         seconds=seconds[kept],
         memory_bytes=needed[kept],
         p_oom=odds[kept],
+        limit_bytes=limit[kept],
         num_infeasible=refused,
-        num_beyond=len(layouts) - len(kept),
-        notices=tuple(
-            dict.fromkeys([*notices, *plan_notices, *(here.notes if on.unknown and here else ())])
-        ),
+        num_beyond=beyond,
+        notices=tuple(dict.fromkeys((*notices, *plan_notices, *told))),
     )
 
 
-def _limit(spec: RunSpec, here: Machine, needed: MemoryEstimate) -> float | Floats:
-    """What a device may have in use; a recipe's own limit speaks of what is allocated."""
-    if spec.memory_limit_bytes is not None:
-        return spec.memory_limit_bytes + needed.device_used - needed.allocated
-    return spec.cluster.device_memory_bytes or here.device.memory_bytes or inf
+def _kept(seconds: Floats, odds: Floats, own: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The rows of those that are kept, in their order; the recipe's own layout is among them.
 
-
-def _fastest(seconds: Floats, own: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The rows of those that are kept, in their order; the recipe's own layout is among them."""
-    kept = set(np.argsort(seconds, kind="stable")[:MOST].tolist()) | ({own} - {None})
-    return np.array(sorted(row for row in kept if row is not None), dtype=np.int64)
+    What runs out of memory is often the fastest otherwise, and must not take all the room.
+    """
+    best_first = np.lexsort((seconds, odds > SURE_OOM))
+    kept = set(best_first[:MOST].tolist()) | (set() if own is None else {own})
+    return np.array(sorted(kept), dtype=np.int64)
 
 
 def _possible(
@@ -153,7 +159,11 @@ def _possible(
     cluster, _ = choose_cluster(request, recipe, found)
     batch = recipe.training.batch(cluster.world_size, cluster.nodes)
     valid, refused = feasible(
-        recipe.model, cluster.world_size, batch, recipe.training.seq_len, space
+        recipe.model,
+        cluster.world_size,
+        batch,
+        recipe.training.seq_len,
+        space.around(recipe.layout),
     )
     where, why = f"{recipe.name} on {cluster.world_size} x {cluster.device}", "no layout divides it"
     # Where a state has one copy, ZeRO has nothing to spread.

@@ -50,6 +50,8 @@ class Runs:
             except UserError as error:
                 return Outcome("refused", None, 0.0, error.what)
         assert self.observer is not None
+        # One more run is wanted, however those before have ended.
+        trial.failed, trial.answered = 0, False
         before, began = len(trial.results), time.monotonic()
         wanted = sum(map(has_figure, trial.results)) + 1
         sweep = replace(self._sweep(trial.choice), repeats=wanted)

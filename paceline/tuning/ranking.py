@@ -81,8 +81,9 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         raise UserError(here.device.name, "has no memory size in the catalog")
     training, case = spec.training, case_of(spec, here, question.stack, question.compiled)
     layouts, refused = feasible(
-        spec.model, spec.world_size, training.global_batch, training.seq_len, worth(space, case)
-    )
+        spec.model, spec.world_size, training.global_batch, training.seq_len,
+        worth(space.around(spec.layout), case),
+    )  # fmt: skip
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
     # The candidates have schedules and shards of their own, not the recipe's.

@@ -24,7 +24,7 @@ from paceline.tuning.learning import Learner
 from paceline.tuning.measuring import Runs
 from paceline.tuning.telling import effects, label, prediction, rows_of, sentences, untried
 from paceline.tuning.trying import Search, begin, go_on
-from paceline.tuning.writing import tuned, write_recipe
+from paceline.tuning.writing import check_place, run_command, tuned, write_recipe
 
 RESULT_FILE = "tune.json"
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
@@ -96,8 +96,8 @@ class Tuning:
             oversubscribed=self.oversubscribed, budget=str(self.wanted.budget),
             num_runs=len(search.took_s), took_s=sum(search.took_s), n_layouts=len(found.layouts),
             n_infeasible=found.num_infeasible, n_pruned=int(pruned.sum()),
-            n_dominated=int((never & search.dominated & ~pruned).sum()),
-            n_hopeful=int(hopeful.sum()) if search.best is not None else 0,
+            n_dominated=int((never & search.surely_out).sum()),
+            n_hopeful=int(hopeful.sum()),
             stop=search.stop, rows=rows_of(search, self.runs), effects=effects(search),
             untried=untried(search), evidence=found.evidence.title,
             go_on=shlex.join(["paceline", *self.command[1:]]) if search.stop == "interrupted" else None,
@@ -118,7 +118,9 @@ class Tuning:
             f"the fastest of {len(result.rows)} layouts tried"
         )
         write_recipe(recipe, path, head)
-        more = (f"the recipe has no ramp-up: {left_out}",) if left_out else ()
+        more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
+        there = run_command(self.wanted.request, self.search.candidates.spec.cluster, path)
+        more += [f"it runs on the same hosts with: {there}"] if there else []
         return {"recipe_file": str(path), "sentences": (*result.sentences, *more)}
 
 
@@ -128,6 +130,8 @@ def new_tuning(wanted: Wanted, evidence: Evidence | None, root: Path, command: l
     Raises UserError when no layout can run, or when there are more processes than physical cores.
     """
     name = _name(wanted)
+    if wanted.write:
+        check_place(wanted.write, wanted.request.recipe)
     oversubscribed = _oversubscribed(wanted)
     found = candidates(wanted.trial_request, evidence, wanted.space)
     runs = Runs(found, name, root, command, wanted.tag)

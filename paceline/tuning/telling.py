@@ -40,7 +40,7 @@ def prediction(search: Search, row: int) -> Prediction:
     found = search.candidates
     return Prediction(
         step_time_s=now.step_time_s, low_s=now.low_s, high_s=now.high_s,
-        memory_bytes=float(found.memory_bytes[row]), p_oom=float(found.p_oom[row]),
+        memory_bytes=float(found.memory_bytes[row]), p_oom=float(search.p_oom[row]),
     )  # fmt: skip
 
 
@@ -120,27 +120,27 @@ def _setting(layout: Layout, name: str) -> str:
 def untried(search: Search) -> tuple[Untried, ...]:
     """The fastest expected of the layouts that were not tried, with why."""
     belief, found, hopeful = search.belief, search.candidates, search.hopeful
-    dominated = search.dominated
+    out = search.surely_out
     rows = [row for row in np.argsort(belief.mean).tolist() if row not in search.tried]
     return tuple(
         Untried(
             layout=found.layouts[row], label=label(found.layouts[row], found.spec.world_size),
             after=expected(belief, row),
-            reason=_why_not(search, row, bool(hopeful[row]), bool(dominated[row])),
+            reason=_why_not(search, row, bool(hopeful[row]), bool(out[row])),
         )
         for row in rows[:MOST_UNTRIED]
     )  # fmt: skip
 
 
-def _why_not(search: Search, row: int, hopeful: bool, dominated: bool) -> str:
-    if dominated:
-        return "needs at least the memory of a layout that ran out of it"
+def _why_not(search: Search, row: int, hopeful: bool, out: bool) -> str:
+    if out:
+        return "runs out of memory too, going by those that did"
     if not search.candidates.likely_to_fit[row]:
         return (
             f"out of memory with {percent(float(search.candidates.p_oom[row]), 0)} by the estimate"
         )
     if hopeful:
-        return "may still be faster, but the budget was spent"
+        return _LEFT[search.stop]
     return "even its optimistic bound is slower than the best"
 
 
@@ -155,8 +155,14 @@ def sentences(result: TuneResult, noise_sd: float) -> Iterator[str]:
     yield _never_tried(result)
 
 
+_LEFT = {
+    "budget": "may still be faster, but the budget was spent",
+    "interrupted": "may still be faster, but the search was broken off",
+    "not begun": "may be the fastest",
+}
 _WHY = {
-    "bound": "stopped after {runs} runs: of no other layout is even the optimistic bound (80 %) "
+    "not begun": "nothing was started; {runs} runs are known from before, {n} layouts may be worth a try",
+    "bound": "stopped after {runs} runs: of no other layout is even the optimistic bound (95 %) "
     "faster than the best",
     "budget": "stopped because the budget of {budget} was spent ({runs} runs); {n} layouts may "
     "still be faster, a larger --budget goes on",
@@ -208,8 +214,8 @@ def _never_tried(result: TuneResult) -> str:
     parts = [
         (result.n_infeasible, "cannot run, because sizes do not divide or a rule forbids them"),
         (result.n_pruned, "would run out of memory by the estimate"),
-        (result.n_dominated, "need at least the memory of one that ran out of it"),
-        (result.n_hopeful, "were left when it stopped"),
+        (result.n_dominated, "run out of memory too, going by those that did"),
+        (result.n_hopeful, "are left"),
         (
             result.n_layouts - tried - result.n_pruned - result.n_dominated - result.n_hopeful,
             "are expected to be slower, in doubt too",

@@ -9,15 +9,16 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.result import Status
-from paceline.estimate.case import Bools
+from paceline.estimate.case import Bools, Floats
 from paceline.search.choice import Sight, Why, best_of, decide, worth_trying
 from paceline.search.more_memory import needs_as_much
 from paceline.search.residuals import Belief
+from paceline.search.running_out import odds_after
 from paceline.tuning.budget import Budget
-from paceline.tuning.candidates import Candidates
+from paceline.tuning.candidates import SURE_OOM, Candidates
 from paceline.tuning.learning import Learner
 
-Stop = Why | Literal["interrupted"]
+Stop = Why | Literal["interrupted", "not begun"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Tried:
         """Step times of the runs that have one."""
         return [one.step_time_s for one in self.outcomes if one.step_time_s is not None]
 
+    @property
+    def showed_memory(self) -> bool:
+        """Whether its last run ended for lack of memory or went on without."""
+        return self.outcomes[-1].status in ("ok", "oom", "nan")
+
 
 @dataclass
 class Search:
@@ -57,7 +63,7 @@ class Search:
     """Before any run."""
     belief: Belief
     tried: dict[int, Tried] = field(default_factory=dict[int, Tried])
-    stop: Stop = "budget"
+    stop: Stop = "not begun"
 
     @property
     def measured(self) -> dict[int, list[float]]:
@@ -76,27 +82,51 @@ class Search:
 
     @property
     def dominated(self) -> Bools:
-        """Layouts that need at least the memory of one that ran out of it."""
-        layouts = self.candidates.layouts
-        out = [layouts[t.row] for t in self.tried.values() if t.outcomes[-1].status == "oom"]
-        return np.array([any(needs_as_much(one, less) for less in out) for one in layouts])
+        """Layouts that need at least the memory of one that ran out of it, by the estimate too."""
+        layouts, needed = self.candidates.layouts, self.candidates.memory_bytes
+        found = np.zeros(len(layouts), dtype=bool)
+        for tried in self.tried.values():
+            if tried.outcomes[-1].status == "oom":
+                less = layouts[tried.row]
+                more = np.array([needs_as_much(one, less) for one in layouts])
+                found |= more & (needed >= needed[tried.row])
+        return found
+
+    @property
+    def p_oom(self) -> Floats:
+        """Probability of each layout to run out of memory, after those that did."""
+        found = self.candidates
+        ended = {
+            t.row: t.outcomes[-1].status == "oom" for t in self.tried.values() if t.showed_memory
+        }
+        return odds_after(found.memory_bytes, found.limit_bytes, ended, found.p_oom)
+
+    @property
+    def surely_out(self) -> Bools:
+        """Layouts that may fit by the estimate, and surely do not after those that ran out of memory."""
+        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > SURE_OOM))
 
     @property
     def open(self) -> Bools:
         """Layouts that may be tried."""
         untried = np.array([row not in self.tried for row in range(len(self.candidates.layouts))])
-        return untried & self.candidates.likely_to_fit & ~self.dominated
+        return untried & self.candidates.likely_to_fit & ~self.surely_out
 
     @property
     def best(self) -> int | None:
         """The row of the fastest layout so far."""
         return best_of(self.measured)
 
+    def left(self, budget: Budget) -> int:
+        """Runs that the budget has left."""
+        whole = [o.took_s for t in self.tried.values() for o in t.outcomes if o.step_time_s]
+        return budget.left(self.took_s, whole)
+
     def sight(self, budget: Budget) -> Sight:
         """What a decision rests on."""
         return Sight(
-            self.belief, self.measured, self.open, self.candidates.p_oom,
-            {row: len(one.outcomes) for row, one in self.tried.items()}, budget.left(self.took_s),
+            self.belief, self.measured, self.open, self.p_oom,
+            {row: len(one.outcomes) for row, one in self.tried.items()}, self.left(budget),
         )  # fmt: skip
 
     @property
@@ -144,7 +174,7 @@ def go_on(search: Search, measure: Measure, budget: Budget) -> None:
 def _next(search: Search, budget: Budget) -> int | None:
     """The row to run next; None, with the reason in `search.stop`, at the end."""
     own = search.candidates.own
-    if own is not None and search.open[own] and budget.left(search.took_s) > 0:
+    if own is not None and search.open[own] and search.left(budget) > 0:
         return own
     move = decide(search.sight(budget))
     if move.why not in ("try", "again"):

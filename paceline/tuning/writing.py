@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from paceline.core.hardware import Cluster
+from paceline.core.hosts import compress
 from paceline.core.layout import Layout
 from paceline.errors import UserError
 from paceline.placement import Request
@@ -35,6 +39,38 @@ def tuned(request: Request, candidates: Candidates, layout: Layout) -> tuple[Rec
         steady = found.training.model_copy(update={"ramp_up": None})
         return found.model_copy(update={"training": steady}), error.what
     return found, None
+
+
+def check_place(path: Path, recipe: str) -> None:
+    """Raise UserError where no recipe can be written, or the tuning's own would be lost."""
+    where, place = f"--write {path}", next(one for one in path.absolute().parents if one.exists())
+    if path.is_dir():
+        raise UserError(where, "is a folder", remedy=f"--write {path / 'tuned.yaml'}")
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise UserError(where, f"{place} is no folder that can be written to")
+    if path.absolute() == recipe_path(recipe).absolute():
+        raise UserError(where, "is the recipe itself", remedy="another file")
+
+
+def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
+    """The command that runs a recipe where its trials ran; None on this machine, where the file is enough."""
+    if cluster.launcher == "local":
+        return None
+    where = request.where
+    given: dict[str, object] = {
+        "cluster": request.cluster,
+        "hosts": compress([host.name for host in where.hosts]) or None,
+        "nodes": where.nodes,
+        "launcher": where.launcher,
+        "allocation": where.allocation,
+        "interface": where.interface,
+        "bind": where.bind,
+        "ssh-config": where.ssh_config,
+        "devices": None if request.cluster else cluster.devices_per_node,
+        "device": None if request.device == "auto" else request.device,
+    }
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return shlex.join(["paceline", "run", str(path), *options])
 
 
 def write_recipe(recipe: Recipe, path: Path, head: str) -> None:

@@ -91,6 +91,23 @@ def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int,
     assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("name: c\ndevice: cpu\ndevices_per_node: 2\nnodes: 2\n"
+                                     "launcher: ssh\nhosts: [a, b]\n")  # fmt: skip
+    words = [
+        "tune",
+        "tiny-llama",
+        "--cluster",
+        str(tmp_path / "c.yaml"),
+        "--budget",
+        "1 run",
+        "--gpus",
+    ]
+    done = paceline(*words, "6", runs=tmp_path)
+    assert done.returncode == 1 and "--gpus 6: " in done.stderr and "has 4 devices" in done.stderr
+    assert paceline(*words, "4", "--dry-run", runs=tmp_path).returncode == 0
+
+
 def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path)}
     process = subprocess.Popen(

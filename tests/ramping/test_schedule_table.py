@@ -28,6 +28,11 @@ def test_the_tables_of_the_study_are_read(tmp_path: Path):
     assert len(read_schedule(table(tmp_path, SCHEDULE_32GB), Layout())) == 3
 
 
+def test_words_of_a_title_may_be_joined_as_people_write_them(tmp_path: Path):
+    found = read_schedule(table(tmp_path, "Nodes,Global batch,Micro-batch\n1,32,4\n"), Layout())
+    assert found == [Given(1, 32, Layout(micro_batch=4))]
+
+
 def test_axes_may_stand_in_the_table_in_any_order_of_lines(tmp_path: Path):
     text = "batch,nodes,tp,pp,recompute,zero\n512,8,2,4,full,1\n\n64,1,1,1,none,\n"
     found = read_schedule(table(tmp_path, text), Layout(zero_stage=3, micro_batch=2))
@@ -50,6 +55,7 @@ def test_axes_may_stand_in_the_table_in_any_order_of_lines(tmp_path: Path):
         ("nodes,batch,recompute\n1,32,some\n", "schedule:2: recompute"),
         ("nodes,batch,tp\n1,32,-2\n", "schedule:2: tp"),
         ("nodes,batch\n1,32\n2,32\n", "batch 32 twice"),
+        ("nodes,NNODES,batch\n1,2,32\n", "schedule:1: has nodes in two columns"),
     ],
 )
 def test_what_is_no_schedule_is_refused_with_the_line(tmp_path: Path, text: str, message: str):

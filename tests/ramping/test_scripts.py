@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_each_stage_is_submitted_after_the_one_before(tmp_path: Path):
         "--parsable --dependency=afterok:2 stage-3-batch-512.sh",
     ]
     assert "stage-3-batch-512.sh: job 3" in done.stdout
+
+
+def test_files_are_named_by_their_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.yaml", "site.yaml"):
+        Path(name).write_text("")
+    asked = replace(question("V100-32GB"), recipe="own.yaml")
+    site = catalog.cluster("jean-zay-v100-32g")
+    whole = Chain(here(), planned(WISH), asked, site, "site.yaml", False)
+    words = command(scripts(whole)["stage-1-batch-32.sh"])
+    assert words[2] == str(tmp_path / "own.yaml")
+    assert words[words.index("--cluster") + 1] == str(tmp_path / "site.yaml")
 
 
 def test_settings_of_the_site_reach_slurm_and_odd_ones_are_refused():

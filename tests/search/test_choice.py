@@ -58,7 +58,7 @@ def test_odds_of_running_out_of_memory_lower_the_interest():
 def test_it_stops_when_no_optimistic_bound_beats_the_best():
     move = decide(sight([1.0, 1.2, 1.3], 0.05, measured={0: [1.0]}))
     assert (move.row, move.why) == (None, "bound")
-    assert worth_trying(sight([1.0, 1.2, 1.3], 0.2, measured={0: [1.0]})).tolist() == [
+    assert worth_trying(sight([1.0, 1.4, 1.6], 0.2, measured={0: [1.0]})).tolist() == [
         False,
         True,
         False,
@@ -68,6 +68,13 @@ def test_it_stops_when_no_optimistic_bound_beats_the_best():
 def test_it_stops_when_the_budget_is_spent_or_everything_was_tried():
     assert decide(sight([1.0, 0.5], 0.5, measured={0: [1.0]}, runs_left=0)).why == "budget"
     assert decide(sight([1.0], 0.5, measured={0: [1.0]})).why == "exhausted"
+
+
+def test_a_spent_budget_is_no_reason_where_nothing_was_left_to_do():
+    done = sight([1.0, 1.2], 0.05, measured={0: [1.0]}, runs_left=0)
+    assert decide(done).why == "bound"
+    close = {0: [1.0], 1: [1.001]}
+    assert decide(sight([1.0, 1.0, 2.0], 0.01, measured=close, runs_left=0)).why == "budget"
 
 
 def test_layouts_that_are_close_are_measured_again_in_turn():

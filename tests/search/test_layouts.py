@@ -30,6 +30,13 @@ def test_the_layouts_that_publications_chose_are_among_them():
     assert meta in found
 
 
+def test_what_is_next_to_a_layout_has_its_micro_batch():
+    found, _ = feasible(LLAMA_8B, 2, 96, 8192, SMALL.around(Layout(micro_batch=12)))
+    assert {one.micro_batch for one in found} == {1, 2, 12}
+    assert Layout(pp=2, micro_batch=12) in found
+    assert SMALL.around(Layout(micro_batch=2)) == SMALL
+
+
 def test_no_layout_comes_twice():
     every = list(candidates(LLAMA_405B, 128, SMALL))
     assert len(set(map(repr, every))) == len(every)

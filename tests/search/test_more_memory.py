@@ -45,3 +45,16 @@ def test_other_schedules_are_not_compared():
     pipe = Layout(pp=2)
     assert not needs_as_much(Layout(pp=2, schedule="gpipe"), pipe)
     assert not needs_as_much(Layout(pp=2, vp=2), pipe)
+
+
+@pytest.mark.parametrize("changes", [{"micro_batch": 4}, {"cp": 1}, {"tp": 1}])
+def test_fewer_micro_batches_may_fit_into_a_gpipe(changes: dict[str, object]):
+    many = Layout(tp=2, pp=2, cp=2, micro_batch=2, schedule="gpipe")
+    assert not needs_as_much(many.model_copy(update=changes), many)
+    assert needs_as_much(many.model_copy(update={"recompute": "none", "zero_stage": 0}), many)
+
+
+def test_smaller_tensor_groups_with_sequence_parallelism_may_fit():
+    wide = Layout(tp=8)
+    assert not needs_as_much(Layout(tp=4, sequence_parallel=True), wide)
+    assert needs_as_much(Layout(tp=4), wide)

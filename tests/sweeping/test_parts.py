@@ -45,16 +45,21 @@ class Silent:
 
     def ended(self, trial: Trial, row: SweepRow) -> None: ...
 
-    def lost(self, part: Part, why: str) -> None:
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
         self.lost_parts[part.name] = why
 
 
-def a_sweep(hosts: str = "n[1-4]", mbs: str = "1,2,4,8", allocation: str | None = None) -> Sweep:
+def a_sweep(
+    hosts: str = "n[1-4]",
+    mbs: str = "1,2,4,8",
+    allocation: str | None = None,
+    nodes_per_trial: int | None = 1,
+) -> Sweep:
     varied, fixed = dimensions({"mbs": mbs}, ["steps=20", "global_batch=8 per node"])
     named = tuple(Host(name=name) for name in expand(hosts))
     where = Where(hosts=named, allocation=allocation, launcher="slurm" if allocation else None)
     request = Request("tiny-gpt", overrides=fixed, device="cpu", where=where)
-    return new_sweep(Wanted(request, varied, nodes_per_trial=1), None)
+    return new_sweep(Wanted(request, varied, nodes_per_trial=nodes_per_trial), None)
 
 
 def run(sweep: Sweep, root: Path) -> tuple[SweepResult, Silent]:
@@ -91,12 +96,29 @@ def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet)
 def test_without_a_whole_part_it_ends_and_the_same_command_goes_on(tmp_path: Path, fleet: Fleet):
     fleet.down = {"n1", "n2"}
     result, observer = run(a_sweep("n[1-2]"), tmp_path)
-    assert result.halted == "no part of the hosts is whole any more"
+    assert result.halted and result.halted.startswith("no part of the hosts is whole any more: n")
     assert set(observer.lost_parts) == {"n1", "n2"} and result.go_on == "paceline sweep tiny-gpt"
     assert "ok" not in statuses(result)
     fleet.down = set()
     again, _ = run(a_sweep("n[1-2]"), tmp_path)
     assert statuses(again) == ["ok"] * 4 and again.halted is None
+
+
+def test_without_parts_a_lost_host_ends_it_after_a_second_try(tmp_path: Path, fleet: Fleet):
+    fleet.dying = {"n2"}
+    result, observer = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
+    assert [read_record(folder).status for folder in run_folders(tmp_path)] == ["failed"] * 2
+    assert len(fleet.runs) == 2 and result.halted and list(observer.lost_parts) == ["n[1-2]"]
+    assert statuses(result) == ["failed", "waiting", "waiting", "waiting"] and result.go_on
+    fleet.dying = set()
+    again, _ = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
+    assert statuses(again) == ["ok"] * 4 and again.halted is None
+
+
+def test_a_host_that_is_back_at_once_costs_one_try(tmp_path: Path, fleet: Fleet):
+    fleet.dying, fleet.dies_once = {"n2"}, True
+    result, _ = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
+    assert statuses(result) == ["ok"] * 4 and len(fleet.runs) == 5
 
 
 def test_the_end_of_the_allocation_keeps_what_is_finished(

@@ -51,6 +51,14 @@ def test_where_nothing_can_be_predicted_small_comes_first_and_tensor_parallelism
     assert not any(one.prediction for one in sweep.choices)
 
 
+def test_another_model_is_no_faster_layout(tmp_path: Path):
+    (tmp_path / "study.yaml").write_text(V100)
+    sweep = planned("gpt-1b3", asked={"cluster": str(tmp_path / "study.yaml")},
+                    sets=("model.num_layers=2,24",), mbs="4,8")  # fmt: skip
+    times = [one.prediction.step_time_s for one in sweep.choices if one.prediction]
+    assert len(running(sweep)) == 4 and max(times) > 4 * min(times)
+
+
 def test_what_cannot_run_is_listed_last_with_the_reason():
     sweep = planned(tp="1,3", mbs="1,3")
     refused = {" ".join(c.settings.values()): c.refused for c in sweep.choices if not c.runs}

@@ -108,7 +108,18 @@ def test_each_run_is_held_against_its_own_share_of_the_memory():
     found = predict([large, small], Basis(shipped()))
     alone = [predict([one], Basis(shipped()))[0] for one in (large, small)]
     assert found[0] and found[1] and found[0].p_oom < found[1].p_oom
-    assert found == alone
+    for one, by_itself in zip(found, alone, strict=True):
+        assert one and by_itself and vars(one) == pytest.approx(vars(by_itself), rel=1e-12)
+
+
+def test_a_recipes_own_limit_counts_where_the_device_has_more():
+    large = spec(micro_batch=1)
+    roomy = large.cluster.model_copy(update={"device_memory_bytes": 400e9})
+    free = large.model_copy(update={"cluster": roomy})
+    held = free.model_copy(update={"memory_limit_bytes": 40e9})
+    first, second = predict([free, held], Basis(shipped()))
+    assert first and second and first.p_oom < 0.01 and second.p_oom > 0.99
+    assert first.memory_bytes == second.memory_bytes
 
 
 def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():

@@ -75,7 +75,7 @@ class Silent:
     def ended(self, trial: Trial, row: SweepRow) -> None:
         self.rows.append(row)
 
-    def lost(self, part: Part, why: str) -> None:
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
         self.lost_parts.append((part.name, why))
 
 

@@ -40,3 +40,9 @@ def test_time_is_left_for_as_many_runs_as_take_what_runs_took():
     assert Budget(seconds=100).left([10.0, 10.0, 30.0]) == 5
     assert Budget(seconds=100).left([60.0]) == 0
     assert Budget(seconds=100).left([99.0, 20.0]) == 0
+
+
+def test_runs_that_fail_soon_do_not_stretch_it():
+    took, whole = [2.0, 2.0, 2.0, 60.0], [60.0]
+    assert Budget(seconds=100).left(took, whole) == 0 < Budget(seconds=100).left(took)
+    assert Budget(seconds=100).left([2.0], []) == 49

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.engines import engine
+from paceline.errors import UserError
 from paceline.estimate.calibration import cpu_machine
 from paceline.estimate.framework import NATIVE_CPU
 from paceline.estimate.machine import machine
@@ -58,6 +59,29 @@ def test_the_recipes_own_layout_is_one_of_them():
     here = found("layout.cp=2", "layout.cp_exchange=ring")
     assert here.own is not None and here.layouts[here.own].cp_exchange == "ring"
     assert found("layout.micro_batch=5").own is None
+
+
+def test_the_recipes_own_micro_batch_is_tried_in_other_layouts():
+    sizes = {(one.micro_batch, one.pp) for one in found("layout.micro_batch=4").layouts}
+    assert sizes == {(size, pp) for size in (1, 2, 4) for pp in (1, 2)}
+
+
+def test_what_will_not_fit_leaves_room_for_what_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: cpu_machine(calibration(), 2))
+    small = ("memory_limit_bytes=45e6", "dtype=fp32")
+    every = found(*small, recipe="gpt-1b3-tiny")
+    fitting = int(every.likely_to_fit.sum())
+    monkeypatch.setattr(candidates, "MOST", fitting)
+    few = found(*small, recipe="gpt-1b3-tiny")
+    assert 0 < fitting < len(every.layouts) and int(few.likely_to_fit.sum()) == fitting
+    beyond = len(every.layouts) - len(few.layouts)
+    assert few.num_beyond == beyond
+    assert any(one.startswith(f"{beyond} more layouts are left out") for one in few.notices)
+
+
+def test_too_few_steps_for_any_figure_are_refused():
+    with pytest.raises(UserError, match="4 steps: give no trial a figure"):
+        found("steps=4")
 
 
 def test_layouts_are_compared_at_the_whole_batch():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 
 from paceline import flow
 from paceline.cli.tune import exit_code
+from paceline.core.hosts import Host
 from paceline.core.tunes import TuneResult
 from paceline.errors import EXIT_INCOMPLETE, SystemFaultError, UserError
-from paceline.placement import Request
+from paceline.placement import Request, Where
 from paceline.probe import inventory
 from paceline.recipe import load_recipe
 from paceline.search.layouts import Space
@@ -136,6 +137,32 @@ def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
     assert [row.status for row in result.rows] == ["ok"]
 
 
+def on_two_hosts(runs: int = 9) -> Wanted:
+    asked = wanted(runs, 1, "batch_per_device=null", "global_batch=16", name="there")
+    hosts = tuple(Host(name=name) for name in ("n1", "n2"))
+    return replace(asked, request=replace(asked.request, where=Where(hosts=hosts)))
+
+
+def test_a_lost_host_ends_it_after_a_second_try_and_costs_no_layout(bench: Bench):
+    gone = SystemFaultError("n2", "does not answer", hosts=("n2",))
+    result, ran = bench.run(on_two_hosts(), lambda mbs, number: 1.0 / mbs if number == 1 else gone)
+    assert len(ran) == 3 and ran[1] == ran[2] and len(result.rows) == result.num_runs == 1
+    assert result.stop == "interrupted" and exit_code(result) == EXIT_INCOMPLETE
+    assert "nothing more can run: no part of the hosts is whole any more: n2: does not answer" in (
+        result.sentences
+    )
+    again, more = bench.run(on_two_hosts(), by_micro_batch)
+    assert again.stop != "interrupted" and ran[0] not in more[:1] and len(again.rows) > 1
+    assert "paceline run" in again.sentences[-1] and "--hosts=n[1-2]" in again.sentences[-1]
+
+
+def test_a_host_that_is_back_at_once_costs_nothing(bench: Bench):
+    gone = SystemFaultError("n2", "does not answer", hosts=("n2",))
+    result, ran = bench.run(on_two_hosts(), lambda mbs, number: gone if number == 2 else 1.0 / mbs)
+    assert result.stop != "interrupted" and ran[1] == ran[2]
+    assert {row.status for row in result.rows} == {"ok"}
+
+
 def test_lack_of_memory_is_learned_from(bench: Bench):
     result, ran = bench.run(wanted(), lambda mbs, _: "oom" if mbs >= 4 else 1.0 / mbs)
     out = [row for row in result.rows if row.status == "oom"]
@@ -144,6 +171,46 @@ def test_lack_of_memory_is_learned_from(bench: Bench):
     assert ran.count(4) + ran.count(8) == len(out)
     again, more = bench.run(wanted(), by_micro_batch)
     assert more == [] and [row.status for row in again.rows] == [row.status for row in result.rows]
+
+
+def test_without_any_figure_layouts_that_are_left_are_not_called_slower(bench: Bench):
+    result, ran = bench.run(wanted(2), lambda *_: "nan")
+    assert len(ran) == 2 and result.best is None and result.stop == "budget"
+    assert result.n_hopeful == result.n_layouts - 2
+    assert "expected to be slower" not in result.sentences[-1]
+
+
+def test_a_dry_run_says_that_nothing_was_started(bench: Bench):
+    told = new_tuning(wanted(3), None, bench.root, ["x"]).told()
+    assert told.stop == "not begun" and told.n_hopeful == told.n_layouts
+    assert told.sentences[0].startswith("nothing was started")
+    assert {one.reason for one in told.untried} == {"may be the fastest"}
+
+
+def test_a_repeat_that_fails_is_one_run_and_may_be_tried_again(bench: Bench):
+    def endings(mbs: int, number: int) -> Ending:
+        close = 1.0 if mbs < 8 else 1.001
+        return close if number <= 4 else "timeout"
+
+    result, ran = bench.run(wanted(12), endings)
+    assert result.num_runs == len(ran) and len(ran) > 6
+    assert all(row.num_runs <= 3 for row in result.rows)
+
+
+def test_a_place_for_the_recipe_is_looked_at_before_anything_runs(bench: Bench, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for place, why in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "x.yaml", "cannot|no folder"),
+    ):
+        with pytest.raises(UserError, match=why):
+            new_tuning(wanted(1, write=place), None, bench.root, ["x"])
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: nothing")
+    asked = wanted(1, write=own)
+    asked = replace(asked, request=replace(asked.request, recipe=str(own)))
+    with pytest.raises(UserError, match="is the recipe itself"):
+        new_tuning(asked, None, bench.root, ["x"])
 
 
 def test_nan_a_time_limit_and_a_fault_of_the_machine_are_rows(bench: Bench):

@@ -91,6 +91,35 @@ def test_what_needs_the_memory_of_one_that_ran_out_is_not_tried():
     assert search.best is not None and search.best not in (out, worse)
 
 
+def test_by_the_estimate_too_only_what_needs_as_much_is_dominated():
+    found = without_model(made_up(layouts_by_micro_batch()))
+    out = found.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
+    worse = found.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
+    needed = found.memory_bytes.copy()
+    needed[worse] = 0.5 * needed[out]
+    found = replace(found, memory_bytes=needed)
+    search = begin(found, Learner(found), [(out, Outcome("oom", None, 1.0))])
+    assert search.dominated.nonzero()[0].tolist() == [out] and search.open[worse]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_estimate_of_memory_that_is_far_too_low_is_learned_from_few_runs(
+    some: Candidates, known: bool
+):
+    found = without_model(some)
+    limit = float(np.quantile(found.memory_bytes, 0.3))
+    world = World(
+        found, 0, wrong=0.1, runs_out=frozenset(np.flatnonzero(found.memory_bytes > limit).tolist())
+    )
+    told = np.full(80, 1.6 * limit if known else np.inf)
+    world.candidates = replace(found, limit_bytes=told)
+    search = world.searched(16)
+    assert sum(row in world.runs_out for row in world.ran) <= 9
+    assert search.best is not None and search.surely_out.any()
+    fitting = found.memory_bytes <= limit
+    assert world.truth[search.best] <= 1.1 * world.truth[fitting].min()
+
+
 def test_layouts_that_surely_run_out_are_left_out(some: Candidates):
     odds = np.where(np.arange(80) < 70, 0.99, 0.0)
     search = World(replace(without_model(some), p_oom=odds), 0).searched(30)

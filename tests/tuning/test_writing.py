@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from paceline.core.hardware import Cluster
+from paceline.core.hosts import Host
 from paceline.core.layout import Layout
-from paceline.placement import Request
+from paceline.placement import Request, Where
 from paceline.recipe import load_recipe, recipe_names
 from paceline.tuning.candidates import Candidates
-from paceline.tuning.writing import tuned, write_recipe
+from paceline.tuning.writing import run_command, tuned, write_recipe
 from tests.tuning.worlds import made_up
 
 
@@ -52,3 +53,24 @@ def test_a_ramp_up_stays_where_the_layout_divides_it():
 def test_a_variant_becomes_part_of_the_recipe():
     recipe, _ = tuned(Request("gpt-1b3-tiny", "no-recompute"), on(2), Layout(micro_batch=2))
     assert recipe.variants == {} and recipe.layout.recompute == "none"
+
+
+def test_on_hosts_the_command_names_them_and_the_devices_of_each():
+    hosts = tuple(Host(name=name) for name in ("n1", "n2"))
+    where = Where(hosts=hosts, nodes=2, interface="ib0", ssh_config=Path("a b"))
+    there = Cluster(name="c", device="cpu", devices_per_node=4, nodes=2, hosts=("n1", "n2"),
+                    launcher="ssh")  # fmt: skip
+    told = run_command(Request("tiny-llama", device="cpu", where=where), there, Path("x.yaml"))
+    assert told == (
+        "paceline run x.yaml '--hosts=n[1-2]' --nodes=2 --interface=ib0 '--ssh-config=a b' --devices=4"
+        " --device=cpu"
+    )
+
+
+def test_a_named_cluster_has_its_devices_and_this_machine_needs_no_command():
+    there = Cluster(name="c", device="cpu", devices_per_node=4, launcher="slurm")
+    request = Request("tiny-llama", cluster="c.yaml", where=Where(allocation="7", nodes=2))
+    told = run_command(request, there, Path("x.yaml"))
+    assert told == "paceline run x.yaml --cluster=c.yaml --nodes=2 --allocation=7"
+    here = Cluster(name="c", device="cpu", devices_per_node=4)
+    assert run_command(Request("tiny-llama"), here, Path("x.yaml")) is None

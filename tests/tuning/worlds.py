@@ -40,7 +40,8 @@ def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Cand
         request=Request("llama31-8b"), recipe=load_recipe("llama31-8b"), spec=spec, evidence=shipped(),
         layouts=tuple(layouts), own=None, x=None if blind else x,
         seconds=np.ones(len(layouts)) if blind else seconds,
-        memory_bytes=memory(x).device_used, p_oom=np.zeros(len(layouts)), num_infeasible=0,
+        memory_bytes=memory(x).device_used, p_oom=np.zeros(len(layouts)),
+        limit_bytes=np.full(len(layouts), np.inf), num_infeasible=0,
         num_beyond=0, notices=(),
     )  # fmt: skip
 
