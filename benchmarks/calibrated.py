@@ -1,17 +1,19 @@
 """How well a calibrated machine's step times are predicted, in layouts that the calibration did not time.
 
-    python benchmarks/calibrated.py [--steps N] [--passes N] [--few] [--no-oversubscribed]
+    python benchmarks/calibrated.py [--steps N] [--passes N] [--few] [--no-oversubscribed] | --refit
 
 Calibrates this CPU with two tiny models, keeps that in a folder of its own, and then times 4-layer
 trainings of both in other layouts and micro-batches, on 1 and 2 processes whose threads fill the cores, in
 `--passes` rounds in turn. What needs more processes than cores is measured and told apart. Prints a table,
 writes benchmarks/results/calibrated.json; a missed target makes the exit code 1. Takes about eight minutes on two
-idle cores.
+idle cores. The file keeps every probe and step: `--refit` weighs and predicts them anew, after a change of the
+formulas, and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,17 +23,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from _result import Surroundings, keep
+from _result import FOLDER, Surroundings, keep
 
 from paceline.calibrating import measuring
 from paceline.calibrating.cases import DEFAULTS, MORE, Axes, Short, recipes_of, short_of, shorts
-from paceline.calibrating.here import calibrate
-from paceline.calibrating.weighing import case_here
+from paceline.calibrating.here import measure
+from paceline.calibrating.measuring import Measured
+from paceline.calibrating.stored import from_json, short_from_json, short_to_json, to_json
+from paceline.calibrating.weighing import case_here, weighed
 from paceline.estimate.calibration import Calibration
 from paceline.estimate.case import cases_of
 from paceline.estimate.fit import predict
 from paceline.estimate.interval import bounds, log_sd
 from paceline.probe.inventory import inventory
+from paceline.rundir import write_text
 
 MOST_MEDIAN = 0.10
 FEWEST_LAYOUTS = 24
@@ -83,7 +88,8 @@ def measured(some: Sequence[Short], ranks: int, cores: int, passes: int) -> list
             times.setdefault(one.short.name, []).append(one.seconds)
     return [
         {"recipe": one.recipe, "layout": one.told, "ranks": ranks, "threads": threads,
-         "step_time_s": float(np.median(times[one.name])), "passes_s": times[one.name]}
+         "step_time_s": float(np.median(times[one.name])), "passes_s": times[one.name],
+         **short_to_json(one)}
         for one in some
     ]  # fmt: skip
 
@@ -117,6 +123,55 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
+def judged(found: Measured, rows: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
+    """The calibration, and the measured rows with their predictions by it; prints the table."""
+    calibration = weighed(found.about, found.rates, found.timed)
+    told = predicted([short_from_json(row) for row in rows], calibration)
+    rows = [{**row, **one} for row, one in zip(rows, told, strict=True)]
+    fitting = [row for row in rows if row["ranks"] <= cores]
+    beyond = [row for row in rows if row["ranks"] > cores]
+    print_table(rows)
+    result = figures(fitting)
+    print(f"{result['n']} layouts: median error {result['median_error']:.1%}, MAPE {result['mape']:.1%}, "
+          f"{result['coverage_80']:.0%} in the 80 % interval")  # fmt: skip
+    return {
+        "calibration": calibration.model_dump(mode="json"), "measured": to_json(found),
+        "rows": fitting, "overall": result, "oversubscribed": beyond,
+        "oversubscribed_overall": figures(beyond) if beyond else None,
+    }  # fmt: skip
+
+
+def refitted() -> dict[str, Any]:
+    """The stored measurements weighed and predicted anew; SystemExit for a file without them."""
+    path = FOLDER / "calibrated.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if "measured" not in kept:
+        raise SystemExit(f"{path.name} keeps no measurements; run without --refit first")
+    found, cores = from_json(kept["measured"]), kept["machine"]["cpu"]["usable_cores"]
+    anew = judged(found, [*kept["rows"], *kept["oversubscribed"]], cores)
+    write_text(path, json.dumps(kept | anew, indent=2) + "\n")
+    return anew["overall"]
+
+
+def timed_here(options: argparse.Namespace) -> dict[str, Any]:
+    """Calibrate, time the other layouts, compare; the figures."""
+    around, found = Surroundings(), inventory()
+    cores = found["cpu"]["usable_cores"]
+    calibration = measure(DEFAULTS["cpu"], "cpu", None, print)
+    dtype = calibration.about.dtype
+    seen = {s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), found, "cpu", dtype, n)}
+    measuring.STEPS = options.steps
+    rows: list[dict[str, Any]] = []
+    for ranks in (1, 2, 4):
+        if ranks > cores and options.no_oversubscribed:
+            continue
+        some = [s for s in asked(found, dtype, ranks, options.few) if s.name not in seen]
+        rows += measured(some, ranks, cores, options.passes)
+    result = judged(calibration, rows, cores)
+    keep("calibrated", "seconds of a step", around, **result)
+    return result["overall"]
+
+
 def main() -> int:
     """Calibrate, time, compare; 1 when the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,34 +181,9 @@ def main() -> int:
         "--few", action="store_true", help="two layouts a model: a trial of this program"
     )
     parser.add_argument("--no-oversubscribed", action="store_true")
+    parser.add_argument("--refit", action="store_true", help="what is stored, without measuring")
     options = parser.parse_args()
-    around, found = Surroundings(), inventory()
-    cores = found["cpu"]["usable_cores"]
-    calibration = calibrate(DEFAULTS["cpu"], "cpu", None, print)
-    seen = {
-        s.name
-        for n in (1, 2)
-        for s in shorts(recipes_of((), "cpu"), found, "cpu", calibration.dtype, n)
-    }
-    measuring.STEPS = options.steps
-    rows: list[dict[str, Any]] = []
-    for ranks in (1, 2, 4):
-        if ranks > cores and options.no_oversubscribed:
-            continue
-        some = [
-            s for s in asked(found, calibration.dtype, ranks, options.few) if s.name not in seen
-        ]
-        times = measured(some, ranks, cores, options.passes)
-        rows += [a | b for a, b in zip(times, predicted(some, calibration), strict=True)]
-    fitting = [row for row in rows if row["ranks"] <= cores]
-    beyond = [row for row in rows if row["ranks"] > cores]
-    print_table(rows)
-    result = figures(fitting)
-    print(f"{result['n']} layouts: median error {result['median_error']:.1%}, MAPE {result['mape']:.1%}, "
-          f"{result['coverage_80']:.0%} in the 80 % interval")  # fmt: skip
-    keep("calibrated", "seconds of a step", around, calibration=calibration.model_dump(mode="json"),
-         rows=fitting, overall=result, oversubscribed=beyond,
-         oversubscribed_overall=figures(beyond) if beyond else None)  # fmt: skip
+    result = refitted() if options.refit else timed_here(options)
     missed = result["median_error"] > MOST_MEDIAN or (
         result["n"] < FEWEST_LAYOUTS and not options.few
     )

@@ -86,11 +86,18 @@ class Validation(Value):
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; raises UserError when it is no table or lacks a column of NEEDED."""
+    """The rows of a CSV file; raises UserError when it is no table or lacks a column of NEEDED.
+
+    An open quote, which would swallow rows, and a column that is there twice are refused too.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines)
-            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+            reader = csv.DictReader(lines, strict=True)
+            columns = [name for name in reader.fieldnames or () if name]
+            missing = [name for name in NEEDED if name not in columns]
+            twice = sorted({name for name in columns if columns.count(name) > 1})
+            if twice:
+                raise UserError(str(path), f"has more than one column {', '.join(twice)}")
             if missing:
                 raise UserError(str(path), f"has no column {', '.join(missing)}",
                                 allowed="the columns of docs/estimate.md")  # fmt: skip

@@ -70,6 +70,17 @@ def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
         read_table(tmp_path / "none.csv")
 
 
+def test_a_table_that_would_lose_rows_or_figures_is_refused(tmp_path: Path):
+    path, header = tmp_path / "t.csv", ",".join([*NEEDED, "id"])
+    row = ",".join(ROW[name] for name in [*NEEDED, "id"])
+    path.write_text(f'{header}\n"{row}\n{row}\n{row}\n')
+    with pytest.raises(UserError, match="cannot be read as CSV: unexpected end of data"):
+        read_table(path)
+    path.write_text(f"{header},layers\n{row},99\n")
+    with pytest.raises(UserError, match="has more than one column layers"):
+        read_table(path)
+
+
 def test_memories_are_judged_where_they_are_stated():
     stated = {**ROW, "mem_gb": "20"}
     unreadable = [{**ROW, "mem_gb": text} for text in ("", "nan", "-3", "much", "inf")]

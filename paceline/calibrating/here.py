@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from paceline.calibrated import automatic_dtype
 from paceline.calibrating import measuring
 from paceline.calibrating.cases import recipes_of, shorts
-from paceline.calibrating.measuring import Rates, Timed
+from paceline.calibrating.measuring import Measured, Rates, Timed
 from paceline.calibrating.weighing import weighed
 from paceline.core.hardware import Dtype
 from paceline.errors import UserError
@@ -25,7 +25,16 @@ Tell = Callable[[str], None]
 def calibrate(
     names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
 ) -> Calibration:
-    """Measure on 1, 2, 4, ... ranks (or on `ranks`) and weigh it; `tell` is told what happens.
+    """Measure on 1, 2, 4, ... ranks (or on `ranks`) and weigh it; raises as `measure` does."""
+    found = measure(names, device, dtype, tell, ranks)
+    tell("weighing")
+    return weighed(found.about, found.rates, found.timed)
+
+
+def measure(
+    names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
+) -> Measured:
+    """Probes and short trainings on 1, 2, 4, ... ranks (or on `ranks`); `tell` is told what happens.
 
     Raises UserError for what is not here, SystemFaultError when a program fails.
     """
@@ -69,8 +78,7 @@ def calibrate(
         date=datetime.now(UTC).isoformat(timespec="seconds"), torch=rates[0].lines[0]["torch"],
         cores=found["cpu"]["usable_cores"], memory_bytes=found["memory_bytes"],
     )  # fmt: skip
-    tell("weighing")
-    return weighed(about, rates, timed)
+    return Measured(about, rates, timed)
 
 
 def _counts(most: int) -> list[int]:

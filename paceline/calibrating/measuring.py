@@ -14,7 +14,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.stats import summarize
 from paceline.engines import native
 from paceline.errors import SystemFaultError
-from paceline.estimate.calibration import Placement
+from paceline.estimate.calibration import About, Placement
 from paceline.probe.program import probe_lines
 from paceline.recipe import Recipe
 
@@ -23,8 +23,8 @@ RATES_S = 10.0
 STEPS, DROPPED = 8, 2
 """Steps of a short training, and those of them that do not count: memory is touched, kernels chosen."""
 LIMIT_S = 600.0
-PAYLOADS = (4096, 2**16, 2**20, 2**23)
-"""Bytes of the all-reduces."""
+PAYLOADS = {"cpu": (4096, 2**16, 2**20, 2**23), "cuda": (4096, 2**20, 2**24, 2**28)}
+"""Bytes of the all-reduces; only large ones fill the links between GPUs."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,21 @@ class Timed:
     spread: float
 
 
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured of one machine."""
+
+    about: About
+    rates: Sequence[Rates]
+    timed: Sequence[Timed]
+
+
 def rates(
     python: str, kind: str, dtype: Dtype, ranks: int, threads: int | None, recipes: Sequence[Recipe]
 ) -> Rates:
     """All probes in `ranks` processes at once; raises SystemFaultError when they fail."""
     question = {
-        "device": kind, "dtype": dtype, "threads": threads, "seconds": RATES_S, "payloads": PAYLOADS,
+        "device": kind, "dtype": dtype, "threads": threads, "seconds": RATES_S, "payloads": PAYLOADS[kind],
         "products": products(recipes), "attention": attention(recipes),
     }  # fmt: skip
     return Rates(

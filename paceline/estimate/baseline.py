@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.estimate.case import Cases, Floats
-from paceline.estimate.step import common_weights, ffn_weights
+from paceline.estimate.weights import common_weights, ffn_weights
 
 SHARE, NARROW_SHARE = 0.45, 0.33
 

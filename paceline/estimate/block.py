@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.estimate.case import Cases, Floats
-from paceline.estimate.network import all_reduce_s, group_rate
+from paceline.estimate.network import all_reduce_s, all_to_all_s, group_rate, start_s
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
@@ -126,9 +126,9 @@ def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     rest = product_s(x, c, rate, t, (heads + 2 * kv) / x.tp, x.hidden) + product_s(
         x, c, rate, t, x.hidden, heads / x.tp
     )
-    moved = 2 * t * routed(x) * x.hidden * 2 * (x.ep - 1) / x.ep
-    width = x.tp * x.cp * x.ep
-    exchange = moved / group_rate(x, c, width, x.tp) + 2 * c["inter_start_s"]
+    # Tensor ranks share out a micro-batch's tokens to send them.
+    sent = 2 * t / x.tp * routed(x) * x.hidden
+    exchange = 2 * all_to_all_s(x, c, sent, x.ep, x.tp * x.cp, routed(x))
     return rest + ffn, np.where(x.ep > 1, exchange, 0.0)
 
 
@@ -202,13 +202,15 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
 def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
     """Two all-reduces of a forward pass (or the gathers and scatters that replace them)."""
     exposed = np.where(x.has("stack", "fused"), c["tp_exposed_fused"], c["tp_exposed"])
-    return 2 * exposed * all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size))
+    starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
+    sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
+    return 2 * exposed * sums
 
 
 def _cp(x: Cases, c: Mapping[str, float], attention: Floats) -> Floats:
     """Keys and values of the other ranks, as far as attention does not hide them."""
     moved = (x.cp - 1) * 2 * 2 * tokens(x) * x.kv_heads * x.head_dim / x.tp
-    needed = moved / group_rate(x, c, x.tp * x.cp, x.tp) + c["inter_start_s"] * (x.cp - 1)
+    needed = moved / group_rate(x, c, x.tp * x.cp, x.tp) + start_s(x, c) * (x.cp - 1)
     hidden = np.minimum(needed, attention)
     return np.where(x.cp > 1, needed - hidden + c["cp_exposed"] * hidden, 0.0)
 
@@ -219,7 +221,8 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     whole = whole * np.where(x.has("generation", "volta"), c["host_volta"], 1.0)
     whole = whole * np.where(x.experts > 1, c["host_experts"], 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
-    return whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
+    whole = whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
+    return whole * x.crowding
 
 
 def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:

@@ -161,4 +161,5 @@ def cpu_machine(found: Calibration, ranks: int) -> Machine:
     return Machine(
         device=device, generation="cpu", domain=ranks, devices_per_node=ranks,
         intra_bytes_per_s=link, inter_bytes_per_s=link, power=1.0, notes=tuple(notes),
+        crowding=max(1.0, ranks / found.cores),
     )  # fmt: skip

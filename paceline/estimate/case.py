@@ -73,6 +73,8 @@ class Case:
     """Narrow numbers with a scale for every 16 or 32 (MX, NV formats)."""
     power: float = 1.0
     """Power limit over that of the data sheet."""
+    crowding: float = 1.0
+    """Processes that share a core of a CPU: what a host does takes so much longer."""
     stack: Stack = "fused"
     schedule: Schedule = "1f1b"
     """Order of a pipeline's micro-batches; what waits in memory follows from it."""

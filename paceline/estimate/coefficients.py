@@ -22,12 +22,13 @@ class Prior:
 
 PRIORS: tuple[Prior, ...] = (
     # Share of the dense peak that large 16-bit products reach: 0.85 of the best product published
-    # (A100 0.87, H100 0.80, B200 and GB200 0.75: ml-engineering, compute/accelerator).
+    # (A100 0.87, H100 0.80, B200 and GB200 0.75, MI300X 0.51, MI325X 0.60: ml-engineering,
+    # compute/accelerator). No published step is of AMD devices, which are `other`.
     Prior("gemm_volta", 0.62, 0.15, "16-bit products of a V100 over its peak"),
     Prior("gemm_ampere", 0.74, 0.12, "16-bit products of an A100 over its peak"),
     Prior("gemm_hopper", 0.68, 0.12, "16-bit products of an H100 or H200 over its peak"),
     Prior("gemm_blackwell", 0.64, 0.12, "16-bit products of a B200 or B300 over its peak"),
-    Prior("gemm_other", 0.60, 0.30, "16-bit products of another device over its peak"),
+    Prior("gemm_other", 0.48, 0.30, "16-bit products of another device over its peak"),
     Prior("gemm_cpu", 0.70, 0.30, "products of a CPU over the rate that was probed"),
     Prior("gemm_8bit", 0.75, 0.15, "8-bit products' share of their peak, over that of 16-bit ones"),
     Prior("gemm_4bit", 0.55, 0.30, "the same of 4-bit products"),
@@ -54,6 +55,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("host_tp_fused", 1.0, 0.30, "the same with Transformer Engine"),
     Prior("host_experts", 3.0, 0.50, "host time of a block with experts, over one without"),
     Prior("host_volta", 1.5, 0.50, "host time in the hosts of V100s, over later ones"),
+    Prior("host_sharded_s", 5e-4, 0.80, "what FSDP's hooks and copies add to an exchange on a CPU"),
     Prior("host_microbatch_s", 2e-3, 0.80, "time of a micro-batch beside its blocks"),
     Prior("step_softmax_s", 10e-3, 0.80, "time of a step beside its micro-batches, Megatron"),
     Prior("step_fused_s", 30e-3, 0.60, "the same with Transformer Engine"),

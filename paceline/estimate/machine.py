@@ -53,6 +53,8 @@ class Machine:
     intra_bytes_per_s: float
     inter_bytes_per_s: float
     power: float
+    crowding: float = 1.0
+    """Processes that share a core, 1 where each has its own."""
     mesh: bool = False
     """Devices of a domain have links of their own to each of the others, and no switch."""
     assumed: Assumed = NOTHING_ASSUMED

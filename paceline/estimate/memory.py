@@ -21,7 +21,7 @@ from paceline.estimate.framework import FRAMEWORKS, MIB, Constants, Framework, c
 from paceline.estimate.memory_parts import made
 from paceline.estimate.memory_stage import stage
 from paceline.estimate.memory_states import states
-from paceline.estimate.step import replicas
+from paceline.estimate.weights import replicas
 
 CONTEXT_BYTES: Mapping[str, float] = {"volta": 1113 * MIB, "ampere": 1573 * MIB, "cpu": 0.0}
 """nvidia-smi with one tensor, by the 1.3B and 104B notes of BigScience (2021), CUDA 11."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from paceline.core.run import RunSpec
 from paceline.core.shape import linear_sizes, num_parameters, trainable_parameters, uses
 from paceline.estimate.case import Case, cases_of
-from paceline.estimate.step import block_weights
+from paceline.estimate.weights import block_weights
 
 
 def with_memory(case: Case, spec: RunSpec) -> Case:

@@ -16,7 +16,7 @@ from paceline.estimate.case import Bools, Cases, Floats
 from paceline.estimate.framework import EVERYTHING, Constants
 from paceline.estimate.memory_stage import Stage
 from paceline.estimate.memory_states import NORMS, vocabulary_rows
-from paceline.estimate.step import num_microbatches
+from paceline.estimate.weights import num_microbatches
 
 LSE_BYTES = 4
 """fp32 logarithm of a row's sum, all that flash attention keeps of its scores."""

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.layout import Schedule
 from paceline.core.pipeline import kept_layers, stage_sizes
 from paceline.estimate.case import Bools, Cases, Floats
-from paceline.estimate.step import num_microbatches
+from paceline.estimate.weights import num_microbatches
 
 
 @dataclass(frozen=True)

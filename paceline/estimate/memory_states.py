@@ -10,7 +10,7 @@ from paceline.core.memory import GATHERED_BLOCKS
 from paceline.estimate.case import Bools, Cases, Floats
 from paceline.estimate.framework import Constants
 from paceline.estimate.memory_stage import Stage
-from paceline.estimate.step import block_weights, num_microbatches, replicas
+from paceline.estimate.weights import block_weights, num_microbatches, replicas
 
 NORMS = 2
 """Of a block."""

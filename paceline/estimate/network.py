@@ -24,11 +24,43 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
     return np.where(span <= x.domain, inside, np.minimum(inside, between * members))
 
 
+def start_s(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Seconds before a collective between nodes moves anything; hosts begin it."""
+    return c["inter_start_s"] * x.crowding
+
+
 def all_reduce_s(
-    x: Cases, c: Mapping[str, float], num_bytes: Floats, size: Floats, stride: Floats
-) -> Floats:
-    """Seconds of an all-reduce among `size` ranks: 2 (n - 1) / n bytes / rate + start x log2 n."""
+    x: Cases, c: Mapping[str, float], num_bytes: Floats, size: Floats, stride: Floats,
+    starts: float | Floats = 1.0,
+) -> Floats:  # fmt: skip
+    """Seconds of an all-reduce among `size` ranks: 2 (n - 1) / n bytes / rate + start x log2 n.
+
+    A gather and a scatter in its place move as much, with two starts.
+    """
     span = size * stride
-    start = np.where(span <= x.domain, c["intra_start_s"], c["inter_start_s"])
+    start = starts * np.where(span <= x.domain, c["intra_start_s"] * x.crowding, start_s(x, c))
     moved = 2 * (size - 1) / size * num_bytes / group_rate(x, c, span, stride)
     return np.where(size > 1, moved + start * np.log2(np.maximum(size, 2)), 0.0)
+
+
+def all_to_all_s(
+    x: Cases,
+    c: Mapping[str, float],
+    num_bytes: Floats,
+    size: Floats,
+    stride: Floats,
+    wanted: Floats,
+) -> Floats:
+    """Seconds of an all-to-all among `size` ranks, each of which sends `num_bytes` in all, start included.
+
+    Every rank has bytes of its own for each other one, so what leaves a domain goes through its own
+    port, unlike what a domain shares. `wanted` ranks get a copy of each piece: a domain gets one of
+    them all, (D - 1)(1 - (1 - 1/D)^wanted) on average beside the own of D domains.
+    """
+    near = np.clip(x.domain / stride, 1.0, size)
+    domains = size / near
+    copies = (domains - 1) * (1 - (1 - 1 / domains) ** wanted) / wanted
+    inside = num_bytes * (near - 1) / size / (x.intra_bytes_per_s * c["intra"])
+    outside = num_bytes * copies / (x.inter_bytes_per_s * c["inter"])
+    start = np.where(domains > 1, c["inter_start_s"], c["intra_start_s"])
+    return np.maximum(inside, outside) + start * x.crowding

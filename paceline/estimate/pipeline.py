@@ -31,7 +31,7 @@ def followed_step(x: Cases, c: Mapping[str, float]) -> StepTime:
         return closed
     work = pieces(x, c)
     waits = np.maximum(0.0, total - work.num_microbatches * (work.slowest + work.passed))
-    return step_time(x, c, bubble=waits)
+    return step_time(x, c, bubble=waits / x.crowding)
 
 
 def _pipeline_s(x: Cases, c: Mapping[str, float]) -> float | None:
@@ -40,7 +40,7 @@ def _pipeline_s(x: Cases, c: Mapping[str, float]) -> float | None:
     pp, vp, m = int(x.pp[0]), max(1, int(x.vp[0])), int(work.num_microbatches[0])
     if 2 * pp * vp * m > MOST_PASSES:
         return None
-    beside = (float(work.passed[0]) + float(work.beside)) / vp
+    beside = (float(work.passed[0]) + float(work.beside[0])) / vp
     seconds = np.array(_sizes(int(x.layers[0]), pp, vp)) * float(work.layer[0]) + beside
     seconds[-1] += float(work.head[0])
     forward = seconds / float(_passes(x))

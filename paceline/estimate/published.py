@@ -16,16 +16,15 @@ from paceline.core.hardware import Dtype
 from paceline.errors import UserError
 from paceline.estimate.case import Case, Stack
 from paceline.estimate.fabric import stated_bytes_per_s
-from paceline.estimate.machine import machine
+from paceline.estimate.machine import NARROW, machine
 
 Kind = Literal["dense", "moe", "lora", "first step"]
 NO_TIME = "no step time"
 NO_SHAPE = "layers, hidden size or heads are missing"
 NO_LAYOUT = "the number of devices or the batch is missing"
 NO_DEVICE = "the device is not in the catalog"
-NO_DTYPE = "the device does not compute in this dtype"
 NO_EXPERTS = "experts without their number and how many a token meets"
-REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_DTYPE, NO_EXPERTS)
+REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS)
 
 DEFAULT_SEQ_LEN = 512
 """Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
@@ -83,7 +82,8 @@ def read_row(row: Mapping[str, str]) -> Row:
     else full. A pipeline with more stages than layers is
     taken as not stated, except two more, for embedding and head. Megatron pads the vocabulary.
     Fine-tuning packs samples of 512 tokens, adapters of rank 16 are on the attention's inputs
-    (NeMo's defaults). Data-parallel ranks are devices / (tp pp cp), whatever the row says.
+    (NeMo's defaults). What is narrower than anything that the device multiplies in is emulated, which
+    means rounded and multiplied in 16 bit, and such a row has a wider interval. Data-parallel ranks are devices / (tp pp cp), whatever the row says.
     """
     measured = _number(row, "step_time_s")
     if measured is None:
@@ -152,10 +152,8 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
     except UserError as error:
         raise UnmodelledError(NO_DEVICE) from error
     dtype = dtype_of(row.get("dtype", ""))
-    try:
-        wide, narrow = here.peak_wide(dtype), here.peak_narrow(dtype)
-    except UserError as error:
-        raise UnmodelledError(NO_DTYPE) from error
+    narrow = here.device.peak_flops_per_s(dtype) if dtype in NARROW else None
+    emulated = dtype in NARROW and narrow is None
     axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
     pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
     stack = stack_of(row)
@@ -165,7 +163,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         kv_heads=_number(row, "kv_heads") or heads, head_dim=hidden / heads,
         vocab=_vocabulary(row, stack, axes["tp"]),
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
-        peak_16bit=wide, peak_narrow=narrow,
+        peak_16bit=here.peak_wide(dtype), peak_narrow=narrow or 0.0,
         memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
         intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
         devices=devices, global_batch=batch,
@@ -181,7 +179,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         generation=here.generation, domain=here.domain, power=here.power,
         four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"), stack=stack, mesh=here.mesh,
         assumed_intra=here.assumed.intra, assumed_inter=here.assumed.inter,
-        assumed_device=here.assumed.device,
+        assumed_device=here.assumed.device or emulated,
         tp=axes["tp"], cp=axes["cp"], vp=axes["vp"], ep=axes["ep"],
         document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
     )  # fmt: skip

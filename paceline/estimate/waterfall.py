@@ -1,8 +1,8 @@
-"""From the peak to the estimated rate: what each cause leaves of a device's FLOP/s."""
+"""From the peak to the estimated rate, or the measured one: what each cause leaves of a device's FLOP/s."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.core.value import Value
 from paceline.estimate.block import product_rate
@@ -60,3 +60,17 @@ def waterfall(
         rate = flops_per_device / spent
         levels.append(Level(name=name, flops_per_s=rate, share=rate / peak, lost_s=seconds))
     return (*levels, levels[-1].model_copy(update={"name": "estimated", "lost_s": 0.0}))
+
+
+def to_measured(
+    levels: Sequence[Level], estimated_s: float, measured_s: float
+) -> tuple[Level, ...]:
+    """The levels of an estimate and two more: what they do not explain, and the measured rate.
+
+    All seconds lost and those at the peak's rate add up to the measured step.
+    """
+    last, peak = levels[-1], levels[0].flops_per_s
+    rate = last.flops_per_s * estimated_s / measured_s
+    rest = Level(name="not explained", flops_per_s=rate, share=rate / peak,
+                 lost_s=measured_s - estimated_s)  # fmt: skip
+    return (*levels, rest, rest.model_copy(update={"name": "measured", "lost_s": 0.0}))

@@ -17,7 +17,6 @@ from paceline.estimate.fit import fit, predict
 from paceline.estimate.interval import bounds, log_sd, residual_sd, undetermined
 from paceline.estimate.published import (
     NO_DEVICE,
-    NO_DTYPE,
     NO_EXPERTS,
     NO_LAYOUT,
     NO_SHAPE,
@@ -53,7 +52,6 @@ def test_gaps_have_defaults():
         ({"layers": ""}, NO_SHAPE),
         ({"num_gpus": "?"}, NO_LAYOUT),
         ({"gpu": "Wonder-9000"}, NO_DEVICE),
-        ({"dtype": "nvfp4"}, NO_DTYPE),
         ({"ep": "8"}, NO_EXPERTS),
         ({"model": "Qwen3_30B_a3B"}, NO_EXPERTS),
     ],
@@ -240,3 +238,22 @@ def test_experts_with_their_numbers_are_modelled():
 )  # fmt: skip
 def test_a_gate_is_known_by_the_family_or_by_an_odd_width(model: str, width: float, gated: bool):
     assert is_gated(model, width) is gated
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "emulated"),
+    [
+        ("A100-SXM-80GB", "fp8", True), ("H100-SXM-80GB", "mxfp8", True),
+        ("H100-SXM-80GB", "nvfp4", True), ("V100-SXM2-32GB", "fp8", True),
+        ("H100-SXM-80GB", "fp8", False), ("GB200-186GB", "nvfp4", False),
+    ],
+)  # fmt: skip
+def test_what_a_device_does_not_multiply_in_is_multiplied_in_16_bit(
+    gpu: str, dtype: str, emulated: bool
+):
+    narrow, wide = (read_row({**ROW, "gpu": gpu, "dtype": d}) for d in (dtype, "bf16"))
+    assert (narrow.case.peak_narrow == 0) is emulated and wide.case.peak_narrow == 0
+    assert narrow.case.peak_16bit == wide.case.peak_16bit
+    assert narrow.case.assumed_device is (emulated or wide.case.assumed_device)
+    fast, usual = predict(cases_of([narrow.case, wide.case]), shipped().fit().centre).tolist()
+    assert fast == usual if emulated else fast < usual

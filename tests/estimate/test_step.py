@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.estimate.block import block_time
+from paceline.estimate.block import block_time, product_rate
 from paceline.estimate.case import Case, cases_of, varied
 from paceline.estimate.coefficients import CENTRE, NAMES, PRIORS, named
 from paceline.estimate.evidence import shipped
-from paceline.estimate.network import all_reduce_s
-from paceline.estimate.step import StepTime, num_microbatches, rank_weights, step_time
+from paceline.estimate.machine import machine
+from paceline.estimate.network import all_reduce_s, all_to_all_s
+from paceline.estimate.step import StepTime, step_time
+from paceline.estimate.weights import num_microbatches, rank_weights
 
 C = named(shipped().fit().centre)
 LLAMA_70B = Case(
@@ -172,6 +174,7 @@ def test_many_layouts_at_once_are_those_one_by_one():
 
 def test_a_host_that_cannot_keep_up_sets_the_pace():
     tiny = {"hidden": 256, "ffn": 1024, "heads": 4, "kv_heads": 4, "seq_len": 128, "vocab": 1000}
+    tiny["sequence_parallel"] = False
     parts = block_time(cases_of([replace(LLAMA_70B, **tiny)]), C)
     assert parts.host[0] > 0.9 * parts.total[0]
     assert block_time(cases_of([LLAMA_70B]), C).host[0] < 0.05 * parts.total[0] * 100
@@ -181,3 +184,60 @@ def test_every_coefficient_has_a_prior_a_width_and_a_meaning():
     assert len(set(NAMES)) == len(PRIORS) == len(CENTRE)
     assert all(prior.value > 0 and 0 < prior.sd <= 1 and prior.what for prior in PRIORS)
     assert set(shipped().medians) == set(NAMES)
+
+
+def test_what_experts_exchange_across_nodes_goes_through_each_ranks_own_port():
+    moe = {"experts": 64, "experts_per_token": 8, "ffn": 2048, "tp": 1, "cp": 1, "pp": 1, "vp": 1}
+    inside, across = step(**moe, ep=8), step(**moe, ep=64)
+    tokens, passes = 128 * 8192 / 64, 2 * 2 * 80
+    sent = 2 * tokens * 8192 * 7 * (1 - (7 / 8) ** 8)
+    assert across.ep[0] > passes * sent / 50e9 > 3 * inside.ep[0]
+    slower = step(**moe, ep=64, inter_bytes_per_s=25e9)
+    assert slower.ep[0] == pytest.approx(2 * across.ep[0], rel=0.05)
+    assert step(**moe, ep=8, inter_bytes_per_s=25e9).ep[0] == inside.ep[0]
+
+
+def test_an_all_to_all_sends_a_token_once_to_each_other_domain():
+    x, ones = cases_of([replace(LLAMA_70B, inter_bytes_per_s=1e6)]), np.ones(1)
+    one, eight, all_of_them = (
+        float(all_to_all_s(x, C, n * 1e6 * ones, 64 * ones, ones, n * ones)[0])
+        for n in (1.0, 8.0, 1000.0)
+    )
+    port = 1e6 * C["inter"]
+    assert one == pytest.approx(7 / 8 * 1e6 / port, rel=1e-3)
+    assert eight == pytest.approx(7 * (1 - (7 / 8) ** 8) * 1e6 / port, rel=1e-3)
+    assert all_of_them == pytest.approx(7 * 1e6 / port, rel=1e-3)
+
+
+def test_sequence_parallelism_starts_two_collectives_for_each_sum():
+    slow = {**C, "intra_start_s": C["intra_start_s"] + 1e-3}
+    more = [
+        float((step_time(x, slow).tp - step_time(x, C).tp)[0])
+        for sequence in (False, True)
+        for x in [cases_of([replace(LLAMA_70B, sequence_parallel=sequence)])]
+    ]
+    assert more[1] == pytest.approx(2 * more[0]) and more[0] > 0
+
+
+def test_processes_that_share_cores_share_their_hosts_time():
+    alone, crowded = step(generation="cpu"), step(generation="cpu", crowding=2.0)
+    assert crowded.host[0] == pytest.approx(2 * alone.host[0])
+    assert crowded.fixed[0] == pytest.approx(2 * alone.fixed[0])
+    assert crowded.gemm[0] == alone.gemm[0] and crowded.tp[0] > alone.tp[0]
+
+
+def test_who_fills_a_pipeline_has_the_cores_of_those_that_wait():
+    free = {**C} | {name: 1e-12 for name in C if name.startswith("host_") or "start_s" in name}
+    alone, crowded = (
+        step_time(cases_of([replace(LLAMA_70B, generation="cpu", crowding=n)]), free)
+        for n in (1.0, 2.0)
+    )
+    assert crowded.gemm[0] == pytest.approx(alone.gemm[0])
+    assert crowded.bubble[0] == pytest.approx(alone.bubble[0] / 2)
+
+
+@pytest.mark.parametrize(("device", "published"), [("MI300X", 668e12), ("H100", 795e12)])
+def test_products_stay_below_the_best_that_anybody_published(device: str, published: float):
+    here = machine(device)
+    x = cases_of([replace(LLAMA_70B, generation=here.generation, peak_16bit=here.peak_16bit())])
+    assert 0.75 * published < product_rate(x, C)[0] < published
