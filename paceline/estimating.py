@@ -50,6 +50,8 @@ class Question:
     """Length of the whole training; None takes the recipe's."""
     prices: Prices = field(default_factory=Prices)
     failures: Failures | None = None
+    native: bool = False
+    """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
 
 
 class MemoryBytes(Value):
@@ -60,6 +62,22 @@ class MemoryBytes(Value):
     device_used: float
     parts: dict[str, float]
     """They add up to `device_used`."""
+
+
+class Measured(Value):
+    """A step time that was measured, beside the estimated one."""
+
+    step_time_s: float
+    source: str
+    """The run that it is of, or that it was stated."""
+    n: int | None = None
+    """Steps whose median it is; None for a stated one."""
+    spread: float | None = None
+    """Robust relative spread of these."""
+    ratio: float
+    """Measured over estimated."""
+    in_interval: bool
+    """Whether it lies in the estimate's 80 % interval."""
 
 
 class Estimate(Value):
@@ -88,14 +106,20 @@ class Estimate(Value):
     """Probability that the device runs out of memory; None where its size is unknown."""
     bill: Bill | None
     waterfall: tuple[Level, ...]
-    """From the peak to `flops_per_s_per_device`."""
+    """From the peak to `flops_per_s_per_device`, and on to what was measured."""
+    measured: Measured | None = None
     evidence: Basis
     notes: tuple[str, ...]
 
 
 def estimate(question: Question, evidence: Evidence) -> Estimate:
     """The estimate of one recipe; raises UserError for what cannot run or is in no catalog."""
-    spec, here = spec_of(question), machine_of(question)
+    spec = spec_of(question)
+    return estimate_on(machine_of(question), spec, question, evidence)
+
+
+def estimate_on(here: Machine, spec: RunSpec, question: Question, evidence: Evidence) -> Estimate:
+    """The estimate of a resolved run; of `question` count stack, links, tokens, and costs alone."""
     case = case_of(spec, here, question.stack, question.compiled)
     return _told(question, spec, here, cases_of([case]), evidence)
 
@@ -185,6 +209,7 @@ def case_of(spec: RunSpec, here: Machine, stack: Stack, compiled: bool = False) 
         memory_bytes_per_s=_memory_rate(here),
         intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
         generation=here.generation, domain=here.domain, power=here.power, mesh=here.mesh,
+        crowding=here.crowding,
         assumed_intra=here.assumed.intra, assumed_inter=here.assumed.inter,
         assumed_device=here.assumed.device,
         four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"),
@@ -222,7 +247,7 @@ def _told(
     time = followed_step(x, coefficients)
     seconds = float(time.total[0])
     low, high = bounds(time.total, log_sd(x, fit, evidence.residual_sd))
-    frameworks = frameworks_of(here.generation, native=False)
+    frameworks = frameworks_of(here.generation, native=question.native)
     needed = memory(x, frameworks, here.device.context_bytes)
     size = here.device.memory_bytes
     rate = tokens_per_s(spec.training.seq_len, spec.training.global_batch, seconds)

@@ -59,6 +59,7 @@ LAYERS = (
         "validating",
         "ramping",
         "sweeping",
+        "explaining",
         "tuning",
         "schemas",
     ),

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from paceline.cli import costs
 from paceline.cli import model_options as model
-from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.estimate_output import emit, write_page
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import TableForm, TableFormat
 
 if TYPE_CHECKING:
     from paceline.estimating import Estimate, Question
     from paceline.tracing import Tracing
 
-MONEY, FAILING = "Cost", "Failures"
+MEASURED = "Measured"
 
 
 def estimate(
     recipe: model.Recipe,
-    device: model.DeviceName,
-    gpus: model.Gpus,
+    device: Annotated[
+        str | None, typer.Option(help="A device of `paceline devices`, e.g. H100.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices.")] = None,
     layout: Annotated[
         str | None,
         typer.Option(
@@ -41,42 +45,35 @@ def estimate(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    stack: model.StackName = "fused",
+    stack: model.AnyStack = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
-    tokens: Annotated[
-        float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 15e12.")
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option(min=0, help="Of a device hour.", rich_help_panel=MONEY)
-    ] = None,
-    spot_price: Annotated[
-        float | None,
-        typer.Option(min=0, help="Of an interruptible device hour.", rich_help_panel=MONEY),
-    ] = None,
-    pue: Annotated[
-        float,
-        typer.Option(min=1, help="The site's energy over its machines'.", rich_help_panel=MONEY),
-    ] = 1.0,
-    carbon: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="G_PER_KWH", help="Of the electricity.", rich_help_panel=MONEY),
-    ] = None,
-    mtbf: Annotated[
-        float | None,
+    tokens: costs.Tokens = None,
+    price: costs.Price = None,
+    spot_price: costs.SpotPrice = None,
+    pue: costs.Pue = 1.0,
+    carbon: costs.Carbon = None,
+    mtbf: costs.Mtbf = None,
+    restart: costs.Restart = 600.0,
+    checkpoint: costs.Checkpoint = 30.0,
+    checkpoint_every: costs.CheckpointEvery = None,
+    measured: Annotated[
+        str | None,
         typer.Option(
-            min=1, metavar="HOURS", help="Between failures of one device.", rich_help_panel=FAILING
+            metavar="RUN",
+            help="A run of the recipe: estimate it, and lead on to its measured step.",
+            rich_help_panel=MEASURED,
         ),
     ] = None,
-    restart: Annotated[
-        float,
-        typer.Option(min=0, metavar="SECONDS", help="After a failure.", rich_help_panel=FAILING),
-    ] = 600.0,
-    checkpoint: Annotated[
-        float,
+    measured_s: Annotated[
+        float | None,
         typer.Option(
-            min=0, metavar="SECONDS", help="A checkpoint keeps waiting.", rich_help_panel=FAILING
+            min=1e-6,
+            metavar="SECONDS",
+            help="A step time that was measured elsewhere.",
+            rich_help_panel=MEASURED,
         ),
-    ] = 30.0,
+    ] = None,
+    runs_dir: RunsDir = None,
     evidence: model.EvidenceFile = None,
     html: Annotated[
         Path | None,
@@ -105,49 +102,121 @@ def estimate(
 
       paceline estimate llama31-8b --device H100 --gpus 64 --compare device=B200,gpus=32 --html offers.html
 
+      paceline estimate tiny-llama --measured last
+
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
     """
-    from dataclasses import replace
-    from math import isfinite
+    whole: costs.Costs = {
+        "tokens": tokens,
+        "prices": costs.prices(price, spot_price, pue, carbon),
+        "failures": costs.failures(mtbf, restart, checkpoint, checkpoint_every),
+    }
+    costs.finite({"--tokens": tokens, "--measured-s": measured_s})
+    changes = (*_axes(layout), *(overrides or ()))
+    if measured is not None:
+        _alone("--measured", {"--measured-s": measured_s, "--compare": compare, "--trace": trace})
+        given = {"recipe": recipe, "device": device, "devices": gpus, "per_node": per_node,
+                 "variant": variant, "overrides": changes, "intra": intra, "inter": inter,
+                 "stack": stack, "compiled": compiled}  # fmt: skip
+        answer = Answer([_of_run(measured, runs_dir, given, whole, evidence)])
+    else:
+        asked = model.question(
+            recipe, *_devices(device, gpus), stack or "fused", variant=variant, overrides=changes,
+            per_node=per_node, intra=intra, inter=inter,
+        )  # fmt: skip
+        answer = _answer(asked, compiled, whole, compare or [], evidence, trace, measured_s)
+    emit(answer.found, answer.ratios, answer.tracings, TableFormat.json if as_json else form)
+    if html:
+        write_page(answer.found, html)
 
-    from paceline.core.offers import Failures, Prices
+
+class Answer(NamedTuple):
+    """Estimates, the first one's step time beside each other's, and their followed memory."""
+
+    found: list[Estimate]
+    ratios: list[tuple[float, float, float]] = []
+    tracings: list[Tracing] = []
+
+
+def _alone(option: str, others: dict[str, object]) -> None:
+    """Raises UserError where one of the others is there too."""
     from paceline.errors import UserError
-    from paceline.estimating import estimate as estimated
-    from paceline.estimating import ratio
+
+    clash = next((name for name, value in others.items() if value), None)
+    if clash:
+        raise UserError(option, f"is about one run as it was, and {clash} is not",
+                        remedy="leave one of them out")  # fmt: skip
+
+
+def _axes(layout: str | None) -> list[str]:
+    """The layout's axes as recipe fields; raises UserError for what is none."""
+    from paceline.errors import UserError
 
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
-    for name, value in (("--tokens", tokens), ("--price", price), ("--spot-price", spot_price),
-                        ("--pue", pue), ("--carbon", carbon), ("--mtbf", mtbf),
-                        ("--restart", restart), ("--checkpoint", checkpoint)):  # fmt: skip
-        if value is not None and not isfinite(value):
-            raise typer.BadParameter("must be a finite number", param_hint=name)
     if any("=" not in axis for axis in axes):
         raise UserError(f"--layout {layout}", "is not AXIS=N,...", allowed="tp=4,pp=4,zero_stage=1")
-    failures = (
-        None
-        if mtbf is None
-        else Failures(device_mtbf_h=mtbf, restart_s=restart, checkpoint_s=checkpoint)
-    )
-    prices = Prices(per_device_hour=price, spot_per_device_hour=spot_price, pue=pue,
-                    carbon_g_per_kwh=carbon)  # fmt: skip
-    asked = model.question(
-        recipe, device, gpus, stack, variant=variant, overrides=(*axes, *(overrides or ())),
-        per_node=per_node, intra=intra, inter=inter,
-    )  # fmt: skip
-    question = replace(asked, compiled=compiled, tokens=tokens, prices=prices, failures=failures)
-    questions = [question, *(_offer(question, text) for text in compare or ())]
+    return axes
+
+
+def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
+    """On what; raises UserError where that is not said."""
+    from paceline.errors import UserError
+
+    if device is None or gpus is None:
+        missing = "--device" if device is None else "--gpus"
+        raise UserError("paceline estimate", f"needs {missing}", remedy="or --measured RUN")
+    return device, gpus
+
+
+def _answer(
+    asked: Question,
+    compiled: bool,
+    whole: costs.Costs,
+    compare: list[str],
+    evidence: Path | None,
+    trace: bool,
+    measured_s: float | None,
+) -> Answer:
+    """The estimates of a question and of the offers beside it."""
+    from dataclasses import replace
+
+    from paceline.cli.offers import offer
+    from paceline.estimating import estimate as estimated
+    from paceline.estimating import ratio
+    from paceline.explaining import beside
+
+    question = replace(asked, compiled=compiled, **whole)
+    questions = [question, *(offer(question, text) for text in compare)]
     rests_on = [model.evidence_of(evidence, one) for one in questions]
     found = [estimated(*one) for one in zip(questions, rests_on, strict=True)]
+    if measured_s is not None:
+        found[0] = beside(found[0], measured_s, "as stated")
     ratios = [
         ratio(question, other, rests_on[0], own)
         for other, own in zip(questions[1:], rests_on[1:], strict=True)
     ]
-    tracings = [_traced(one) for one in questions] if trace else []
-    form = TableFormat.json if as_json else form
-    _emit(found, ratios, tracings, form)
-    if html:
-        _write_page(found, html)
+    return Answer(found, ratios, [_traced(one) for one in questions] if trace else [])
+
+
+def _of_run(
+    name: str,
+    runs_dir: Path | None,
+    given: dict[str, Any],
+    whole: costs.Costs,
+    evidence: Path | None,
+) -> Estimate:
+    """The estimate of a run as it was, and its measured step."""
+    from dataclasses import replace
+
+    from paceline.estimate.evidence import read_evidence
+    from paceline.explaining import Given, explain, measured_run, question_of
+    from paceline.outcome import evaluate
+    from paceline.rundir import find_run, runs_root
+
+    run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
+    question = replace(question_of(run, Given(**given)), **whole)
+    return explain(run, question, read_evidence(evidence) if evidence else None)
 
 
 def _traced(question: Question) -> Tracing:
@@ -156,185 +225,3 @@ def _traced(question: Question) -> Tracing:
 
     typer.echo(f"following a step on {question.devices} x {question.device}", err=True)
     return trace(question)
-
-
-def _write_page(found: list[Estimate], path: Path) -> None:
-    """The page of one estimate or several offers; raises SystemFaultError where it cannot be written."""
-    from paceline.errors import SystemFaultError
-    from paceline.report.waterfall import estimate_html
-    from paceline.rundir import write_text
-
-    setup = list(dict.fromkeys(f"{one.devices} x {one.device} · {one.dtype}" for one in found))
-    offers = [(f"{one.devices} x {one.device}, {one.layout}", one.waterfall) for one in found]
-    notes = [line.strip() for one in found for line in _text(one).splitlines()]
-    try:
-        write_text(path, estimate_html(found[0].recipe, setup, offers, notes))
-    except OSError as error:
-        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
-    typer.echo(f"page: {path}", err=True)
-
-
-def _offer(first: Question, text: str) -> Question:
-    """The question with an offer's changes; raises UserError for what is no offer."""
-    from dataclasses import replace
-    from math import isfinite
-
-    from paceline.errors import UserError
-
-    kinds = {
-        "device": str,
-        "gpus": int,
-        "price": float,
-        "per_node": int,
-        "intra": str,
-        "inter": str,
-    }
-    names = {
-        "gpus": "devices",
-        "per_node": "devices_per_node",
-        "intra": "intra_link",
-        "inter": "inter_link",
-    }
-    changes: dict[str, Any] = {}
-    least = {"gpus": 1, "per_node": 1, "price": 0}
-    for part in text.split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
-        try:
-            changes[key] = kinds[key](value)
-            if key in least and not (isfinite(changes[key]) and changes[key] >= least[key]):
-                raise ValueError
-        except (KeyError, ValueError) as error:
-            raise UserError(f"--compare {text}", f"{part!r} cannot be read",
-                            allowed=", ".join(kinds)) from error  # fmt: skip
-    price = changes.pop("price", None)
-    if price is not None:
-        changes["prices"] = first.prices.model_copy(update={"per_device_hour": price})
-    return replace(first, **{names.get(key, key): value for key, value in changes.items()})
-
-
-def _emit(
-    found: list[Estimate],
-    ratios: list[tuple[float, float, float]],
-    tracings: list[Tracing],
-    form: TableFormat,
-) -> None:
-    rows = [_flat(one) for one in found]
-    if form is TableFormat.json:
-        documents = [one.model_dump(mode="json") for one in found]
-        for document, (value, low, high) in zip(documents[1:], ratios, strict=True):
-            document["step_time_ratio"] = {"value": value, "low": low, "high": high}
-        for document, tracing in zip(documents, tracings, strict=False):
-            document["trace"] = tracing.model_dump(mode="json")
-        emit_table(rows, [], form, document={"offers": documents} if ratios else documents[0])
-        return
-    if form is not TableFormat.text:
-        emit_table(rows, [Column(key, key) for key in rows[0]], form)
-        return
-    for at, one in enumerate(found):
-        typer.echo(_text(one))
-        typer.echo(
-            "\n".join(
-                f"  {line}" for tracing in tracings[at : at + 1] for line in _trace_lines(tracing)
-            )
-        )
-    for one, (value, low, high) in zip(found[1:], ratios, strict=True):
-        typer.echo(
-            f"{one.devices} x {one.device}: step time {value:.2f} ({low:.2f}-{high:.2f}) of "
-            f"{found[0].devices} x {found[0].device}'s"
-        )
-
-
-def _flat(one: Estimate) -> dict[str, Any]:
-    content = one.model_dump(mode="json")
-    parts, costs = content.pop("parts"), content.pop("bill") or {}
-    memory = content.pop("memory_bytes")
-    content |= {
-        f"memory_{name}_bytes": memory[name] for name in ("allocated", "reserved", "device_used")
-    }
-    content["notes"] = "; ".join(content["notes"])
-    del content["waterfall"]
-    content |= {f"{name}_rests_on": kind for name, kind in content.pop("evidence").items()}
-    return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs}
-
-
-def _text(one: Estimate) -> str:
-    from paceline.units import percent, si
-
-    shown = sorted(one.parts.items(), key=lambda item: -item[1])
-    shares = ", ".join(
-        f"{name} {percent(value / one.step_time_s, 1)}"
-        for name, value in shown
-        if value >= 0.005 * one.step_time_s
-    )
-    share = "MFU unknown" if one.mfu is None else f"MFU {percent(one.mfu, 1)}"
-    lines = [
-        f"{one.recipe} · {one.devices} x {one.device} · {one.dtype} · {one.layout} · {one.stack}",
-        f"  step {one.step_time_s:.4g} s   80 % interval {one.low_s:.4g}-{one.high_s:.4g} s",
-        f"  {one.tokens_per_s:,.0f} tokens/s · {one.samples_per_s:.4g} samples/s · "
-        f"{si(one.flops_per_s_per_device, 'FLOP/s')} a device · {share} ({one.convention})",
-        f"  of the step: {shares}",
-        f"  peak to estimate: {_waterfall_line(one)}",
-        f"  {_memory_line(one)}",
-    ]
-    lines += [f"  {line}" for line in _bill_lines(one)]
-    lines += [f"  note: {note}" for note in one.notes]
-    basis = one.evidence.model_dump()
-    lines.append(f"  rests on: {basis.pop('title')}")
-    kinds = [f"{name.replace('_', ' ')}: {kind}" for name, kind in basis.items()]
-    return "\n".join([*lines, f"  {', '.join(kinds)}"])
-
-
-def _waterfall_line(one: Estimate) -> str:
-    """What is left of the peak after each cause, in turn."""
-    from paceline.units import percent
-
-    return ", ".join(f"{level.name} {percent(level.share, 1)}" for level in one.waterfall)
-
-
-def _memory_line(one: Estimate) -> str:
-    from paceline.estimate.memory import verdict
-    from paceline.units import gib, percent
-
-    used, chance = one.memory_bytes, "unknown size"
-    if one.p_oom is not None:
-        chance = f"P(out of memory) {percent(one.p_oom, 0)}: {verdict(one.p_oom)}"
-    return (
-        f"memory of the fullest device {gib(used.device_used)} (allocated {gib(used.allocated)}, "
-        f"reserved {gib(used.reserved)}) · {chance}"
-    )
-
-
-def _trace_lines(tracing: Tracing) -> list[str]:
-    """The followed ranks, most needy first."""
-    from paceline.units import gib, percent
-
-    told: list[str] = []
-    for one in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
-        parts = sorted(one.trace.at_peak_bytes.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
-        told.append(
-            f"followed rank {one.trace.rank} of {tracing.devices} (native trainer, {one.trace.kernels} "
-            f"kernels, live tensors): {gib(one.trace.peak_bytes)} = {shown}; the formulas say "
-            f"{gib(one.estimated_bytes)}, {percent(abs(one.ratio - 1), 1)} {'more' if one.ratio > 1 else 'less'}"
-        )
-    return told
-
-
-def _bill_lines(one: Estimate) -> list[str]:
-    from paceline.units import count, percent
-
-    costs = one.bill
-    if costs is None:
-        return []
-    told = [f"{costs.days:,.1f} days", f"{costs.device_hours:,.0f} device hours"]
-    if costs.goodput is not None:
-        told.append(f"goodput {percent(costs.goodput, 1)}")
-    if costs.cost is not None:
-        told.append(f"cost {costs.cost:,.0f}")
-    if costs.spot_cost is not None:
-        told.append(f"spot {costs.spot_cost:,.0f}")
-    if costs.energy_kwh is not None:
-        told.append(f"at most {costs.energy_kwh:,.0f} kWh")
-    if costs.carbon_kg is not None:
-        told.append(f"{costs.carbon_kg:,.0f} kg CO2")
-    return [f"{count(costs.total_tokens)} tokens: {', '.join(told)}"]

@@ -16,8 +16,8 @@ STACKS = ("fused", "torch", "softmax")
 DEVICES_PER_NODE = 8
 
 
-def _known_stack(stack: str) -> str:
-    if stack not in STACKS:
+def _known_stack(stack: str | None) -> str | None:
+    if stack is not None and stack not in STACKS:
         raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
     return stack
 
@@ -42,14 +42,14 @@ Inter = Annotated[
     str | None,
     typer.Option(metavar="LINK", help="Network: InfiniBand-NDR, or a rate, 8x400 Gb/s."),
 ]
-StackName = Annotated[
-    str,
-    typer.Option(
-        callback=_known_stack,
-        help="fused (Transformer Engine, Megatron core), torch (PyTorch's modules, FSDP) or "
-        "softmax (Megatron of 2020-22).",
-    ),
-]
+_STACK = typer.Option(
+    "--stack",
+    callback=_known_stack,
+    help="fused (Transformer Engine, Megatron core), torch (PyTorch's modules, FSDP) or "
+    "softmax (Megatron of 2020-22).",
+)
+StackName = Annotated[str, _STACK]
+AnyStack = Annotated[str | None, _STACK]
 EvidenceFile = Annotated[
     Path | None,
     typer.Option(

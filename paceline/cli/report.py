@@ -46,6 +46,10 @@ def report(
                         remedy="name a file with --output")  # fmt: skip
     folder = find_run(runs_root(runs_dir), run)
     content = evaluate(folder)
+    if charts or form is ReportFormat.html:
+        from paceline.explaining import explained
+
+        content = explained(content)
     pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
     if not as_json:
         for picture in pictures:

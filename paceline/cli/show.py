@@ -27,4 +27,9 @@ def show(
     from paceline.rundir import find_run, runs_root
 
     report = evaluate(find_run(runs_root(runs_dir), run))
-    print_report(report, ReportFormat.json if as_json else form)
+    form = ReportFormat.json if as_json else form
+    if form is ReportFormat.html:
+        from paceline.explaining import explained
+
+        report = explained(report)
+    print_report(report, form)

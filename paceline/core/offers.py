@@ -23,14 +23,19 @@ class Failures(Value):
     checkpoint_s: NonNegativeFloat = 30.0
     """How long saving a checkpoint keeps the training waiting."""
     interval_s: PositiveFloat | None = None
-    """Between two checkpoints; None takes the best one."""
+    """Of training between two checkpoints; None takes the best one."""
 
     def best_interval_s(self, devices: float) -> float:
         """Seconds between checkpoints that lose least: sqrt(2 x checkpoint x MTBF of the cluster).
 
-        Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
+        Where the loss checkpoint / interval + interval / (2 MTBF) is smallest: Young, "A first order
+        approximation to the optimum checkpoint interval", CACM 17 (1974). 0 where one costs nothing.
         """
-        return sqrt(2 * max(self.checkpoint_s, 1.0) * self.device_mtbf_h * HOUR_S / devices)
+        return sqrt(2 * self.checkpoint_s * self.device_mtbf_h * HOUR_S / devices)
+
+    def at_best(self) -> Failures:
+        """The same failures with Young's interval."""
+        return self.model_copy(update={"interval_s": None})
 
     def goodput(self, devices: float) -> float:
         """Share of the time that trains, 0-1: 1 / (1 + checkpoint / interval + lost / MTBF).
@@ -40,7 +45,8 @@ class Failures(Value):
         """
         interval = self.interval_s or self.best_interval_s(devices)
         mtbf = self.device_mtbf_h * HOUR_S / devices
-        return 1 / (1 + self.checkpoint_s / interval + (interval / 2 + self.restart_s) / mtbf)
+        saving = self.checkpoint_s / interval if self.checkpoint_s else 0.0
+        return 1 / (1 + saving + (interval / 2 + self.restart_s) / mtbf)
 
 
 class Prices(Value):
@@ -53,6 +59,17 @@ class Prices(Value):
     carbon_g_per_kwh: NonNegativeFloat | None = None
 
 
+class Saving(Value):
+    """How often the state is saved, and what that leaves; goodputs are 0-1."""
+
+    interval_s: float
+    """The interval that `goodput` and the bill are computed with."""
+    goodput: float
+    young_interval_s: float
+    """What loses least to first order."""
+    young_goodput: float
+
+
 class Bill(Value):
     """A whole training; None where something is not known."""
 
@@ -60,6 +77,8 @@ class Bill(Value):
     days: float
     device_hours: float
     goodput: float | None = None
+    checkpoints: Saving | None = None
+    """None without failures."""
     cost: float | None = None
     spot_cost: float | None = None
     energy_kwh: float | None = None
@@ -76,7 +95,8 @@ def bill(
     failures: Failures | None = None,
 ) -> Bill:
     """What training `total_tokens` at a rate takes; failures stretch it by 1 / goodput."""
-    goodput = failures.goodput(devices) if failures else None
+    saving = saving_of(failures, devices) if failures else None
+    goodput = saving.goodput if saving else None
     seconds = total_tokens / tokens_per_s / (goodput or 1.0)
     hours = devices * seconds / HOUR_S
     energy = power_w * devices * seconds * prices.pue / KWH_J if power_w else None
@@ -86,10 +106,22 @@ def bill(
         days=seconds / SECONDS_PER_DAY,
         device_hours=hours,
         goodput=goodput,
+        checkpoints=saving,
         cost=_times(prices.per_device_hour, hours),
         spot_cost=_times(prices.spot_per_device_hour, hours),
         energy_kwh=energy,
         carbon_kg=energy * carbon / 1000 if energy is not None and carbon is not None else None,
+    )
+
+
+def saving_of(failures: Failures, devices: int) -> Saving:
+    """The interval between checkpoints that is taken on so many devices, beside Young's."""
+    young = failures.best_interval_s(devices)
+    return Saving(
+        interval_s=young if failures.interval_s is None else failures.interval_s,
+        goodput=failures.goodput(devices),
+        young_interval_s=young,
+        young_goodput=failures.at_best().goodput(devices),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import altair as alt
 
 from paceline.errors import SystemFaultError, UserError
-from paceline.report import machine_charts, memory, step_charts
+from paceline.report import machine_charts, memory, step_charts, waterfall
 from paceline.report.page import RunReport
 from paceline.report.theme import EXPORT, Look
 
@@ -19,6 +19,7 @@ CHARTS: dict[str, Callable[[RunReport, Look], alt.LayerChart | None]] = {
     "loss": step_charts.loss,
     "memory": machine_charts.memory,
     "memory-parts": memory.by_part,
+    "waterfall": waterfall.of_run,
     "references": machine_charts.references,
 }
 """Charts in the page's order; each returns None when the run has no data for it."""

@@ -111,6 +111,7 @@ def _outcome(report: RunReport) -> dict[str, Any]:
         "log_tail": "\n".join(result.log_tail),
         "warnings": result.warnings,
         "how_sure": _how_sure(report),
+        "expected": report.expected,
         "no_figure": f"No figure: {describe_window(result)}." if few else "",
     }
 

@@ -14,6 +14,7 @@ from paceline.core.result import Result, WindowRecord
 from paceline.core.run import RunSpec
 from paceline.core.shape import trainable_parameters
 from paceline.core.steps import Steps
+from paceline.estimate.waterfall import Level
 from paceline.units import count
 
 STATUS_ADVICE: dict[str, str] = {
@@ -59,6 +60,10 @@ class RunReport:
     """Paths inside `folder`."""
     stacks: dict[str, str] = field(default_factory=dict[str, str])
     """What the ranks did when they were ended, by the file's path inside `folder`."""
+    waterfall: tuple[Level, ...] = ()
+    """From the peak over the estimate to the measured step; empty where nobody asked for it."""
+    expected: str = ""
+    """The measured step beside the expected one, or why there is none, in a sentence."""
 
 
 def stack_names(report: RunReport, most: int) -> str:

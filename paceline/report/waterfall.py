@@ -1,4 +1,4 @@
-"""The page of an estimate: from the peak to the estimated rate, a bar for what each cause takes."""
+"""From the peak to the estimated rate, or the measured one: a bar for what each cause takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import altair as alt
 
 from paceline.estimate.waterfall import Level
-from paceline.report.figures import one_line, printable
-from paceline.report.html import render_page
+from paceline.report.figures import printable
+from paceline.report.page import RunReport
 from paceline.report.step_charts import finish
-from paceline.report.theme import ON_PAGE, Look
-from paceline.units import percent, si
+from paceline.report.theme import Look
+from paceline.units import percent
 
 BAR_HEIGHT = 26
 WHOLE = ("peak", "estimated", "measured")
@@ -36,7 +36,7 @@ def bars(levels: Sequence[Level]) -> list[dict[str, Any]]:
 def waterfall_chart(levels: Sequence[Level], look: Look) -> alt.LayerChart:
     """Shares of the peak, one bar below the other."""
     rows, palette = bars(levels), look.palette
-    base = alt.Chart(alt.Data(values=rows), name="waterfall").encode(
+    base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=180)),
         tooltip=[alt.Tooltip("name:N"), alt.Tooltip("told:N", title="left of the peak"),
                  alt.Tooltip("seconds:Q", title="seconds of the step", format=".4~f")],
@@ -49,41 +49,24 @@ def waterfall_chart(levels: Sequence[Level], look: Look) -> alt.LayerChart:
             range=[palette.steady, palette.accent, palette.good],
         ),
     )
-    x = alt.X("start:Q", title="share of the peak", axis=alt.Axis(format=".0%"))
+    x = alt.X("start:Q", title="share of the peak (%)", axis=alt.Axis(format=".0%"))
     marks = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=colour)
+    # Of two layers with one name, Vega refuses the second.
+    marks = marks.properties(name="waterfall")
     text = base.mark_text(align="left", dx=6, color=palette.ink).encode(
         x=alt.X("right:Q"), text="told:N"
     )
     text = text.transform_calculate(right="max(datum.start, datum.end)")
+    measured = levels[-1].name == "measured"
     notes = ["Share of the dense peak that is left after each cause and those above it."]
-    height = BAR_HEIGHT * len(rows)
-    return finish([marks, text], look, "From the peak to the estimate", notes, height)
+    if measured:
+        notes.append(
+            "“Not explained” is what the measured step takes more, or less, than the estimated one."
+        )
+    title = "From the peak to the measured step" if measured else "From the peak to the estimate"
+    return finish([marks, text], look, title, notes, BAR_HEIGHT * len(rows))
 
 
-def estimate_html(
-    title: str,
-    setup: Sequence[str],
-    offers: Sequence[tuple[str, Sequence[Level]]],
-    notes: Sequence[str],
-) -> str:
-    """The page of one estimate or of several offers, each with a chart and a table; loads nothing."""
-    charts = {
-        f"waterfall-{number}": waterfall_chart(levels, ON_PAGE)
-        for number, (_, levels) in enumerate(offers, start=1)
-    }
-    heads = ("cause", "left of the peak", "FLOP/s a device", "seconds of the step")
-    return render_page(
-        "estimate.html.j2", charts, name=one_line(title), setup=[one_line(part) for part in setup],
-        heads=heads, notes=[one_line(note) for note in notes],
-        offers=[(one_line(name), [_cells(level) for level in levels]) for name, levels in offers],
-    )  # fmt: skip
-
-
-def _cells(level: Level) -> list[str]:
-    seconds = f"{level.lost_s:.4g}" if level.lost_s else ""
-    return [
-        printable(level.name),
-        percent(level.share, 1),
-        si(level.flops_per_s, "FLOP/s"),
-        seconds,
-    ]
+def of_run(report: RunReport, look: Look) -> alt.LayerChart | None:
+    """The run's way from the peak to its measured step; None where it was not estimated."""
+    return waterfall_chart(report.waterfall, look) if report.waterfall else None

@@ -102,7 +102,7 @@ def test_the_folds_hold_command_script_recipe_environment_and_files(page: Page) 
 
 def test_every_chart_has_its_place_and_its_data(page: Page) -> None:
     blocks = [attrs["data-chart"] for attrs, _ in page.scripts if "data-chart" in attrs]
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     assert set(blocks) <= set(page.attributes("id"))
     for attrs, text in page.scripts:
         if "data-chart" in attrs:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from paceline.estimate.evidence import shipped
+from paceline.estimate.waterfall import to_measured
 from paceline.estimating import Question, estimate
+from paceline.report.charts import run_charts, save_chart
+from paceline.report.estimate_page import estimate_html
+from paceline.report.html import render_html
 from paceline.report.theme import EXPORT
-from paceline.report.waterfall import bars, estimate_html, waterfall_chart
+from paceline.report.waterfall import bars, waterfall_chart
+from tests.report.example import levels, referenced_report, report
 
 FOUND = estimate(Question("llama31-70b", "H100-SXM", 64), shipped())
 
@@ -39,3 +45,35 @@ def test_the_page_escapes_names():
     page = estimate_html("<script>x</script>", ["a & b"], [("1 < 2", FOUND.waterfall)], ["</p>"])
     assert "<script>x" not in page and "1 &lt; 2" in page and "a &amp; b" in page
     assert "large products" in page
+
+
+def test_the_chart_can_be_drawn(tmp_path: Path):
+    """Vega refuses layers of one name with data of their own, which no specification shows."""
+    svg = save_chart(waterfall_chart(FOUND.waterfall, EXPORT), tmp_path / "w.svg").read_text()
+    assert "large products" in svg and "54." in svg
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1.2, "lost"), (0.9, "gained"), (1.0, "lost")])
+def test_a_measured_step_is_a_bar_of_its_own_and_the_rest_hangs_between(factor: float, kind: str):
+    rows = bars(to_measured(FOUND.waterfall, FOUND.step_time_s, factor * FOUND.step_time_s))
+    estimated, rest, measured = rows[-3:]
+    assert (rest["start"], rest["end"]) == (estimated["end"], measured["end"])
+    assert rest["kind"] == kind and measured["kind"] == estimated["kind"] == "whole"
+    assert measured["start"] == 0 and measured["end"] == pytest.approx(estimated["end"] / factor)
+
+
+def test_the_page_of_a_measured_step_says_so():
+    measured = to_measured(FOUND.waterfall, FOUND.step_time_s, 18.0)
+    page = estimate_html("x", [], [("a", measured)], [])
+    assert "an estimate beside a measured step" in page and "nothing ran" not in page
+    assert "not explained" in page and "to the measured step" in page
+
+
+def test_a_run_has_the_chart_and_the_sentence_where_it_was_estimated():
+    page = render_html(referenced_report())
+    assert "From the peak to the measured step" in page
+    assert '<p id="expected">Expected 0.15' in page
+    assert "waterfall" not in run_charts(report(), EXPORT) and 'id="expected"' not in render_html(
+        report()
+    )
+    assert bars(levels())[-2]["kind"] == "lost"
