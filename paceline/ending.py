@@ -135,7 +135,8 @@ def judge(evidence: Evidence) -> Ending:
 def log_tail(folder: Path, rank: int | None = None) -> list[str]:
     """The last lines of the logs, without stack frames.
 
-    Of `rank` if it printed anything, else of the first rank that tells an error, else of the launcher.
+    Of `rank` if it printed anything, else of the first rank that tells an error, else of the launcher,
+    at last of the script that Slurm ran, which ended before it started any.
     """
     files = dict(_rank_files(folder / LOGS_FOLDER, "log"))
     if rank in files and (own := _tail(files[rank])):
@@ -143,7 +144,8 @@ def log_tail(folder: Path, rank: int | None = None) -> list[str]:
     launcher = folder / LOGS_FOLDER / LAUNCHER_LOG
     tails = [tail for tail in map(_tail, [*files.values(), launcher]) if tail]
     with_error = [tail for tail in tails if _last_error(tail)]
-    return (with_error or tails[-1:] or [[]])[0]
+    batch = sorted(folder.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
+    return (with_error or tails[-1:] or [_tail(path) for path in batch[-1:]] or [[]])[0]
 
 
 def stacks(folder: Path) -> dict[str, str]:

@@ -234,7 +234,7 @@ def _launch_and_wait(
     stopped: Callable[[], bool],
     submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunRecord:
-    machine = launcher(plan.spec.cluster.launcher)
+    machine, here = launcher(plan.spec.cluster.launcher), plan.spec.cluster.launcher == "local"
     machine.prepare(plan.job, folder)
     kills_before = oom_kills()
     record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
@@ -249,7 +249,8 @@ def _launch_and_wait(
         raise
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is None:
-        killed, spec = oom_kills() > kills_before, plan.spec
+        # Elsewhere the ranks do not share this machine's memory.
+        killed, spec = here and oom_kills() > kills_before, plan.spec
         evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
         ending = judge(replace(evidence, machine=job.verdict()))
     return _ended(record, ending, code, folder)

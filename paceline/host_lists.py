@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.core.hosts import Host, check_name, expand, hostfile_text
 from paceline.core.scaling.split import split_rounds
 from paceline.errors import SystemFaultError, UserError, did_you_mean
+from paceline.launchers import slurm_client
 from paceline.rundir import write_text
 
 ETC_HOSTS = Path("/etc/hosts")
@@ -116,7 +117,7 @@ def _answer(command: list[str]) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT_S,
-            stdin=subprocess.DEVNULL, check=False,
+            stdin=subprocess.DEVNULL, check=False, env=slurm_client.environment({}),
         )  # fmt: skip
     except FileNotFoundError as error:
         raise SystemFaultError(command[0], "is not installed here") from error

@@ -102,12 +102,16 @@ def choose_cluster(
     Raises UserError when the hosts or the devices asked for are not there.
     """
     where = request.where
+    slots = sorted({host.slots for host in where.hosts[: where.nodes] if host.slots})
     if request.cluster is not None:
-        return placed(_named_cluster(request, request.cluster), where), []
+        cluster = placed(_named_cluster(request, request.cluster), where)
+        if slots and slots[0] < cluster.devices_per_node:
+            raise UserError("hosts", f"have {slots[0]} slots, and a node of cluster {cluster.name} "
+                            f"{cluster.devices_per_node} devices")  # fmt: skip
+        return cluster, []
     if where.kind(os.environ) == "local":
         cluster, notices = _this_machine(request, recipe, found)
         return placed(cluster, where), notices
-    slots = sorted({host.slots for host in where.hosts if host.slots})
     if len(slots) > 1:
         raise UserError("hosts", f"have {', '.join(map(str, slots))} slots",
                         remedy="take hosts with equally many devices")  # fmt: skip
@@ -137,6 +141,9 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         raise UserError(f"--nodes {nodes}", f"there are {len(hosts)} hosts")
     if kind == "ssh" and not hosts:
         raise UserError("launcher ssh", "has no hosts to go to", remedy="--hosts FILE or a list")
+    if kind == "local" and where.hosts:
+        raise UserError("--hosts", "launcher local runs on this machine alone",
+                        allowed="launcher ssh, launcher slurm")  # fmt: skip
     if kind == "local" and nodes > 1:
         raise UserError(f"{nodes} nodes", "launcher local runs on this machine alone",
                         allowed="launcher ssh with --hosts, launcher slurm")  # fmt: skip

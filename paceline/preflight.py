@@ -145,7 +145,9 @@ def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
     if cluster.launcher == "slurm" and cluster.hosts:
         return {
             host: f"Slurm says: {why}"
-            for host, why in unusable_nodes(slurm_client.node_states(cluster.hosts)).items()
+            for host, why in unusable_nodes(
+                slurm_client.node_states(cluster.hosts), bool(cluster.slurm.reservation)
+            ).items()
         }
     return {}
 

@@ -191,6 +191,17 @@ def test_the_tail_prefers_the_rank_that_failed(tmp_path: Path):
     assert log_tail(folder, 0) == ["all well"]
 
 
+def test_what_slurms_script_said_counts_where_nothing_was_started(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "slurm-8.log").write_text("error: node-1 has no address on ib0\n")
+    ending = judge(read_evidence(tmp_path, "native", 2, 1, oom_killed=False))
+    assert ending.reason == "error: node-1 has no address on ib0"
+    (tmp_path / "logs" / "launcher.log").write_text(
+        "srun: error: task 0: Exited with exit code 1\n"
+    )
+    assert log_tail(tmp_path) == ["srun: error: task 0: Exited with exit code 1"]
+
+
 def test_stacks_are_those_that_say_something(tmp_path: Path):
     folder = folder_with(
         tmp_path, rank_00000_stack="", rank_00001_timer="Timeout (0:00:05)!\n",

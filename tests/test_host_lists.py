@@ -87,6 +87,15 @@ def test_a_running_job_names_its_hosts(slurm: Path):
     assert "--jobs 17" in (slurm / "asked").read_text()
 
 
+def test_settings_of_the_users_shell_hide_no_hosts(slurm: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, command in (("SQUEUE_PARTITION", "squeue"), ("SINFO_PARTITION", "sinfo")):
+        monkeypatch.setenv(name, "another")
+        (slurm / command).write_text(f'#!/bin/sh\necho "${{{name}:-idle node-1}}"\n')
+        (slurm / command).chmod(0o755)
+    assert names(from_partition()) == ["node-1"]
+    assert names(from_allocation("4711")) == ["idle", "node-1"]
+
+
 def test_a_job_that_waits_has_none(slurm: Path):
     answer(slurm, "squeue", "")
     with pytest.raises(UserError, match="job 17: has no hosts"):

@@ -101,6 +101,19 @@ def test_unequal_slots_are_refused():
     hosts = (Host(name="a", slots=2), Host(name="b", slots=4))
     with pytest.raises(UserError, match="2, 4 slots"):
         make_plan(Request("tiny-llama", device="cpu", where=Where(hosts)))
+    first = make_plan(Request("tiny-llama", device="cpu", where=Where(hosts, nodes=1)))
+    assert first.spec.cluster.devices_per_node == 2
+
+
+def test_hosts_with_fewer_slots_than_the_cluster_has_devices_are_refused():
+    hosts = (Host(name="a", slots=8), Host(name="b", slots=4))
+    with pytest.raises(UserError, match="have 4 slots, and a node of cluster dgx-h100 8 devices"):
+        make_plan(Request("tiny-llama", cluster="dgx-h100", where=Where(hosts)))
+
+
+def test_a_run_on_this_machine_bears_no_other_hosts_name():
+    with pytest.raises(UserError, match="local runs on this machine alone"):
+        make_plan(Request("tiny-llama", device="cpu", where=Where(TWO[:1], launcher="local")))
 
 
 def test_hosts_are_no_setting():
@@ -111,12 +124,14 @@ def test_hosts_are_no_setting():
 
 
 def test_secrets_of_a_cluster_are_stored_by_name_alone(monkeypatch: pytest.MonkeyPatch):
-    env = {"HF_TOKEN": "hf_s3cret", "OPEN": "1"}
+    env = {"HF_TOKEN": "hf_s3cret", "OPEN": "http://proxy:3128"}
+    behind = CLUSTER.model_copy(update={"env": {"https_proxy": "http://me:pw@proxy:3128"}})
+    assert "pw" not in behind.model_dump_json()
     cluster = CLUSTER.model_copy(update={"env": env})
     stored = Cluster.model_validate_json(cluster.model_dump_json())
-    assert "hf_s3cret" not in cluster.model_dump_json() and stored.env["OPEN"] == "1"
+    assert "hf_s3cret" not in cluster.model_dump_json() and stored.env["OPEN"] == env["OPEN"]
     assert with_secrets(cluster.env, {}) == env
-    assert with_secrets(stored.env, {"HF_TOKEN": "again"}) == {"HF_TOKEN": "again", "OPEN": "1"}
+    assert with_secrets(stored.env, {"HF_TOKEN": "again"}) == {**env, "HF_TOKEN": "again"}
     with pytest.raises(UserError, match=r"HF_TOKEN.*was not stored"):
         with_secrets(stored.env, {})
 

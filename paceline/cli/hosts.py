@@ -133,6 +133,9 @@ def hosts(
         )
     if sum((keyscan, check, split is not None)) > 1:
         raise UserError("--split, --keyscan, --check", "are asked for together", remedy="name one")
+    if output is not None and (keyscan or check):
+        raise UserError("--output", "is for hostfiles, not for what --keyscan and --check say",
+                        remedy="leave it out")  # fmt: skip
     if keyscan:
         _show_keys(found, ssh_config, known_hosts, form)
     elif check:
@@ -176,6 +179,8 @@ def _selected(
 ) -> tuple[Host, ...]:
     from paceline.errors import UserError
 
+    if first and take is not None:
+        raise UserError("--first, --take", "are asked for together", remedy="name one")
     wanted = 1 if first else take
     if wanted is not None and wanted > len(found):
         raise UserError(f"--take {wanted}", f"there are {len(found)} hosts")
@@ -196,7 +201,7 @@ def _show(found: Sequence[Host], output: Path | None, form: TableFormat) -> None
         typer.echo(f"{len(found)} hosts in {output}", err=True)
     elif form is TableFormat.text:
         typer.echo(text, nl=False)
-    else:
+    if form is not TableFormat.text:
         emit_table(_rows(found), [Column("host", "host"), Column("slots", "slots")], form)
 
 

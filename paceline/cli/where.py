@@ -114,9 +114,7 @@ def where(
 
 def read_hosts(text: str | None) -> tuple[Host, ...]:
     """The hosts of a hostfile, or of a list; raises UserError for what is neither."""
-    from collections import Counter
-
-    from paceline.core.hosts import Host, expand, parse_hostfile
+    from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
     from paceline.errors import UserError
 
     if text is None:
@@ -130,8 +128,8 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
     if "/" in text:
         raise UserError(text, "is not a file")
     names = expand(text, "--hosts")
-    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
+    repeated = first_repeated(names)
     if repeated or not names:
-        what = f"names {repeated[0]} twice" if repeated else "names no host"
+        what = f"names {repeated} twice" if repeated else "names no host"
         raise UserError("--hosts", what)
     return tuple(Host(name=name) for name in names)

@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from paceline.core.hosts import check_name
+from paceline.core.hosts import check_name, first_repeated
 from paceline.core.value import Value
 from paceline.errors import UserError
 
@@ -26,8 +26,10 @@ ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""
 
 
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE", re.IGNORECASE)
+SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE|_PWD$|_PAT$", re.IGNORECASE)
 """Names of variables whose values are written into no file, no argument and no report."""
+URL_PASSWORD = re.compile(r"://[^\s/]*:\S*@")
+"""As a proxy's address may have it, under a name that tells nothing."""
 REDACTED = "(redacted)"
 
 INTERFACE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
@@ -152,6 +154,8 @@ class Cluster(Value):
                 check_name(name)
             except UserError as error:
                 raise ValueError(str(error)) from error
+        if twice := first_repeated(hosts):
+            raise ValueError(f"{twice} is named twice")
         return hosts
 
     @field_validator("interface")
@@ -174,12 +178,17 @@ class Cluster(Value):
 
     @field_serializer("env")
     def _without_secrets(self, env: dict[str, str]) -> dict[str, str]:
-        return {name: REDACTED if SECRET_NAME.search(name) else v for name, v in env.items()}
+        return {name: REDACTED if is_secret(name, v) else v for name, v in env.items()}
 
     @property
     def world_size(self) -> int:
         """Devices, one rank each."""
         return self.nodes * self.devices_per_node
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable is to be kept out of files, arguments and reports."""
+    return bool(SECRET_NAME.search(name) or URL_PASSWORD.search(value))
 
 
 def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

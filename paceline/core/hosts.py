@@ -24,8 +24,8 @@ _RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)", re.DOTALL)
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _COMMA = re.compile(r",(?![^\[]*\])")
 """Between names, not inside brackets."""
-_SLOTS = re.compile(r"(?:slots|max_slots)\s*=\s*(\d+)|:(\d+)$")
-_TAIL = re.compile(r"(.*?)(\d+)$")
+_SLOTS = re.compile(r"(?:slots|max_slots)=([0-9]{1,9})|:([0-9]{1,9})$")
+_TAIL = re.compile(r"(.*?)(\d{1,9})$")
 
 
 class Host(Value):
@@ -38,9 +38,20 @@ class Host(Value):
 
 def check_name(name: str, where: str = "host") -> str:
     """`name` itself; raises UserError when it is no host name, address or alias of ssh."""
-    if _NAME.fullmatch(name):
+    if _NAME.fullmatch(name) and name.count(":") != 1:  # which is a port, or slots
         return name
-    raise UserError(where, f"{name!r} is no host name", allowed="letters, digits, . _ - and :")
+    raise UserError(where, f"{name!r} is no host name",
+                    allowed="letters, digits, . _ - and the : of IPv6")  # fmt: skip
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first name of a host that was named before; case makes no difference between hosts."""
+    seen: set[str] = set()
+    for name in names:
+        if name.casefold() in seen:
+            return name
+        seen.add(name.casefold())
+    return None
 
 
 def expand(text: str, where: str = "hosts") -> list[str]:
@@ -87,11 +98,10 @@ def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
                 continue
             raise UserError(place, "is blank", remedy="delete the line")
         for host in _hosts_of(words, place):
-            if host.name in hosts:
-                first = hosts[host.name]
+            if first := hosts.get(host.name.casefold()):
                 raise UserError(place, f"{host.name} was named in line {first} before",
                                 remedy="name every host once")  # fmt: skip
-            hosts[host.name] = number
+            hosts[host.name.casefold()] = number
             found.append(host)
     if not found:
         raise UserError(where, "names no host")
@@ -107,17 +117,18 @@ def hostfile_text(hosts: Iterable[Host]) -> str:
 
 def _hosts_of(words: str, where: str) -> list[Host]:
     name, *rest = words.split()
-    slots: int | None = None
+    told: list[int] = []
     for word in rest:
         match = _SLOTS.fullmatch(word)
         if match is None or match[1] is None:
             raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")
-        slots = slots if word.startswith("max_") else int(match[1])
+        told += [] if word.startswith("max_") else [int(match[1])]
     if name.count(":") == 1 and (match := _SLOTS.search(name)):
-        name, slots = name[: match.start()], int(match[2])
-    if slots == 0:
-        raise UserError(where, "has no slots", allowed="1 and more")
-    return [Host(name=one, slots=slots) for one in expand(name, where)]
+        name, told = name[: match.start()], [int(match[2]), *told]
+    if 0 in told or len(told) > 1:
+        what = "has no slots" if 0 in told else "names its slots twice"
+        raise UserError(where, what, allowed="1 and more, once")
+    return [Host(name=one, slots=told[0] if told else None) for one in expand(name, where)]
 
 
 def _expanded(text: str, where: str) -> list[str]:

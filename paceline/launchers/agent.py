@@ -5,13 +5,21 @@
 NODE is this node's number, ADDRESS and PORT are where rank 0 listens. When a rank fails, its exit code
 is told in a line of its own (`@exit rank=3 code=-9 at=1700000000.123`, a signal as a negative code)
 and the others are ended: SIGTERM, then SIGKILL. The exit code is that of the first rank that failed.
+
+Where telemetry_program.py lies beside this file, it samples power and energy of the node until the ranks
+have ended; a node on which it cannot be started trains without.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import platform
+import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +28,14 @@ from typing import Any
 GRACE_S = 5.0
 """How long ranks may take to leave their stacks after SIGTERM."""
 POLL_S = 0.05
+SAMPLER, SAMPLES_FOLDER, SAMPLING_S = "telemetry_program.py", "telemetry", 1.0
+SAMPLER_GRACE_S = 2.5
+"""How long the sampler may take for its last look, beyond the end of the ranks."""
+SYSTEM_ROOT = "PACELINE_SYSTEM_ROOT"
 PR_SET_PDEATHSIG = 1
+PEER = "PACELINE_PEER"
+"""Another host of the job, where it is named by hosts' names alone."""
+SIOCGIFADDR = 0x8915
 
 
 class AskedToEndError(Exception):
@@ -37,9 +52,12 @@ def main(arguments: list[str]) -> int:
     common = {
         "WORLD_SIZE": str(int(nodes) * int(ranks)), "LOCAL_WORLD_SIZE": ranks,
         "GROUP_RANK": node, "NODE_RANK": node, "MASTER_ADDR": address, "MASTER_PORT": port,
+        **off_loopback(node, address),
     }  # fmt: skip
     processes: dict[int, subprocess.Popen[bytes]] = {}
+    sampler: subprocess.Popen[bytes] | None = None
     try:
+        sampler = start_sampler(int(node))
         for local in range(int(ranks)):
             own = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
             processes[first + local] = subprocess.Popen(
@@ -51,7 +69,91 @@ def main(arguments: list[str]) -> int:
     except AskedToEndError:
         return 128 + signal.SIGTERM
     finally:
+        ignore_signals()
+        if sampler is not None:
+            sampler.terminate()
         end(list(processes.values()))
+        if sampler is not None:
+            end_sampler(sampler)
+
+
+def off_loopback(node: str, address: str) -> dict[str, str]:
+    """Variables for ranks on a host that has a loopback address under its own name.
+
+    There rank 0 would listen, and gloo would be told of, where no other host comes. Empty without a
+    peer, or when the way to it is a loopback too.
+    """
+    peer = os.environ.get(PEER) and (os.environ[PEER] if node == "0" else address)
+    own = address_towards(peer) if peer else ""
+    found: dict[str, str] = {}
+    if not own or own.startswith("127."):
+        return found
+    if node == "0" and address_of(address).startswith("127."):
+        found["MASTER_ADDR"] = own
+    if address_of(socket.gethostname()).startswith("127."):
+        for _, name in socket.if_nameindex():
+            if interface_address(name) == own:
+                found["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", name)
+    return found
+
+
+def address_of(name: str) -> str:
+    """The IPv4 address that this host finds for a name, empty where it finds none."""
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        return ""
+
+
+def address_towards(peer: str) -> str:
+    """This host's own IPv4 address on the way to another, empty where there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            asker.connect((peer, 9))  # sends nothing
+            return str(asker.getsockname()[0])
+    except (OSError, UnicodeError):
+        return ""
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface, empty where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        try:
+            told = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(told[20:24])
+
+
+def start_sampler(node: int) -> subprocess.Popen[bytes] | None:
+    """The program that samples this node into a file of its own, None where there is none.
+
+    It ends by itself when this program is gone, however that ended.
+    """
+    if not os.path.exists(SAMPLER):  # noqa: PTH110
+        return None
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())
+    file = f"{SAMPLES_FOLDER}/{node:05d}-{host}.jsonl"
+    options = [file, str(SAMPLING_S), os.environ.get(SYSTEM_ROOT) or "/", str(os.getpid())]
+    try:
+        os.makedirs(SAMPLES_FOLDER, exist_ok=True)  # noqa: PTH103
+        return subprocess.Popen(
+            [sys.executable, SAMPLER, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:  # a full disk, or no process to be had, must not end what is sampled
+        return None
+
+
+def end_sampler(sampler: subprocess.Popen[bytes]) -> None:
+    """Wait for the last look of a sampler that was told to end, but not long."""
+    try:
+        sampler.wait(SAMPLER_GRACE_S)
+    except subprocess.TimeoutExpired:
+        sampler.kill()
+        sampler.wait()
 
 
 def watch(processes: dict[int, subprocess.Popen[bytes]]) -> int:
@@ -87,9 +189,14 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 def asked_to_end(number: int, frame: Any) -> None:
     """Signal handler; a second signal must not disturb the ending."""
-    for other in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
+    ignore_signals()
     raise AskedToEndError
+
+
+def ignore_signals() -> None:
+    """Have nothing disturb the ending, which may have begun by itself."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

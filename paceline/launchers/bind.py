@@ -4,21 +4,26 @@
 
 `cpu` shares the usable cores out evenly, `cuda` gives each rank cores near its GPU, FILE holds a JSON
 list of {"cores": "0-3,8", "nic": NAME or null} with one entry a local rank. Threads that PyTorch
-starts later stay on these cores. What was done is told in PACELINE_BOUND.
+starts later stay on these cores. What was done is told in PACELINE_BOUND. NCCL, which chooses among a
+host's adapters by itself, must see the same ones in all ranks of a host, so it is told those of the whole
+file, and without a file nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 SYSFS = Path("/sys")
 ASK_LIMIT_S = 20.0
+GPU = re.compile(r"(GPU-[0-9a-f-]+), ([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
+"""What nvidia-smi says of one: its UUID, and its PCI address as domain and the rest."""
 Core = tuple[int, ...]
 """Hardware threads of one core."""
 
@@ -39,6 +44,9 @@ def main(wish: str, program: list[str]) -> None:
 
 def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
     """Bind to the best cores, and name the nearest InfiniBand device; says so where it cannot."""
+    if kind == "cuda":
+        # By CUDA's own order, fastest first, a rank's device may be another one than nvidia-smi counts.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not hasattr(os, "sched_setaffinity"):
         return {"by": None, "why": "this system binds no processes", "threads": 1}
     usable = os.sched_getaffinity(0)
@@ -47,8 +55,6 @@ def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
     near = [device_cores(address, cores) for address in devices]
     share = share_of_device(local, near) if near else even_shares(cores, ranks)[local]
     nic = nearest_nic(devices[local]) if near else None
-    if nic:
-        os.environ.setdefault("NCCL_IB_HCA", f"={nic}")
     told = {"threads": len(share), "nic": nic, "host_cores": cpu_text(usable)}
     try:
         os.sched_setaffinity(0, {thread for core in share for thread in core})
@@ -71,8 +77,9 @@ def bind_by_file(path: Path, local: int) -> dict[str, Any]:
         )
     os.sched_setaffinity(0, wanted)
     nic = entries[local].get("nic")
-    if nic:
-        os.environ["NCCL_IB_HCA"] = f"={nic}"
+    named = dict.fromkeys(entry["nic"] for entry in entries if entry.get("nic"))
+    if named:
+        os.environ["NCCL_IB_HCA"] = f"={','.join(named)}"
     cores = len(whole_cores(wanted))
     return {"by": "file", "nic": nic, "threads": cores, "host_cores": cpu_text(usable)}
 
@@ -127,23 +134,27 @@ def gpu_addresses(ranks: int) -> list[str]:
         done = subprocess.run(question, capture_output=True, text=True, timeout=ASK_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    found = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 1]
+    found = [match.groups() for line in done.stdout.splitlines() if (match := GPU.fullmatch(line))]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None:
-        found = [gpu for entry in wanted.split(",") for gpu in chosen(found, entry.strip())]
-    # nvidia-smi writes the domain with eight digits, the kernel with four.
-    return (
-        [address.strip().lower()[-12:] for _, address in found[:ranks]]
-        if len(found) >= ranks
-        else []
-    )
+        found = visible(found, wanted)
+    # nvidia-smi writes the domain with eight digits, the kernel with as many as it takes, at least four.
+    addresses = [f"{int(domain, 16):04x}:{rest.lower()}" for _, domain, rest in found]
+    return addresses[:ranks] if len(found) >= ranks else []
 
 
-def chosen(found: list[list[str]], entry: str) -> list[list[str]]:
-    """The GPU that one entry of CUDA_VISIBLE_DEVICES names."""
-    if entry.isdecimal():
-        return found[int(entry) : int(entry) + 1]
-    return [gpu for gpu in found if entry and gpu[0].startswith(entry)]
+def visible(found: Sequence[tuple[str, ...]], wanted: str) -> list[tuple[str, ...]]:
+    """Those of `found` that CUDA_VISIBLE_DEVICES names; as in CUDA, what names none ends the list."""
+    left: list[tuple[str, ...]] = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.isdecimal():
+            named = found[int(entry) : int(entry) + 1]
+        else:
+            named = [gpu for gpu in found if entry.startswith("GPU-") and gpu[0].startswith(entry)]
+        if len(named) != 1:
+            break
+        left += named
+    return left
 
 
 def device_cores(address: str, cores: list[Core]) -> list[Core]:

@@ -7,11 +7,13 @@ from importlib import resources
 from pathlib import Path
 from zlib import crc32
 
-from paceline.core.hardware import ENVIRONMENT_NAME, SECRET_NAME
+from paceline.core.hardware import ENVIRONMENT_NAME, is_secret
 from paceline.core.run import Job
 from paceline.rundir import LOGS_FOLDER, STEPS_FOLDER, write_text
 
 NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
+SAMPLER_FILE = "telemetry_program.py"
+"""What the agent starts beside the ranks, where it lies beside the agent."""
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Below the ports that Linux gives to outgoing connections (32768 and above)."""
 
@@ -28,7 +30,12 @@ def render_node(job: Job) -> str:
     settings = {
         "PACELINE_STORE": "rank0",
         "PACELINE_COLLECTIVE_LIMIT_S": f"{job.collective_limit_s:g}",
-        **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),
+        # Without = NCCL takes every interface whose name begins so: ib0 and ib01.
+        **(
+            {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+            if interface
+            else {}
+        ),
         **open_variables(job.env),
     }
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items())]
@@ -45,9 +52,15 @@ def render_node(job: Job) -> str:
 
 
 def prepare_node(job: Job, folder: Path) -> None:
-    """Write the job's files, node.sh and the agent into the run folder."""
-    agent = (resources.files("paceline.launchers") / AGENT_FILE).read_text(encoding="utf-8")
-    for name, text in {**job.files, AGENT_FILE: agent, NODE_SCRIPT: render_node(job)}.items():
+    """Write the job's files, node.sh, the agent and the sampler into the run folder."""
+    programs = {AGENT_FILE: "paceline.launchers"}
+    if job.sampled:
+        programs[SAMPLER_FILE] = "paceline.probe"
+    files = {
+        name: (resources.files(package) / name).read_text(encoding="utf-8")
+        for name, package in programs.items()
+    }
+    for name, text in {**job.files, **files, NODE_SCRIPT: render_node(job)}.items():
         write_text(folder / name, text)
     for name in (LOGS_FOLDER, STEPS_FOLDER):
         (folder / name).mkdir(exist_ok=True)
@@ -58,12 +71,12 @@ def open_variables(env: dict[str, str]) -> dict[str, str]:
     for name in env:
         if not ENVIRONMENT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name an environment variable")
-    return {name: value for name, value in env.items() if not SECRET_NAME.search(name)}
+    return {name: value for name, value in env.items() if not is_secret(name, value)}
 
 
 def secret_variables(env: dict[str, str]) -> dict[str, str]:
     """The others, which travel on standard input."""
-    return {name: value for name, value in env.items() if SECRET_NAME.search(name)}
+    return {name: value for name, value in env.items() if is_secret(name, value)}
 
 
 def rendezvous_port(name: str, attempt: int = 0) -> int:

@@ -84,11 +84,16 @@ def submit_array(
 
 
 def abandon(folder: Path) -> str | None:
-    """Cancel the job that a run without its controller has left in the queue; its number, if any."""
+    """Cancel the job that a run without its controller has left in the queue; its number, if any.
+
+    Raises SystemFaultError when Slurm does not answer: the job may go on beside whatever comes next.
+    """
     left = left_job(folder)
     if left is None or left.code is not None:
         return None
-    slurm_client.scancel(left.job)
+    if not slurm_client.scancel(left.job) and slurm_client.states([left.job]) is None:
+        raise SystemFaultError(f"Slurm job {left.job}", "could not be cancelled, and may still run",
+                               remedy="try again when Slurm answers")  # fmt: skip
     note_abandoned(folder)
     return left.job
 
@@ -113,7 +118,8 @@ def check_folder(folder: Path, container: bool = False) -> None:
 def refuse_unusable_hosts(job: Job) -> None:
     """Raise SystemFaultError naming hosts of the job that are down or drained."""
     hosts = job.cluster.hosts if job.cluster else ()
-    found = unusable_nodes(slurm_client.node_states(hosts)) if hosts else {}
+    reserved = bool(job.cluster and job.cluster.slurm.reservation)
+    found = unusable_nodes(slurm_client.node_states(hosts), reserved) if hosts else {}
     if found:
         told = "; ".join(f"{host} is {why}" for host, why in found.items())
         raise SystemFaultError("slurm", told, remedy="leave these hosts out", hosts=found)

@@ -62,9 +62,9 @@ class Gathering:
                 self._changed.wait(LOOK_S)
                 if self.abandoned() and folder not in self._runs:
                     raise SystemFaultError("sbatch", "the sweep was stopped before it was called")
-        if self._fault is not None:
+        if folder not in self._runs and self._fault is not None:
             raise self._fault
-        return self._runs[folder]
+        return self._runs[folder]  # of a kind that was submitted before another one was refused
 
     def _look(self) -> None:
         """Submit when nobody is waited for any more."""

@@ -110,19 +110,29 @@ class BatchRun(Handle):
             return self._end(state, 0 if state.state == "COMPLETED" else known or 1)
         if written is not None and (written == 0 or self._is_forgotten(state)):
             return self._end(None, written)
-        if state is None and self._is_forgotten(state) and not self._silent_s:
+        if self._is_forgotten(state) and not self._silent_s:
+            self._last = None
             return self._end(None, 1)
         return None
 
     def stop(self) -> int:
         """Cancel the job and wait until it has ended; the exit code."""
+        try:
+            return self._cancel()
+        except KeyboardInterrupt:  # a second one must not keep the order from going out
+            with contextlib.suppress(SystemFaultError):
+                slurm_client.scancel(self.id)
+            raise
+
+    def _cancel(self) -> int:
         if (code := self.poll()) is not None and self._last and self._last.ended:
             return code
         self._stopped = True
         deadline = time.monotonic() + STOP_LIMIT_S
         with contextlib.suppress(SystemFaultError):
-            slurm_client.scancel(self.id)
+            taken = False
             while time.monotonic() < deadline:
+                taken = taken or slurm_client.scancel(self.id)
                 state = self.queue.state(self.id, urgent=True)
                 if state and state.ended:
                     return self._end(state, ENDED_BY_US)
@@ -151,8 +161,9 @@ class BatchRun(Handle):
             self._give_up()
             return False
         if self._last and self._last.state == REQUEUED and not self._stopped:
-            self.warn(f"Slurm started job {self.id} anew (restart {self._restart + 1})")
-            self._diary.put_away()
+            kept = self._diary.put_away()
+            self.warn(f"Slurm started job {self.id} anew (restart {self._restart + 1}); what the start "
+                      f"before it wrote is in {kept}")  # fmt: skip
             self._restart += 1
             self._begin()
             return True
@@ -212,7 +223,8 @@ class BatchRun(Handle):
 
     def _is_forgotten(self, state: JobState | None) -> bool:
         """Whether Slurm does not answer, or knows nothing of the job, for too long."""
-        unknown_s = time.monotonic() - self._heard_at if state is None else 0.0
+        unheard_s = time.monotonic() - self._heard_at
+        unknown_s = unheard_s if state is None else self.queue.missing_s(self.id)
         return max(unknown_s, self._silent_s) > UNKNOWN_LIMIT_S
 
     def _end(self, state: JobState | None, code: int) -> int:

@@ -48,16 +48,22 @@ def sbatch(
     Variables that look like secrets travel in this command's environment, never in the script or
     the arguments. Raises SystemFaultError with Slurm's own words when it refuses.
     """
-    done = _run(["sbatch", "--parsable", *options, script], environment(job.env, job), folder)
+    try:
+        done = _run(["sbatch", "--parsable", *options, script], environment(job.env, job), folder)
+    except SystemFaultError as fault:
+        if isinstance(fault.__cause__, subprocess.TimeoutExpired):
+            told = f"{fault.what}, and may have queued the job all the same"
+            raise SystemFaultError("sbatch", told, remedy="see `squeue --me`") from fault
+        raise
     number = done.stdout.strip().splitlines()[-1:] or [""]
     if done.returncode or not number[0]:
         raise SystemFaultError("sbatch", f"Slurm refused the job: {_said(done.stderr)}")
     return number[0].partition(";")[0]
 
 
-def scancel(job: str) -> None:
-    """Ask Slurm to end a job; one that has ended already is no fault."""
-    ask(["scancel", job])
+def scancel(job: str) -> bool:
+    """Ask Slurm to end a job; False where it does not take the order, as for one that has ended."""
+    return ask(["scancel", job]).returncode == 0
 
 
 def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
@@ -113,7 +119,7 @@ def answers() -> bool:
 
 def has_accounting() -> bool:
     """Whether Slurm keeps a database of jobs, as far as is known."""
-    return not settings().get("AccountingStorageType", "").endswith("none")
+    return not settings().get("AccountingStorageType", "").endswith(("none", "(null)"))
 
 
 def stores_environment() -> bool:
@@ -157,7 +163,7 @@ def _run(
     try:
         return subprocess.run(
             words, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=limit_s,
+            text=True, errors="replace", timeout=limit_s, start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(words[0], f"gave no answer for {limit_s:.0f} s") from error

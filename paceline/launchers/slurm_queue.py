@@ -24,6 +24,8 @@ class Queue:
     silent_since: float | None = None
     """Since when Slurm has not answered, by time.monotonic()."""
     _states: dict[str, JobState | None] = field(default_factory=dict[str, JobState | None])
+    _missing: dict[str, float] = field(default_factory=dict[str, float])
+    """Since when Slurm has answered without a job that it had known."""
     _asked: float = -1e9
     _interval_s: float = FIRST_S
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -32,6 +34,7 @@ class Queue:
         """Ask about this job too, soon; what was known of an earlier one of its number is forgotten."""
         with self._lock:
             self._states[job] = None
+            self._missing.pop(job, None)
             self._interval_s = FIRST_S
 
     def forget(self, job: str) -> None:
@@ -51,6 +54,11 @@ class Queue:
                 self._ask()
             return self._states[job]
 
+    def missing_s(self, job: str) -> float:
+        """For how long neither queue nor accounting have known of a job whose end nobody told."""
+        since = self._missing.get(job)
+        return 0.0 if since is None else time.monotonic() - since
+
     def _ask(self) -> None:
         open_jobs = [job for job, told in self._states.items() if not (told and told.ended)]
         found = slurm_client.states(open_jobs) if open_jobs else {}
@@ -63,7 +71,12 @@ class Queue:
         rows = slurm_client.accounts(over) if over else {}
         changed = False
         for job in open_jobs:
-            told = merged(found.get(job), rows.get(job)) or self._states[job]
+            row = rows.get(job)
+            if job in found or (row and row.ended):
+                self._missing.pop(job, None)
+            else:
+                self._missing.setdefault(job, self._asked)
+            told = merged(found.get(job), row) or self._states[job]
             changed = changed or told != self._states[job]
             self._states[job] = told
         grown_s = min(self._interval_s * GROWTH, self.longest_s)

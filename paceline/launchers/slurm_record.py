@@ -11,12 +11,10 @@ from pydantic import NonNegativeInt
 
 from paceline.core.value import Value
 from paceline.errors import UserError
-from paceline.launchers.slurm_script import ATTEMPTS_FOLDER, STATUS_FILE
+from paceline.launchers.slurm_script import ATTEMPTS_FOLDER, MAY_BE_THERE, STATUS_FILE
 from paceline.rundir import LOGS_FOLDER, STEPS_FOLDER, read_value, write_value
 
 RECORD_FILE = "slurm.json"
-MLPERF_FOLDER = "mlperf"
-"""Result lines of a run that writes some."""
 
 
 class SlurmAttempt(Value):
@@ -80,16 +78,19 @@ class Diary:
         self._write(excluded={**self.record.excluded, **dict.fromkeys(hosts, reason)})
         return tuple(self.record.excluded)
 
-    def put_away(self) -> None:
-        """Keep logs, steps and result lines of the last attempt apart, unless job.sh has done so already."""
-        place = self.folder / ATTEMPTS_FOLDER / f"{self.last.job}.{self.last.restart}"
+    def put_away(self) -> Path:
+        """Keep what the last attempt wrote apart, unless job.sh has done so; where, in the run folder."""
+        kept = Path(ATTEMPTS_FOLDER) / f"{self.last.job}.{self.last.restart}"
+        place = self.folder / kept
         with contextlib.suppress(FileExistsError):
             place.mkdir(parents=True)
             for name in (LOGS_FOLDER, STEPS_FOLDER):
                 (self.folder / name).rename(place / name)
                 (self.folder / name).mkdir(exist_ok=True)
-            if (self.folder / MLPERF_FOLDER).is_dir():
-                (self.folder / MLPERF_FOLDER).rename(place / MLPERF_FOLDER)
+            for name in MAY_BE_THERE:
+                if (self.folder / name).is_dir():
+                    (self.folder / name).rename(place / name)
+        return kept
 
     def _write(self, **changes: object) -> None:
         self.record = self.record.model_copy(update=changes)

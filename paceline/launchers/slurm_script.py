@@ -26,6 +26,8 @@ STATUS_FILE = "slurm.status"
 """Lines `start JOB RESTART NODES` and `end JOB RESTART CODE`, which job.sh writes."""
 ATTEMPTS_FOLDER = "attempts"
 """Logs and steps of earlier attempts, by `JOB.RESTART`."""
+MAY_BE_THERE = ("mlperf", "telemetry")
+"""Folders that only some runs leave; a new start would write over what the one before it left there."""
 
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -154,16 +156,19 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
 
 
 def address_lines(cluster: Cluster, where: str) -> list[str]:
-    """Where rank 0 listens: its host's name, or its address on the chosen interface."""
+    """Where rank 0 listens: its host's name, or its address on the chosen interface.
+
+    A host whose own name leads to a loopback address finds its way to the others by one of them.
+    """
     if cluster.interface is None:
-        return ['address="${hosts[0]}"']
+        return ['address="${hosts[0]}"', 'export PACELINE_PEER="${hosts[1]:-}"']
     name = shlex.quote(cluster.interface)
     return [
         "read -r _ _ _ address _ < <(",
         f'  srun {where}--overlap --nodes=1 --ntasks=1 --nodelist="${{hosts[0]}}" --export=ALL \\',
         f"    ip -4 -o addr show dev {name})",
         'address="${address%%/*}"',
-        f'if [ -z "$address" ]; then echo "${{hosts[0]}} has no address on "{name} >&2; exit 1; fi',
+        f'if [ -z "$address" ]; then echo "error: ${{hosts[0]}} has no address on "{name} >&2; exit 1; fi',
     ]
 
 
@@ -183,6 +188,7 @@ if [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ]; then id=${{SLURM_ARRAY_JOB_ID}}_$SLURM_A
 {bound if cluster.slurm.requeue else ""}earlier={ATTEMPTS_FOLDER}/$id.$((restart - 1))
 if [ "$restart" -gt 0 ] && mkdir -p {ATTEMPTS_FOLDER} && mkdir "$earlier" 2>/dev/null; then
   mv {LOGS_FOLDER} {STEPS_FOLDER} "$earlier"
+  for name in {" ".join(MAY_BE_THERE)}; do if [ -d "$name" ]; then mv "$name" "$earlier"; fi; done
 fi
 mkdir -p {LOGS_FOLDER} {STEPS_FOLDER}"""
     return text.splitlines()

@@ -132,8 +132,8 @@ def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> Verdict | None:
         status, what = _MEANING[last.state]
         return Verdict(status, f"{who} {what}")
     if last.state == "FAILED" and "LaunchFailure" in last.reason:
-        return Verdict("failed", f"{who} could not be started on {last.nodes} ({last.reason})",
-                       host_names(last.nodes))  # fmt: skip
+        what = f"could not be started on {last.nodes} ({last.reason}); does it see the run folder?"
+        return Verdict("failed", f"{who} {what}", host_names(last.nodes))
     return None
 
 
@@ -147,7 +147,8 @@ def host_names(nodes: str) -> tuple[str, ...]:
 
 def failed_nodes(log: str) -> list[str]:
     """Nodes that srun saw fail, by what it printed."""
-    return sorted({name.rstrip(".,:") for name in _NODE_FAILURE.findall(log)})
+    told = [name.rstrip(".,:") for name in _NODE_FAILURE.findall(log)]
+    return sorted({name for list_ in told for name in host_names(list_) or (list_,)})
 
 
 def lost_nodes(sinfo: str) -> dict[str, str]:
@@ -155,12 +156,16 @@ def lost_nodes(sinfo: str) -> dict[str, str]:
     return {name: why for name, (state, why) in _node_states(sinfo) if _LOST.fullmatch(state)}
 
 
-def unusable_nodes(sinfo: str) -> dict[str, str]:
-    """Nodes that no new job can use, with state and reason, from the same output."""
+def unusable_nodes(sinfo: str, reserved: bool = False) -> dict[str, str]:
+    """Nodes that no new job can use, with state and reason, from the same output.
+
+    A job with a reservation may use nodes that are kept for maintenance: that may be its own.
+    """
+    kept = ("drain", "power", "futur", "inval", *(() if reserved else ("maint",)))
     return {
         name: why
         for name, (state, why) in _node_states(sinfo)
-        if _LOST.fullmatch(state) or state.startswith(("drain", "maint", "power", "futur", "inval"))
+        if _LOST.fullmatch(state) or state.startswith(kept)
     }
 
 

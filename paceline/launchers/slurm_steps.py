@@ -38,12 +38,36 @@ class StepRun(local.LocalRun):
     folder: Path = field(default_factory=Path)
     allocation: str = ""
     queue: Queue = field(default_factory=lambda: QUEUE)
+    limit_s: float | None = None
+    _begun_at: float | None = None
     _stopped: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether srun waits for nodes that are in use: no node has opened its log yet."""
+        if self._begun_at is None and any((self.folder / LOGS_FOLDER).glob("host-*.log")):
+            self._begun_at = time.monotonic()
+        return self._begun_at is None
+
+    @property
+    def phase(self) -> str:
+        """Whether it has begun, and where."""
+        return f"{'waits for nodes' if self.waiting else 'runs on nodes'} of allocation {self.allocation}"
+
+    @property
+    def timed_out(self) -> bool:
+        """True when the job's time limit has passed since it began; waiting does not count."""
+        if self.limit_s is None or self.waiting or self._begun_at is None:
+            return False
+        return time.monotonic() - self._begun_at > self.limit_s
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """Have srun end the step, and kill srun when it does not; the exit code."""
         self._stopped = True
         return super().stop(grace_s)
+
+    def hurry(self) -> None:
+        """Nothing: srun was asked already, and killing it would leave its step on the nodes."""
 
     def verdict(self) -> Verdict | None:
         """That the allocation ended or lost a node, or that somebody else ended the step."""
@@ -84,13 +108,18 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
     check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
     QUEUE.watch(allocation)
     started = local.submit(job, folder, slurm_client.environment(job.env, job))
-    return StepRun(started.process, started.deadline, folder=folder, allocation=allocation)
+    return StepRun(
+        started.process, None, folder=folder, allocation=allocation, limit_s=job.timeout_s
+    )
 
 
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
     """Raise as submit_step does unless the allocation runs and has these hosts, or as many nodes."""
     where = f"allocation {allocation}"
-    state = (slurm_client.states([allocation]) or {}).get(allocation)
+    known = slurm_client.states([allocation])
+    if known is None:
+        raise SystemFaultError(where, "Slurm does not answer, so nothing is known of it")
+    state = known.get(allocation)
     if state is None or state.state != "RUNNING":
         told = f"is {state.state}" if state else "is unknown to Slurm"
         raise SystemFaultError(where, told, allowed="one that runs")

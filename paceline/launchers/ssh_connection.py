@@ -56,13 +56,14 @@ def ssh_argv(
         "ControlMaster": "yes" if master else "no",
         "ControlPath": control or "none",
         "ControlPersist": "no",
+        "LogLevel": "INFO",
         "RequestTTY": "no",
         "RemoteCommand": "none",
         "PermitLocalCommand": "no",
         "ClearAllForwardings": "yes",
         "ForwardAgent": "no",
     }
-    chosen = ["-F", settings.config] if settings.config else []
+    chosen = ["-F", str(Path(settings.config).expanduser())] if settings.config else []
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [SSH, *chosen, *words, "--", check_name(host), COMMAND]
 
@@ -92,9 +93,16 @@ def _clear(place: Path) -> None:
 
 
 def meaning(messages: str) -> tuple[str, str | None]:
-    """What ssh's messages say about a host, and what helps; its last line where they are unknown."""
-    for pattern, what, remedy in MEANINGS:
-        if re.search(pattern, messages):
-            return what, remedy
+    """What ssh's messages say about a host, and what helps; its last line where they are unknown.
+
+    The last message that is known counts: before it a host may have said anything in its greeting.
+    """
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    changed = MEANINGS[0][
+        0
+    ]  # which ssh says in the middle, and ends with the words for an unknown key
+    for text in [*(line for line in lines if re.search(changed, line)), *reversed(lines)]:
+        for pattern, what, remedy in MEANINGS:
+            if re.search(pattern, text):
+                return what, remedy
     return (f"ssh failed: {lines[-1][:200]}" if lines else "ssh ended without a word"), None

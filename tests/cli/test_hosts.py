@@ -104,3 +104,19 @@ def test_a_hostfile_that_exists_stays(tmp_path: Path):
     with pytest.raises(UserError, match="exists already"):
         run("c", "-o", str(file))
     assert file.read_text() == "a\nb\n"
+
+
+def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="--first, --take: are asked for together"):
+        run("a,b", "--first", "--take", "2")
+    for look in ("--check", "--keyscan"):
+        with pytest.raises(UserError, match="--output: is for hostfiles"):
+            run("a,b", look, "-o", str(tmp_path / "out"))
+
+
+def test_json_is_printed_beside_the_file_too(tmp_path: Path):
+    told = run("a,b", "-o", str(tmp_path / "out"), "--json").stdout
+    assert json.loads(told[told.index("[") :]) == [
+        {"host": "a", "slots": None}, {"host": "b", "slots": None},
+    ]  # fmt: skip
+    assert (tmp_path / "out").read_text() == "a\nb\n"

@@ -16,12 +16,36 @@ from paceline.errors import SystemFaultError, UserError
 from paceline.launchers import slurm
 from paceline.launchers.slurm_batch import BatchRun
 from paceline.launchers.slurm_queue import QUEUE
+from paceline.mlperf_logs import read_log
 from paceline.rundir import read_record
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
-from tests.clusters.slurm_jobs import Background, make_job, start, train, until_ranks_run, wait
+from tests.clusters.slurm_jobs import (
+    RANK,
+    Background,
+    make_job,
+    start,
+    train,
+    until_ranks_run,
+    wait,
+)
 
 LONG = {"steps": 600, "step_s": 0.1}
+RESULT_LINES = """
+import os, pathlib
+if os.environ["RANK"] == "0":
+    pathlib.Path("mlperf").mkdir(exist_ok=True)
+    started = os.environ.get("SLURM_RESTART_COUNT", "0")
+    pathlib.Path("mlperf/result.txt").write_text("start " + started)
+"""
+TIMED = [
+    word for change in (
+        "num_layers=1", "hidden_size=64", "ffn_size=128", "seq_len=32", "steps=40", "data.source=synthetic",
+        "data.path=null", "memory_parts=false",
+        'training.evaluation={"every_samples": 160, "skip_first": 0, "samples": 8}',
+    )
+    for word in ("--set", change)
+]  # fmt: skip
 SMALL = [
     "--set", "model.num_layers=1", "--set", "seq_len=64", "--set", "dtype=fp32",
     "--set", "steps=12", "--set", "global_batch=16", "--set", "micro_batch=4",
@@ -143,16 +167,53 @@ def test_a_lost_slurmd_costs_one_attempt_and_its_node(bed: Bed, tmp_path: Path) 
 
 
 def test_a_job_that_slurm_starts_anew_keeps_its_logs_apart(bed: Bed, tmp_path: Path) -> None:
-    running = Background(train, tmp_path, make_job(**LONG, requeue=True))
+    running = Background(
+        train, tmp_path, make_job(**LONG, requeue=True, program=RESULT_LINES + RANK)
+    )
     until_ranks_run(tmp_path)
     number = job_number(bed)
     bed.slurm.ask("scontrol", "requeue", number)
     report = running.result()
     assert report.result.status == "ok"
-    assert f"Slurm started job {number} anew (restart 1)" in report.result.warnings
+    told = f"Slurm started job {number} anew (restart 1); what the start before it wrote is in attempts/"
+    assert f"{told}{number}.0" in report.result.warnings
     folder = Path(report.folder)
-    assert (folder / "attempts" / f"{number}.0" / "logs" / "launcher.log").exists()
+    earlier = folder / "attempts" / f"{number}.0"
+    assert (earlier / "logs" / "launcher.log").exists()
+    assert (folder / "mlperf" / "result.txt").read_text() == "start 1"
+    assert (earlier / "mlperf" / "result.txt").read_text() == "start 0"
     assert len((folder / "slurm.status").read_text().splitlines()) >= 3
+
+
+def test_a_training_for_mlperf_that_slurm_starts_anew_keeps_the_log_of_each_start(
+    bed: Bed, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: c\ndevice: cpu\ndevices_per_node: 1\nthreads_per_device: 1\nlauncher: slurm\n"
+                    "slurm: {requeue: true}\n")  # fmt: skip
+    command = [sys.executable, "-m", "paceline", "run", "llama31-8b-tiny", "--variant", "mlperf-trial",
+               "--cluster", str(file), "--no-probe", "--json", *TIMED]  # fmt: skip
+    environment = {**bed.env, "PACELINE_RUNS": str(tmp_path / "runs")}
+    going = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def begun() -> bool:
+        found = [*tmp_path.glob("runs/*/mlperf/result.txt")]
+        return bool(found) and "block_start" in found[0].read_text()
+
+    until(begun, "the first block", 120)
+    number = job_number(bed)
+    bed.slurm.ask("scontrol", "requeue", number)
+    result = json.loads(going.communicate(timeout=240)[0])
+    folder = tmp_path / "runs" / result["run"]
+    kept = folder / "attempts" / f"{number}.0" / "mlperf" / "result.txt"
+    assert result["status"] == "ok" and any(
+        str(kept.parent.parent.name) in w for w in result["warnings"]
+    )
+    first, last = (read_log(path).trials for path in (kept, folder / "mlperf" / "result.txt"))
+    assert [(trial.begun, trial.stopped) for trial in (*first, *last)] == [
+        (True, False),
+        (True, True),
+    ]
 
 
 def test_secrets_are_in_no_file_argument_or_record_of_slurm(bed: Bed, tmp_path: Path) -> None:

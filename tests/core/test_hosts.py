@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.hosts import Host, check_name, compress, expand, hostfile_text, parse_hostfile
+from paceline.core.hardware import Cluster
+from paceline.core.hosts import (
+    Host,
+    check_name,
+    compress,
+    expand,
+    first_repeated,
+    hostfile_text,
+    parse_hostfile,
+)
 from paceline.errors import UserError
 
 names = st.lists(
@@ -35,6 +44,11 @@ def test_a_compressed_list_stands_for_the_same_hosts(hosts: list[str]):
     assert expand(compress(hosts)) == hosts
 
 
+def test_serial_numbers_longer_than_a_range_may_write_are_read_again():
+    hosts = [f"gpu{20240100120 + n}" for n in range(3)]
+    assert compress(hosts) == "gpu20[240100120-240100122]" and expand(compress(hosts)) == hosts
+
+
 def test_neighbours_become_a_range():
     assert (
         compress([f"node-{n:03}" for n in (1, 2, 3, 7)] + ["login"])
@@ -56,6 +70,7 @@ def test_neighbours_become_a_range():
         "a/b",
         "a'b",
         "a|b",
+        "node-1:8",
         "é",
     ],
 )
@@ -97,7 +112,13 @@ def test_hostfiles_of_deepspeed_mpi_and_the_plain_kind(
         ("a\n\nb\n", "hosts:2: is blank"),
         ("a\nb\na\n", "hosts:3: a was named in line 1 before"),
         ("node[1-3]\nnode2", "hosts:2: node2 was named in line 1"),
+        ("Node-1\nnode-1", "hosts:2: node-1 was named in line 1"),
+        ("node[1,1]", "hosts:1: node1 was named in line 1"),
         ("a slots=0", "hosts:1: has no slots"),
+        ("a slots=" + "9" * 5000, "hosts:1: 'slots=9"),
+        ("a:" + "9" * 5000, "is no host name"),
+        ("a:8 slots=4", "hosts:1: names its slots twice"),
+        ("a slots=8 slots=4", "hosts:1: names its slots twice"),
         ("a gpus=8", "hosts:1: 'gpus=8' is unknown"),
         ("a;rm -rf /", "hosts:1"),
         ("", "hosts"),
@@ -108,6 +129,16 @@ def test_a_bad_line_is_named(text: str, message: str):
     with pytest.raises(UserError) as caught:
         parse_hostfile(text, "hosts")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("hosts", "twice"), [(["a", "b", "A"], "A"), (["a", "ab"], None)])
+def test_a_host_is_one_whatever_the_case_of_its_letters(hosts: list[str], twice: str | None):
+    assert first_repeated(hosts) == twice
+
+
+def test_a_clusters_hosts_are_different_ones():
+    with pytest.raises(ValueError, match="B is named twice"):
+        Cluster(name="c", device="cpu", devices_per_node=1, nodes=3, hosts=("a", "b", "B"))
 
 
 def test_a_hostfile_that_was_written_is_read_again():

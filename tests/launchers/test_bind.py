@@ -113,7 +113,17 @@ def test_the_nic_is_the_active_one_on_the_gpus_own_node(machine: Machine):
 
 @pytest.mark.parametrize(
     ("visible", "order"),
-    [(None, [0, 1]), ("2,3", [2, 3]), ("GPU-d,0", [3, 0]), ("1", []), ("", []), ("9,0", [])],
+    [
+        (None, [0, 1]),
+        ("2,3", [2, 3]),
+        ("GPU-d,0", [3, 0]),
+        ("1", []),
+        ("", []),
+        ("9,0", []),
+        ("0,-1,2,3", []),  # CUDA shows only what stands before -1
+        ("GPU-,1,2", []),  # four GPUs begin so
+        ("1,2,MIG-GPU-a/1/0,3", [1, 2]),
+    ],
 )
 def test_gpus_are_those_that_cuda_would_take(
     visible: str | None, order: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,9 +138,44 @@ def test_gpus_are_those_that_cuda_would_take(
     assert bind.gpu_addresses(2) == [GPUS[n] for n in order]
 
 
+DRIVER_FAULTS = pytest.mark.parametrize(
+    "said",
+    [
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        "No devices were found",
+        "Unable to determine the device handle for GPU0000:17:00.0: Unknown Error",
+        "GPU-a, [N/A]",
+        "[Unknown Error], 00000000:17:00.0",
+    ],
+)
+
+
+def test_long_domains_are_written_as_the_kernel_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    listed = "GPU-a, 00000001:00:00.0\nGPU-b, 0001CAD1:3B:00.0\n"
+    write(tmp_path / "nvidia-smi", f"#!/bin/sh\nprintf '{listed}'")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert bind.gpu_addresses(2) == ["0001:00:00.0", "1cad1:3b:00.0"]
+
+
+@DRIVER_FAULTS
+def test_a_driver_that_does_not_answer_binds_to_no_gpu(
+    said: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(tmp_path / "nvidia-smi", f'#!/bin/sh\necho "{said}"; exit 15')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert bind.gpu_addresses(1) == []
+
+
 PROGRAM = """import json, os, sys
 print(json.dumps({"cores": sorted(os.sched_getaffinity(0)), "arguments": sys.argv[1:],
                   "threads": os.environ["OMP_NUM_THREADS"],
+                  "hca": os.environ.get("NCCL_IB_HCA"), "order": os.environ.get("CUDA_DEVICE_ORDER"),
                   "bound": json.loads(os.environ["PACELINE_BOUND"])}))"""
 
 
@@ -173,6 +218,24 @@ def test_a_number_of_threads_that_the_user_chose_stays(
 def test_without_a_gpu_to_be_near_the_cores_are_shared_out(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     assert told(start(tmp_path, "cuda", PATH=str(tmp_path / "bin")))["bound"]["by"] == "cpu"
+
+
+def test_gpus_are_counted_along_the_bus_as_the_driver_counts_them(tmp_path: Path):
+    assert told(start(tmp_path, "cuda"))["order"] == "PCI_BUS_ID"
+    assert (
+        told(start(tmp_path, "cuda", CUDA_DEVICE_ORDER="FASTEST_FIRST"))["order"] == "FASTEST_FIRST"
+    )
+    assert told(start(tmp_path, "cpu"))["order"] is None
+
+
+def test_all_ranks_of_a_host_tell_nccl_the_same_adapters(tmp_path: Path):
+    core = str(max(os.sched_getaffinity(0)))
+    nics = ("mlx5_0", "mlx5_3", "mlx5_0", None)
+    (tmp_path / "bind.json").write_text(json.dumps([{"cores": core, "nic": nic} for nic in nics]))
+    ranks = [told(start(tmp_path, "bind.json", LOCAL_RANK=str(rank))) for rank in range(4)]
+    assert {rank["hca"] for rank in ranks} == {"=mlx5_0,mlx5_3"}
+    assert [rank["bound"]["nic"] for rank in ranks] == list(nics)
+    assert told(start(tmp_path, "cuda"))["hca"] is None
 
 
 def test_a_file_names_the_cores_of_each_local_rank(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from paceline.core.hardware import Cluster
 from paceline.core.run import Job
 from paceline.ending import agent_exits
+from paceline.launchers import agent
 from paceline.launchers.node import (
     NODE_SCRIPT,
     prepare_node,
@@ -98,6 +100,37 @@ def test_an_agent_that_is_asked_to_end_ends_its_ranks(tmp_path: Path, number: si
     assert not any(psutil.pid_exists(pid) for pid in ranks)
 
 
+def test_an_order_to_end_disturbs_no_ending_that_has_begun(tmp_path: Path):
+    stubborn = FAILING.replace("import os, sys, time", (
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    ))  # fmt: skip
+    prepare_node(make_job(stubborn, "time.sleep(0.5); sys.exit(7)"), tmp_path)
+    process = start(tmp_path)
+    ranks, out = pids(tmp_path), process.stdout
+    assert out and out.readline().startswith("@exit rank=3")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 7
+    assert not any(psutil.pid_exists(pid) for pid in ranks) and out.read() == ""
+    out.close()
+
+
+def test_rank_0_listens_at_no_loopback_address_where_a_peer_is_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert agent.off_loopback("0", "localhost") == {}
+    monkeypatch.setenv(agent.PEER, "127.0.0.1")
+    assert agent.off_loopback("0", "localhost") == {}
+    outside = agent.address_towards("192.0.2.1")  # sends nothing
+    if not outside:
+        pytest.skip("this machine has no way to other networks")
+    monkeypatch.setenv(agent.PEER, outside)
+    assert agent.off_loopback("0", "localhost")["MASTER_ADDR"] == outside
+    assert "MASTER_ADDR" not in agent.off_loopback("1", outside)
+    assert outside in [agent.interface_address(name) for _, name in socket.if_nameindex()]
+    assert agent.address_of("no such name") == agent.address_towards("no such name") == ""
+
+
 def test_the_failures_of_all_nodes_are_put_in_order():
     logs = [
         "x\n@exit rank=5 code=-9 at=12.500\n",
@@ -108,12 +141,13 @@ def test_the_failures_of_all_nodes_are_put_in_order():
 
 
 def test_secrets_are_in_no_file(tmp_path: Path):
-    env = {"HF_TOKEN": "hf_secret", "NGC_API_KEY": "ngc_secret", "OMP_NUM_THREADS": "4"}
+    env = {"HF_TOKEN": "hf_secret", "NGC_API_KEY": "ngc_secret", "OMP_NUM_THREADS": "4",
+           "https_proxy": "http://me:my_secret@proxy:3128", "MYSQL_PWD": "secret"}  # fmt: skip
     job = make_job(PLACE, env=env)
     prepare_node(job, tmp_path)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert "secret" not in path.read_text().replace("SECRET", "").lower()
-    assert set(secret_variables(env)) == {"HF_TOKEN", "NGC_API_KEY"}
+    assert set(env) - set(secret_variables(env)) == {"OMP_NUM_THREADS"}
     assert "export OMP_NUM_THREADS=4\n" in render_node(job)
 
 
@@ -130,7 +164,8 @@ def test_hostile_names_stay_words():
 def test_an_interface_is_told_to_gloo_and_nccl():
     cluster = Cluster(name="c", device="cpu", devices_per_node=2, nodes=2, interface="ib0")
     script = render_node(make_job(PLACE, cluster=cluster))
-    assert re.findall(r"export (\w+)=ib0", script) == ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    told = dict(re.findall(r"export (\w+SOCKET_IFNAME)=(\S+)", script))
+    assert told == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}  # not ib01
 
 
 def test_neighbouring_runs_meet_at_different_ports():

@@ -68,6 +68,21 @@ def test_a_refusal_is_told_to_all(tmp_path: Path, calls: Path, monkeypatch: pyte
         handed_in(Gathering(2, tmp_path / "p"), tmp_path, make_job("a"), make_job("b"))
 
 
+def test_what_was_submitted_before_another_kind_was_refused_is_not_left_alone(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = "[ $(grep -c sbatch calls) = 1 ] && echo 40 || { echo 'no nodes' >&2; exit 1; }"
+    put(calls.parent, monkeypatch, sbatch=f"cd {calls.parent}; {first}")
+    gathering, ends = Gathering(2, tmp_path / "p"), list[str]()
+    with ThreadPoolExecutor(2) as pool:
+        jobs = (make_job("a"), make_job("b", nodes=4))
+        those = [pool.submit(hand_in, gathering, job, tmp_path / job.name) for job in jobs]
+    for one in those:
+        fault, run = one.exception(), None if one.exception() else one.result()
+        ends.append(run.id if run else str(fault))
+    assert sorted(ends) == ["40_0", "sbatch: Slurm refused the job: no nodes"]
+
+
 def test_a_stop_frees_those_who_wait(tmp_path: Path, calls: Path) -> None:
     gathering = Gathering(2, tmp_path / "p", abandoned=lambda: True)
     with pytest.raises(SystemFaultError, match="was stopped before"):

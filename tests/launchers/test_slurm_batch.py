@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launchers import slurm_batch
+from paceline.errors import SystemFaultError
+from paceline.launchers import slurm, slurm_batch
 from paceline.launchers.slurm_batch import BatchRun
 from paceline.launchers.slurm_queue import Queue
 from paceline.launchers.slurm_record import Diary, Marks, left_job, read_marks, read_slurm_record
@@ -54,6 +55,25 @@ def test_an_unknown_job_is_unknown_for_a_while_and_then_lost(
     assert run.poll() == 1
     told = run.verdict()
     assert told and "knows nothing of job 5" in told.reason and not run.restart()
+
+
+@pytest.mark.parametrize(("told", "code"), [("end 5 0 7", 7), ("", 1)])
+def test_a_job_that_slurm_has_forgotten_while_it_ran_ends_by_its_own_word_or_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, code: int
+) -> None:
+    put(tmp_path, monkeypatch, squeue="echo '5|RUNNING|a|None'")
+    run, _ = make_run(tmp_path / "run")
+    run.queue = Queue(longest_s=0.05)
+    assert run.poll() is None
+    mark(tmp_path / "run", "start 5 0 a", told)
+    put(tmp_path, monkeypatch, squeue="echo 'Invalid job id specified' >&2; exit 1")
+    time.sleep(1.0)
+    assert run.poll() is None
+    monkeypatch.setattr(slurm_batch, "UNKNOWN_LIMIT_S", 0.0)
+    assert run.poll() == code
+    lost = run.verdict()
+    assert (lost is None) == bool(told) and not run.restart()
+    assert lost is None or "knows nothing of job 5" in lost.reason
 
 
 def test_a_silent_slurm_is_told_and_the_jobs_own_word_is_enough(
@@ -116,6 +136,47 @@ def test_a_refused_second_job_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     assert run.poll() == 1 and not run.restart()
     assert "no other job could take its place" in run.warnings[-1]
     assert "no nodes" in run.warnings[-1]
+
+
+def test_a_cancellation_that_slurm_did_not_take_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = put(
+        tmp_path, monkeypatch, squeue="echo \"5|$(cat said 2>/dev/null || echo RUNNING)|a|None\"",
+        scancel="[ $(grep -c scancel calls) -gt 1 ] && echo CANCELLED >said",
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slurm_batch, "LOOK_S", 0.3)
+    run, _ = make_run(tmp_path / "run")
+    run.queue = Queue(longest_s=0.05)
+    assert run.stop() == 143 and calls.read_text().count("scancel") == 2
+    assert run.record.attempts[-1].state == "CANCELLED"
+
+
+def test_a_second_interrupt_does_not_keep_the_cancellation_from_going_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Path
+) -> None:
+    run, queue = make_run(tmp_path / "run")
+
+    def interrupted(job: str, urgent: bool = False) -> JobState | None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue, "state", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.stop()
+    assert commands.read_text().splitlines()[-1] == "scancel 5"
+
+
+def test_a_job_left_alone_by_a_silent_slurm_is_not_taken_for_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run")
+    put(tmp_path, monkeypatch, scancel="exit 1", squeue="exit 1")
+    with pytest.raises(SystemFaultError, match="may still run"):
+        slurm.abandon(tmp_path / "run")
+    assert left_job(tmp_path / "run")
+    put(tmp_path, monkeypatch, squeue="echo 'Invalid job id specified' >&2; exit 1")
+    assert slurm.abandon(tmp_path / "run") == "5" and left_job(tmp_path / "run") is None
 
 
 def test_a_job_put_back_too_often_is_cancelled(tmp_path: Path, commands: Path) -> None:

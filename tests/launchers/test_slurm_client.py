@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import SystemFaultError, UserError
 from paceline.launchers import slurm, slurm_client
+from paceline.launchers.slurm_steps import check_allocation
 from tests.launchers.slurm_stand_ins import put
 from tests.launchers.test_slurm_script import make_job
 
@@ -73,12 +75,37 @@ def test_commands_that_are_not_there_or_hang_are_named(
         slurm_client.sbatch(make_job(), tmp_path, "job.sh")
 
 
+def test_a_job_may_be_queued_although_sbatch_gave_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, monkeypatch, sbatch="exec sleep 60")
+    monkeypatch.setattr(slurm_client, "_run", partial(slurm_client._run, limit_s=0.2))  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(
+        SystemFaultError, match=r"no answer .*may have queued the job .*squeue --me"
+    ):
+        slurm_client.sbatch(make_job(), tmp_path, "job.sh")
+
+
+def test_an_allocation_that_slurm_says_nothing_of_is_not_an_unknown_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, monkeypatch, squeue="exit 1")
+    with pytest.raises(SystemFaultError, match="does not answer"):
+        check_allocation("7", (), 1)
+    put(tmp_path, monkeypatch, squeue="echo 'Invalid job id specified' >&2; exit 1")
+    with pytest.raises(SystemFaultError, match="is unknown to Slurm"):
+        check_allocation("7", (), 1)
+
+
 def test_sacct_is_not_asked_where_nothing_is_accounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, monkeypatch, scontrol="echo 'AccountingStorageType   = accounting_storage/none'",
         sacct="echo '5|FAILED|1:0|a|None'")  # fmt: skip
     assert slurm_client.accounts(["5"]) == {} and not slurm_client.has_accounting()
+    put(tmp_path, monkeypatch, scontrol="echo 'AccountingStorageType   = (null)'")
+    monkeypatch.setenv("SLURM_CONF", "a newer Slurm")
+    assert slurm_client.accounts(["5"]) == {}
     put(
         tmp_path, monkeypatch, scontrol="echo 'AccountingStorageType = accounting_storage/slurmdbd'"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.core.run import Job
 from paceline.errors import UserError
 from paceline.launchers import slurm
-from paceline.launchers.slurm_script import array_script
+from paceline.launchers.slurm_script import array_script, restart_lines
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 EVERYTHING: dict[str, Any] = {
@@ -61,6 +62,33 @@ def test_an_array_goes_to_each_folder() -> None:
     assert text == (SCRIPTS / "slurm_array.sh").read_text()
     with pytest.raises(UserError, match="ask Slurm for different things"):
         array_script([make_job("a"), make_job("b", nodes=3)], ["/a", "/b"])
+
+
+def begun(folder: Path, restart: int, retries: int) -> int:
+    """What job.sh does first in its start of that number; its exit code."""
+    cluster = make_job(requeue=True, retries=retries).cluster
+    assert cluster
+    script = "\n".join(["set -uo pipefail", *restart_lines(cluster)])
+    place = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": str(restart), "PATH": os.environ["PATH"]}
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=place, check=False).returncode
+
+
+def test_every_start_keeps_what_the_one_before_it_wrote(tmp_path: Path) -> None:
+    for restart in range(3):
+        assert begun(tmp_path, restart, retries=2) == 0
+        assert not [*tmp_path.glob("logs/*"), *tmp_path.glob("mlperf/*")]
+        for name in ("logs", "steps", *(("mlperf", "telemetry") if restart else ())):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "said.txt").write_text(f"start {restart}")
+    kept = {
+        str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("*/**/said.txt")
+    }
+    assert {place: text for place, text in kept.items() if place.startswith("attempts")} == {
+        "attempts/5.0/logs/said.txt": "start 0", "attempts/5.0/steps/said.txt": "start 0",
+        **{f"attempts/5.1/{name}/said.txt": "start 1" for name in ("logs", "steps", "mlperf", "telemetry")},
+    }  # fmt: skip
+    assert kept["mlperf/said.txt"] == "start 2"
+    assert begun(tmp_path, 3, retries=2) == 1 and (tmp_path / "mlperf" / "said.txt").exists()
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (60.5, 2), (7200, 120)])

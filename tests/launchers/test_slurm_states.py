@@ -105,6 +105,14 @@ def test_nodes_are_lost_or_unusable_by_what_sinfo_says() -> None:
     assert list(states.unusable_nodes(SINFO)) == ["node-002", "node-003", "node-004"]
     assert states.unusable_nodes(SINFO)["node-003"] == "drained, bad cable"
     assert states.failed_nodes(SRUN) == ["gpu-7.site", "node-002"]
+    both = "srun: error: Node failure on node-[003-004]."
+    assert states.failed_nodes(both) == ["node-003", "node-004"]
+
+
+def test_nodes_kept_for_maintenance_are_those_of_whoever_has_reserved_them() -> None:
+    sinfo = "node-001|maint|none\nnode-002|drained|bad cable"
+    assert list(states.unusable_nodes(sinfo)) == ["node-001", "node-002"]
+    assert list(states.unusable_nodes(sinfo, reserved=True)) == ["node-002"]
 
 
 def test_a_list_that_cannot_be_read_names_nobody() -> None:

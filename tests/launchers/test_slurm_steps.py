@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
-from paceline.launchers.slurm_steps import cancelled
+from paceline.launchers.slurm_steps import StepRun, cancelled
 
 FAILED = """\
 srun: error: node-002: task 1: Exited with exit code 3
@@ -33,3 +37,16 @@ def test_only_what_nobody_failed_before_counts_as_cancelled(
     told = cancelled(log)
     assert (told is not None) == found
     assert bool(told and told[1]) == limit
+
+
+def test_a_time_limit_begins_with_the_step_not_while_it_waits_for_nodes_in_use(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        run = StepRun(process, None, folder=tmp_path, allocation="7", limit_s=0.1)
+        time.sleep(0.2)
+        assert run.waiting and not run.timed_out and run.phase == "waits for nodes of allocation 7"
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "host-a.log").touch()
+        assert not run.waiting and not run.timed_out and "runs" in run.phase
+        time.sleep(0.2)
+        assert run.timed_out
+        run.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline import flow
 from paceline.errors import SystemFaultError, UserError
 from paceline.launchers import remote, ssh, ssh_run
 from paceline.launchers.ssh_run import SshRun
+from paceline.plan import Plan
+from tests.example import make_spec
 from tests.launchers.stand_in import install, make_job
 
 
@@ -64,6 +68,26 @@ def test_the_script_on_disk_is_the_rendered_text_and_bash_can_read_it(tmp_path: 
     assert script.read_text() == ssh.render(job)
     assert "b: bash node.sh 1 ADDRESS PORT" in ssh.render(job)
     assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+
+
+KILLED = """
+import os, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), 9)
+time.sleep(60)
+"""
+
+
+def test_what_dies_on_a_host_was_not_killed_for_this_machines_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(flow, "oom_kills", itertools.count().__next__)
+    job = make_job(["a", "b"], files={"rank.py": KILLED})
+    assert job.cluster
+    plan = Plan(make_spec(cluster=job.cluster), job, {})
+    report = flow.run(plan, tmp_path / "runs", ["test"], lambda _: None, probe=False)
+    assert report.result.status == "failed"
+    assert "rank 1 was killed by SIGKILL" in (report.result.reason or "")
 
 
 def test_a_job_runs_on_every_host_and_its_secrets_reach_it_alone(tmp_path: Path, argv: Path):

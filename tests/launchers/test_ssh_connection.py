@@ -29,6 +29,8 @@ def test_the_remote_command_is_the_same_for_every_host():
 def test_ssh_asks_nothing_and_notices_a_dead_host():
     argv = ssh_argv("a", SshSettings(config="/c", connect_timeout_s=7, alive_interval_s=3))
     assert argv[:3] == ["ssh", "-F", "/c"]
+    at_home = ssh_argv("a", SshSettings(config="~/.ssh/cluster"))[2]
+    assert at_home == str(Path.home() / ".ssh/cluster")
     for option in ("BatchMode=yes", "ConnectTimeout=7", "ServerAliveInterval=3",
                    "ServerAliveCountMax=3"):  # fmt: skip
         assert option in argv
@@ -124,6 +126,20 @@ def test_a_message_of_ssh_is_told_as_what_it_means(messages: str, what: str, rem
     told, helps = meaning(messages)
     assert what in told
     assert remedy in (helps or "")
+
+
+def test_a_greeting_of_the_host_is_no_cause():
+    greeting = "Permission denied to strangers. Idle sessions are timed out after an hour."
+    told = meaning(f"{greeting}\nssh: connect to host a port 22: Connection refused\nlost\n")
+    assert told[0] == "no ssh server listens there"
+
+
+def test_ssh_says_why_whatever_the_configuration_asks_of_it(tmp_path: Path):
+    config = tmp_path / "config"
+    config.write_text("Host *\nLogLevel QUIET\n")
+    argv = ssh_argv("nobody.invalid", SshSettings(config=str(config)))
+    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert meaning(done.stderr)[0] == "its name does not resolve"
 
 
 def test_an_unknown_message_is_told_as_it_is():

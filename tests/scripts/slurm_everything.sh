@@ -29,6 +29,7 @@ fi
 earlier=attempts/$id.$((restart - 1))
 if [ "$restart" -gt 0 ] && mkdir -p attempts && mkdir "$earlier" 2>/dev/null; then
   mv logs steps "$earlier"
+  for name in mlperf telemetry; do if [ -d "$name" ]; then mv "$name" "$earlier"; fi; done
 fi
 mkdir -p logs steps
 hosts=(node-004 node-002)
@@ -37,7 +38,7 @@ read -r _ _ _ address _ < <(
   srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --export=ALL \
     ip -4 -o addr show dev ib0)
 address="${address%%/*}"
-if [ -z "$address" ]; then echo "${hosts[0]} has no address on "ib0 >&2; exit 1; fi
+if [ -z "$address" ]; then echo "error: ${hosts[0]} has no address on "ib0 >&2; exit 1; fi
 port=$((20000 + (26591 + SLURM_JOB_ID + restart) % 10000))
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 --cpu-bind=none --nodelist="$(IFS=,; echo "${hosts[*]}")" --distribution=arbitrary --container-image='nvcr.io#nvidia/pytorch:24.10' --container-mounts="$PWD:$PWD",/data:/data:ro',/it'"'"'s here:/x' --container-workdir="$PWD" \
   bash -c 'exec bash node.sh "$SLURM_PROCID" "$@" >>"logs/host-$SLURMD_NODENAME.log" 2>&1' node "$address" "$port" >>logs/launcher.log 2>&1
