@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.audit.csv_table import csv_lines
 from paceline.core.hosts import expand
 from paceline.core.scaling.analysis import Analysis, Judging
-from paceline.core.scaling.measured import Measured
+from paceline.core.scaling.measured import Measured, Purpose
 from paceline.core.scaling.procedure import simulate
 from paceline.core.scaling.result import ScalingKind
 from paceline.core.scaling.split import Split
@@ -32,6 +32,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "status": ("status",),
     "series": ("hostfile", "hostfile_group", "campaign", "series"),
     "scaling": ("scaling",),
+    "purpose": ("purpose",),
 }  # fmt: skip
 """What a column may be called, in small letters and with _ for a space."""
 ONE_VALUE = (
@@ -101,10 +102,10 @@ def measured_table(rows: Sequence[Row], where: str) -> Table:
     return Table(measured, 10.0**-decimals if plain else 0.0, _scaling(rows[0], where))
 
 
-def node_history(path: Path) -> dict[str, list[float]]:
-    """Each host's values alone in an earlier table, in samples/s."""
+def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
+    """Each host's values alone in the rows of an earlier table, in samples/s."""
     found: dict[str, list[float]] = {}
-    for one in measured_table(read_rows(path), str(path)).measured:
+    for one in measured_table(rows, where).measured:
         if one.nodes == 1 and one.samples_per_s is not None:
             found.setdefault(one.hosts[0], []).append(one.samples_per_s)
     return found
@@ -165,7 +166,7 @@ def _measured(row: Row, named: Mapping[str, str], where: str) -> Measured:
     if told and told != str(len(hosts)):
         raise UserError(where, f"{named['nodes']} is {told}, but {len(hosts)} hosts are named")
     series = row.get(named.get("series", ""), "")
-    return Measured(tuple(hosts), _samples_per_s(row, named, where), series)
+    return Measured(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
 
 
 def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
@@ -184,6 +185,8 @@ def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
     return expand(f"{head}[{low}-{high}]", where)
 
 
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
+"""1,234.5; another comma may be a decimal one."""
 _TAIL = re.compile(r"(.*?)(\d*)", re.DOTALL)
 
 
@@ -194,7 +197,7 @@ def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | No
     if text in ("", "-") or status in ENDED_BADLY:
         return None
     try:
-        value = float(text.replace(",", ""))
+        value = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
     except ValueError:
         value = math.nan
     if value == FAILED:
@@ -206,6 +209,17 @@ def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | No
             allowed=f"digits, or {FAILED} for a group that failed",
         )
     return value
+
+
+def _purpose(row: Row) -> Purpose:
+    """What followed a suspicion up in a campaign's own table; all else was planned."""
+    match row.get("purpose", "").lower():
+        case "second pass":
+            return "second pass"
+        case "bisection":
+            return "bisection"
+        case _:
+            return "plan"
 
 
 def _scaling(row: Row, where: str) -> ScalingKind | None:

@@ -265,6 +265,24 @@ def test_no_more_extra_rounds_run_than_allowed(tmp_path: Path, fleet: Fleet):
     assert [one.purpose for one in going.campaign.plan] == ["plan"]
 
 
+def test_a_second_pass_that_was_cut_short_is_gone_on_with_and_none_is_planned_twice(
+    tmp_path: Path, fleet: Fleet
+):
+    fleet.slow = {"node-05": 0.10}
+    campaign = made(tmp_path, wanted("node-[01-10]", "1"))
+    run(tmp_path, campaign, Limits(extra_rounds=1))
+    going = run(tmp_path, resumed_campaign(tmp_path, campaign.name))
+    rounds = [one for one in going.campaign.plan if one.purpose == "second pass"]
+    partners = {host for one in rounds for host in one.groups[0]} - {"node-05"}
+    assert len(rounds) == len(partners) == 2
+
+    other = made(tmp_path, replace(wanted("node-[01-10]", "1"), name="dying"))
+    run(tmp_path, other, Limits(extra_rounds=0))
+    fleet.dying = partners
+    going = run(tmp_path, resumed_campaign(tmp_path, "dying"))
+    assert [one.purpose for one in going.campaign.plan].count("second pass") == 2
+
+
 def test_a_group_that_is_slow_without_a_slow_node_is_halved(tmp_path: Path, fleet: Fleet):
     fleet.behind = {f"node-{n}" for n in range(1, 5)}
     going = run(tmp_path, made(tmp_path, wanted("node-[1-8]", "1,2,8")))

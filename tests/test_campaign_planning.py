@@ -133,6 +133,9 @@ def test_a_campaign_has_a_folder_of_its_own_and_is_found_again(tmp_path: Path):
     assert read_campaign(tmp_path, "last").name == second.name
     with pytest.raises(UserError, match="is no campaign in"):
         read_campaign(tmp_path, "other")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "campaign.json").write_text("{")
+    assert twins(tmp_path, second) == [first.name]
 
 
 def test_a_name_is_gone_on_with_and_never_taken_for_something_else(tmp_path: Path):
@@ -144,6 +147,12 @@ def test_a_name_is_gone_on_with_and_never_taken_for_something_else(tmp_path: Pat
     for bad in ("last", "a/b", "../x", "a b", ""):
         with pytest.raises(UserError, match="cannot name a campaign"):
             new_campaign(tmp_path, replace(asked, name=bad), [])
+    (tmp_path / "checks" / "2026-01-01-check").mkdir(parents=True)
+    with pytest.raises(UserError, match="--name checks: is a folder of something else"):
+        new_campaign(tmp_path, replace(asked, name="checks"), [])
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "lock").touch()
+    assert new_campaign(tmp_path, replace(asked, name="begun"), []).name == "begun"
 
 
 def test_rounds_that_were_added_are_not_lost_when_it_goes_on(tmp_path: Path):

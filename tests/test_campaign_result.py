@@ -78,7 +78,8 @@ def test_causes_lost_hosts_and_left_over_ones_are_sentences(campaign: Campaign):
 
 
 def test_the_short_table_is_lambdas():
-    assert lambda_csv(TRIALS[1:3] + TRIALS[4:]).splitlines() == [
+    beside = trial("a c", 150.0, round=3, purpose="second pass")
+    assert lambda_csv([*TRIALS[1:], beside], 2).splitlines() == [
         "Hostnames,Throughput (samples/sec),Status",
         "b,100.0000,Success",
         "c,-1,Fail",
@@ -88,7 +89,7 @@ def test_the_short_table_is_lambdas():
 
 def test_both_tables_can_be_analysed_again(tmp_path: Path):
     whole = [one for one in TRIALS if one.devices_per_node == 2]
-    for name, text in (("short", lambda_csv(whole)), ("long", trials_csv(whole, "weak"))):
+    for name, text in (("short", lambda_csv(TRIALS, 2)), ("long", trials_csv(whole, "weak"))):
         (tmp_path / name).write_text(text)
         found = measured_table(read_rows(tmp_path / name), name)
         assert [(one.hosts, one.samples_per_s) for one in found.measured] == [
@@ -111,6 +112,10 @@ def test_the_exit_code_tells_whether_the_question_was_answered(campaign: Campaig
     assert exit_code(result(campaign, TRIALS, interrupted=True), fail=False) == 4
     no_pairs = [*TRIALS[:4], trial("a b", None, round=2, reason="broken")]
     assert exit_code(result(campaign, no_pairs), fail=False) == 4
+    followed = [*no_pairs, trial("a b", 150.0, round=3, purpose="second pass")]
+    assert result(campaign, followed).sizes_without_value == (2,)
+    parts_alone = [trial("a", 60.0, devices_per_node=1), TRIALS[4]]
+    assert result(campaign, parts_alone).sizes_without_value == (1,)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_hosts_come_from_a_list_or_from_a_range(tmp_path: Path, text: str, hosts
 @pytest.mark.parametrize(
     ("value", "status", "samples_per_s"),
     [("-1", "Fail", None), ("", "", None), ("-1.0", "", None), ("50.5", "Fail", 50.5),
-     ("50.5", "timeout", None), ("59233.4", "Success", 59233.4)],
+     ("50.5", "timeout", None), ('"1,234.5"', "", 1234.5), ("59233.4", "Success", 59233.4)],
 )  # fmt: skip
 def test_a_group_that_failed_has_no_value(
     tmp_path: Path, value: str, status: str, samples_per_s: float | None
@@ -67,6 +67,7 @@ def test_the_hostfile_and_the_kind_of_scaling_are_kept(tmp_path: Path):
         ("host,samples_per_s\na,1,2", "results.csv:2: has 3 cells, the header 2"),
         ("host,thruput\na,1", "no column of samples/s, but host, thruput; .*did you mean 'throughput'"),
         ("samples_per_s,machine\n1,a", "no column of host names, but samples_per_s, machine"),
+        ('host,samples_per_s\na,"1,5"', "samples_per_s: '1,5' is not a positive number"),
         ("host,samples_per_s\na,fast", "results.csv:2: samples_per_s: 'fast' is not a positive number"),
         ("host,samples_per_s\na,-3", "'-3' is not a positive number"),
         ("host,samples_per_s\na,inf", "'inf' is not a positive number"),
@@ -95,4 +96,9 @@ def test_no_selected_row_is_no_table():
 def test_a_history_is_every_hosts_values_alone(tmp_path: Path):
     path = tmp_path / "before.csv"
     path.write_text('host,samples_per_s\nn1,10\nn1,11\nn2,9\n"n1,n2",19\nn2,-1\n')
-    assert node_history(path) == {"n1": [10.0, 11.0], "n2": [9.0]}
+    assert node_history(read_rows(path), "before.csv") == {"n1": [10.0, 11.0], "n2": [9.0]}
+
+
+def test_what_followed_a_suspicion_up_is_no_sample_of_its_size(tmp_path: Path):
+    table = read(tmp_path, "host,samples_per_s,purpose\na,9,plan\nb,9,Second pass\nc,9,for fun\n")
+    assert [one.purpose for one in table.measured] == ["plan", "second pass", "plan"]

@@ -20,10 +20,12 @@ def with_follow_up(
     cannot run are left out.
     """
     known = measured(trials.values(), campaign.whole_node)
-    room = most - sum(one.purpose != "plan" for one in campaign.plan)
+    followed = [one for one in campaign.plan if one.purpose != "plan"]
+    room = most - len(followed)
     if room <= 0 or not any(one.samples_per_s for one in known):
         return None
-    asked = next_groups(analyse(known, replace(judging, scaling=campaign.scaling)))
+    planned = {group for one in followed for group in one.groups}
+    asked = next_groups(analyse(known, replace(judging, scaling=campaign.scaling)), planned)
     if asked is None:
         return None
     purpose, rounds = asked

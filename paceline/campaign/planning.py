@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from paceline.campaign.batches import batch_on, scaling_kind
 from paceline.campaign.record import (
     CAMPAIGN_FILE,
+    LOCK_FILE,
     Campaign,
     PlannedRound,
     Point,
@@ -133,10 +135,17 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
 
 
 def twins(root: Path, campaign: Campaign) -> list[str]:
-    """Names of other campaigns that measure the same."""
-    names = [folder.name for folder in campaign_folders(root)]
-    others = [read_campaign(root, name) for name in names if name != campaign.name]
-    return [other.name for other in others if other.key == campaign.key]
+    """Names of other campaigns that measure the same; those that cannot be read are passed over."""
+    found: list[str] = []
+    for folder in campaign_folders(root):
+        # A broken file of another campaign is no reason not to measure.
+        with suppress(UserError):
+            if (
+                folder.name != campaign.name
+                and read_campaign(root, folder.name).key == campaign.key
+            ):
+                found.append(folder.name)
+    return found
 
 
 def _points(
@@ -204,6 +213,9 @@ def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
     if name in {folder.name for folder in run_folders(root)}:
         raise UserError(f"--name {name}", "is the name of a run")
     if name not in {folder.name for folder in campaign_folders(root)}:
+        if {path.name for path in (root / name).glob("*")} - {LOCK_FILE}:
+            raise UserError(f"--name {name}", "is a folder of something else",
+                            remedy="give another name")  # fmt: skip
         return campaign.model_copy(update={"name": name})
     there = read_campaign(root, name)
     if there.key != campaign.key:

@@ -95,7 +95,7 @@ def campaign_result(
         runs=tuple(sorted(trials, key=lambda one: (one.round, one.hosts))),
         lost=dict(lost),
         sizes_without_value=tuple(
-            s for s in campaign.sizes if s not in {t.nodes for t in trials if t.ok}
+            size for size in campaign.sizes if size not in {one.nodes for one in found.sizes}
         ),
         missing=missing,
         interrupted=interrupted,
@@ -103,12 +103,16 @@ def campaign_result(
     )
 
 
-def lambda_csv(trials: Iterable[TrialResult]) -> str:
-    """Host names, samples/s and Success or Fail, as Lambda's eval_batch.py writes them."""
+def lambda_csv(trials: Iterable[TrialResult], whole_node: int) -> str:
+    """Host names, samples/s and Success or Fail, as Lambda's eval_batch.py writes them.
+
+    Only planned sub-clusters of whole nodes: no column could tell others from them.
+    """
     rows = [
         (", ".join(one.hosts), f"{one.samples_per_s:.4f}" if one.samples_per_s else FAILED,
          "Success" if one.ok else "Fail")
         for one in trials
+        if one.purpose == "plan" and one.devices_per_node == whole_node
     ]  # fmt: skip
     return _csv(LAMBDA_HEAD, rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.campaign.result import CampaignResult
     from paceline.campaign.running import Running
     from paceline.core.scaling.analysis import Judging
+    from paceline.core.scaling.measured import Measured
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _finished(running: Running, how: Conduct) -> CampaignResult | None:
     campaign = running.campaign
     folder = running.root / campaign.name
     trials = sorted(running.trials.values(), key=lambda one: (one.round, one.hosts))
-    write_text(folder / "results.csv", lambda_csv(trials))
+    write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node))
     write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
     if not any(one.ok and one.devices_per_node == campaign.whole_node for one in trials):
         typer.echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
@@ -153,11 +154,13 @@ def _finished(running: Running, how: Conduct) -> CampaignResult | None:
         interrupted=stopped, resume=_resume_command(campaign, how) if missing else None,
     )  # fmt: skip
     write_value(folder / "scale.json", result)
-    page = scaling_html(result, analysis.measured, campaign.name)
+    judged_by = running.judging.reference
+    healthy = judged_by.samples_per_s if judged_by else None
+    page = scaling_html(result, analysis.measured, campaign.name, healthy)
     for path in filter(None, (folder / "report.html", how.html)):
         write_text(path, page)
     if how.charts:
-        _save_charts(result, analysis.measured, how.charts)
+        _save_charts(result, analysis.measured, how.charts, healthy)
     print_result(result, how.form)
     typer.echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
     return result
@@ -198,16 +201,14 @@ def _rows(result: CampaignResult) -> list[dict[str, object]]:
     return [{**row, "scaling": result.scaling} for row in [*parts, *whole]]
 
 
-def _save_charts(result: CampaignResult, measured: object, folder: Path) -> None:
-    from collections.abc import Sequence
-    from typing import cast
-
-    from paceline.core.scaling.measured import Measured
+def _save_charts(
+    result: CampaignResult, measured: Sequence[Measured], folder: Path, reference: float | None
+) -> None:
     from paceline.report.charts import save_chart
     from paceline.report.scaling_charts import scaling_charts
     from paceline.report.theme import EXPORT
 
-    for title, chart in scaling_charts(result, cast(Sequence[Measured], measured), EXPORT).items():
+    for title, chart in scaling_charts(result, measured, EXPORT, reference).items():
         save_chart(chart, folder / f"{title}.svg")
 
 

@@ -126,6 +126,27 @@ def refuse_other_modes(
                         allowed="one of RECIPE, --resume NAME, --from CSV and --simulate")  # fmt: skip
 
 
+ANALYSIS = {"scaling", "reference", "history", "html", "charts", "fail", "form", "as_json"}
+USED = {
+    "--from": {*ANALYSIS, "source", "where"},
+    "--simulate": {
+        *ANALYSIS, "simulated", "nodes", "sizes", "split", "rounds", "fault", "seed",
+    },
+}  # fmt: skip
+"""Parameters of `paceline scale` that an analysis without a campaign has a use for."""
+
+
+def refuse_unused(context: typer.Context, mode: str | None) -> None:
+    """Raise UserError for an option that was written and that `mode` would pass over in silence."""
+    if mode is None:
+        return
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if source is not None and source.name == "COMMANDLINE" and one.name not in USED[mode]:
+            raise UserError(f"{one.opts[0]}", f"changes nothing beside {mode}",
+                            remedy="leave it out")  # fmt: skip
+
+
 def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
     """Raise UserError for options that a campaign has no use for."""
     for name, value, mode in (("--fault", fault, "--simulate"), ("--where", where, "--from CSV")):

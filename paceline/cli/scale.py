@@ -37,6 +37,7 @@ class ScalingWay(StrEnum):
 
 
 def scale(
+    context: typer.Context,
     recipe: own.Recipe = None,
     source: Annotated[
         Path | None,
@@ -120,8 +121,9 @@ def scale(
     """Split scaling efficiency into waiting for the slowest node and communication, and name slow nodes.
 
     A node is flagged when it is more than 1 % and four robust standard
-    deviations below the median of at least eight nodes. The answer says what
-    replacing it would give, and how small a fault would have been found.
+    deviations below the median of at least eight nodes, or three when it also
+    slows down proven nodes. The answer says what replacing it would give, and
+    how small a fault would have been found.
 
     Examples:
 
@@ -137,6 +139,7 @@ def scale(
     """
     form = TableFormat.json if as_json else form
     own.refuse_other_modes(recipe, resume, source, simulated)
+    own.refuse_unused(context, "--from" if source else "--simulate" if simulated else None)
     if source is None and not simulated:
         from paceline.campaign.planning import Wanted
         from paceline.cli.campaign import run_campaign
@@ -237,7 +240,7 @@ def _from_table(
         [dict(row) for row in select_rows(rows, where, list(rows[0]))], str(source)
     )
     kind = scaling or (ScalingWay(table.scaling) if table.scaling else None)
-    judging = _judging(kind, reference, history, table.resolution)
+    judging = _judging(kind, reference, history, table.resolution, where)
     return analyse(table.measured, judging), []
 
 
@@ -246,11 +249,11 @@ def _judging(
     reference: float | None,
     history: Path | None,
     resolution: float = 0.0,
+    where: list[str] | None = None,
 ) -> Judging:
     from paceline.core.scaling.analysis import Judging
     from paceline.core.scaling.blame import Reference
     from paceline.errors import UserError
-    from paceline.scaling import node_history
 
     if reference is not None and not 0 < reference < float("inf"):
         raise UserError(f"--reference {reference}", "is no speed", allowed="samples/s above 0")
@@ -258,5 +261,15 @@ def _judging(
         scaling=scaling.value if scaling else "weak",
         resolution=resolution,
         reference=None if reference is None else Reference(reference),
-        history=node_history(history) if history else None,
+        history=_history(history, where) if history else None,
     )
+
+
+def _history(path: Path, where: list[str] | None) -> dict[str, list[float]]:
+    """Each host's earlier values, in the rows that `where` selects by columns that are there."""
+    from paceline.cli.output import select_rows
+    from paceline.scaling import node_history, read_rows
+
+    rows = read_rows(path)
+    told = [one for one in where or [] if one.partition("=")[0] in rows[0]]
+    return node_history([dict(row) for row in select_rows(rows, told)], str(path))

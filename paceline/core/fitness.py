@@ -11,6 +11,7 @@ from paceline.core.hosts import compress
 from paceline.core.scaling.blame import (
     FEWEST_EARLIER,
     FEWEST_JUDGED,
+    LEAST_LOSS,
     Blame,
     Judged,
     Reference,
@@ -186,10 +187,8 @@ def _report(
 
 def _slow(what: str, node: Judged) -> str:
     title, unit = MEASURES[what]
-    return (
-        f"{title} at {si(node.value, unit)}: {percent(node.loss)} below {node.by} "
-        f"(z = {node.z or 0.0:.1f})"
-    )
+    z = "by the margin alone: low confidence" if node.z is None else f"z = {node.z:.1f}"
+    return f"{title} at {si(node.value, unit)}: {percent(node.loss)} below {node.by} ({z})"
 
 
 def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
@@ -249,6 +248,11 @@ def _power(measure: Measure, blame: Blame) -> str:
     figures = f"{title}: median {si(measure.median, unit)} of {measure.num_hosts} {noun}"
     if measure.num_hosts > 1:
         figures += f", spread {percent(measure.spread)}"
+    if measure.smallest_fault is None and any(node.by != "nothing" for node in blame.nodes):
+        return (
+            f"{figures}; judged by the margin of {percent(LEAST_LOSS, 0)} alone, as no spread is known: "
+            "how small a fault is found is not known."
+        )
     if measure.smallest_fault is None:
         return (
             f"{figures}; too few to judge: it takes {FEWEST_JUDGED} hosts, {FEWEST_EARLIER} earlier "

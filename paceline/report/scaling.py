@@ -41,7 +41,7 @@ def scaling_html(
     """The page of one analysis; it opens without a network."""
     flagged = len(result.flagged)
     chip = f"{flagged} node{'' if flagged == 1 else 's'} flagged" if flagged else "no node flagged"
-    judged = result.smallest_fault_found is not None
+    judged = result.smallest_fault_found is not None or bool(result.flagged or reference)
     return render_page(
         "scaling.html.j2",
         scaling_charts(result, measured, ON_PAGE, reference),

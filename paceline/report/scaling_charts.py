@@ -113,7 +113,7 @@ def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
         .encode(x=x, y=y, text="host:N")
     )
     found = result.smallest_fault_found
-    note = "Too few nodes to judge any." if found is None else (
+    note = "How slow a node would have been found is not known." if found is None else (
         f"A node {100 * found:.1f} % slower would have been found in 9 of 10 cases."
     )  # fmt: skip
     return finish([dots, names] if named else [dots], look, "Nodes", [note], HEIGHT)

@@ -168,3 +168,14 @@ def test_a_dry_run_shows_every_round_and_makes_nothing(tmp_path: Path):
     assert head == "round,nodes,gpus,global_batch,n,left_over,groups" and len(rows) == 4
     assert rows[0] == "1,1,1,8,4,,node-1  node-2  node-3  node-4"
     assert not list(tmp_path.glob("*/campaign.json"))
+
+
+def test_a_reference_stands_in_the_page_of_a_campaign(
+    finished: tuple[Path, str, str], tmp_path: Path
+):
+    runs, _, _ = finished
+    (folder,) = campaign_folders(runs)
+    page = tmp_path / "page.html"
+    resume = ("scale", "--resume", folder.name, "--reference", "123.5", "--html", str(page))
+    start(runs, 0.0, *resume, down="node-4").communicate(timeout=120)
+    assert "Green: the reference, 123.5 samples/s a node." in page.read_text()

@@ -90,3 +90,27 @@ def test_few_nodes_are_judged_by_a_reference_or_a_history(tmp_path: Path):
 def test_bad_input_is_exit_code_1_and_one_line(arguments: tuple[str, ...], fault: str):
     done = paceline("scale", *arguments)
     assert done.returncode == 1 and fault in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ((*QUICK, "--repeat", "3"), "--repeat: changes nothing beside --simulate"),
+        ((*QUICK, "--where", "nodes=1"), "--where: changes nothing beside --simulate"),
+        (("--from", "x.csv", "--sizes", "1,2"), "--sizes: changes nothing beside --from"),
+        (("--from", "x.csv", "--hosts", "a,b"), "--hosts: changes nothing beside --from"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(arguments: tuple[str, ...], option: str):
+    done = paceline("scale", *arguments)
+    assert done.returncode == 1 and option in done.stderr
+
+
+def test_rows_of_the_history_are_selected_as_those_of_the_table(tmp_path: Path):
+    both, now = tmp_path / "before.csv", tmp_path / "now.csv"
+    rows = ["a,n1,100", "a,n1,100.2", "a,n1,99.9", "b,n1,50"]
+    both.write_text("\n".join(["model,host,samples_per_s", *rows]) + "\n")
+    now.write_text("model,host,samples_per_s,day\na,n1,90,2\nb,n1,50,2\n")
+    found = document("--from", str(now), "--where", "model=a", "--where", "day=2",
+                     "--history", str(both))  # fmt: skip
+    assert found["flagged"] == ["n1"] and found["nodes"][0]["loss"] == pytest.approx(0.1)

@@ -76,7 +76,7 @@ class Trial:
     losses: dict[str, float]
     """What each host is below the median of all, as the campaign measured it."""
     suspected: tuple[str, ...]
-    """Flagged by their runs alone."""
+    """By their runs alone: flagged, or slow enough for a second pass."""
     flagged: tuple[str, ...]
     """Flagged at the end, after the second pass."""
     sentences: tuple[str, ...]
@@ -136,15 +136,16 @@ def run_trial(bed: Bed, fault: Fault | None, runs: Path) -> Trial:
         changes = [word for change in CHANGES for word in ("--set", change)]
         new = ["opt-350m-sft-tiny", *changes, "--cluster", str(cluster), "--sizes", "1"]
         first = last = scale(runs, *new, "--name", "trial", _at_once(AT_ONCE), "--extra-rounds=0")
-        if first["flagged"]:
+        suspected = (*first["flagged"], *(one["host"] for one in first["suspects"]))
+        if suspected:
             # The second pass takes pairs: one pair after the other, so that no core is shared.
-            last = scale(runs, "--resume", "trial", _at_once(AT_ONCE // 2), "--extra-rounds=1")
+            last = scale(runs, "--resume", "trial", _at_once(AT_ONCE // 2), "--extra-rounds=2")
     finally:
         if fault:
             bed.hosts[fault.host].limit(bed.plan.cores)
     return Trial(
         fault, slowdowns, {node["host"]: node["loss"] for node in last["nodes"]},
-        tuple(first["flagged"]), tuple(last["flagged"]), tuple(last["sentences"]),
+        suspected, tuple(last["flagged"]), tuple(last["sentences"]),
         time.monotonic() - began,
     )  # fmt: skip
 

@@ -108,3 +108,12 @@ def test_memory_that_differs_by_pages_is_the_same():
 def test_a_report_survives_its_file():
     report = checked(cluster(8, {2: 0.5}))
     assert CheckReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
+    readings = [Reading("a", rates={"pair": [90.0]}), Reading("b", rates={"pair": [100.0]})]
+    report = checked(readings, Past(references={"pair": Reference(100.0)}))
+    (evidence,) = report.hosts[0].evidence
+    assert evidence.endswith("10.0 % below the reference (by the margin alone: low confidence)")
+    assert "judged by the margin of 1 % alone" in report.sentences[1]
+    assert "too few" not in report.sentences[1]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from paceline.core.scaling.analysis import Analysis, analyse
+from paceline.core.scaling.analysis import Analysis, Judging, analyse
 from paceline.core.scaling.answer import scale_result
+from paceline.core.scaling.blame import Reference
 from paceline.core.scaling.measured import Measured
 from paceline.core.scaling.procedure import simulate
 from paceline.core.scaling.synthetic import Cluster, Fault
@@ -89,3 +90,12 @@ def test_rows_are_flat_and_unrounded(faulty: Analysis):
     assert last["naive_straggler"] * last["naive_communication"] == pytest.approx(
         last["efficiency"]
     )
+
+
+def test_a_node_that_a_reference_flags_is_not_said_to_be_beyond_judgement():
+    measured = [Measured(("n1",), 100.0), Measured(("n2",), 90.0)]
+    result = scale_result(analyse(measured, Judging(reference=Reference(100.0))))
+    assert result.flagged == ("n2",) and result.smallest_fault_found is None
+    page = scaling_html(result, measured, "two", 100.0)
+    assert "1 node flagged" in page and "too few to judge" not in page.lower()
+    assert "Too few" not in str(scaling_charts(result, measured, EXPORT, 100.0)["nodes"].to_dict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,13 +57,18 @@ class Analysis:
     @property
     def flagged(self) -> tuple[Judged, ...]:
         """Nodes that are slow, the slowest first."""
-        return tuple(node for node in self.blame.flagged if node not in self.cleared)
+        return _flagged(self.blame, self.confirmed)
 
     @property
     def cleared(self) -> tuple[Judged, ...]:
         """Nodes that were slow alone, and not in the second pass."""
         refuted = {one.host for one in self.confirmed if one.confirmed is False}
         return tuple(node for node in self.blame.flagged if node.host in refuted)
+
+    @property
+    def suspected(self) -> tuple[Judged, ...]:
+        """Nodes that only a second pass could have flagged, and that it did not."""
+        return tuple(node for node in self.blame.suspected if node not in self.flagged)
 
     @property
     def failed(self) -> int:
@@ -96,8 +101,7 @@ def analyse(measured: Sequence[Measured], judging: Judging | None = None) -> Ana
         else judge_nodes(speeds, judging.resolution, judging.reference, judging.history)
     )
     confirmed = confirmations(blame, kept)
-    cleared = {one.host for one in confirmed if one.confirmed is False}
-    flagged = {node.host for node in blame.flagged} - cleared
+    flagged = {node.host for node in _flagged(blame, confirmed)}
     explained = flagged | (speeds.noisy_hosts if speeds is not None else set[str]())
     slow = _slow_without_reason(kept, base, speeds, lasting, explained)
     return Analysis(
@@ -121,19 +125,37 @@ def analyse(measured: Sequence[Measured], judging: Judging | None = None) -> Ana
     )
 
 
-def next_groups(analysis: Analysis) -> tuple[Purpose, list[list[Group]]] | None:
+def next_groups(
+    analysis: Analysis, planned: Collection[Group] = ()
+) -> tuple[Purpose, list[list[Group]]] | None:
     """What should be measured next, in rounds of groups that can run at once; None at the end.
 
-    First the second pass of the flagged nodes, then the bisection of slow groups. Called again with
-    the new values it goes on where it was.
+    First the second pass of flagged and suspected nodes, then the bisection of slow groups. Called again with
+    the new values it goes on where it was; what failed, or is one of `planned`, is not asked for again.
     """
-    if not any(one.purpose == "second pass" for one in analysis.measured):
-        pairs = second_pass(analysis.blame)
-        if pairs:
-            return "second pass", [list(one) for one in pairs]
+    tried = {*planned, *(one.hosts for one in analysis.measured if one.purpose != "plan")}
+    proven = {*proven_hosts(analysis.blame)}
+    rounds = [
+        list(one)
+        for one in second_pass(analysis.blame)
+        if not all(pair in tried for pair in one if not proven >= {*pair})
+    ]
+    if rounds:
+        return "second pass", rounds
     asked = [group for search in analysis.searches for group in search.ask]
-    rounds = _disjoint(dict.fromkeys(asked))
+    rounds = _disjoint(dict.fromkeys(group for group in asked if group not in tried))
     return ("bisection", rounds) if rounds else None
+
+
+def _flagged(blame: Blame, confirmed: Sequence[Confirmation]) -> tuple[Judged, ...]:
+    """Flagged nodes that were not cleared and suspected ones that were confirmed, slowest first."""
+    told = {one.host: one.confirmed for one in confirmed}
+    return tuple(
+        node
+        for node in blame.nodes
+        if (node.flagged and told.get(node.host) is not False)
+        or (node.suspected and told.get(node.host))
+    )
 
 
 def _base(sizes: Mapping[int, Sequence[Measured]], speeds: NodeSpeeds | None) -> tuple[int, float]:
@@ -162,8 +184,10 @@ def _slow_without_reason(
 
 def _searches(slow: Sequence[Slow], measured: Sequence[Measured], blame: Blame) -> list[Bisection]:
     """The search in each slow group of the smallest slow size that was planned."""
-    by_hosts = {frozenset(one.hosts): one.purpose for one in measured}
-    planned = [one for one in slow if by_hosts[frozenset(one.hosts)] == "plan"]
+    known = [one for one in measured if one.samples_per_s is not None]
+    by_hosts = {frozenset(one.hosts) for one in known}
+    in_plan = {frozenset(one.hosts) for one in known if one.purpose == "plan"}
+    planned = [one for one in slow if frozenset(one.hosts) in in_plan]
     slow_sets = {frozenset(one.hosts) for one in slow}
     smallest = [one for one in planned if len(one.hosts) == len(planned[0].hosts)]
     in_slow = {host for one in smallest for host in one.hosts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paceline.core.scaling.analysis import Analysis
 from paceline.core.scaling.factors import SizeFactors
@@ -13,6 +13,7 @@ from paceline.core.scaling.result import (
     NodeResult,
     ScaleResult,
     SizeResult,
+    SuspectResult,
 )
 from paceline.core.scaling.sentences import sentences
 
@@ -25,11 +26,12 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
         base=Base(
             nodes=analysis.base_nodes,
             value=analysis.base * analysis.base_nodes,
-            statistic=f"median of {n} " + ("nodes" if alone else "groups"),
+            statistic=f"median of {n} {'node' if alone else 'group'}{'' if n == 1 else 's'}",
         ),
         scaling=analysis.judging.scaling,
         sizes=tuple(_size(one) for one in analysis.sizes),
         flagged=tuple(node.host for node in analysis.flagged),
+        suspects=tuple(_suspects(analysis)),
         nodes=tuple(
             NodeResult(host=n.host, value=n.value, z=n.z, loss=n.loss, n=n.repeats)
             for n in analysis.blame.nodes
@@ -42,6 +44,13 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
         failed=analysis.failed,
         sentences=(*sentences(analysis), *notes),
     )
+
+
+def _suspects(analysis: Analysis) -> Iterator[SuspectResult]:
+    told = {one.host: one for one in analysis.confirmed}
+    for node in analysis.blame.suspected:
+        one = told[node.host]
+        yield SuspectResult(host=node.host, confirmed=one.confirmed, pair_loss=one.loss)
 
 
 def _size(one: SizeFactors) -> SizeResult:

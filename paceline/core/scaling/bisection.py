@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
+from statistics import median
 
 import numpy as np
 
@@ -46,16 +47,21 @@ def slow_groups(
     more, else the line through the smaller sizes over log2(nodes).
     """
     planned = by_size(measured)
-    everything = by_size(measured, planned=False)
-    rest = {size: [_rest(one, base, minimum) for one in groups] for size, groups in planned.items()}
-    least = max(-log(1 - LEAST_LOSS), -WORST_Z * _scatter(rest))
+    every = {
+        size: [_rest(one, base, minimum) for one in groups] for size, groups in planned.items()
+    }
+    rest = {
+        size: [value for _, value in _by_hosts(groups, base, minimum)]
+        for size, groups in planned.items()
+    }
+    least = max(-log(1 - LEAST_LOSS), -WORST_Z * _scatter(every))
     found: list[Slow] = []
-    for size, groups in everything.items():
+    for size, groups in by_size(measured, planned=False).items():
         usual = _usual(size, rest) if size > 1 else None
-        for one in groups if usual is not None else ():
-            below = (usual or 0.0) - _rest(one, base, minimum)
+        for hosts, value in _by_hosts(groups, base, minimum) if usual is not None else ():
+            below = (usual or 0.0) - value
             if below > least:
-                found.append(Slow(one.hosts, 1 - exp(-below)))
+                found.append(Slow(hosts, 1 - exp(-below)))
     return found
 
 
@@ -102,6 +108,19 @@ def _between(
 def _rest(one: Measured, base: float, minimum: Mapping[str, float]) -> float:
     slowest = min(minimum.get(host, 0.0) for host in one.hosts)
     return log((one.samples_per_s or 0.0) / (one.nodes * base)) - slowest
+
+
+def _by_hosts(
+    groups: Sequence[Measured], base: float, minimum: Mapping[str, float]
+) -> list[tuple[Group, float]]:
+    """What each group has left, once: repeats of one group are no evidence of what others do."""
+    found: dict[frozenset[str], list[Measured]] = {}
+    for one in groups:
+        found.setdefault(frozenset(one.hosts), []).append(one)
+    return [
+        (same[0].hosts, median(_rest(one, base, minimum) for one in same))
+        for same in found.values()
+    ]
 
 
 def _usual(size: int, rest: Mapping[int, Sequence[float]]) -> float | None:

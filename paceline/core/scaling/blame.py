@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,10 @@ from paceline.core.scaling.speeds import NodeSpeeds, common_scatter
 
 JudgedBy = Literal["the other nodes", "the reference", "its own history", "nothing"]
 WORST_Z = -4.0
+SUSPECT_Z = -3.0
+"""Below it a node is slow enough for a second pass, and flagged only by that."""
+MOST_SUSPECTED = 0.1
+"""Nodes below the bound in a healthy cluster, on average: of many nodes some are slow by chance."""
 LEAST_LOSS = 0.01
 FEWEST_JUDGED = 8
 """With fewer nodes their median and spread say too little of any of them."""
@@ -48,6 +53,8 @@ class Judged:
     flagged: bool
     by: JudgedBy
     repeats: int
+    suspected: bool = False
+    """Not flagged, but slow enough for a second pass."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,11 @@ class Blame:
     def flagged(self) -> tuple[Judged, ...]:
         return tuple(node for node in self.nodes if node.flagged)
 
+    @property
+    def suspected(self) -> tuple[Judged, ...]:
+        """Nodes that only a second pass can flag."""
+        return tuple(node for node in self.nodes if node.suspected)
+
 
 def judge_nodes(
     speeds: NodeSpeeds,
@@ -84,7 +96,8 @@ def judge_nodes(
 
     Flagged is z < -4 and more than 1 % below the measure, z = (value - measure) / scale. The scale
     is the largest of 1.4826 x MAD of what it is judged by, the error by repeats, and `resolution`:
-    the step of the printed values in samples/s.
+    the step of the printed values in samples/s. Suspected is, among enough other nodes, z < -3 and as
+    much below them; of more than 74 nodes the z that a tenth of a node has by chance.
     """
     earlier = {host: list(v) for host, v in (history or {}).items() if len(v) >= FEWEST_EARLIER}
     measures = _measures(speeds, reference, earlier)
@@ -138,8 +151,15 @@ def _judged(
     # A single value against a reference without a spread: only the margin can judge.
     significant = measure.by != "nothing" if z is None else z < WORST_Z
     flagged = significant and loss > LEAST_LOSS
-    node = Judged(speeds.hosts[at], value, z, loss, flagged, measure.by, int(speeds.repeats[at]))
-    return node, scale
+    near = z is not None and z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes"
+    suspected = near and loss > LEAST_LOSS and not flagged
+    repeats = int(speeds.repeats[at])
+    return Judged(speeds.hosts[at], value, z, loss, flagged, measure.by, repeats, suspected), scale
+
+
+def suspect_z(num_nodes: int) -> float:
+    """The z below which one of so many nodes is suspected: fewer of more nodes are so by chance."""
+    return min(SUSPECT_Z, NormalDist().inv_cdf(MOST_SUSPECTED / num_nodes))
 
 
 def findable(scale: float, num_nodes: int | None = None) -> float:

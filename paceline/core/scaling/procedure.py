@@ -66,7 +66,7 @@ def simulate(
         analysis = analyse(measured, judging)
         step = next_groups(analysis)
         if step is None:
-            break
+            return analysis, left_over_notes(rounds)
         purpose, follow_ups = step
         for groups in follow_ups:
             measured += cluster.measure(groups, number, purpose)

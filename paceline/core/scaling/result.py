@@ -66,6 +66,16 @@ class NodeResult(Value):
     n: PositiveInt
 
 
+class SuspectResult(Value):
+    """A node that is slow enough for a second pass, and flagged only by that."""
+
+    host: str
+    confirmed: bool | None
+    """What the second pass says; None where there was none, or too little of it."""
+    pair_loss: float | None
+    """Mean loss of its pairs with proven nodes against pairs of proven nodes."""
+
+
 class GainResult(Value):
     """What replacing the slowest nodes would give a group of all nodes."""
 
@@ -83,6 +93,8 @@ class ScaleResult(Value):
     sizes: tuple[SizeResult, ...]
     flagged: tuple[str, ...]
     """Hosts, the slowest first."""
+    suspects: tuple[SuspectResult, ...] = ()
+    """The slowest first."""
     nodes: tuple[NodeResult, ...]
     """The slowest first."""
     smallest_fault_found: float | None

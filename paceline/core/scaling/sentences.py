@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from paceline.core.hosts import compress
 from paceline.core.scaling.analysis import Analysis
-from paceline.core.scaling.bisection import Bisection
+from paceline.core.scaling.bisection import Bisection, Group
 from paceline.core.scaling.blame import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, Judged
 from paceline.core.scaling.factors import Factor
 from paceline.core.scaling.lasting import NotSeparable
@@ -68,7 +68,7 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
     rule = f"z below {WORST_Z:.0f} and more than {percent(LEAST_LOSS, 0)} slower"
     if not analysis.flagged:
         slowest = max(judged, key=lambda node: node.loss)
-        which = "." if blame.flagged else f"; the slowest, {_judged(slowest)}."
+        which = "." if blame.flagged or blame.suspected else f"; the slowest, {_judged(slowest)}."
         yield f"No node is flagged ({rule}){which}"
     for node in analysis.flagged[:MOST_NAMED]:
         yield f"{_judged(node, 'is')}{_confirmed(analysis, node)}."
@@ -77,6 +77,11 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
         yield f"{len(rest)} more nodes are flagged: {_names(rest)}."
     for node in analysis.cleared:
         yield f"{_judged(node, 'was')}, but beside proven nodes it is not slow: not flagged."
+    for node in analysis.suspected[:MOST_NAMED]:
+        yield f"{_judged(node, 'was')}: suspected, {_suspicion(analysis, node)}."
+    if len(analysis.suspected) > MOST_NAMED:
+        rest = [node.host for node in analysis.suspected[MOST_NAMED:]]
+        yield f"{len(rest)} more nodes were suspected and not confirmed: {_names(rest)}."
 
 
 def _against_reference(analysis: Analysis) -> Iterator[str]:
@@ -90,7 +95,8 @@ def _gains(analysis: Analysis) -> Iterator[str]:
     if not analysis.gains or not analysis.largest.straggler:
         return
     first = analysis.gains[0]
-    if first.hosts[0] in {node.host for node in analysis.cleared}:
+    refuted = {one.host for one in analysis.confirmed if one.confirmed is False}
+    if first.hosts[0] in refuted:
         return
     tail = 1 - analysis.largest.straggler.value
     interval = f"({_signed(first.low)} to {_signed(first.high)})"
@@ -115,20 +121,27 @@ def _gains(analysis: Analysis) -> Iterator[str]:
 
 
 def _searches(analysis: Analysis) -> Iterator[str]:
+    failed = {
+        one.hosts
+        for one in analysis.measured
+        if one.purpose == "bisection" and one.samples_per_s is None
+    }
     for search in analysis.searches:
         group = search.group
         head = (
             f"{_names(group.hosts)} together are {percent(group.loss)} slower than their nodes "
             "and their number explain"
         )
-        yield f"{head}: {_place(search)}."
+        yield f"{head}: {_place(search, failed)}."
     named = {search.group.hosts for search in analysis.searches}
     rest = [one for one in analysis.slow if one.hosts not in named]
     if rest:
         yield f"{len(rest)} more groups are slower than their nodes and their number explain."
 
 
-def _place(search: Bisection) -> str:
+def _place(search: Bisection, failed: Collection[Group]) -> str:
+    if gone := [group for group in search.ask if group in failed]:
+        return f"where is not known, as {'; '.join(map(_names, gone))} gave no value"
     if search.ask:
         asked = "; ".join(_names(group) for group in search.ask)
         return f"to be measured next: {asked}"
@@ -193,6 +206,18 @@ def _confirmed(analysis: Analysis, node: Judged) -> str:
     if found is None or found.confirmed is None or found.loss is None:
         return ""
     return f", and its pairs with proven nodes are {percent(found.loss)} slower: confirmed"
+
+
+def _suspicion(analysis: Analysis, node: Judged) -> str:
+    """What became of the suspicion against a node that is not flagged."""
+    found = next(one for one in analysis.confirmed if one.host == node.host)
+    if found.loss is None:
+        return "not confirmed without a second pass beside proven nodes"
+    beside = f"its pairs with proven nodes are {percent(abs(found.loss))}"
+    beside += " slower" if found.loss > 0 else " faster"
+    if found.confirmed is None:
+        return f"and {beside} than others, but these are too few to confirm it"
+    return f"but {beside} than others, which does not confirm it: not flagged"
 
 
 def _base(analysis: Analysis) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def node_speeds(measured: Sequence[Measured]) -> NodeSpeeds | None:
         return None
     return NodeSpeeds(
         hosts=tuple(found),
-        values=np.array([np.median(values) for values in found.values()]),
+        values=np.array([median(values) for values in found.values()]),
         mean_logs=np.array([float(np.mean(np.log(values))) for values in found.values()]),
         repeats=np.array([len(values) for values in found.values()]),
         common_scatter=common_scatter(found),

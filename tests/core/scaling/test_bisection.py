@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.core.scaling.analysis import analyse, next_groups
 from paceline.core.scaling.bisection import Bisection, Group, Slow, bisect, slow_groups
 from paceline.core.scaling.measured import Measured
+from paceline.core.scaling.sentences import sentences
 from tests.core.scaling.lambda_values import alone, group
 
 HOSTS = tuple(f"n{at}" for at in range(1, 17))
@@ -74,3 +76,22 @@ def test_a_single_large_group_is_held_against_the_smaller_sizes():
 
 def test_a_size_without_anything_to_hold_it_against_is_not_judged():
     assert slow_groups([*alone([100.0] * 8), group("n1 n2", 150.0)], 100.0, {}) == []
+
+
+def test_repeats_of_one_group_are_one_group_and_no_measure_of_themselves():
+    whole = " ".join(HOSTS[:4])
+    pairs = [one for one in cluster() if one.nodes == 2]
+    measured = [*cluster(), *pairs, *pairs, *(group(whole, 380.0 + at) for at in range(3))]
+    (found,) = slow_groups(measured, 100.0, {})
+    assert found.hosts == HOSTS[:4] and found.loss == pytest.approx(0.04, abs=0.003)
+
+
+def test_a_half_that_failed_is_not_taken_for_a_fast_one():
+    whole = group(" ".join(HOSTS[:4]), 380.0)
+    asked = analyse(cluster(whole)).searches[0].ask
+    assert asked
+    failed = [Measured(one, None, purpose="bisection") for one in asked]
+    analysis = analyse(cluster(whole, *failed))
+    assert analysis.searches[0].sides == () and next_groups(analysis) is None
+    words = "\n".join(sentences(analysis))
+    assert "where is not known, as" in words and "as fast as it should be" not in words

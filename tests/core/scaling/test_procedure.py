@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.blame_power import SETTINGS, Setting, missed, rates
+from benchmarks.blame_power import HARD, SETTINGS, Setting, label, missed, rates, with_tables
 from paceline.core.scaling.answer import scale_result
 from paceline.core.scaling.procedure import left_over_notes, planned_rounds, simulate
 from paceline.core.scaling.split import Split
@@ -74,8 +74,14 @@ def test_hosts_left_over_are_told():
 
 
 def test_a_cluster_of_4096_nodes_is_simulated():
-    analysis, _ = simulate(Cluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
-    assert [node.host for node in analysis.flagged] == ["node-4000"]
+    flagged: list[str] = []
+    for seed in range(4):
+        cluster = Cluster(4096, (Fault("slow", 4000, 0.04),), seed=seed)
+        analysis, _ = simulate(cluster, [1, 8, 512, 4096])
+        assert analysis.flagged[0].host == "node-4000" and not analysis.blame.suspected
+        flagged += [node.host for node in analysis.flagged[1:]]
+    # One in 30,000 healthy nodes lies below z -4 for good: half of such a node in 16,384.
+    assert len(flagged) <= 2
 
 
 def test_the_same_seed_gives_the_same_luck_and_another_one_another():
@@ -133,16 +139,14 @@ def test_the_short_form_of_the_benchmark_keeps_its_targets(setting: Setting):
     assert missed({setting.name: rows}, 20) == []
 
 
-def test_the_table_in_the_docs_is_the_committed_result():
+def test_the_tables_in_the_docs_are_the_committed_result():
     result = json.loads((ROOT / "benchmarks" / "results" / "blame_power.json").read_text())
-    lines = (ROOT / "docs" / "scaling.md").read_text().splitlines()
-    rows = {cells[1].strip(): cells[2:-1] for line in lines if (cells := line.split("|"))[1:]}
-    for fault in ("none", "1 %", "1.5 %", "2 %", "3 %", "5 %", "10 %", "as small as findable"):
-        found = [result[setting.name][fault] for setting in SETTINGS]
-        values = [
-            f"{100 * one['healthy flagged' if fault == 'none' else 'found']:.1f}" for one in found
-        ]
-        assert [cell.strip() for cell in rows[fault]] == values, fault
     trials = result.pop("trials")
     assert trials == 1000 and result.pop("benchmark") == "blame_power"
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    assert with_tables(text, result) == text
     assert missed(result, trials) == []
+    for setting in (*SETTINGS, *HARD):
+        rows = result[setting.name]
+        assert set(rows) == {label(fault) for fault in setting.faults}
+        assert all((row["found"] or 0) >= (row["found at once"] or 0) for row in rows.values())
