@@ -7,7 +7,8 @@ sweep: every layout of a tiny model on two processes (at least 60 that can run),
 replay: 20 tunings and 20 random searches on the recorded sweep, each with a quarter of its runs. A
        run is the median of half of a layout's recorded rounds, drawn anew for each replay; random search
        takes the layouts in another order each time and, like the tuning, knows nothing beforehand.
-again: the layouts that the tunings chose and the sweep's winner, as runs of `paceline`, five times in turn.
+again: the layouts that the tunings chose, the sweep's winner and its second, as runs of `paceline`, five times in
+       turn; without replay, of the stored replays.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ SPACE = Space(
     micro_batches=(1, 2, 4), zero_stages=(0, 1, 3), recompute=("none", "full"), schedules=SCHEDULES
 )
 STEPS_OF_A_TURN = 3
+REPLAYED = (
+    "budget", "of", "replays", "mean_regret", "mean_regret_random", "difference", "difference_95",
+    "better", "level", "worse",
+)  # fmt: skip
 SWEEP = "layout_sweep"
 
 
@@ -101,6 +106,15 @@ def recorded() -> Recorded:
     rows = json.loads((FOLDER / f"{SWEEP}.json").read_text())["rows"]
     layouts = [Layout.model_validate(row["layout"]) for row in rows]
     return Recorded(layouts, np.array([row["rounds_s"] for row in rows]))
+
+
+def replayed() -> dict[str, Any]:
+    """What the stored replays found; empty before the first."""
+    path = FOLDER / "tune_vs_sweep.json"
+    if not path.is_file():
+        return {}
+    stored = json.loads(path.read_text())
+    return {name: stored[name] for name in REPLAYED}
 
 
 def replays(found: Candidates, world: Recorded) -> dict[str, Any]:
@@ -209,18 +223,19 @@ def main() -> int:
     winner = world.layouts[int(world.truth.argmin())]
     print(f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
           f"slowest {world.truth.max():.4f} s")  # fmt: skip
-    content: dict[str, Any] = {}
+    content = replayed()
     if "replay" in parts:
         content = replays(found, world)
         print({name: value for name, value in content.items() if name != "replays"})
     if "again" in parts and content:
         picked = [world.layouts[one["row"]] for one in content["replays"]]
         common = sorted(set(picked), key=lambda one: -picked.count(one))[:3]
-        content["again"] = again(common, winner, 2 if chosen.quick else AGAIN)
+        second = world.layouts[int(world.truth.argsort()[1])]
+        content["again"] = again([*common, second], winner, 2 if chosen.quick else AGAIN)
         for row in content["again"]:
-            print(
-                f"{row['layout']}: {row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})"
-            )
+            row["chosen_by"] = [label(one, RANKS) for one in picked].count(row["layout"])
+            print(f"{row['layout']}, chosen by {row['chosen_by']} of {len(picked)}: "
+                  f"{row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})")  # fmt: skip
     if content and not chosen.quick:
         keep("tune_vs_sweep", "share slower than the sweep's winner", around, **content)
     return 0

@@ -204,8 +204,8 @@ def read_value(path: Path, model: type[ModelT]) -> ModelT:
         raise SystemFaultError(str(path), f"cannot be read: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(str(path), f"{field}: {first['msg']}") from error
+        what = ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
+        raise UserError(str(path), what) from error
 
 
 def read_record(folder: Path) -> RunRecord:
