@@ -48,21 +48,22 @@ install: $(VENV)/.installed-tested ## make the virtual environment with all that
 test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(APART:%=--ignore=%) $(PYTEST_ARGS)
 
-.PHONY: test-estimate test-mlperf
+.PHONY: test-campaigns test-estimate test-mlperf
+test-campaigns: tests = $(CAMPAIGN_TESTS)
+test-campaigns: ## campaigns of paceline scale on this machine alone, paceline check
 test-estimate: tests = $(ESTIMATE_TESTS)
 test-estimate: ## estimates, sweeps, repeats, ramp-ups
 test-mlperf: tests = $(MLPERF_TESTS)
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
-test-estimate test-mlperf: $(VENV)/.installed-tested
+test-campaigns test-estimate test-mlperf: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(tests) $(PYTEST_ARGS)
 
 .PHONY: test-numerics test-browser test-clusters
 test-numerics: ## every layout against the single process
 test-browser: ## the HTML report in a real Chromium (see deps-browser)
-test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters), and campaigns
-test-clusters: more = $(CAMPAIGN_TESTS)
+test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters)
 test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
-	$(BIN)/python -m pytest --durations=20 tests/$* $(more) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-tested ## what needs an NVIDIA GPU; skipped without one

@@ -91,12 +91,12 @@ def test_a_dry_run_runs_nothing(tmp_path: Path):
 
 def test_lack_of_memory_is_a_row_of_its_own(tmp_path: Path):
     done = paceline(
-        "sweep", "gpt-1b3-tiny", "--devices", "1", "--mbs", "1,16", "--recompute", "none",
-        "--set", "steps=12", "--set", "memory_limit_bytes=90e6", "--json", runs=tmp_path,
+        "sweep", "gpt-1b3-tiny", "--devices", "2", "--mbs", "1,8", "--recompute", "none",
+        "--set", "steps=12", "--set", "memory_limit_bytes=80e6", "--json", runs=tmp_path,
     )  # fmt: skip
     rows = by_label(json.loads(done.stdout))
-    assert rows["16 none"]["status"] == "oom", done.stderr
-    assert rows["16 none"]["step_time_s"] is None and rows["16 none"]["reason"]
+    assert rows["8 none"]["status"] == "oom", done.stderr
+    assert rows["8 none"]["step_time_s"] is None and rows["8 none"]["reason"]
     # A machine in use may leave too few steady steps.
     assert rows["1 none"]["status"] in ("ok", "incomplete"), done.stderr
 
