@@ -19,7 +19,7 @@ SUITES := clusters numerics browser
 # What has a target of its own besides, so that the default tests stay short.
 CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/cli/test_campaign.py tests/cli/test_check.py
 ESTIMATE_TESTS := $(foreach part,estimate search ramping sweeping parts tuning calibrating,tests/$(part)) \
-  $(foreach part,estimating tracing validating,tests/test_$(part).py) tests/native/test_followed_step.py \
+  $(foreach part,estimating explaining offering tracing validating,tests/test_$(part).py) tests/native/test_followed_step.py \
   $(foreach verb,estimate rampup repeat sweep tune,tests/cli/test_$(verb).py)
 MLPERF_TESTS := tests/mlperf $(wildcard tests/test_mlperf*.py tests/cli/test_mlperf*.py \
   tests/report/test_mlperf*.py) \

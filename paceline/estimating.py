@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-import numpy as np
-
 from paceline import catalog
 from paceline.calibrated import automatic_dtype, is_cpu, processor
 from paceline.core.flops import FlopsInput, model_flops_per_token
@@ -23,7 +21,7 @@ from paceline.estimate.case import Case, Cases, Stack, cases_of
 from paceline.estimate.coefficients import named
 from paceline.estimate.evidence import Evidence
 from paceline.estimate.framework import frameworks_of
-from paceline.estimate.interval import bounds, log_sd, own_variance, slopes
+from paceline.estimate.interval import bounds, log_sd
 from paceline.estimate.machine import Machine, machine
 from paceline.estimate.memory import memory, p_oom
 from paceline.estimate.memory_case import with_memory
@@ -286,32 +284,3 @@ def _told(
         evidence=basis_of(evidence, here, question.intra_link, question.inter_link),
         notes=here.notes,
     )  # fmt: skip
-
-
-def ratio(
-    first: Question, second: Question, evidence: Evidence, other: Evidence | None = None
-) -> tuple[float, float, float]:
-    """(step time of the second over the first, low, high): what both share cancels.
-
-    Coefficients move both, so only the difference of their slopes counts; what the formulas
-    miss, and what nobody states of links and devices, is taken as independent. `other` is the second one's evidence where it has its own: then
-    the coefficients are independent too.
-    """
-    rests_on = (evidence, other or evidence)
-    fits = [one.fit() for one in rests_on]
-    cases = [case_of(spec_of(q), machine_of(q), q.stack, q.compiled) for q in (first, second)]
-    each = [cases_of([case]) for case in cases]
-    times = [
-        followed_step(x, named(fit.centre)).total[0] for x, fit in zip(each, fits, strict=True)
-    ]
-    slope = [slopes(x, fit.centre) for x, fit in zip(each, fits, strict=True)]
-    moved = [slope[1] - slope[0]] if rests_on[0] == rests_on[1] else slope
-    shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(moved, fits, strict=False))
-    apart = sum(
-        own_variance(x, s, one.residual_sd)[0]
-        for x, s, one in zip(each, slope, rests_on, strict=True)
-    )
-    sd = float(np.sqrt(shared + apart))
-    value = float(times[1] / times[0])
-    low, high = bounds(np.array([value]), np.array([sd]))
-    return value, float(low[0]), float(high[0])

@@ -1,9 +1,8 @@
-"""A recipe on devices that are not here: its time, what it rests on, and offers side by side."""
+"""A recipe on devices that are not here: its time and what it rests on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
 
 import pytest
 
@@ -15,7 +14,6 @@ from paceline.estimating import (
     case_of,
     estimate,
     machine_of,
-    ratio,
     spec_of,
     spec_of_any_layout,
 )
@@ -88,36 +86,6 @@ def test_the_bill_counts_tokens_money_and_failures():
     assert found is not None and found.goodput is not None and found.energy_kwh is not None
     assert found.cost == pytest.approx(2 * found.device_hours)
     assert found.days == pytest.approx(found.device_hours / 64 / 24)
-
-
-def test_two_offers_share_what_is_uncertain_about_both():
-    evidence = shipped()
-    twice = replace(LLAMA_70B, devices=128, overrides=("training.global_batch=128",))
-    value, low, high = ratio(LLAMA_70B, twice, evidence)
-    alone = [estimate(one, evidence) for one in (LLAMA_70B, twice)]
-    assert value == pytest.approx(alone[1].step_time_s / alone[0].step_time_s)
-    assert low < value < high and 0.45 < value < 0.6
-    widest = alone[1].high_s / alone[0].low_s / value
-    assert high / value < widest
-
-
-def test_offers_with_coefficients_of_their_own_share_nothing():
-    evidence = shipped()
-    own = evidence.model_copy(update={"title": "stored profile: another machine"})
-    shared, apart = (ratio(LLAMA_70B, LLAMA_70B, evidence, one) for one in (None, own))
-    assert ratio(LLAMA_70B, LLAMA_70B, evidence, evidence) == shared
-    assert shared[0] == apart[0] == 1 and apart[2] > shared[2]
-    alone = estimate(LLAMA_70B, evidence)
-    assert log(apart[2]) == pytest.approx(2**0.5 * log(alone.high_s / alone.step_time_s))
-
-
-def test_what_nobody_states_of_the_links_widens_a_ratio_too():
-    def width(**links: str | None) -> float:
-        asked = replace(LLAMA_70B, **links)  # type: ignore[arg-type]
-        _, low, high = ratio(asked, asked, shipped())
-        return log(high / low)
-
-    assert width() < width(intra_link=None, inter_link=None)
 
 
 def test_the_automatic_dtype_is_the_one_that_a_run_takes():

@@ -60,6 +60,7 @@ LAYERS = (
         "ramping",
         "sweeping",
         "explaining",
+        "offering",
         "tuning",
         "schemas",
     ),

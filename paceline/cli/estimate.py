@@ -15,6 +15,7 @@ from paceline.cli.output import TableForm, TableFormat
 
 if TYPE_CHECKING:
     from paceline.estimating import Estimate, Question
+    from paceline.offering import Against
     from paceline.tracing import Tracing
 
 MEASURED = "Measured"
@@ -126,16 +127,16 @@ def estimate(
             per_node=per_node, intra=intra, inter=inter,
         )  # fmt: skip
         answer = _answer(asked, compiled, whole, compare or [], evidence, trace, measured_s)
-    emit(answer.found, answer.ratios, answer.tracings, TableFormat.json if as_json else form)
+    emit(answer.found, answer.beside, answer.tracings, TableFormat.json if as_json else form)
     if html:
         write_page(answer.found, html)
 
 
 class Answer(NamedTuple):
-    """Estimates, the first one's step time beside each other's, and their followed memory."""
+    """Estimates, all but the first held against it, and their followed memory."""
 
     found: list[Estimate]
-    ratios: list[tuple[float, float, float]] = []
+    beside: list[Against] = []
     tracings: list[Tracing] = []
 
 
@@ -183,8 +184,8 @@ def _answer(
 
     from paceline.cli.offers import offer
     from paceline.estimating import estimate as estimated
-    from paceline.estimating import ratio
     from paceline.explaining import beside
+    from paceline.offering import against, step_time_ratio
 
     question = replace(asked, compiled=compiled, **whole)
     questions = [question, *(offer(question, text) for text in compare)]
@@ -192,11 +193,11 @@ def _answer(
     found = [estimated(*one) for one in zip(questions, rests_on, strict=True)]
     if measured_s is not None:
         found[0] = beside(found[0], measured_s, "as stated")
-    ratios = [
-        ratio(question, other, rests_on[0], own)
-        for other, own in zip(questions[1:], rests_on[1:], strict=True)
+    offers = [
+        against(found[0], one, step_time_ratio(question, other, rests_on[0], own))
+        for one, other, own in zip(found[1:], questions[1:], rests_on[1:], strict=True)
     ]
-    return Answer(found, ratios, [_traced(one) for one in questions] if trace else [])
+    return Answer(found, offers, [_traced(one) for one in questions] if trace else [])
 
 
 def _of_run(

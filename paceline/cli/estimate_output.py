@@ -12,15 +12,13 @@ from paceline.cli.output import Column, TableFormat, emit_table
 
 if TYPE_CHECKING:
     from paceline.estimating import Estimate
+    from paceline.offering import Against, Ratio
     from paceline.tracing import Tracing
-
-
-Ratio = tuple[float, float, float]
 
 
 def emit(
     found: list[Estimate],
-    ratios: list[Ratio],
+    beside: list[Against],
     tracings: list[Tracing],
     form: TableFormat,
 ) -> None:
@@ -28,14 +26,15 @@ def emit(
     rows = [flat(one) for one in found]
     if form is TableFormat.json:
         documents = [one.model_dump(mode="json") for one in found]
-        for document, one, step in zip(documents[1:], found[1:], ratios, strict=True):
+        for document, offer in zip(documents[1:], beside, strict=True):
             document |= {
-                f"{name}_ratio": dict(zip(("value", "low", "high"), ratio, strict=True))
-                for name, ratio in _against(found[0], one, step).items()
+                f"{name}_ratio": getattr(offer, name)._asdict()
+                for name in ("step_time", "tokens_per_s", "cost")
+                if getattr(offer, name) is not None
             }
         for document, tracing in zip(documents, tracings, strict=False):
             document["trace"] = tracing.model_dump(mode="json")
-        emit_table(rows, [], form, document={"offers": documents} if ratios else documents[0])
+        emit_table(rows, [], form, document={"offers": documents} if beside else documents[0])
         return
     if form is not TableFormat.text:
         emit_table(rows, [Column(key, key) for key in rows[0]], form)
@@ -47,39 +46,22 @@ def emit(
                 f"  {line}" for tracing in tracings[at : at + 1] for line in trace_lines(tracing)
             )
         )
-    for one, step in zip(found[1:], ratios, strict=True):
-        typer.echo(_beside_line(found[0], one, step))
+    for one, offer in zip(found[1:], beside, strict=True):
+        typer.echo(_beside_line(found[0], one, offer))
 
 
-def _against(first: Estimate, one: Estimate, step: Ratio) -> dict[str, Ratio]:
-    """What an offer is of the first, each (value, low, high): step time, tokens/s, and money if known.
-
-    The step times' interval is that of all: offers may differ in their batch, which is no estimate.
-    """
-    value, low, high = step
-    ratios = {"step_time": step}
-    rate = one.tokens_per_s / first.tokens_per_s
-    ratios["tokens_per_s"] = (rate, rate * value / high, rate * value / low)
-    money = first.bill.cost if first.bill else None, one.bill.cost if one.bill else None
-    if money[0] and money[1] is not None:
-        cost = money[1] / money[0]
-        ratios["cost"] = (cost, cost * low / value, cost * high / value)
-    return ratios
-
-
-def _beside_line(first: Estimate, one: Estimate, step: Ratio) -> str:
+def _beside_line(first: Estimate, one: Estimate, offer: Against) -> str:
     """The ratios in a sentence; says so where a step is of another batch."""
-    told = {
-        name: f"{value:.2f} ({low:.2f}-{high:.2f})"
-        for name, (value, low, high) in _against(first, one, step).items()
-    }
-    batches = [round(offer.samples_per_s * offer.step_time_s) for offer in (first, one)]
-    other = f" with {batches[1] / batches[0]:.3g} of the batch" if batches[0] != batches[1] else ""
-    money = f", money {told['cost']}" if "cost" in told else ""
+    other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
+    money = f", money {_told(offer.cost)}" if offer.cost else ""
     return (
         f"{one.devices} x {one.device} against {first.devices} x {first.device}: tokens/s "
-        f"{told['tokens_per_s']}, step time {told['step_time']}{other}{money}"
+        f"{_told(offer.tokens_per_s)}, step time {_told(offer.step_time)}{other}{money}"
     )
+
+
+def _told(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 def write_page(found: list[Estimate], path: Path) -> None:
