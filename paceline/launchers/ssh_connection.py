@@ -23,8 +23,10 @@ _PREFIX = "pl-"
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
 
 KEYSCAN = "show and accept it with: paceline hosts --keyscan"
+CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+"""Stands in the middle of what ssh says, and ends with the words for an unknown key."""
 MEANINGS = (
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed",
+    (CHANGED_KEY, "its host key has changed",
      "find out why before you remove the old one with ssh-keygen -R"),
     (r"Host key verification failed|No \S+ host key is known", "its host key is unknown", KEYSCAN),
     (r"Permission denied|Too many authentication failures|No more authentication methods",
@@ -98,10 +100,7 @@ def meaning(messages: str) -> tuple[str, str | None]:
     The last message that is known counts: before it a host may have said anything in its greeting.
     """
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
-    changed = MEANINGS[0][
-        0
-    ]  # which ssh says in the middle, and ends with the words for an unknown key
-    for text in [*(line for line in lines if re.search(changed, line)), *reversed(lines)]:
+    for text in [*(line for line in lines if CHANGED_KEY in line), *reversed(lines)]:
         for pattern, what, remedy in MEANINGS:
             if re.search(pattern, text):
                 return what, remedy

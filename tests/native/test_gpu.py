@@ -30,18 +30,10 @@ from paceline.placement import Request
 from paceline.plan import make_plan
 from paceline.recipe import recipe_names
 from tests.native.example import end, log, settings, steps, train
+from tests.native.gpu import CAPABILITY, DEVICE, GPUS, ON_A_GPU
 from trainer import Trainer
 
-GPUS = torch.cuda.device_count()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPUS == 0, reason="no GPU that this PyTorch can use"),
-    # What the libraries of a machine warn of is no fault of the trainer's.
-    pytest.mark.filterwarnings("default"),
-]
-
-DEVICE = torch.device("cuda", 0)
-CAPABILITY = torch.cuda.get_device_capability(0) if GPUS else (0, 0)
+pytestmark = ON_A_GPU
 FLOAT8 = CAPABILITY >= (8, 9) and importlib.util.find_spec("torchao") is not None
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 LOSS_OFF = {"fp32": 1e-3, "bf16": 1e-2, "fp16": 5e-3, "fp8": 3e-2}

@@ -13,16 +13,9 @@ from torch.nn import functional
 
 from attention import attend_part, causal_attention, merge, part_gradients
 from tests.native.example import LIMIT_S, TRAINER
+from tests.native.gpu import CAPABILITY, DEVICE, ON_A_GPU
 
-GPUS = torch.cuda.device_count()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPUS == 0, reason="no GPU that this PyTorch can use"),
-    pytest.mark.filterwarnings("default"),
-]
-
-DEVICE = torch.device("cuda", 0)
-CAPABILITY = torch.cuda.get_device_capability(0) if GPUS else (0, 0)
+pytestmark = ON_A_GPU
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
