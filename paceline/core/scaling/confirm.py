@@ -58,9 +58,9 @@ def proven_hosts(blame: Blame) -> list[str]:
 def second_pass(blame: Blame) -> list[list[Pair]]:
     """Rounds of pairs: every flagged or suspected node with a proven one, another in each round.
 
-    Four pairs of proven nodes run beside them, as far as there are any. Suspected nodes come after the
-    flagged ones, as far as there are proven nodes for them. Empty where nobody is slow, or without
-    proven nodes for all flagged ones.
+    Four pairs of proven nodes run beside them, as far as there are any: the most ordinary, or of all
+    sorts where a node is only suspected. Suspected nodes come after the flagged ones, as far as there
+    are proven nodes for them. Empty where nobody is slow, or without proven nodes for all flagged ones.
     """
     proven = proven_hosts(blame)
     slow = [node.host for node in (*blame.flagged, *blame.suspected)][: len(proven)]
@@ -71,8 +71,10 @@ def second_pass(blame: Blame) -> list[list[Pair]]:
         turn = number * len(slow) % len(proven)
         order = [*proven[turn:], *proven[:turn]]
         partners, rest = order[: len(slow)], order[len(slow) :]
-        # All sorts of proven nodes, as the most ordinary ones alone scatter less than healthy ones do.
-        rest = rest[:: max(1, len(rest) // (2 * CONTROLS))][: 2 * CONTROLS]
+        if blame.suspected:
+            # Held against the controls' scatter too, which is less among the most ordinary nodes.
+            rest = rest[:: max(1, len(rest) // (2 * CONTROLS))]
+        rest = rest[: 2 * CONTROLS]
         controls = list(zip(rest[::2], rest[1::2], strict=False))
         rounds.append([*zip(slow, partners, strict=True), *controls])
     return rounds

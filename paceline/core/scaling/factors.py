@@ -11,9 +11,7 @@ import numpy as np
 from paceline.core.compare.equivalence import student_t
 from paceline.core.scaling.lasting import Lasting, NotSeparable
 from paceline.core.scaling.measured import Measured
-from paceline.core.scaling.speeds import MEDIAN_ERROR, NodeSpeeds
-
-NORMAL_975 = 1.96
+from paceline.core.scaling.speeds import MAD_EFFICIENCY, MEDIAN_ERROR, NodeSpeeds
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,12 @@ def size_factors(
     error = luck = 0.0
     if speeds is not None:
         measured = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
-        error = NORMAL_975 * MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
+        error = MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
+        error *= student_t(0.975, MAD_EFFICIENCY * max(1, len(speeds.hosts) - 1))
     if speeds is not None and isinstance(lasting, Lasting):
         shares = (lasting.reliability, lasting.low, lasting.high)
         corrected = tuple(corrected_logs(speeds, lasting, share) for share in shares)
-        luck = NORMAL_975 * lasting.noise
+        luck = student_t(0.975, lasting.degrees) * lasting.noise
     pooled = pooled_scatter(sizes, corrected[0] if corrected else {})
     known = _Known(base_nodes, base, error, measured, corrected, luck, pooled)
     return [_of_size(nodes, groups, known) for nodes, groups in sizes.items()]

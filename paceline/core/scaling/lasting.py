@@ -17,7 +17,7 @@ import numpy as np
 from paceline.core.compare.equivalence import student_t, student_t_tail
 from paceline.core.hosts import compress
 from paceline.core.scaling.measured import Measured
-from paceline.core.scaling.speeds import NodeSpeeds
+from paceline.core.scaling.speeds import MAD_EFFICIENCY, NodeSpeeds
 from paceline.core.steps import FloatColumn
 
 MOST_CHANCE = 0.01
@@ -65,6 +65,8 @@ class Lasting:
     high: float
     noise: float
     """Relative standard deviation of a node's value from its lasting speed."""
+    degrees: float
+    """Degrees of freedom of the values that `noise` is known from."""
     how: str
     """Where it is known from, in words."""
 
@@ -169,7 +171,9 @@ def _by_repeats(speeds: NodeSpeeds) -> Lasting | NotSeparable:
     ratio = (max(speeds.spread, 1e-12) / max(error, 1e-12)) ** 2
     low, high = (1 - float(_special().fdtri(between, within, q)) / ratio for q in (0.975, 0.025))
     how = f"{between + 1 + within} single-node values of {between + 1} nodes"
-    return Lasting(_share(1 - 1 / ratio), _share(low), _share(high), error, how)
+    return Lasting(
+        _share(1 - 1 / ratio), _share(low), _share(high), error, MAD_EFFICIENCY * within, how
+    )
 
 
 def _chance_of_difference(speeds: NodeSpeeds) -> float:
@@ -197,7 +201,8 @@ def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> La
     # A slope of 1 by chance does not make the values exact: half of its interval is allowed for.
     noise = (1 - (reliability + low) / 2) ** 0.5 * speeds.spread
     how = f"the slope of group speed on the slowest member, {slope.value:.2f} +- {slope.error:.2f}"
-    return Lasting(reliability, low, _share(slope.high), noise, how)
+    degrees = MAD_EFFICIENCY * (len(speeds.hosts) - 1)
+    return Lasting(reliability, low, _share(slope.high), noise, degrees, how)
 
 
 def _special() -> Any:

@@ -15,6 +15,9 @@ from paceline.core.steps import FloatColumn, IntColumn
 
 MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
+MAD_EFFICIENCY = 0.368
+"""What a value tells of a deviation through the median absolute one, over what it tells through the
+squares, of normal values (Rousseeuw and Croux, J. Amer. Statist. Assoc. 88 (1993) 1273)."""
 OUTLYING = 4.0
 """Robust standard deviations beyond which a node is not one of the healthy population."""
 NOISY = 4.0

@@ -135,7 +135,7 @@ def test_the_smallest_findable_fault_is_found_in_nine_of_ten_cases(n: int):
 
 def test_gains_are_the_next_slowest_over_the_slowest():
     values = [94.0, 97.0, *([100.0] * 4 + [100.5, 99.5]) * 5]
-    exact = Lasting(1.0, 1.0, 1.0, 0.0, "exactly known")
+    exact = Lasting(1.0, 1.0, 1.0, 0.0, 9.0, "exactly known")
     one, two, *_ = gains(speeds_of(values), exact)
     assert one.hosts == ("n1",) and one.value == pytest.approx(97 / 94 - 1)
     assert (one.low, one.high) == (pytest.approx(one.value), pytest.approx(one.value))
@@ -143,11 +143,11 @@ def test_gains_are_the_next_slowest_over_the_slowest():
 
 
 def test_gains_know_of_the_luck_of_the_measurement():
-    half = Lasting(0.5, 0.3, 0.7, 0.003, "half luck")
+    half = Lasting(0.5, 0.3, 0.7, 0.003, 9.0, "half luck")
     found = gains(speeds_of(healthy(64)), half, num_flagged=3)
     assert [len(one.hosts) for one in found] == [1, 2, 3, 4, 8]
     assert all(0 <= one.low <= one.value <= one.high for one in found)
-    exact = gains(speeds_of(healthy(64)), Lasting(1.0, 1.0, 1.0, 0.0, ""))
+    exact = gains(speeds_of(healthy(64)), Lasting(1.0, 1.0, 1.0, 0.0, 9.0, ""))
     assert all(a.value < b.value for a, b in zip(found[:2], exact, strict=False))
 
 

@@ -74,6 +74,11 @@ def test_hosts_left_over_are_told():
 
 
 def test_a_cluster_of_4096_nodes_is_simulated():
+    analysis, _ = simulate(Cluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
+    assert [node.host for node in analysis.flagged] == ["node-4000"]
+
+
+def test_of_4096_nodes_none_is_only_suspected():
     flagged: list[str] = []
     for seed in range(4):
         cluster = Cluster(4096, (Fault("slow", 4000, 0.04),), seed=seed)
