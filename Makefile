@@ -17,7 +17,7 @@ BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 SUITES := clusters numerics browser
 # What has a target of its own besides, so that the default tests stay short.
-CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/cli/test_campaign.py tests/cli/test_check.py
+CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/scaling/campaigns/test_cli.py tests/scaling/check/test_cli.py
 ESTIMATE_TESTS := $(foreach part,estimate search ramping sweeping parts tuning calibrating,tests/$(part)) \
   $(foreach part,estimating explaining offering tracing validating,tests/test_$(part).py) tests/native/test_followed_step.py \
   $(foreach verb,estimate rampup repeat sweep tune,tests/cli/test_$(verb).py)

@@ -30,7 +30,7 @@ else:
     _instrumented = atheris.instrument_imports(include=["paceline"])
 with _instrumented:
     from paceline.engines import dialects
-    from paceline.logfile import BLOCK_BYTES, LogFile
+    from paceline.files.log_file import BLOCK_BYTES, LogFile
     from tests.engines.promises import check_parse, check_read, read
 
 KINDS = list(dialects().items())

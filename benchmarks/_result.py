@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from paceline.core.stats import summarize
-from paceline.plan import BUSY_LIMIT
-from paceline.probe.inventory import inventory
-from paceline.rundir import write_text
+from paceline.files.run_folder import write_text
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.plan import BUSY_LIMIT
 
 FOLDER = Path(__file__).parent / "results"
 

@@ -23,8 +23,8 @@ from paceline.core.hardware import Cluster
 from paceline.core.steps import Step, Steps
 from paceline.core.window import steady_window
 from paceline.engines import native
-from paceline.probe.inventory import usable_cores
-from paceline.recipe import load_recipe, resolve
+from paceline.files.recipe import load_recipe, resolve
+from paceline.machines.probe.inventory import usable_cores
 
 HERE = Path(__file__).parent
 TRAINER = Path(native.__file__).parents[1] / "native" / "main.py"

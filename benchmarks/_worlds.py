@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.hardware import Cluster
 from paceline.engines import native
-from paceline.recipe import load_recipe, resolve
+from paceline.files.recipe import load_recipe, resolve
 
 HERE = Path(__file__).parent
 

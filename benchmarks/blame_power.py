@@ -20,11 +20,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paceline.core.scaling.analysis import Analysis
-from paceline.core.scaling.procedure import simulate
-from paceline.core.scaling.sizes import parse_sizes
-from paceline.core.scaling.synthetic import Cluster, Fault
-from paceline.rundir import write_text
+from paceline.files.run_folder import write_text
+from paceline.scaling.analysis.analysis import Analysis
+from paceline.scaling.analysis.procedure import simulate
+from paceline.scaling.analysis.simulation import Cluster, Fault
+from paceline.scaling.analysis.sizes import parse_sizes
 
 RESULTS = Path(__file__).parent / "results" / "blame_power.json"
 DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"

@@ -25,18 +25,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _result import FOLDER, Surroundings, keep
 
-from paceline.calibrating import measuring
-from paceline.calibrating.cases import DEFAULTS, MORE, Axes, Short, recipes_of, short_of, shorts
-from paceline.calibrating.here import measure
-from paceline.calibrating.measuring import Measured
-from paceline.calibrating.stored import from_json, short_from_json, short_to_json, to_json
-from paceline.calibrating.weighing import case_here, weighed
-from paceline.estimate.calibration import Calibration
-from paceline.estimate.case import cases_of
-from paceline.estimate.fit import predict
-from paceline.estimate.interval import bounds, log_sd
-from paceline.probe.inventory import inventory
-from paceline.rundir import write_text
+from paceline.estimate.calibrate import programs
+from paceline.estimate.calibrate.calibration import Calibration
+from paceline.estimate.calibrate.cases import (
+    DEFAULTS,
+    MORE,
+    Axes,
+    Short,
+    recipes_of,
+    short_of,
+    shorts,
+)
+from paceline.estimate.calibrate.measurement import measure
+from paceline.estimate.calibrate.programs import Measured
+from paceline.estimate.calibrate.stored import from_json, short_from_json, short_to_json, to_json
+from paceline.estimate.calibrate.weighting import case_here, weighed
+from paceline.estimate.fit.interval import bounds, log_sd
+from paceline.estimate.fit.posterior import predict
+from paceline.estimate.model.case import cases_of
+from paceline.files.run_folder import write_text
+from paceline.machines.probe.inventory import inventory
 
 MOST_MEDIAN = 0.10
 FEWEST_LAYOUTS = 24
@@ -84,7 +92,7 @@ def measured(some: Sequence[Short], ranks: int, cores: int, passes: int) -> list
     times: dict[str, list[float]] = {}
     for turn in range(passes):
         order = list(some) if turn % 2 == 0 else list(reversed(some))
-        for one in measuring.steps(sys.executable, order, ranks, threads):
+        for one in programs.steps(sys.executable, order, ranks, threads):
             times.setdefault(one.short.name, []).append(one.seconds)
     return [
         {"recipe": one.recipe, "layout": one.told, "ranks": ranks, "threads": threads,
@@ -160,7 +168,7 @@ def timed_here(options: argparse.Namespace) -> dict[str, Any]:
     calibration = measure(DEFAULTS["cpu"], "cpu", None, print)
     dtype = calibration.about.dtype
     seen = {s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), found, "cpu", dtype, n)}
-    measuring.STEPS = options.steps
+    programs.STEPS = options.steps
     rows: list[dict[str, Any]] = []
     for ranks in (1, 2, 4):
         if ranks > cores and options.no_oversubscribed:

@@ -18,11 +18,11 @@ from math import comb
 from pathlib import Path
 from statistics import median
 
-from paceline.launchers import local
-from paceline.placement import Request
-from paceline.plan import make_plan
-from paceline.probe.inventory import cpu
-from paceline.rundir import write_text
+from paceline.files.run_folder import write_text
+from paceline.machines import local
+from paceline.machines.placement import Request
+from paceline.machines.probe.inventory import cpu
+from paceline.runs.plan import make_plan
 
 LIMIT = 0.01
 BLOCK_STEPS = 10

@@ -15,7 +15,7 @@ from pathlib import Path
 from _result import Surroundings, keep, spread_of
 from _worlds import start
 
-from paceline.probe.inventory import usable_cores
+from paceline.machines.probe.inventory import usable_cores
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ TABLE is a CSV with the columns of docs/estimate.md; default measured_open.csv o
 ($PACELINE_REFERENCE_DATA).
 
 Every source is predicted by coefficients that were fitted without it, all sources with equal weight.
-`--write` stores the fit to all dense rows as paceline/estimate/coefficients.json. A missed target
+`--write` stores the fit to all dense rows as paceline/estimate/fit/coefficients.json. A missed target
 makes the exit code 1.
 """
 
@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _result import Surroundings, keep
 
-from paceline.estimate.baseline import flat_rule_s
-from paceline.estimate.case import Cases, Floats, cases_of
-from paceline.estimate.evidence import OUTSIDE, SHIPPED, evidence_of
-from paceline.estimate.fit import fit, predict
-from paceline.estimate.interval import bounds, log_sd, residual_sd
-from paceline.estimate.published import Row, UnmodelledError, read_row
-from paceline.rundir import write_text
+from paceline.estimate.fit.baseline import flat_rule_s
+from paceline.estimate.fit.evidence import OUTSIDE, SHIPPED, evidence_of
+from paceline.estimate.fit.interval import bounds, log_sd, residual_sd
+from paceline.estimate.fit.posterior import fit, predict
+from paceline.estimate.fit.published import Row, UnmodelledError, read_row
+from paceline.estimate.model.case import Cases, Floats, cases_of
+from paceline.files.run_folder import write_text
 
 MOST_MAPE, MOST_MEDIAN, COVERAGE = 0.12, 0.12, (0.70, 0.90)
 MANY_ROWS = 10

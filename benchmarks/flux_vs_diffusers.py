@@ -20,7 +20,7 @@ from typing import Any
 from _result import Surroundings, keep, told
 from workloads_vs_peers import compare, settings
 
-from paceline.probe.inventory import usable_cores
+from paceline.machines.probe.inventory import usable_cores
 
 SAME_CORES = 0.25
 """Largest relative difference of the cores that both sides used."""

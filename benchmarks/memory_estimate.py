@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from _result import Surroundings, keep
 
 from paceline.core.result import Result
-from paceline.estimate.case import Case, Floats, cases_of
-from paceline.estimate.framework import FITTED, FRAMEWORKS, NATIVE_CPU, Framework
-from paceline.estimate.memory import MemoryEstimate, memory, p_oom, rank_memory
-from paceline.estimate.memory_case import with_memory
-from paceline.estimate.memory_fit import fit_memory, leave_one_source_out
-from paceline.estimate.memory_published import GIB, LAST, MemoryRow, as_stated, read_memory_row
-from paceline.estimate.published import UnmodelledError
-from paceline.rundir import RESULT_FILE, RUN_FILE, RunRecord, read_value
+from paceline.estimate.fit.published import UnmodelledError
+from paceline.estimate.memory.case import with_memory
+from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
+from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, Framework
+from paceline.estimate.memory.framework_fit import fit_memory, leave_one_source_out
+from paceline.estimate.memory.published import GIB, LAST, MemoryRow, as_stated, read_memory_row
+from paceline.estimate.model.case import Case, Floats, cases_of
+from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_value
 
 MOST_MEDIAN, NATIVE_PEAK = 0.10, 0.10
 OOM_SOURCE = "tr3m-1B3"

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _result import Surroundings, keep
 
-from paceline.estimating import Question
-from paceline.tracing import trace
+from paceline.estimate.estimate import Question
+from paceline.estimate.trace import trace
 
 CLOSE, FEWEST = 0.05, 20
 ONE = ("layout.cp=1", "layout.tp=1", "layout.micro_batch=1")

@@ -21,7 +21,7 @@ from typing import Any
 
 from _result import Surroundings, keep
 
-from paceline import flow
+from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
@@ -29,13 +29,13 @@ from paceline.core.metrics import METRICS
 from paceline.core.rates import flops_per_s_per_device
 from paceline.core.result import Result
 from paceline.core.run import RunSpec
-from paceline.errors import UserError
-from paceline.placement import Request, find_device
-from paceline.plan import Plan, make_plan
-from paceline.probe.gpus import gpus
-from paceline.recipe import load_recipe
+from paceline.core.units import GIB
+from paceline.files.recipe import load_recipe
+from paceline.machines.placement import Request, find_device
+from paceline.machines.probe.gpus import gpus
 from paceline.report.page import RunReport
-from paceline.units import GIB
+from paceline.runs import flow
+from paceline.runs.plan import Plan, make_plan
 
 MICRO_BATCHES = 4
 """Micro-batches of one step, which share one optimizer step."""

@@ -20,7 +20,7 @@ from typing import Any
 from _result import Surroundings, keep, spread_of, told
 from _worlds import settings, start
 
-from paceline.probe.inventory import usable_cores
+from paceline.machines.probe.inventory import usable_cores
 
 MODEL = ("model.num_layers=8",)
 """tiny-llama with layers for 4 x 2 stages."""

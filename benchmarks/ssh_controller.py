@@ -27,7 +27,7 @@ from _result import Surroundings, keep
 
 from paceline.core.hardware import Cluster, SshSettings
 from paceline.core.run import Job
-from paceline.launchers import ssh
+from paceline.machines import ssh
 
 LIMIT_S, LIMIT_BYTES, LIMIT_CORES = 20.0, 300 * 2**20, 1.0
 POLL_S = 0.2

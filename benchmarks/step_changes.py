@@ -2,7 +2,7 @@
 
     python benchmarks/step_changes.py [--quick]
 
-Synthetic series of run medians come from tests/step_series.py and go through the package's own
+Synthetic series of run medians come from tests/compare/over_time/step_series.py and go through the package's own
 fit. A missed target makes the exit code 1.
 """
 
@@ -16,10 +16,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paceline.core.over_time.stepchange import fit_series
+from paceline.compare.over_time.step_changes import fit_series
 from paceline.core.steps import FloatColumn
-from paceline.rundir import write_text
-from tests.step_series import NOISE, drifting, found_at, lasting_noise, noise, stepped
+from paceline.files.run_folder import write_text
+from tests.compare.over_time.step_series import (
+    NOISE,
+    drifting,
+    found_at,
+    lasting_noise,
+    noise,
+    stepped,
+)
 
 RESULTS = Path(__file__).parent / "results" / "step_changes.json"
 FALSE_ALARMS, POWER = 0.01, 0.95

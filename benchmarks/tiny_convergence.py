@@ -4,7 +4,7 @@
     python benchmarks/tiny_convergence.py --curve [--runs 3] [--only NAME]
 
 `--curve` shows how the held-out loss falls over all steps, whatever the target. Samples do not depend on how fast the machine is. `--write` puts the points into
-paceline/references/mlperf-tiny.yaml; a series that was broken off is gone on with.
+paceline/files/references/mlperf-tiny.yaml; a series that was broken off is gone on with.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from _result import Surroundings, keep
 
 from paceline.cli.mlperf_run import Display
-from paceline.mlperf.convergence import OWN_POINTS, olympic_mean
-from paceline.mlperf_logs import read_log
-from paceline.mlperf_run import NAMES, Asked, plan_trials
-from paceline.mlperf_trials import run_trials
-from paceline.placement import Request
-from paceline.rundir import runs_root, write_text
+from paceline.files.run_folder import runs_root, write_text
+from paceline.machines.placement import Request
+from paceline.mlperf.result_logs import read_log
+from paceline.mlperf.run.request import NAMES, Asked, plan_trials
+from paceline.mlperf.run.trials import run_trials
+from paceline.mlperf.score.convergence import OWN_POINTS, olympic_mean
 
 REFERENCES = Path(__file__).parents[1] / "paceline" / "references" / f"{OWN_POINTS}.yaml"
 HEADER = """\

@@ -26,21 +26,21 @@ import numpy as np
 from _result import FOLDER, Surroundings, keep
 from _worlds import start
 
-from paceline.core.compare.equivalence import student_t
+from paceline.compare.equivalence import student_t
+from paceline.compare.over_time.repeats import has_figure
 from paceline.core.layout import Layout
-from paceline.core.over_time.grouped import has_figure
 from paceline.engines import native
-from paceline.placement import Request
-from paceline.search.layouts import Space
-from paceline.sweeping.planning import Choice, Sweep
-from paceline.sweeping.running import run_sweep
-from paceline.sweeping.trials import Trial
-from paceline.tuning.budget import Budget
-from paceline.tuning.candidates import Candidates, candidates
-from paceline.tuning.learning import Learner
-from paceline.tuning.running import SCHEDULES
-from paceline.tuning.telling import label
-from paceline.tuning.trying import Outcome, begin, go_on
+from paceline.layouts.search.space import Space
+from paceline.layouts.sweep.plan import Choice, Sweep
+from paceline.layouts.sweep.runner import run_sweep
+from paceline.layouts.sweep.trials import Trial
+from paceline.layouts.tune.beliefs import Learner
+from paceline.layouts.tune.budget import Budget
+from paceline.layouts.tune.candidates import Candidates, candidates
+from paceline.layouts.tune.search import Outcome, begin, go_on
+from paceline.layouts.tune.sentences import label
+from paceline.layouts.tune.tuning import SCHEDULES
+from paceline.machines.placement import Request
 
 RANKS, REPLAYS, AGAIN = 2, 20, 5
 MARGIN = 0.03

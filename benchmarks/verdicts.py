@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts.py [--quick]
 
-Synthetic runs come from tests/series.py and go through the package's own window and comparison.
+Synthetic runs come from tests/core/series.py and go through the package's own window and comparison.
 Every target that is missed makes the exit code 1.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paceline.rundir import write_text
-from tests.series import (
+from paceline.files.run_folder import write_text
+from tests.core.series import (
     RULES,
     SCENARIOS,
     Machine,

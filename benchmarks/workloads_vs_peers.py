@@ -23,8 +23,8 @@ from _turns import Training, in_turn
 
 from paceline.core.hardware import Cluster
 from paceline.engines import native
-from paceline.probe.inventory import usable_cores
-from paceline.recipe import load_recipe, resolve
+from paceline.files.recipe import load_recipe, resolve
+from paceline.machines.probe.inventory import usable_cores
 
 WARMUP_BLOCKS, MORE_STEPS_THAN_ANY = 2, 1_000_000
 PLAIN = ["data.source=synthetic", "data.packing=packed", "layout.zero_stage=0", "layout.cp=1",

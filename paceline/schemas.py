@@ -12,26 +12,26 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from paceline.campaign.record import Campaign
-from paceline.campaign.result import CampaignResult
-from paceline.core.compare.judgement import Comparison
+from paceline.compare.judgement import Comparison
+from paceline.compare.over_time.repeats import SeriesResult
 from paceline.core.hardware import Cluster, Device, Link
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
-from paceline.core.logs.parsed import ParsedLog
-from paceline.core.over_time.grouped import SeriesResult
 from paceline.core.result import Result
-from paceline.core.sweeps import SweepResult
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
-from paceline.core.tunes import TuneResult
-from paceline.estimate.calibration import Calibration
-from paceline.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
-from paceline.launchers.slurm_record import SlurmRecord
-from paceline.mlperf.series import SeriesAnswer, TrialSeries
-from paceline.probe.gemm import GemmProbe
-from paceline.recipe import Recipe
-from paceline.references import Source
-from paceline.rundir import RunRecord, write_text
+from paceline.estimate.calibrate.calibration import Calibration
+from paceline.files.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
+from paceline.files.recipe import Recipe
+from paceline.files.references import Source
+from paceline.files.run_folder import RunRecord, write_text
+from paceline.layouts.sweep.result import SweepResult
+from paceline.layouts.tune.result import TuneResult
+from paceline.logs.parsed_log import ParsedLog
+from paceline.machines.probe.gemm import GemmProbe
+from paceline.machines.slurm.record import SlurmRecord
+from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
+from paceline.scaling.campaigns.record import Campaign
+from paceline.scaling.campaigns.result import CampaignResult
 
 FORMATS: dict[str, type[BaseModel]] = {
     "recipe": Recipe,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import references
-from paceline.audit.assumed import assume
-from paceline.audit.csv_table import Declared, read_csv
+from paceline.audit.convention import assume
 from paceline.audit.findings import Audit, Finding, audit_rows, together
 from paceline.audit.samples import samples_notes
-from paceline.errors import UserError
-from paceline.references import Row
+from paceline.core.errors import UserError
+from paceline.files import references
+from paceline.files.csv_table import Declared, read_csv
+from paceline.files.references import Row
 
 __all__ = ["Audit", "Declared", "Finding", "audit", "audit_rows", "together"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline import catalog
+from paceline.audit.quantity import Quantity
 from paceline.core import rates
-from paceline.core.cells.quantity import Quantity
+from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import (
     CONVENTIONS,
     FlopsInput,
@@ -14,7 +14,7 @@ from paceline.core.flops import (
     hardware_flops_per_token,
 )
 from paceline.core.hardware import Dtype
-from paceline.errors import UserError, did_you_mean
+from paceline.files import catalog
 
 HARDWARE = "+recompute"
 """Suffix of a convention: what recomputation does again is counted as well (HFU, not MFU)."""

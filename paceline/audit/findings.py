@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from paceline.audit.cells.crosscheck import Verdict, check
+from paceline.audit.cells.derivation import Cell
+from paceline.audit.cells.rank_list import left_out, read_ranks
 from paceline.audit.lines import lines_of
-from paceline.core.cells.crosscheck import Verdict, check
-from paceline.core.cells.follow import Cell
-from paceline.core.cells.printed import like
-from paceline.core.cells.rank_list import left_out, read_ranks
-from paceline.references import Row
+from paceline.core.printed import like
+from paceline.files.references import Row
 
 NO_FIGURE = "no figure is printed"
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from paceline import catalog
-from paceline.core.cells.agreement import Line
-from paceline.core.cells.causes import Options
-from paceline.core.cells.follow import Cell, Inputs, speed_of
-from paceline.core.cells.printed import Interval, exactly, read_printed
+from paceline.audit.cells.agreement import Line
+from paceline.audit.cells.causes import Options
+from paceline.audit.cells.derivation import Cell, Inputs, speed_of
+from paceline.core.errors import UserError
 from paceline.core.flops import (
     CONVENTIONS,
     FlopsInput,
@@ -18,11 +17,12 @@ from paceline.core.flops import (
     flops_per_sample,
     model_flops_per_token,
 )
+from paceline.core.printed import Interval, exactly, read_printed
 from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters, uses
-from paceline.errors import UserError
-from paceline.recipe import load_recipe
-from paceline.references import UNIT_SIZES, Row
-from paceline.units import count
+from paceline.core.units import count
+from paceline.files import catalog
+from paceline.files.recipe import load_recipe
+from paceline.files.references import UNIT_SIZES, Row
 
 ATTENTION: tuple[LoraTarget, ...] = ("q", "k", "v", "o")
 MLP: tuple[LoraTarget, ...] = ("up", "gate", "down")

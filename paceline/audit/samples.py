@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paceline.recipe import load_recipe
-from paceline.references import Row
+from paceline.files.recipe import load_recipe
+from paceline.files.references import Row
 
 SAMPLES_PER_S = {"samples_per_s", "samples_per_s_unrounded"}
 

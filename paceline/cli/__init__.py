@@ -35,7 +35,7 @@ from paceline.cli.sweep import sweep
 from paceline.cli.tune import tune
 from paceline.cli.validate import validate
 from paceline.cli.version import version
-from paceline.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
+from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
     "First steps: `paceline run tiny-llama` measures this machine in a minute; "

@@ -16,7 +16,7 @@ from paceline.cli.output import (
     emit_table,
     select_rows,
 )
-from paceline.errors import EXIT_GATE_FAILED
+from paceline.core.errors import EXIT_GATE_FAILED
 
 if TYPE_CHECKING:
     from paceline.audit import Audit, Declared, Finding
@@ -100,7 +100,7 @@ def _declared(
     peak: str | None, tokens: float | None,
 ) -> Declared:  # fmt: skip
     from paceline.audit import Declared
-    from paceline.core.cells.quantity import read_flops_per_s
+    from paceline.audit.quantity import read_flops_per_s
 
     flops_per_s = read_flops_per_s(peak, f"--peak {peak}") if peak else None
     return Declared(model, device, dtype, convention, flops_per_s, tokens)

@@ -11,7 +11,7 @@ from paceline.cli.options import DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 if TYPE_CHECKING:
-    from paceline.estimate.calibration import Calibration
+    from paceline.estimate.calibrate.calibration import Calibration
 
 
 def calibrate(
@@ -52,10 +52,10 @@ def calibrate(
 
       paceline calibrate tiny-llama gpt-1b3-tiny --device cpu --dtype fp32
     """
-    from paceline.calibrating.here import calibrate as measure
-    from paceline.errors import UserError
-    from paceline.estimate.calibration import file_of
-    from paceline.rundir import write_value
+    from paceline.core.errors import UserError
+    from paceline.estimate.calibrate.calibration import file_of
+    from paceline.estimate.calibrate.measurement import calibrate as measure
+    from paceline.files.run_folder import write_value
 
     if dtype not in (None, "fp32", "bf16", "fp16"):
         raise UserError(f"--dtype {dtype}", "is not calibrated", allowed="fp32, bf16, fp16")
@@ -87,7 +87,7 @@ def _refuse_unwritable(path: Path) -> None:
     """Raises SystemFaultError, before minutes are spent, where no file can be written."""
     from tempfile import TemporaryFile
 
-    from paceline.errors import SystemFaultError
+    from paceline.core.errors import SystemFaultError
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _refuse_unwritable(path: Path) -> None:
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     if text is None:
         return ()
@@ -111,7 +111,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 
 def _columns() -> list[Column]:
-    from paceline.units import percent
+    from paceline.core.units import percent
 
     return [
         Column("recipe", "recipe"),
@@ -128,7 +128,7 @@ def _columns() -> list[Column]:
 
 
 def _sentences(found: Calibration) -> list[str]:
-    from paceline.units import si
+    from paceline.core.units import si
 
     lines = [
         f"{one.ranks} x {one.threads} threads: products {si(one.flops_per_s, 'FLOP/s')}, copies "

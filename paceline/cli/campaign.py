@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from paceline.cli.output import Column, TableFormat
-from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
 
 if TYPE_CHECKING:
-    from paceline.campaign.planning import Wanted
-    from paceline.campaign.record import Campaign
-    from paceline.campaign.result import CampaignResult
-    from paceline.campaign.running import Running
-    from paceline.core.scaling.analysis import Judging
-    from paceline.core.scaling.measured import Measured
+    from paceline.core.node_groups import Measured
+    from paceline.scaling.analysis.analysis import Judging
+    from paceline.scaling.campaigns.plan import Wanted
+    from paceline.scaling.campaigns.record import Campaign
+    from paceline.scaling.campaigns.result import CampaignResult
+    from paceline.scaling.campaigns.rounds import Running
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Conduct:
 
 def run_campaign(wanted: Wanted, how: Conduct) -> int:
     """Run what `wanted` asks for, or go on with what `how.resume` names, and print it; the exit code."""
-    from paceline.campaign.planning import (
+    from paceline.cli.campaign_options import refuse_beside_resume
+    from paceline.core.errors import SystemFaultError
+    from paceline.files.run_folder import runs_root
+    from paceline.runs.flow import command_line
+    from paceline.runs.places.work import abandon_left
+    from paceline.scaling.campaigns.plan import (
         begin,
         new_campaign,
         resumed_campaign,
         twins,
         with_folder,
     )
-    from paceline.campaign.record import alone
-    from paceline.campaign.trials import campaign_runs
-    from paceline.cli.campaign_options import refuse_beside_resume
-    from paceline.errors import SystemFaultError
-    from paceline.flow import command_line
-    from paceline.parts.working import abandon_left
-    from paceline.rundir import runs_root
+    from paceline.scaling.campaigns.record import alone
+    from paceline.scaling.campaigns.sub_cluster import campaign_runs
 
     root = runs_root(how.runs_dir)
     if how.resume is not None:
@@ -95,10 +95,10 @@ def exit_code(result: CampaignResult, fail: bool) -> int:
 
 
 def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Running:
-    from paceline.campaign.running import EXTRA_ROUNDS, MAX_PARALLEL, Limits, Running
     from paceline.cli.campaign_progress import Display
-    from paceline.core.scaling.analysis import Judging
-    from paceline.flow import command_line
+    from paceline.runs.flow import command_line
+    from paceline.scaling.analysis.analysis import Judging
+    from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, Limits, Running
 
     extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
     limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
@@ -134,9 +134,14 @@ def _until_stopped() -> Iterator[Event]:
 
 def _finished(running: Running, how: Conduct) -> CampaignResult | None:
     """Write and print what there is; None when no sub-cluster has a value."""
-    from paceline.campaign.result import campaign_analysis, campaign_result, lambda_csv, trials_csv
-    from paceline.report.scaling import scaling_html
-    from paceline.rundir import write_text, write_value
+    from paceline.files.run_folder import write_text, write_value
+    from paceline.scaling.campaigns.result import (
+        campaign_analysis,
+        campaign_result,
+        lambda_csv,
+        trials_csv,
+    )
+    from paceline.scaling.page import scaling_html
 
     campaign = running.campaign
     folder = running.root / campaign.name
@@ -169,7 +174,7 @@ def _finished(running: Running, how: Conduct) -> CampaignResult | None:
 def print_result(result: CampaignResult, form: TableFormat) -> None:
     """The table of sizes, the kind of scaling with its base, and the sentences."""
     from paceline.cli.output import emit_table
-    from paceline.report.scaling import share, table_note
+    from paceline.scaling.page import share, table_note
 
     columns = [
         Column("nodes", "nodes", justify="right"),
@@ -192,7 +197,7 @@ def print_result(result: CampaignResult, form: TableFormat) -> None:
 
 def _rows(result: CampaignResult) -> list[dict[str, object]]:
     """One row a size, parts of a node first."""
-    from paceline.report.scaling import size_rows
+    from paceline.scaling.page import size_rows
 
     parts = [
         {"nodes": 1, "gpus": part.devices, **part.model_dump()} for part in result.below_one_node
@@ -205,8 +210,8 @@ def _save_charts(
     result: CampaignResult, measured: Sequence[Measured], folder: Path, reference: float | None
 ) -> None:
     from paceline.report.charts import save_chart
-    from paceline.report.scaling_charts import scaling_charts
     from paceline.report.theme import EXPORT
+    from paceline.scaling.charts import scaling_charts
 
     for title, chart in scaling_charts(result, measured, EXPORT, reference).items():
         save_chart(chart, folder / f"{title}.svg")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.campaign.planning import Wanted
+    from paceline.scaling.campaigns.plan import Wanted
 
 PANEL = "Campaign"
 
@@ -156,8 +156,8 @@ def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
 
 def refuse_beside_resume(name: str, wanted: Wanted) -> None:
     """Raise UserError for an option that the campaign `name` has settled already."""
-    from paceline.campaign.planning import Wanted
-    from paceline.placement import Request, Where
+    from paceline.machines.placement import Request, Where
+    from paceline.scaling.campaigns.plan import Wanted
 
     where = Where(allocation=wanted.request.where.allocation)
     if wanted != Wanted(Request("", where=where)):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from paceline.campaign.record import Group, PlannedRound
-    from paceline.campaign.running import Remaining
-    from paceline.campaign.trials import TrialResult
-    from paceline.flow import Progress, Watcher
+    from paceline.runs.flow import Progress, Watcher
+    from paceline.scaling.campaigns.record import Group, PlannedRound
+    from paceline.scaling.campaigns.rounds import Remaining
+    from paceline.scaling.campaigns.sub_cluster import TrialResult
 
 LINE_EVERY_S = 5.0
 """How often the running sub-clusters are told."""
@@ -64,7 +64,7 @@ class Display:
     def ended(self, result: TrialResult, left: Remaining) -> None:
         """A line for a sub-cluster with its value or the cause."""
         from paceline.core.hosts import compress
-        from paceline.units import percent, significant
+        from paceline.core.units import percent, significant
 
         told = f"{result.status}: {result.reason}"
         if result.samples_per_s is not None:

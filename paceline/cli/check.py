@@ -20,8 +20,8 @@ from paceline.cli.where import (
 )
 
 if TYPE_CHECKING:
-    from paceline.core.fitness import HostReport
-    from paceline.preflight import Outcome
+    from paceline.scaling.check.fitness import HostReport
+    from paceline.scaling.check.preflight import Outcome
 
 FAST = (0.5, 2, 60.0)
 """Seconds of each measurement, partners of each host, limit in seconds."""
@@ -84,9 +84,9 @@ def check(
 
       paceline check --allocation 4711 --fail-on-findings
     """
-    from paceline.preflight import Asked
-    from paceline.preflight import check as run_check
-    from paceline.rundir import runs_root
+    from paceline.files.run_folder import runs_root
+    from paceline.scaling.check.preflight import Asked
+    from paceline.scaling.check.preflight import check as run_check
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
@@ -132,8 +132,8 @@ def _row(host: HostReport) -> dict[str, Any]:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.fitness import MEASURES
-    from paceline.units import si
+    from paceline.core.units import si
+    from paceline.scaling.check.fitness import MEASURES
 
     titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
     rates = [

@@ -10,7 +10,7 @@ import typer
 from paceline.cli.options import Json, RunsDir
 
 if TYPE_CHECKING:
-    from paceline.core.compare.judgement import Comparison
+    from paceline.compare.judgement import Comparison
 
 VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict; every other verdict fails the gate (3)."""
@@ -84,9 +84,9 @@ def compare(
 
       paceline compare old-driver new-driver --format junit > compare.xml
     """
-    from paceline.errors import UserError
-    from paceline.gate import Gate, compare_runs, compare_with_reference, parse_margin
-    from paceline.rundir import runs_root
+    from paceline.core.errors import UserError
+    from paceline.files.run_folder import runs_root
+    from paceline.runs.comparison import Gate, compare_runs, compare_with_reference, parse_margin
 
     if (second is None) == (against is None):
         raise UserError("compare", "takes either B or --against", remedy="name the other side once")
@@ -101,8 +101,8 @@ def compare(
 
 
 def _print(found: Comparison, form: CompareFormat) -> None:
-    from paceline.report.comparison import comparison_md, finding_lines, headline, summary_lines
-    from paceline.report.junit import junit_xml
+    from paceline.runs.comparison_junit import junit_xml
+    from paceline.runs.comparison_text import comparison_md, finding_lines, headline, summary_lines
 
     if form is CompareFormat.json:
         typer.echo(found.model_dump_json(indent=2))
@@ -128,7 +128,7 @@ def _print(found: Comparison, form: CompareFormat) -> None:
 
 def _print_metrics(found: Comparison, form: CompareFormat) -> None:
     from paceline.cli.output import Column, TableFormat, emit_table
-    from paceline.report.comparison import HEAD, metric_cells, shown
+    from paceline.runs.comparison_text import HEAD, metric_cells, shown
 
     if form is CompareFormat.csv:
         names = ("metric", "unit", "primary", "baseline", "candidate", "n_baseline", "n_candidate",

@@ -12,7 +12,7 @@ from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_
 
 if TYPE_CHECKING:
     from paceline.audit.conversion import Conversion, Peaks, Side
-    from paceline.core.cells.quantity import Quantity
+    from paceline.audit.quantity import Quantity
     from paceline.core.flops import FlopsInput
 
 
@@ -68,7 +68,7 @@ def convert(
 
       paceline convert 12.5s --model llama31-70b --global-batch 128 --gpus 64
     """
-    from paceline.core.cells.quantity import read_quantity
+    from paceline.audit.quantity import read_quantity
 
     quantity = read_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
@@ -90,10 +90,10 @@ def _flops_input(
 ) -> FlopsInput:
     from typing import get_args
 
+    from paceline.core.errors import UserError
     from paceline.core.flops import FlopsInput
     from paceline.core.layout import Recompute
-    from paceline.errors import UserError
-    from paceline.recipe import load_recipe
+    from paceline.files.recipe import load_recipe
 
     recipe = load_recipe(model)
     choices: dict[str | None, Recompute] = {name: name for name in get_args(Recompute)}
@@ -108,9 +108,9 @@ def _flops_input(
 
 
 def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: str | None) -> Peaks:
-    from paceline import catalog
     from paceline.audit.conversion import peaks_of
-    from paceline.core.cells.quantity import read_flops_per_s
+    from paceline.audit.quantity import read_flops_per_s
+    from paceline.files import catalog
 
     return peaks_of(
         device, catalog.dtype(dtype) if dtype else None,
@@ -125,7 +125,7 @@ def _convert(
 ) -> Conversion:  # fmt: skip
     from paceline.audit.conversion import convert as convert_figure
     from paceline.audit.conversion import from_step_time
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     batch, gpus = job
     if quantity.kind == "step_time_s":

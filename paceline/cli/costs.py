@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 if TYPE_CHECKING:
-    from paceline.core.offers import Failures, Prices
+    from paceline.estimate.costs import Failures, Prices
 
 MONEY, FAILING = "Cost", "Failures"
 
@@ -68,7 +68,7 @@ def prices(
     price: float | None, spot_price: float | None, pue: float, carbon: float | None
 ) -> Prices:
     """What the options say of money and energy; raises BadParameter for what is not finite."""
-    from paceline.core.offers import Prices
+    from paceline.estimate.costs import Prices
 
     finite({"--price": price, "--spot-price": spot_price, "--pue": pue, "--carbon": carbon})
     return Prices(per_device_hour=price, spot_per_device_hour=spot_price, pue=pue,
@@ -79,8 +79,8 @@ def failures(
     mtbf: float | None, restart: float, checkpoint: float, every: float | None
 ) -> Failures | None:
     """Failures as far as they are known; raises UserError for an interval without them."""
-    from paceline.core.offers import Failures
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
+    from paceline.estimate.costs import Failures
 
     finite({"--mtbf": mtbf, "--restart": restart, "--checkpoint": checkpoint,
             "--checkpoint-every": every})  # fmt: skip

@@ -24,8 +24,8 @@ def rebuild(
 
     Example: paceline db rebuild --runs-dir /shared/runs
     """
-    from paceline.rundir import runs_root
-    from paceline.store.index import Index
+    from paceline.files.index import Index
+    from paceline.files.run_folder import runs_root
 
     root = runs_root(runs_dir)
     count, unreadable = Index.open(root, anew=True).rebuild(computed_result)

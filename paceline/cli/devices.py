@@ -65,8 +65,8 @@ def devices(
 def _list_devices(where: list[str] | None, form: TableFormat) -> None:
     from typing import get_args
 
-    from paceline import catalog
     from paceline.core.hardware import Dtype
+    from paceline.files import catalog
 
     dtypes: tuple[Dtype, ...] = get_args(Dtype)
     known = {device.name: device for device in catalog.devices()}
@@ -92,7 +92,7 @@ def _summary(device: Device, dtypes: tuple[Dtype, ...]) -> dict[str, Any]:
 
 
 def _show_device(name: str, form: TableFormat) -> None:
-    from paceline.catalog import find_device
+    from paceline.files.catalog import find_device
 
     match = find_device(name)
     device = match.device
@@ -137,8 +137,8 @@ def _figure_columns(form: TableFormat) -> list[Column]:
 
 
 def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
-    from paceline import catalog
     from paceline.core.hardware import Link
+    from paceline.files import catalog
 
     if name is None:
         known: tuple[Link, ...] = catalog.links()
@@ -170,7 +170,7 @@ def _giga(value: float) -> str:
 
 
 def _gib(value: float) -> str:
-    from paceline.units import GIB
+    from paceline.core.units import GIB
 
     return f"{value / GIB:.1f}"
 

@@ -14,9 +14,9 @@ from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
 
 if TYPE_CHECKING:
-    from paceline.estimating import Estimate, Question
-    from paceline.offering import Against
-    from paceline.tracing import Tracing
+    from paceline.estimate.estimate import Estimate, Question
+    from paceline.estimate.offers import Against
+    from paceline.estimate.trace import Tracing
 
 MEASURED = "Measured"
 
@@ -142,7 +142,7 @@ class Answer(NamedTuple):
 
 def _alone(option: str, others: dict[str, object]) -> None:
     """Raises UserError where one of the others is there too."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     clash = next((name for name, value in others.items() if value), None)
     if clash:
@@ -152,7 +152,7 @@ def _alone(option: str, others: dict[str, object]) -> None:
 
 def _axes(layout: str | None) -> list[str]:
     """The layout's axes as recipe fields; raises UserError for what is none."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
     if any("=" not in axis for axis in axes):
@@ -162,7 +162,7 @@ def _axes(layout: str | None) -> list[str]:
 
 def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
     """On what; raises UserError where that is not said."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     if device is None or gpus is None:
         missing = "--device" if device is None else "--gpus"
@@ -183,9 +183,9 @@ def _answer(
     from dataclasses import replace
 
     from paceline.cli.offers import offer
-    from paceline.estimating import estimate as estimated
-    from paceline.explaining import beside
-    from paceline.offering import against, step_time_ratio
+    from paceline.estimate.estimate import estimate as estimated
+    from paceline.estimate.explanation import beside
+    from paceline.estimate.offers import against, step_time_ratio
 
     question = replace(asked, compiled=compiled, **whole)
     questions = [question, *(offer(question, text) for text in compare)]
@@ -210,10 +210,10 @@ def _of_run(
     """The estimate of a run as it was, and its measured step."""
     from dataclasses import replace
 
-    from paceline.estimate.evidence import read_evidence
-    from paceline.explaining import Given, explain, measured_run, question_of
-    from paceline.outcome import evaluate
-    from paceline.rundir import find_run, runs_root
+    from paceline.estimate.explanation import Given, explain, measured_run, question_of
+    from paceline.estimate.fit.evidence import read_evidence
+    from paceline.files.run_folder import find_run, runs_root
+    from paceline.runs.outcome import evaluate
 
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
     question = replace(question_of(run, Given(**given)), **whole)
@@ -222,7 +222,7 @@ def _of_run(
 
 def _traced(question: Question) -> Tracing:
     """The memory of one offer, followed; says so, because it takes a while."""
-    from paceline.tracing import trace
+    from paceline.estimate.trace import trace
 
     typer.echo(f"following a step on {question.devices} x {question.device}", err=True)
     return trace(question)

@@ -11,9 +11,9 @@ from paceline.cli.estimate_text import flat, text, trace_lines
 from paceline.cli.output import Column, TableFormat, emit_table
 
 if TYPE_CHECKING:
-    from paceline.estimating import Estimate
-    from paceline.offering import Against, Ratio
-    from paceline.tracing import Tracing
+    from paceline.estimate.estimate import Estimate
+    from paceline.estimate.offers import Against, Ratio
+    from paceline.estimate.trace import Tracing
 
 
 def emit(
@@ -66,9 +66,9 @@ def _told(ratio: Ratio) -> str:
 
 def write_page(found: list[Estimate], path: Path) -> None:
     """The page of one estimate or several offers; raises SystemFaultError where it cannot be written."""
-    from paceline.errors import SystemFaultError
-    from paceline.report.estimate_page import estimate_html
-    from paceline.rundir import write_text
+    from paceline.core.errors import SystemFaultError
+    from paceline.estimate.page import estimate_html
+    from paceline.files.run_folder import write_text
 
     setup = list(dict.fromkeys(f"{one.devices} x {one.device} · {one.dtype}" for one in found))
     offers = [(f"{one.devices} x {one.device}, {one.layout}", one.waterfall) for one in found]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.core.offers import Bill, Saving
-    from paceline.estimating import Estimate, Measured
-    from paceline.tracing import Tracing
+    from paceline.estimate.costs import Bill, Saving
+    from paceline.estimate.estimate import Estimate, Measured
+    from paceline.estimate.trace import Tracing
 
 
 def flat(one: Estimate) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def flat(one: Estimate) -> dict[str, Any]:
 
 def text(one: Estimate) -> str:
     """All that is known of one offer, a line a subject."""
-    from paceline.units import percent, si
+    from paceline.core.units import percent, si
 
     shown = sorted(one.parts.items(), key=lambda item: -item[1])
     shares = ", ".join(
@@ -61,7 +61,7 @@ def text(one: Estimate) -> str:
 
 def _measured_line(one: Measured) -> str:
     """What was measured, of what, and how far the estimate is off."""
-    from paceline.units import percent
+    from paceline.core.units import percent
 
     of = "" if one.n is None else f", median of {one.n:,} steps"
     spread = "" if one.spread is None else f", spread {percent(one.spread, 1)}"
@@ -74,14 +74,14 @@ def _measured_line(one: Measured) -> str:
 
 def _levels(one: Estimate) -> str:
     """What is left of the peak after each cause, in turn."""
-    from paceline.units import percent
+    from paceline.core.units import percent
 
     return ", ".join(f"{level.name} {percent(level.share, 1)}" for level in one.waterfall)
 
 
 def _memory_line(one: Estimate) -> str:
-    from paceline.estimate.memory import verdict
-    from paceline.units import gib, percent
+    from paceline.core.units import gib, percent
+    from paceline.estimate.memory.device_memory import verdict
 
     used, chance = one.memory_bytes, "unknown size"
     if one.p_oom is not None:
@@ -94,7 +94,7 @@ def _memory_line(one: Estimate) -> str:
 
 def trace_lines(tracing: Tracing) -> list[str]:
     """The followed ranks, most needy first."""
-    from paceline.units import gib, percent
+    from paceline.core.units import gib, percent
 
     told: list[str] = []
     for one in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
@@ -109,7 +109,7 @@ def trace_lines(tracing: Tracing) -> list[str]:
 
 
 def _bill_lines(costs: Bill | None) -> list[str]:
-    from paceline.units import count, percent
+    from paceline.core.units import count, percent
 
     if costs is None:
         return []
@@ -130,7 +130,7 @@ def _bill_lines(costs: Bill | None) -> list[str]:
 
 def _saving_line(saving: Saving) -> str:
     """How often the state is saved, and what Young's interval would leave."""
-    from paceline.units import percent
+    from paceline.core.units import percent
 
     own, young = (_seconds(s) for s in (saving.interval_s, saving.young_interval_s))
     if saving.interval_s == saving.young_interval_s:

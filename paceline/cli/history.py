@@ -11,7 +11,7 @@ from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat, Where
 
 if TYPE_CHECKING:
-    from paceline.core.over_time.timeline import History
+    from paceline.compare.over_time.timeline import History
 
 
 def history(
@@ -49,8 +49,8 @@ def history(
 
       paceline history tiny-llama --fail-on-findings        for a nightly job
     """
-    from paceline.gate import parse_margin
-    from paceline.history import recipe_history
+    from paceline.runs.comparison import parse_margin
+    from paceline.runs.history import recipe_history
 
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)
@@ -67,10 +67,10 @@ def _folders(
     """The recipe's name, and the folders of those of its runs that are asked for."""
     from paceline.cli.list import computed_result
     from paceline.cli.output import select_rows
-    from paceline.errors import UserError
-    from paceline.history import recipe_named
-    from paceline.rundir import runs_root
-    from paceline.store.index import COLUMNS, listing
+    from paceline.core.errors import UserError
+    from paceline.files.index import COLUMNS, listing
+    from paceline.files.run_folder import runs_root
+    from paceline.runs.history import recipe_named
 
     root, begin = runs_root(runs_dir), _moment(since)
     found = listing(root, computed_result)
@@ -88,7 +88,7 @@ def _folders(
 def _moment(since: str | None) -> Any:
     from datetime import UTC, datetime
 
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     if since is None:
         return None
@@ -114,7 +114,7 @@ def _is_since(row: Any, begin: Any) -> bool:
 
 def _print(found: History, form: TableFormat) -> None:
     from paceline.cli.output import Column, emit_table
-    from paceline.report.timeline import history_lines, history_md, history_rows
+    from paceline.runs.history_text import history_lines, history_md, history_rows
 
     if form is TableFormat.json:
         typer.echo(found.model_dump_json(indent=2))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.core.hosts import Host
-    from paceline.host_lists import Parts
+    from paceline.machines.host_lists import Parts
 
 FROM, PART, LOOK = "Where the hosts come from", "Which of them", "Looking at them"
 
@@ -119,8 +119,8 @@ def hosts(
 
       paceline hosts hosts.txt --keyscan
     """  # fmt: skip
-    from paceline.errors import UserError
-    from paceline.rundir import runs_root
+    from paceline.core.errors import UserError
+    from paceline.files.run_folder import runs_root
 
     form = TableFormat.json if as_json else form
     if ssh_config is not None and not ssh_config.is_file():
@@ -155,8 +155,8 @@ def _source(
     """The hosts of the one source that was named."""
     import os
 
-    from paceline import host_lists
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
+    from paceline.machines import host_lists
 
     job = allocation or (os.environ.get("SLURM_JOB_ID") if slurm else None)
     if slurm and job is None:
@@ -177,7 +177,7 @@ def _source(
 def _selected(
     found: tuple[Host, ...], first: bool, take: int | None, slots: int | None
 ) -> tuple[Host, ...]:
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     if first and take is not None:
         raise UserError("--first, --take", "are asked for together", remedy="name one")
@@ -189,9 +189,9 @@ def _selected(
 
 
 def _show(found: Sequence[Host], output: Path | None, form: TableFormat) -> None:
+    from paceline.core.errors import UserError
     from paceline.core.hosts import hostfile_text
-    from paceline.errors import UserError
-    from paceline.rundir import write_text
+    from paceline.files.run_folder import write_text
 
     text = hostfile_text(found)
     if output is not None:
@@ -211,7 +211,7 @@ def _rows(found: Sequence[Host]) -> list[dict[str, Any]]:
 
 def _show_groups(found: Sequence[Host], size: int, output: Path | None, form: TableFormat) -> None:
     from paceline.core.hosts import compress
-    from paceline.host_lists import cut, write_groups
+    from paceline.machines.host_lists import cut, write_groups
 
     parts = cut(found, size)
     paths = write_groups(parts, output) if output is not None else ()
@@ -241,7 +241,7 @@ def _show_keys(
 ) -> None:
     from dataclasses import asdict
 
-    from paceline.host_keys import scan, write_known_hosts
+    from paceline.machines.host_keys import scan, write_known_hosts
 
     keys = scan([host.name for host in found], config)
     columns = [Column("host", "host"), Column("kind", "key"), Column("state", "to ssh"),
@@ -263,7 +263,7 @@ def _show_check(
     import sys
 
     from paceline.core.hardware import SshSettings
-    from paceline.launchers.ssh_checks import Questions, check_hosts
+    from paceline.machines.ssh.checks import Questions, check_hosts
 
     settings = SshSettings(config=str(config.resolve()) if config else None)
     slots = sum(host.slots or 1 for host in found)

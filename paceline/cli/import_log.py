@@ -52,10 +52,10 @@ def import_log(
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
     from paceline.cli.printing import print_report
-    from paceline.flow import command_line
-    from paceline.importing import import_log as store
-    from paceline.logfacts import Given
-    from paceline.rundir import runs_root
+    from paceline.files.run_folder import runs_root
+    from paceline.logs.facts import Given
+    from paceline.runs.flow import command_line
+    from paceline.runs.log_import import import_log as store
 
     given = Given(
         engine,

@@ -28,8 +28,8 @@ def list_runs(
 
     Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
     """
-    from paceline.rundir import runs_root
-    from paceline.store.index import COLUMNS, listing
+    from paceline.files.index import COLUMNS, listing
+    from paceline.files.run_folder import runs_root
 
     root = runs_root(runs_dir)
     found = listing(root, computed_result)
@@ -47,13 +47,13 @@ def list_runs(
 
 def computed_result(folder: Path) -> Result:
     """The result of a run, computed from its raw files."""
-    from paceline.outcome import evaluate
+    from paceline.runs.outcome import evaluate
 
     return evaluate(folder).result
 
 
 def _columns(form: TableFormat, grouped: bool) -> list[Column]:
-    from paceline.units import percent, significant
+    from paceline.core.units import percent, significant
 
     shown = [
         Column("run", "run"),

@@ -10,10 +10,10 @@ import typer
 from paceline.cli import mlperf_compare, mlperf_run, mlperf_submission
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
 
 if TYPE_CHECKING:
-    from paceline.mlperf.scoring import Score
+    from paceline.mlperf.score.score import Score
 
 app = typer.Typer(
     help="MLPerf Training by its rules: run, score, check and package. Never an official result.",
@@ -70,7 +70,7 @@ def score(
     A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a failed
     run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
     """
-    from paceline.mlperf_scoring import score as score_runs
+    from paceline.mlperf.score.folder import score as score_runs
 
     found = score_runs(place, ruleset, gpus)
     _emit(found, TableFormat.json if as_json else form)
@@ -79,7 +79,7 @@ def score(
 
 
 def _emit(found: Score, form: TableFormat) -> None:
-    from paceline.report.mlperf import score_lines, score_row
+    from paceline.mlperf.score.text import score_lines, score_row
 
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
@@ -93,8 +93,8 @@ def _emit(found: Score, form: TableFormat) -> None:
 
 
 def _columns() -> list[Column]:
+    from paceline.core.units import significant
     from paceline.report.figures import one_line
-    from paceline.units import significant
 
     return [
         Column("file", "run", one_line),
@@ -145,8 +145,8 @@ def check(
 
     Exit code 0 when all logs pass, 3 when one fails, 4 when the checker has no answer for one.
     """
-    from paceline.mlperf_submissions import check as check_place
-    from paceline.report.mlperf import check_lines, check_rows
+    from paceline.mlperf.score.text import check_lines, check_rows
+    from paceline.mlperf.submission.check import check as check_place
 
     found = check_place(place, ruleset)
     form = TableFormat.json if as_json else form

@@ -9,10 +9,10 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.errors import EXIT_INCOMPLETE
+from paceline.core.errors import EXIT_INCOMPLETE
 
 if TYPE_CHECKING:
-    from paceline.mlperf.compared import Compared
+    from paceline.mlperf.compare.answer import Compared
 
 FORMATS = (".svg", ".png", ".html")
 
@@ -62,8 +62,8 @@ def compare(
 
     Exit code 4 when no set of runs has a score.
     """
-    from paceline.errors import UserError
-    from paceline.mlperf_comparing import compare as compare_scores
+    from paceline.core.errors import UserError
+    from paceline.mlperf.compare.scores import compare as compare_scores
 
     for path in plot or []:
         if path.suffix not in FORMATS:
@@ -79,10 +79,10 @@ def compare(
 
 
 def _write(found: Compared, path: Path) -> None:
+    from paceline.files.run_folder import write_text
+    from paceline.mlperf.compare.page import compared_html, time_to_train
     from paceline.report.charts import save_chart
-    from paceline.report.mlperf_compare import compared_html, time_to_train
     from paceline.report.theme import EXPORT
-    from paceline.rundir import write_text
 
     if path.suffix == ".html":
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +93,8 @@ def _write(found: Compared, path: Path) -> None:
 
 
 def _emit(found: Compared, form: TableFormat) -> None:
+    from paceline.mlperf.compare.page import compared_lines, compared_rows
     from paceline.report.figures import one_line
-    from paceline.report.mlperf_compare import compared_lines, compared_rows
 
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))

@@ -21,12 +21,12 @@ from paceline.cli.where import (
     SshConfig,
     where,
 )
-from paceline.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 
 if TYPE_CHECKING:
-    from paceline.flow import Watcher
-    from paceline.mlperf.series import SeriesAnswer, TrialSeries, TrialState
-    from paceline.plan import Plan
+    from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
+    from paceline.runs.flow import Watcher
+    from paceline.runs.plan import Plan
 
 EXIT_CODES = {
     "complete": EXIT_OK,
@@ -125,12 +125,12 @@ def run(
 
     Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
     """
-    from paceline.flow import command_line
-    from paceline.mlperf_run import Asked, answer, plan_trials, standing
-    from paceline.mlperf_tiny import not_to_be_trained
-    from paceline.mlperf_trials import run_trials
-    from paceline.placement import Request
-    from paceline.rundir import runs_root
+    from paceline.files.run_folder import runs_root
+    from paceline.machines.placement import Request
+    from paceline.mlperf.run.request import Asked, answer, plan_trials, standing
+    from paceline.mlperf.run.tiny_data import not_to_be_trained
+    from paceline.mlperf.run.trials import run_trials
+    from paceline.runs.flow import command_line
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
@@ -191,7 +191,7 @@ class Display:
 
     def ended(self, trial: TrialState, series: TrialSeries) -> None:
         """One line."""
-        from paceline.report.mlperf_series import trial_text
+        from paceline.mlperf.run.text import trial_text
 
         typer.echo(f"  {trial_text(trial)}", err=True)
 
@@ -205,7 +205,7 @@ def _print_first(plan: Plan, form: TableFormat) -> None:
 
 
 def _emit(found: SeriesAnswer, form: TableFormat) -> None:
-    from paceline.report.mlperf_series import answer_lines, trial_row
+    from paceline.mlperf.run.text import answer_lines, trial_row
 
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
@@ -219,8 +219,8 @@ def _emit(found: SeriesAnswer, form: TableFormat) -> None:
 
 
 def _columns() -> list[Column]:
+    from paceline.core.units import significant
     from paceline.report.figures import one_line
-    from paceline.units import significant
 
     return [
         Column("number", "trial", str, "right"),

@@ -9,10 +9,10 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE
 
 if TYPE_CHECKING:
-    from paceline.mlperf.packaged import Package
+    from paceline.mlperf.submission.package import Package
 
 Ruleset = Annotated[
     str | None, typer.Option(help="Rules of which round; default 5.1.0.", show_default=False)
@@ -49,8 +49,8 @@ def system(
 
       paceline mlperf system --cluster cluster.yaml --set "status=Available on-premise"
     """
-    from paceline.mlperf_system import describe
-    from paceline.report.mlperf_submission import description_lines, description_rows
+    from paceline.mlperf.submission.system import describe
+    from paceline.mlperf.submission.text import description_lines, description_rows
 
     found = describe(cluster, settings or [], out, ruleset)
     form = TableFormat.json if as_json else form
@@ -98,8 +98,8 @@ def package(
 
     Exit code 3 when the rules or the checker refuse it.
     """
-    from paceline.mlperf_packaging import Asked
-    from paceline.mlperf_packaging import package as make
+    from paceline.mlperf.submission.packaging import Asked
+    from paceline.mlperf.submission.packaging import package as make
 
     asked = Asked(
         places=tuple(places), organisation=org, division=division, system=system,
@@ -113,7 +113,7 @@ def package(
 
 def _codes(code: list[str]) -> dict[str, Path]:
     """`[BENCHMARK=]FOLDER` by benchmark, "" for all others."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
     from paceline.mlperf.rules import BENCHMARKS
 
     found: dict[str, Path] = {}
@@ -129,7 +129,7 @@ def _codes(code: list[str]) -> dict[str, Path]:
 
 
 def _emit_package(made: Package, form: TableFormat) -> None:
-    from paceline.report.mlperf_submission import package_lines, package_rows
+    from paceline.mlperf.submission.text import package_lines, package_rows
 
     if form is TableFormat.json:
         emit_json(made.model_dump(mode="json"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 if TYPE_CHECKING:
-    from paceline.estimate.evidence import Evidence
-    from paceline.estimating import Question
+    from paceline.estimate.estimate import Question
+    from paceline.estimate.fit.evidence import Evidence
 
 STACKS = ("fused", "torch", "softmax")
 DEVICES_PER_NODE = 8
@@ -71,8 +71,8 @@ def question(
     inter: str | None = None,
 ) -> Question:
     """What the options ask; a node has eight devices unless they say otherwise."""
-    from paceline.estimate.case import Stack
-    from paceline.estimating import Question
+    from paceline.estimate.estimate import Question
+    from paceline.estimate.model.case import Stack
 
     return Question(
         recipe, device, gpus, variant, tuple(overrides or ()), per_node or DEVICES_PER_NODE,
@@ -85,9 +85,9 @@ def evidence_of(path: Path | None, asked: Question | None = None) -> Evidence:
 
     Raises UserError for a file without any.
     """
-    from paceline.calibrated import evidence_of as device_evidence
-    from paceline.estimate.evidence import read_evidence, shipped
-    from paceline.recipe import load_recipe
+    from paceline.estimate.calibrate.lookup import evidence_of as device_evidence
+    from paceline.estimate.fit.evidence import read_evidence, shipped
+    from paceline.files.recipe import load_recipe
 
     if path or asked is None:
         return read_evidence(path) if path else shipped()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.estimating import Question
+    from paceline.estimate.estimate import Question
 
 KINDS = {"device": str, "gpus": int, "price": float, "per_node": int, "intra": str, "inter": str}
 FIELDS = {
@@ -30,7 +30,7 @@ def _change(text: str, part: str) -> tuple[str, Any]:
     """One `key=value` of an offer."""
     from math import isfinite
 
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     key, _, word = (piece.strip() for piece in part.partition("="))
     try:

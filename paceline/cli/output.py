@@ -77,7 +77,7 @@ def select_rows(
 
     `names` are the columns of a table that may have no rows.
     """
-    from paceline.errors import UserError, did_you_mean
+    from paceline.core.errors import UserError, did_you_mean
 
     selected, names = list(rows), list(rows[0]) if rows else names
     for condition in where or []:
@@ -93,7 +93,7 @@ def select_rows(
 
 def refuse_where(where: list[str] | None, name: str) -> None:
     """Raise UserError when rows are selected although one thing alone is asked for by `name`."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     if where:
         raise UserError(f"--where {where[0]}", f"selects rows of the list, not of {name!r}",

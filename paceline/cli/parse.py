@@ -35,9 +35,9 @@ from paceline.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from paceline.core.logs.parsed import ParsedLog
-    from paceline.logfacts import Given
-    from paceline.parsing import Parsing
+    from paceline.logs.facts import Given
+    from paceline.logs.parsed_log import ParsedLog
+    from paceline.logs.parser import Parsing
 
 
 def parse(
@@ -86,7 +86,7 @@ def parse(
     cause. Exit code 1 for a single file that cannot be read; files that are no training log are
     an answer, not an error.
     """
-    from paceline.logfacts import Given
+    from paceline.logs.facts import Given
 
     given = Given(
         engine,
@@ -123,7 +123,7 @@ def _parsed(paths: list[Path], given: Given, one_of_many: bool) -> Iterator[Pars
     from rich.console import Console
     from rich.progress import track
 
-    from paceline.parsing import STANDARD_INPUT, log_files, parse_log, standard_input
+    from paceline.logs.parser import STANDARD_INPUT, log_files, parse_log, standard_input
 
     with standard_input(paths) as copy:
         found = log_files(paths)
@@ -163,8 +163,8 @@ def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Wh
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
     """Those of which some row has a figure: a terminal is narrow."""
+    from paceline.core.units import percent, significant
     from paceline.report.figures import one_line
-    from paceline.units import percent, significant
 
     columns = [
         Column("engine", "engine"),

@@ -11,7 +11,7 @@ import typer
 from paceline.cli.options import ReportFormat
 
 if TYPE_CHECKING:
-    from paceline.plan import Plan
+    from paceline.runs.plan import Plan
 
 
 @dataclass(frozen=True)

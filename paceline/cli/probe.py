@@ -11,8 +11,8 @@ from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_
 from paceline.cli.probe_machine import attention, collective, latency, memory
 
 if TYPE_CHECKING:
-    from paceline.probe.context import ContextProbe
-    from paceline.probe.gemm import GemmProbe
+    from paceline.machines.probe.context import ContextProbe
+    from paceline.machines.probe.gemm import GemmProbe
 
 app = typer.Typer(
     help="Measure what this machine reaches, apart from training.", no_args_is_help=True
@@ -51,9 +51,9 @@ def gemm(
     """
     from typing import get_args
 
+    from paceline.core.errors import SystemFaultError, UserError
     from paceline.core.hardware import Dtype
-    from paceline.errors import SystemFaultError, UserError
-    from paceline.flow import probe_this_machine
+    from paceline.runs.flow import probe_this_machine
 
     names = tuple(name.strip() for name in dtypes.split(",") if name.strip())
     wrong = [name for name in names if name not in get_args(Dtype)]
@@ -99,7 +99,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns() -> list[Column]:
-    from paceline.units import percent, si
+    from paceline.core.units import percent, si
 
     return [
         Column("dtype", "dtype"),
@@ -130,10 +130,10 @@ def context(
     """
     import sys
 
-    from paceline.errors import UserError
-    from paceline.placement import device_kind
-    from paceline.probe.context import probe_context
-    from paceline.probe.inventory import inventory
+    from paceline.core.errors import UserError
+    from paceline.machines.placement import device_kind
+    from paceline.machines.probe.context import probe_context
+    from paceline.machines.probe.inventory import inventory
 
     if device not in ("auto", "cpu", "cuda"):
         raise UserError("--device", f"{device!r} is no device", allowed="auto, cpu, cuda")
@@ -169,7 +169,7 @@ def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:
 
 def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
     """The catalog's context of this device beside the measured one, None where it has none."""
-    from paceline.placement import find_device
+    from paceline.machines.placement import find_device
     from paceline.report.figures import written
 
     known, here = find_device(probe.device_name), probe.row("context")
@@ -186,8 +186,8 @@ def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
 
 
 def _context_columns() -> list[Column]:
+    from paceline.core.units import percent
     from paceline.report.figures import written
-    from paceline.units import percent
 
     def size(value: float) -> str:
         return written(value, "bytes")

@@ -27,7 +27,7 @@ def memory(
     """
     import sys
 
-    from paceline.probe.memory import probe_memory
+    from paceline.machines.probe.memory import probe_memory
 
     kind, cores, _ = _here(device)
     probe = probe_memory(
@@ -59,8 +59,8 @@ def collective(
     """
     import sys
 
-    from paceline.errors import UserError
-    from paceline.probe.collective import probe_collective
+    from paceline.core.errors import UserError
+    from paceline.machines.probe.collective import probe_collective
 
     kind, cores, gpus = _here(device)
     wanted = ranks or (gpus if kind == "cuda" else 2)
@@ -95,7 +95,7 @@ def attention(
     """
     import sys
 
-    from paceline.probe.passes import attention_shapes, probe_attention
+    from paceline.machines.probe.passes import attention_shapes, probe_attention
 
     kind, cores, _ = _here(device)
     if dtype not in ("fp32", "bf16", "fp16"):
@@ -124,7 +124,7 @@ def latency(
     """
     import sys
 
-    from paceline.probe.passes import probe_latency
+    from paceline.machines.probe.passes import probe_latency
 
     kind, _, _ = _here(device)
     probe = probe_latency(sys.executable, kind, seconds)
@@ -137,8 +137,8 @@ def latency(
 
 def _here(device: str) -> tuple[str, int, int]:
     """cpu or cuda, usable cores and GPUs of this machine."""
-    from paceline.placement import device_kind
-    from paceline.probe.inventory import inventory
+    from paceline.machines.placement import device_kind
+    from paceline.machines.probe.inventory import inventory
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
@@ -150,7 +150,7 @@ def _here(device: str) -> tuple[str, int, int]:
 
 
 def _size_column() -> Column:
-    from paceline.units import KIB, MIB
+    from paceline.core.units import KIB, MIB
 
     def size(value: float) -> str:
         return f"{value / MIB:g} MiB" if value >= MIB else f"{value / KIB:g} KiB"
@@ -159,7 +159,7 @@ def _size_column() -> Column:
 
 
 def _rate_column(key: str, title: str) -> Column:
-    from paceline.units import si
+    from paceline.core.units import si
 
     return Column(key, title, lambda value: si(value, "B/s"), "right")
 
@@ -173,12 +173,12 @@ def _time_column(key: str, title: str) -> Column:
 
 
 def _flops_column() -> Column:
-    from paceline.units import si
+    from paceline.core.units import si
 
     return Column("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right")
 
 
 def _repeat_columns() -> list[Column]:
-    from paceline.units import percent
+    from paceline.core.units import percent
 
     return [Column("n", "n", str, "right"), Column("spread", "spread", percent, "right")]

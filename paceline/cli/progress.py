@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from paceline.core.run import RunSpec
-    from paceline.flow import Progress, Watcher
+    from paceline.runs.flow import Progress, Watcher
 
 LINE_EVERY_S = 5.0
 """How often a line is printed where there is no terminal."""
@@ -105,7 +105,7 @@ def _bar(
 
 def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
     """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds over the last ten steps."""
-    from paceline.units import significant
+    from paceline.core.units import significant
 
     step = progress.step
     assert step is not None

@@ -13,9 +13,9 @@ from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
 if TYPE_CHECKING:
     from paceline.core.hardware import Cluster
-    from paceline.ramping.checking import CheckedSchedule
-    from paceline.ramping.planning import RampPlan
-    from paceline.ramping.scripts import Chain
+    from paceline.layouts.rampup.check import CheckedSchedule
+    from paceline.layouts.rampup.plan import RampPlan
+    from paceline.layouts.rampup.scripts import Chain
 
 
 def rampup(
@@ -102,12 +102,12 @@ def rampup(
     enough; the pipeline's bubble and the wait for other replicas count. --check says of a schedule
     made by hand what cannot run, what runs out of memory and what is slow, with the reason.
     """
-    from paceline.errors import UserError
-    from paceline.ramping.checking import check_schedule
-    from paceline.ramping.planning import Wish, plan_ramp_up
-    from paceline.ramping.schedule_table import read_schedule
-    from paceline.ramping.scripts import Chain
-    from paceline.ramping.timing import setting
+    from paceline.core.errors import UserError
+    from paceline.layouts.rampup.check import check_schedule
+    from paceline.layouts.rampup.plan import Wish, plan_ramp_up
+    from paceline.layouts.rampup.schedule_table import read_schedule
+    from paceline.layouts.rampup.scripts import Chain
+    from paceline.layouts.rampup.timing import setting
 
     if every_batch and samples:
         raise UserError("--every-batch", "takes the samples from the recipe's ramp-up",
@@ -132,8 +132,8 @@ def rampup(
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
     """The cluster that is named, None where a device is."""
-    from paceline import catalog
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
+    from paceline.files import catalog
 
     if cluster and (device or per_node):
         raise UserError("--cluster", "names the devices itself",
@@ -163,7 +163,7 @@ def _devices(site: Cluster | None, device: str | None, per_node: int | None) -> 
 
 def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float, ...]:
     """The numbers of an option's list; raises UserError for what is none from 1 on."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     found: list[float] = []
     for part in (text or "").split(",") if text else []:
@@ -223,8 +223,8 @@ def _checked_row(one: dict[str, Any]) -> dict[str, Any]:
 def _write(folder: Path, chain: Chain) -> None:
     import shlex
 
-    from paceline.ramping.scripts import SUBMIT, scripts
-    from paceline.rundir import write_text
+    from paceline.files.run_folder import write_text
+    from paceline.layouts.rampup.scripts import SUBMIT, scripts
 
     for name, text in scripts(chain).items():
         write_text(folder / name, text)

@@ -20,7 +20,7 @@ from paceline.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from paceline.recipe import Recipe
+    from paceline.files.recipe import Recipe
 
 
 def recipes(
@@ -53,7 +53,7 @@ def recipes(
 
 
 def _rows() -> list[dict[str, Any]]:
-    from paceline.recipe import load_recipe, recipe_names
+    from paceline.files.recipe import load_recipe, recipe_names
 
     return [_summary(load_recipe(name)) for name in recipe_names()]
 
@@ -75,7 +75,7 @@ def _summary(recipe: Recipe) -> dict[str, Any]:
 
 
 def _columns() -> list[Column]:
-    from paceline.units import count
+    from paceline.core.units import count
 
     return [
         Column("recipe", "recipe"),
@@ -90,7 +90,7 @@ def _columns() -> list[Column]:
 
 
 def _print_one(name: str, form: TableFormat) -> None:
-    from paceline.recipe import load_recipe, recipe_path
+    from paceline.files.recipe import load_recipe, recipe_path
 
     recipe = load_recipe(name).model_dump(mode="json")
     if form is TableFormat.text:
@@ -115,7 +115,7 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _print_fields(where: list[str] | None, form: TableFormat) -> None:
-    from paceline.recipe import override_keys
+    from paceline.files.recipe import override_keys
 
     rows = select_rows([{"field": key} for key in override_keys()], where)
     emit_table(rows, [Column("field", "field")], form)

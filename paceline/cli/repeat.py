@@ -13,13 +13,13 @@ from paceline.cli.options import ReportFormat
 from paceline.cli.plans import Execution, plan_content, print_plan, tell_notices
 
 if TYPE_CHECKING:
-    from paceline.core.over_time.grouped import SeriesResult
+    from paceline.compare.over_time.repeats import SeriesResult
+    from paceline.core.errors import SystemFaultError
     from paceline.core.result import Result
-    from paceline.errors import SystemFaultError
-    from paceline.flow import Watcher
-    from paceline.parts.part import Part
-    from paceline.placement import Request
-    from paceline.repeats import Series, Turn
+    from paceline.machines.placement import Request
+    from paceline.runs.flow import Watcher
+    from paceline.runs.places.part import Part
+    from paceline.runs.repeats import Series, Turn
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})
 """Statuses of runs that might have had a figure, had they gone on."""
@@ -39,10 +39,10 @@ class Several:
 
 def repeat_runs(request: Request, several: Several, how: Execution, dry_run: bool) -> int:
     """Run what the options ask for and print it; the exit code."""
-    from paceline.errors import UserError
-    from paceline.flow import command_line
-    from paceline.repeating import run_series
-    from paceline.rundir import runs_root
+    from paceline.core.errors import UserError
+    from paceline.files.run_folder import runs_root
+    from paceline.runs.flow import command_line
+    from paceline.runs.series import run_series
 
     if how.form is ReportFormat.html:
         raise UserError("--format html", "shows a single run; each repeat's own report.html lies in "
@@ -75,10 +75,10 @@ def exit_code(result: SeriesResult) -> int:
 
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
-    from paceline.errors import UserError
-    from paceline.placement import Request, Where
-    from paceline.repeats import ENOUGH_FOR_SAME, new_series, resumed_series, side_request
-    from paceline.rundir import runs_root
+    from paceline.core.errors import UserError
+    from paceline.files.run_folder import runs_root
+    from paceline.machines.placement import Request, Where
+    from paceline.runs.repeats import ENOUGH_FOR_SAME, new_series, resumed_series, side_request
 
     root, wanted = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
@@ -100,8 +100,8 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
 
 
 def _number(repeat: str | None) -> int | None:
-    from paceline.errors import UserError
-    from paceline.repeats import ENOUGH_FOR_SAME
+    from paceline.core.errors import UserError
+    from paceline.runs.repeats import ENOUGH_FOR_SAME
 
     if repeat is None:
         return None
@@ -119,7 +119,7 @@ MOST_REPEATS = 1000
 def _announce(series: Series) -> None:
     """What will run, on standard error, before it starts."""
     from paceline.cli.progress import run_headline
-    from paceline.report.group import configuration
+    from paceline.runs.repeats_text import configuration
 
     for number, side in enumerate(series.sides):
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
@@ -155,7 +155,7 @@ class _Display:
 
     def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
         from paceline.core.result import Result
-        from paceline.report.group import run_text
+        from paceline.runs.repeats_text import run_text
 
         told = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
         typer.echo(f"{_title(turn)}: {told}" if self.at_once > 1 else f"  {told}", err=True)
@@ -172,8 +172,8 @@ def _title(turn: Turn) -> str:
 
 def _print_series(result: SeriesResult, form: ReportFormat) -> None:
     from paceline.cli.output import Column, TableFormat, emit_table
-    from paceline.report.group import ROW_METRICS, group_rows, series_lines
-    from paceline.units import significant
+    from paceline.core.units import significant
+    from paceline.runs.repeats_text import ROW_METRICS, group_rows, series_lines
 
     if form is ReportFormat.json:
         typer.echo(result.model_dump_json(indent=2))

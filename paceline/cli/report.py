@@ -36,9 +36,9 @@ def report(
     """
     from paceline.cli.output import emit_json
     from paceline.cli.printing import print_report, rendered
-    from paceline.errors import UserError
-    from paceline.outcome import evaluate
-    from paceline.rundir import REPORT_FILE, find_run, runs_root, write_text
+    from paceline.core.errors import UserError
+    from paceline.files.run_folder import REPORT_FILE, find_run, runs_root, write_text
+    from paceline.runs.outcome import evaluate
 
     printed = str(output) == "-" or (output is None and form is ReportFormat.text)
     if printed and as_json:
@@ -47,7 +47,7 @@ def report(
     folder = find_run(runs_root(runs_dir), run)
     content = evaluate(folder)
     if charts or form is ReportFormat.html:
-        from paceline.explaining import explained
+        from paceline.estimate.explanation import explained
 
         content = explained(content)
     pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
@@ -66,7 +66,7 @@ def report(
 
 
 def _saved_charts(content: object, folder: Path, charts: str) -> list[Path]:
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
     from paceline.report.charts import save_charts
     from paceline.report.page import RunReport
 

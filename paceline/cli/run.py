@@ -22,7 +22,7 @@ from paceline.cli.where import (
 )
 
 if TYPE_CHECKING:
-    from paceline.plan import Plan
+    from paceline.runs.plan import Plan
 
 STATUS_EXIT = {"ok": 0, "incomplete": 4, "cancelled": 4}
 """Exit code by status; every other status is a system fault (2)."""
@@ -137,9 +137,9 @@ def run(
     in one folder: job.sh, logs, steps, result.json and report.html.
     """
     from paceline.cli.repeat import Several, repeat_runs
-    from paceline.errors import UserError
-    from paceline.placement import Request
-    from paceline.plan import make_plan
+    from paceline.core.errors import UserError
+    from paceline.machines.placement import Request
+    from paceline.runs.plan import make_plan
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
@@ -174,10 +174,10 @@ def run(
 
 
 def _execute(plan: Plan, how: Execution) -> int:
-    from paceline import flow
     from paceline.cli.printing import print_report
     from paceline.cli.progress import progress_display
-    from paceline.rundir import runs_root
+    from paceline.files.run_folder import runs_root
+    from paceline.runs import flow
 
     root = runs_root(how.runs_dir)
     try:

@@ -13,11 +13,11 @@ from paceline.cli import where as place
 from paceline.cli.campaign import Conduct
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, Where
-from paceline.errors import EXIT_GATE_FAILED
+from paceline.core.errors import EXIT_GATE_FAILED
 
 if TYPE_CHECKING:
-    from paceline.core.scaling.analysis import Analysis, Judging
-    from paceline.core.scaling.result import ScaleResult
+    from paceline.core.scale_result import ScaleResult
+    from paceline.scaling.analysis.analysis import Analysis, Judging
 
 
 class SplitWay(StrEnum):
@@ -141,9 +141,9 @@ def scale(
     own.refuse_other_modes(recipe, resume, source, simulated)
     own.refuse_unused(context, "--from" if source else "--simulate" if simulated else None)
     if source is None and not simulated:
-        from paceline.campaign.planning import Wanted
         from paceline.cli.campaign import run_campaign
-        from paceline.placement import Request
+        from paceline.machines.placement import Request
+        from paceline.scaling.campaigns.plan import Wanted
 
         own.refuse_foreign(fault, where)
         if device not in ("auto", "cpu", "cuda"):
@@ -163,8 +163,8 @@ def scale(
     if source:
         analysis, notes = _from_table(source, where, scaling, reference, history)
     else:
-        from paceline.core.scaling.sizes import parse_sizes
-        from paceline.scaling import simulate_cluster
+        from paceline.scaling.analysis.sizes import parse_sizes
+        from paceline.scaling.tables import simulate_cluster
 
         analysis, notes = simulate_cluster(
             nodes, fault or [], seed, parse_sizes(sizes, nodes), split.value, rounds,
@@ -184,12 +184,12 @@ def show_analysis(
     charts: Path | None = None,
 ) -> None:
     """Print an analysis, and write its page and charts where that is asked for."""
-    from paceline.core.scaling.answer import scale_result
+    from paceline.files.run_folder import write_text
     from paceline.report.charts import save_chart
-    from paceline.report.scaling import scaling_html
-    from paceline.report.scaling_charts import scaling_charts
     from paceline.report.theme import EXPORT
-    from paceline.rundir import write_text
+    from paceline.scaling.analysis.answer import scale_result
+    from paceline.scaling.charts import scaling_charts
+    from paceline.scaling.page import scaling_html
 
     result = scale_result(analysis, notes)
     reference = analysis.judging.reference
@@ -204,7 +204,7 @@ def show_analysis(
 
 def _print(result: ScaleResult, form: TableFormat) -> None:
     from paceline.cli.output import emit_table
-    from paceline.report.scaling import share, size_rows
+    from paceline.scaling.page import share, size_rows
 
     shares = ("spread", "efficiency", "low", "high", "straggler", "communication")
     columns = [
@@ -232,8 +232,8 @@ def _from_table(
     history: Path | None,
 ) -> tuple[Analysis, list[str]]:
     from paceline.cli.output import select_rows
-    from paceline.core.scaling.analysis import analyse
-    from paceline.scaling import measured_table, read_rows
+    from paceline.scaling.analysis.analysis import analyse
+    from paceline.scaling.tables import measured_table, read_rows
 
     rows = read_rows(source)
     table = measured_table(
@@ -251,9 +251,9 @@ def _judging(
     resolution: float = 0.0,
     where: list[str] | None = None,
 ) -> Judging:
-    from paceline.core.scaling.analysis import Judging
-    from paceline.core.scaling.blame import Reference
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
+    from paceline.scaling.analysis.analysis import Judging
+    from paceline.scaling.analysis.blame import Reference
 
     if reference is not None and not 0 < reference < float("inf"):
         raise UserError(f"--reference {reference}", "is no speed", allowed="samples/s above 0")
@@ -268,7 +268,7 @@ def _judging(
 def _history(path: Path, where: list[str] | None) -> dict[str, list[float]]:
     """Each host's earlier values, in the rows that `where` selects by columns that are there."""
     from paceline.cli.output import select_rows
-    from paceline.scaling import node_history, read_rows
+    from paceline.scaling.tables import node_history, read_rows
 
     rows = read_rows(path)
     told = [one for one in where or [] if one.partition("=")[0] in rows[0]]

@@ -23,13 +23,13 @@ def show(
     Example: paceline show last --json
     """
     from paceline.cli.printing import print_report
-    from paceline.outcome import evaluate
-    from paceline.rundir import find_run, runs_root
+    from paceline.files.run_folder import find_run, runs_root
+    from paceline.runs.outcome import evaluate
 
     report = evaluate(find_run(runs_root(runs_dir), run))
     form = ReportFormat.json if as_json else form
     if form is ReportFormat.html:
-        from paceline.explaining import explained
+        from paceline.estimate.explanation import explained
 
         report = explained(report)
     print_report(report, form)

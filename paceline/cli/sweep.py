@@ -12,12 +12,12 @@ from paceline.cli import model_options as model
 from paceline.cli import where as place
 from paceline.cli.options import ClusterName, DeviceKind, Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
-from paceline.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+from paceline.core.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 
 if TYPE_CHECKING:
-    from paceline.core.sweeps import SweepResult
-    from paceline.sweeping.planning import Sweep, Wanted
-    from paceline.sweeping.trials import Trial
+    from paceline.layouts.sweep.plan import Sweep, Wanted
+    from paceline.layouts.sweep.result import SweepResult
+    from paceline.layouts.sweep.trials import Trial
 
 SWEEP_FILE, TABLE_FILE, PAGE_FILE = "sweep.json", "results.csv", "report.html"
 CHART_FILE = "speed-memory.svg"
@@ -111,9 +111,9 @@ def sweep(
 
       paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
     """
-    from paceline.placement import Request
-    from paceline.sweeping.dimensions import dimensions
-    from paceline.sweeping.planning import Wanted
+    from paceline.layouts.sweep.dimensions import dimensions
+    from paceline.layouts.sweep.plan import Wanted
+    from paceline.machines.placement import Request
 
     if device not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
@@ -142,11 +142,11 @@ class _How:
 
 def _sweep(wanted: Wanted, how: _How) -> int:
     from paceline.cli.sweep_table import print_sweep, sweep_display
-    from paceline.flow import command_line
-    from paceline.rundir import runs_root
-    from paceline.sweeping.planning import new_sweep
-    from paceline.sweeping.running import run_sweep
-    from paceline.sweeping.trials import told, trials_of
+    from paceline.files.run_folder import runs_root
+    from paceline.layouts.sweep.plan import new_sweep
+    from paceline.layouts.sweep.runner import run_sweep
+    from paceline.layouts.sweep.trials import told, trials_of
+    from paceline.runs.flow import command_line
 
     root = runs_root(how.runs_dir)
     planned = new_sweep(wanted, model.evidence_of(how.evidence) if how.evidence else None)
@@ -205,11 +205,11 @@ def _keep(result: SweepResult, folder: Path) -> None:
     from io import StringIO
 
     from paceline.cli.sweep_table import print_sweep
+    from paceline.files.run_folder import write_text, write_value
+    from paceline.layouts.sweep.chart import front_chart
+    from paceline.layouts.sweep.page import sweep_html
     from paceline.report.charts import save_chart
-    from paceline.report.sweep import front_chart
-    from paceline.report.sweep_page import sweep_html
     from paceline.report.theme import EXPORT
-    from paceline.rundir import write_text, write_value
 
     table = StringIO()
     with redirect_stdout(table):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from paceline.core.sweeps import SweepResult, SweepRow
-    from paceline.flow import Progress, Watcher
-    from paceline.parts.part import Part
-    from paceline.sweeping.trials import Trial
+    from paceline.layouts.sweep.result import SweepResult, SweepRow
+    from paceline.layouts.sweep.trials import Trial
+    from paceline.runs.flow import Progress, Watcher
+    from paceline.runs.places.part import Part
 
 LINE_EVERY_S = 5.0
 RAW = (
@@ -35,8 +35,8 @@ RAW = (
 
 def print_sweep(result: SweepResult, form: TableFormat) -> None:
     """The table, and for people the sentences below it."""
-    from paceline.report.sweep import sweep_rows
-    from paceline.report.sweep_page import for_people, table_note
+    from paceline.layouts.sweep.chart import sweep_rows
+    from paceline.layouts.sweep.page import for_people, table_note
 
     rows = list(sweep_rows(result))
     if form is TableFormat.csv:
@@ -55,7 +55,7 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
 
 def columns_of(result: SweepResult) -> list[Column]:
     """The columns that people are shown."""
-    from paceline.report.sweep_page import shown_columns
+    from paceline.layouts.sweep.page import shown_columns
 
     return [
         Column(one.key, one.title, one.write, "right" if one.is_number else "left",
@@ -149,7 +149,7 @@ class LiveTable:
         from rich.table import Table
         from rich.text import Text
 
-        from paceline.sweeping.trials import row_of
+        from paceline.layouts.sweep.trials import row_of
 
         begin = max(0, first - max(1, self.height - 8))
         shown = self.trials[begin : begin + max(4, self.height - 6)]
@@ -179,7 +179,7 @@ def sweep_display(trials: Sequence[Trial]) -> Iterator[Lines | LiveTable]:
 
 
 def _label(trial: Trial) -> str:
-    from paceline.core.sweeps import label
+    from paceline.layouts.sweep.result import label
 
     return label(trial.choice.settings)
 
@@ -190,8 +190,8 @@ def _repeat(repeat: int) -> str:
 
 def _outcome(row: SweepRow) -> str:
     """`0.231 s, 17,731 tokens/s, 0.61 GiB`, or the status with its reason."""
-    from paceline.report.sweep import notes
-    from paceline.units import gib, significant
+    from paceline.core.units import gib, significant
+    from paceline.layouts.sweep.chart import notes
 
     if not row.ok:
         return "" if row.status == "waiting" else notes(row)

@@ -11,12 +11,12 @@ from paceline.cli import model_options as model
 from paceline.cli import where as place
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
-from paceline.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+from paceline.core.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 
 if TYPE_CHECKING:
-    from paceline.core.tunes import TuneResult
-    from paceline.placement import Where
-    from paceline.tuning.running import Tuning, Wanted
+    from paceline.layouts.tune.result import TuneResult
+    from paceline.layouts.tune.tuning import Tuning, Wanted
+    from paceline.machines.placement import Where
 
 TRIALS = "Trials"
 T = TypeVar("T")
@@ -134,13 +134,13 @@ def tune(
     With --estimate-only layouts whose sizes do not divide are counted, those
     that would run out of memory with more than even odds are pruned.
     """
-    from paceline.errors import UserError
-    from paceline.placement import Request
-    from paceline.rundir import runs_root
-    from paceline.search.layouts import Space
-    from paceline.tuning.budget import ALLOWED, read_budget
-    from paceline.tuning.ranking import rank
-    from paceline.tuning.running import SCHEDULES, Wanted
+    from paceline.core.errors import UserError
+    from paceline.files.run_folder import runs_root
+    from paceline.layouts.search.space import Space
+    from paceline.layouts.tune.budget import ALLOWED, read_budget
+    from paceline.layouts.tune.ranking import rank
+    from paceline.layouts.tune.tuning import SCHEDULES, Wanted
+    from paceline.machines.placement import Request
 
     form = TableFormat.json if as_json else form
     if estimate_only:
@@ -180,9 +180,9 @@ def _given(value: T | None, option: str) -> T:
 
 def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
     """Raises UserError where a cluster has not as many devices as were asked for."""
-    from paceline import catalog
-    from paceline.errors import UserError
-    from paceline.placement import placed
+    from paceline.core.errors import UserError
+    from paceline.files import catalog
+    from paceline.machines.placement import placed
 
     has = placed(catalog.cluster(name), there).world_size
     if gpus not in (None, has):
@@ -192,7 +192,7 @@ def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
 
 def _per_host(gpus: int, there: Where) -> int:
     """Devices of every host."""
-    from paceline.errors import UserError
+    from paceline.core.errors import UserError
 
     nodes = there.nodes or len(there.hosts) or 1
     if gpus % nodes:
@@ -204,8 +204,8 @@ def _tune(
     wanted: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
 ) -> int:
     from paceline.cli.tune_table import print_tuning, tune_display
-    from paceline.flow import command_line
-    from paceline.tuning.running import headline, new_tuning
+    from paceline.layouts.tune.tuning import headline, new_tuning
+    from paceline.runs.flow import command_line
 
     coefficients = model.evidence_of(evidence) if evidence else None
     tuning = new_tuning(wanted, coefficients, root, command_line())

@@ -14,12 +14,12 @@ from paceline.cli.output import Column, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable, lost_text
 
 if TYPE_CHECKING:
-    from paceline.core.sweeps import SweepRow
-    from paceline.core.tunes import TuneResult, TuneRow
-    from paceline.flow import Progress, Watcher
-    from paceline.parts.part import Part
-    from paceline.sweeping.trials import Trial
-    from paceline.tuning.ranking import Ranking
+    from paceline.layouts.sweep.result import SweepRow
+    from paceline.layouts.sweep.trials import Trial
+    from paceline.layouts.tune.ranking import Ranking
+    from paceline.layouts.tune.result import TuneResult, TuneRow
+    from paceline.runs.flow import Progress, Watcher
+    from paceline.runs.places.part import Part
 
 
 def print_ranking(found: Ranking, form: TableFormat) -> None:
@@ -79,7 +79,7 @@ class TuneLines:
     @contextmanager
     def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
         """What runs and what is expected of it."""
-        from paceline.core.sweeps import label
+        from paceline.layouts.sweep.result import label
 
         again = f", run {repeat}" if repeat > 1 else ""
         hoped = trial.choice.prediction
@@ -100,7 +100,7 @@ class TuneLines:
 
     def ended(self, trial: Trial, row: SweepRow) -> None:
         """How the layout stands now."""
-        from paceline.report.sweep import notes
+        from paceline.layouts.sweep.chart import notes
 
         speed = f"{_seconds(row.step_time_s or 0.0)} s, {row.tokens_per_s or 0.0:,.0f} tokens/s"
         typer.echo(f"  {speed if row.ok else notes(row)}", err=True)

@@ -12,7 +12,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
 
 if TYPE_CHECKING:
-    from paceline.validating import Score, Validation
+    from paceline.estimate.validation import Score, Validation
 
 
 def validate(
@@ -35,7 +35,7 @@ def validate(
     Rows that cannot be modelled are listed with the reason. csv lists the rows, the other forms the
     scores, overall, by source and by kind.
     """
-    from paceline.validating import read_table, validate_rows
+    from paceline.estimate.validation import read_table, validate_rows
 
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]

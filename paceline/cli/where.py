@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from paceline.core.hosts import Host
-    from paceline.placement import Where
+    from paceline.machines.placement import Where
 
 PANEL = "Hosts"
 
@@ -94,9 +94,9 @@ def where(
     """The place that the options name; raises UserError for hosts that cannot be read."""
     from typing import cast, get_args
 
+    from paceline.core.errors import UserError
     from paceline.core.hardware import INTERFACE_NAME, LauncherName
-    from paceline.errors import UserError
-    from paceline.placement import Where
+    from paceline.machines.placement import Where
 
     if launcher not in ("auto", *get_args(LauncherName)):
         raise typer.BadParameter("must be auto, local, ssh or slurm", param_hint="--launcher")
@@ -114,8 +114,8 @@ def where(
 
 def read_hosts(text: str | None) -> tuple[Host, ...]:
     """The hosts of a hostfile, or of a list; raises UserError for what is neither."""
+    from paceline.core.errors import UserError
     from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
-    from paceline.errors import UserError
 
     if text is None:
         return ()

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from paceline.core.errors import UserError
 from paceline.core.hosts import compress
-from paceline.errors import UserError
 
 CORE_RANGE = re.compile(r"\d{1,5}(-\d{1,5})?")
 DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,31}")

@@ -15,9 +15,9 @@ from pydantic import (
     field_validator,
 )
 
+from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
 from paceline.core.value import Value
-from paceline.errors import UserError
 
 LauncherName = Literal["local", "ssh", "slurm"]
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]

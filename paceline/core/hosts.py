@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from paceline.core.errors import UserError
 from paceline.core.value import Value
-from paceline.errors import UserError
 
 MAX_HOSTS = 100_000
 """Hosts that one text may stand for; a range beyond it is a slip of the finger."""

@@ -16,7 +16,7 @@ from paceline.core.rates import days, flops_per_s_per_device, mfu, samples_per_s
 from paceline.core.result import Metric
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import FloatColumn, Steps
-from paceline.units import count
+from paceline.core.units import count
 
 COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
 """Facts without which FLOP/s cannot be told."""

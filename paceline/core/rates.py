@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.units import SECONDS_PER_DAY
+from paceline.core.units import SECONDS_PER_DAY
 
 
 def samples_per_s(global_batch: float, step_time_s: float) -> float:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from paceline.core.logs.logged import Dialect
+from paceline.core.errors import UserError, did_you_mean
 from paceline.core.run import Job, RunSpec
 from paceline.core.steps import Step
-from paceline.errors import UserError, did_you_mean
-from paceline.events import RankLog
+from paceline.engines.dialect.logged import Dialect
+from paceline.files.events import RankLog
 
 
 class Engine(Protocol):

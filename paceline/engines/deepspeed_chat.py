@@ -12,11 +12,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from paceline.core.logs.logged import Dialect, Logged, decimal_step, numbers, whole_numbers
-from paceline.core.logs.records import NUMBER, watched
 from paceline.core.steps import IntColumn
-from paceline.engines.reading.deepspeed_settings import Settings
-from paceline.units import GIB, TERA
+from paceline.core.units import GIB, TERA
+from paceline.engines.dialect.deepspeed_settings import Settings
+from paceline.engines.dialect.logged import Dialect, Logged, decimal_step, numbers, whole_numbers
+from paceline.engines.dialect.records import NUMBER, watched
 
 __all__ = ["DIALECT"]
 

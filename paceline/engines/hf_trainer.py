@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from paceline.core.logs.logged import Dialect, Logged
-from paceline.core.logs.records import Records, field, significant_step, watched
 from paceline.core.steps import FloatColumn
-from paceline.engines.reading.hf_settings import RUNNING, complete_settings, pieces, read_settings
-from paceline.engines.reading.hf_summary import Summaries
-from paceline.engines.reading.progress_bars import BarTimes
+from paceline.engines.dialect.hf_settings import RUNNING, complete_settings, pieces, read_settings
+from paceline.engines.dialect.hf_summary import Summaries
+from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.progress_bars import BarTimes
+from paceline.engines.dialect.records import Records, field, significant_step, watched
 
 __all__ = ["DIALECT"]
 

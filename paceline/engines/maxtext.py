@@ -6,9 +6,15 @@ import math
 import re
 from collections.abc import Iterable
 
-from paceline.core.logs.logged import Dialect, Logged, excerpt, numbers, whole_numbers
-from paceline.core.logs.records import NUMBER, keep_whole_numbers, note_decimals, product, watched
-from paceline.units import GIB, TERA
+from paceline.core.units import GIB, TERA
+from paceline.engines.dialect.logged import Dialect, Logged, excerpt, numbers, whole_numbers
+from paceline.engines.dialect.records import (
+    NUMBER,
+    keep_whole_numbers,
+    note_decimals,
+    product,
+    watched,
+)
 
 __all__ = ["DIALECT"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.core.logs.logged import Dialect, Logged
-from paceline.engines.reading.iteration_log import IterationLog
+from paceline.engines.dialect.iteration_log import IterationLog
+from paceline.engines.dialect.logged import Dialect, Logged
 
 __all__ = ["DIALECT"]
 

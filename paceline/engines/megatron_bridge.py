@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.core.logs.logged import Dialect, Logged
-from paceline.engines.reading.iteration_log import IterationLog
-from paceline.engines.reading.step_time_join import STEP_TIME, StepTimeJoin
+from paceline.engines.dialect.iteration_log import IterationLog
+from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.step_time_join import STEP_TIME, StepTimeJoin
 
 __all__ = ["DIALECT"]
 

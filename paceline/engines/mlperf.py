@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from paceline.core.logs.logged import Dialect, Logged
-from paceline.core.logs.records import watched
-from paceline.engines.reading.mllog import TOKEN, MlRecord, number, record_of, texts
-from paceline.engines.reading.mlperf_steps import StepLines
-from paceline.engines.reading.mlperf_system import System
+from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.mllog import TOKEN, MlRecord, number, record_of, texts
+from paceline.engines.dialect.mlperf_steps import StepLines
+from paceline.engines.dialect.mlperf_system import System
+from paceline.engines.dialect.records import watched
 
 __all__ = ["DIALECT"]
 

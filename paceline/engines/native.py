@@ -13,12 +13,12 @@ from typing import Any
 from paceline.core.hardware import with_secrets
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
-from paceline.core.logs.logged import Dialect
 from paceline.core.run import NEWER_SIZES, Job, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.core.steps import Step
-from paceline.engines.reading import native_lines, native_log
-from paceline.events import StepEvent, read_events, read_rank, to_step
+from paceline.engines.dialect import native_lines, native_log
+from paceline.engines.dialect.logged import Dialect
+from paceline.files.events import StepEvent, read_events, read_rank, to_step
 
 __all__ = ["DIALECT", "job", "missing", "read_rank", "settings", "steps", "unsupported"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from paceline.core.logs.logged import Dialect, Logged, numbers, whole_numbers
-from paceline.core.logs.records import Records, field, note_resolution, watched
 from paceline.core.steps import IntColumn
-from paceline.engines.reading.nemo_settings import ENDS, Settings
-from paceline.units import TERA
+from paceline.core.units import TERA
+from paceline.engines.dialect.logged import Dialect, Logged, numbers, whole_numbers
+from paceline.engines.dialect.nemo_settings import ENDS, Settings
+from paceline.engines.dialect.records import Records, field, note_resolution, watched
 
 __all__ = ["DIALECT"]
 

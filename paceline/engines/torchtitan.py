@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.core.logs.logged import Dialect, Logged, excerpt, whole_numbers
-from paceline.core.logs.records import (
+from paceline.core.units import GIB, TERA
+from paceline.engines.dialect.logged import Dialect, Logged, excerpt, whole_numbers
+from paceline.engines.dialect.records import (
     Records,
     field,
     keep_whole_numbers,
@@ -16,7 +17,6 @@ from paceline.core.logs.records import (
     watched,
     without_colours,
 )
-from paceline.units import GIB, TERA
 
 __all__ = ["DIALECT"]
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import UserError, did_you_mean
-from paceline.mlperf.genuine import NOT_A_RESULT
+from paceline.core.errors import UserError, did_you_mean
+from paceline.mlperf.genuineness import NOT_A_RESULT
 
 UNOFFICIAL = "unofficial, not verified by MLCommons Association"
 NOT_A_METRIC = "model FLOP/s are not an official MLPerf metric"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import altair as alt
 
-from paceline.errors import SystemFaultError, UserError
+from paceline.core.errors import SystemFaultError, UserError
 from paceline.report import machine_charts, memory, step_charts, waterfall
 from paceline.report.page import RunReport
 from paceline.report.theme import EXPORT, Look

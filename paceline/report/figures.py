@@ -6,8 +6,8 @@ import math
 import re
 
 from paceline.core.result import Metric, Result, Straggler
+from paceline.core.units import GIB, MIB, percent, seconds, si, significant
 from paceline.report.page import step_range
-from paceline.units import GIB, MIB, percent, seconds, si, significant
 
 LABELS: dict[str, str] = {
     "tokens_per_s": "Throughput",

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.facts import Facts
-from paceline.core.logs.parsed import Disagreement, ParsedLog
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.steps import FLOATS, Steps
+from paceline.core.units import TERA, count, gib, percent, significant
+from paceline.logs.parsed_log import Disagreement, ParsedLog
 from paceline.report.figures import interval_name, one_line, plus_minus, value_text, written
 from paceline.report.page import window_words
 from paceline.report.tables import csv_cell
-from paceline.units import TERA, count, gib, percent, significant
 
 STEP_COLUMNS = ("step", *FLOATS, "averaged_over")
 ROWS_AT_ONCE = 10_000

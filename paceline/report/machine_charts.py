@@ -8,11 +8,11 @@ from typing import Any
 import altair as alt
 
 from paceline.core.result import RankSummary, Straggler
+from paceline.core.units import GIB
 from paceline.report.figures import memory_by_kind, printable, written
 from paceline.report.page import RunReport
 from paceline.report.step_charts import finish, whole_axis
 from paceline.report.theme import Look
-from paceline.units import GIB
 
 
 def ranks(report: RunReport, look: Look) -> alt.LayerChart | None:

@@ -7,11 +7,11 @@ from typing import Any
 import altair as alt
 
 from paceline.core.result import MemoryByPart, RankMemory
+from paceline.core.units import GIB, MIB, percent
 from paceline.report.figures import printable, written
 from paceline.report.page import RunReport
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
-from paceline.units import GIB, MIB, percent
 
 MOST_RANKS = 16
 FAR = 4.0

@@ -14,8 +14,8 @@ from paceline.core.result import Result, WindowRecord
 from paceline.core.run import RunSpec
 from paceline.core.shape import trainable_parameters
 from paceline.core.steps import Steps
-from paceline.estimate.waterfall import Level
-from paceline.units import count
+from paceline.core.units import count
+from paceline.estimate.model.waterfall import Level
 
 STATUS_ADVICE: dict[str, str] = {
     "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 
 from paceline.core.metrics import METRICS
 from paceline.core.result import Metric, Result
+from paceline.core.units import percent
 from paceline.report.figures import (
     interval_text,
     label,
@@ -19,7 +20,6 @@ from paceline.report.figures import (
     window_text,
 )
 from paceline.report.page import chip_label
-from paceline.units import percent
 
 _FORMULA_START = ("=", "+", "-", "@")
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from paceline.core.facts import Facts
 from paceline.core.result import ReferenceComparison, Result
+from paceline.core.units import percent
 from paceline.report.figures import (
     interval_name,
     known,
@@ -31,7 +32,6 @@ from paceline.report.page import (
     progress,
     stack_names,
 )
-from paceline.units import percent
 
 LOG_LINES = 12
 MOST_REFERENCES = 5

@@ -7,12 +7,12 @@ from typing import Any
 
 import altair as alt
 
-from paceline.estimate.waterfall import Level
+from paceline.core.units import percent
+from paceline.estimate.model.waterfall import Level
 from paceline.report.figures import printable
 from paceline.report.page import RunReport
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
-from paceline.units import percent
 
 BAR_HEIGHT = 26
 WHOLE = ("peak", "estimated", "measured")

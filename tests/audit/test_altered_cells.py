@@ -15,12 +15,12 @@ from functools import cache
 
 import pytest
 
-from paceline import references
 from paceline.audit import audit_rows
+from paceline.audit.cells.crosscheck import Verdict, check
 from paceline.audit.lines import lines_of
-from paceline.core.cells.crosscheck import Verdict, check
-from paceline.core.cells.printed import like
-from paceline.references import Row
+from paceline.core.printed import like
+from paceline.files import references
+from paceline.files.references import Row
 
 CHANGE = 0.005
 FINE = 0.8 * CHANGE

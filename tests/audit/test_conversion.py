@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.audit.conversion import HARDWARE, Peaks, convert, from_step_time, peaks_of
-from paceline.core.cells.quantity import Quantity
+from paceline.audit.quantity import Quantity
+from paceline.core.errors import UserError
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
-from paceline.errors import UserError
-from tests.shapes import LLAMA_8B, LLAMA_70B, LLAMA_405B, OPT_13B, OPT_13B_LORA
+from tests.core.shapes import LLAMA_8B, LLAMA_70B, LLAMA_405B, OPT_13B, OPT_13B_LORA
 
 X = FlopsInput(LLAMA_70B, 8192)
 UNKNOWN = Peaks(None, None)

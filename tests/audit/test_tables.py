@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import references
 from paceline.audit import Audit, Finding, audit
-from paceline.errors import UserError
+from paceline.core.errors import UserError
+from paceline.files import references
 
 
 def audited(name: str) -> Audit:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.output import Column, TableFormat, emit_json, emit_table, select_rows
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 
 ROWS: list[dict[str, Any]] = [
     {"name": "first", "rate_per_s": 1234567.125, "note": 'a | b, "c"', "hidden": 1},

@@ -7,9 +7,9 @@ import io
 import json
 from pathlib import Path
 
-from paceline.recipe import recipe_names
+from paceline.files.recipe import recipe_names
 from tests.cli.test_errors import paceline
-from tests.test_rundir import make_run
+from tests.files.test_run_folder import make_run
 
 
 def test_recipes_in_every_format():

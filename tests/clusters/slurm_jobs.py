@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline import flow
 from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.core.layout import Layout
 from paceline.core.run import Job
-from paceline.launchers import slurm
-from paceline.launchers.slurm_batch import BatchRun
-from paceline.launchers.slurm_steps import StepRun
-from paceline.plan import Plan
+from paceline.machines import slurm
+from paceline.machines.slurm.batch import BatchRun
+from paceline.machines.slurm.steps import StepRun
 from paceline.report.page import RunReport
+from paceline.runs import flow
+from paceline.runs.plan import Plan
 from tests.example import make_spec
-from tests.test_events import END, START, STEP
+from tests.files.test_events import END, START, STEP
 
 RANK = """
 import json, os, pathlib, socket, sys, time

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from paceline.core.hardware import Cluster, SshSettings
 from paceline.core.run import Job
-from paceline.launchers import ssh
-from paceline.launchers.ssh_run import SshRun
+from paceline.machines import ssh
+from paceline.machines.ssh.hosts_job import SshRun
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 

@@ -15,7 +15,7 @@ from tests.clusters.bed import Bed, Plan
 from tests.clusters.bed.needs import need
 from tests.clusters.bed.process import until
 from tests.clusters.test_ssh_runs import STEPS, disturb_one
-from tests.test_flow import only_run
+from tests.runs.test_flow import only_run
 
 FULL = "No space left on device"
 SHARED_BYTES = 96 * 2**20

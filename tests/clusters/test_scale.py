@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.campaign.record import campaign_folders
+from paceline.scaling.campaigns.record import campaign_folders
 from tests.clusters.bed import Bed, BedError
 from tests.clusters.bed.process import until
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline import outcome
-from paceline.errors import SystemFaultError, UserError
-from paceline.launchers import slurm
-from paceline.launchers.slurm_batch import BatchRun
-from paceline.launchers.slurm_queue import QUEUE
-from paceline.mlperf_logs import read_log
-from paceline.rundir import read_record
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.files.run_folder import read_record
+from paceline.machines import slurm
+from paceline.machines.slurm.batch import BatchRun
+from paceline.machines.slurm.queue import QUEUE
+from paceline.mlperf.result_logs import read_log
+from paceline.runs import outcome
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 from tests.clusters.slurm_jobs import (

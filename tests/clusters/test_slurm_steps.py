@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import SystemFaultError, UserError
-from paceline.launchers.local import LocalRun
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.machines.local import LocalRun
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 from tests.clusters.slurm_jobs import Background, make_job, start, train, until_ranks_run, wait

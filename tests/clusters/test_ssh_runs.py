@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from paceline.rundir import REPORT_FILE, STEPS_FOLDER
+from paceline.files.run_folder import REPORT_FILE, STEPS_FOLDER
 from tests.cli.test_errors import paceline
 from tests.clusters.bed import Bed, BedError
 from tests.clusters.bed.process import until
-from tests.test_flow import SMALL, only_run, result_of
+from tests.runs.test_flow import SMALL, only_run, result_of
 
 STEPS = 5
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.core.telemetry import Telemetry, energy_between, read_telemetry
-from paceline.launchers.agent import SAMPLER, SYSTEM_ROOT
+from paceline.machines.node.agent import SAMPLER, SYSTEM_ROOT
 from tests.clusters import slurm_jobs, ssh_jobs
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
-from tests.launchers.test_sampler import make_root
+from tests.machines.node.test_sampler import make_root
 
 UNTIL_TOLD = """
 import os, time

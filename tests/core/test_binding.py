@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.binding import Place, binding_warnings, core_numbers, parse_bind_file
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 
 
 def test_a_list_of_cores_is_its_numbers():

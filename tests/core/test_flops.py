@@ -15,7 +15,7 @@ from paceline.core.flops import (
     hardware_flops_per_token,
 )
 from paceline.core.shape import DecoderShape, num_parameters
-from tests.shapes import (
+from tests.core.shapes import (
     GPT_1B3,
     GPT_1B3_PADDED,
     LLAMA_8B,

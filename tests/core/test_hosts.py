@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import (
     Host,
@@ -16,7 +17,6 @@ from paceline.core.hosts import (
     hostfile_text,
     parse_hostfile,
 )
-from paceline.errors import UserError
 
 names = st.lists(
     st.builds("{}{}".format, st.sampled_from(["node-", "gpu", "a1b"]), st.integers(0, 120)),

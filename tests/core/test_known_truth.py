@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.series import RULES, SCENARIOS, Machine, Trial, Workload, errors, rmse
+from tests.core.series import RULES, SCENARIOS, Machine, Trial, Workload, errors, rmse
 
 ROOT = Path(__file__).parents[2]
 OURS, *OTHERS = RULES

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from paceline.core.layout import RULES, Layout, Rule, broken_rules, features, refuse
 from paceline.core.layout_sizes import layout_problems, native_problems
-from tests.refused import CASES, features_of, layout_of, named
-from tests.shapes import FLUX, GPT_1B3, GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
+from tests.core.refused import CASES, features_of, layout_of, named
+from tests.core.shapes import FLUX, GPT_1B3, GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
 
 NVIDIA_70B = Layout(tp=4, pp=4, cp=2, vp=5, zero_stage=1, sequence_parallel=True)
 

@@ -16,8 +16,8 @@ from paceline.core.memory import (
 )
 from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts, trainable_parameters
-from paceline.units import GIB, MIB
-from tests.shapes import (
+from paceline.core.units import GIB, MIB
+from tests.core.shapes import (
     GPT_1B3,
     GPT_1B3_PADDED,
     LLAMA_8B,

@@ -9,7 +9,7 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.memory import activation_bytes_per_token
 from paceline.core.shape import DecoderShape, linear_sizes
-from tests.shapes import TINY
+from tests.core.shapes import TINY
 
 torch = pytest.importorskip("torch")
 

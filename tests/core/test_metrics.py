@@ -8,8 +8,8 @@ from paceline.core.facts import Facts, facts_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
 from paceline.core.metrics import METRICS, Measured, measure, measured
 from paceline.core.run import RunSpec
+from tests.core.shapes import FLUX, LLAMA_8B, OPT_350M
 from tests.example import make_spec, make_steps
-from tests.shapes import FLUX, LLAMA_8B, OPT_350M
 
 
 def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields: float) -> Measured:

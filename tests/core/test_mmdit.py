@@ -19,7 +19,7 @@ from paceline.core.layout import Layout
 from paceline.core.memory import activation_bytes_per_token, memory_per_device, smallest_fit
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import num_parameters, parameter_parts, trainable_parameters
-from tests.shapes import FLUX, FLUX_TINY
+from tests.core.shapes import FLUX, FLUX_TINY
 
 INPUT = FlopsInput(FLUX, FLUX.seq_len)
 

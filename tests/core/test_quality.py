@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from paceline.core.errors import UserError
 from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.run import RunSpec
 from paceline.engines import native
-from paceline.errors import UserError
-from paceline.placement import Request
-from paceline.plan import make_plan
-from paceline.recipe import load_recipe
+from paceline.files.recipe import load_recipe
+from paceline.machines.placement import Request
+from paceline.runs.plan import make_plan
 from tests.example import make_spec
 
 EVALUATION = Evaluation(every_samples=64, samples=8, target=3.0)

@@ -14,7 +14,7 @@ from paceline.core.shape import (
     parameter_parts,
     trainable_parameters,
 )
-from tests.shapes import (
+from tests.core.shapes import (
     GPT_1B3,
     GPT_1B3_PADDED,
     LLAMA_8B,

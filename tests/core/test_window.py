@@ -16,9 +16,9 @@ from paceline.core.window import (
     steady_window,
     warmup_steps,
 )
-from paceline.events import read_rank
+from paceline.files.events import read_rank
 from tests.example import make_steps, noisy
-from tests.test_events import STEP, lines
+from tests.files.test_events import STEP, lines
 
 
 def test_warmup_is_left_out():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.core.logs.logged import Dialect, Logged
+from paceline.engines.dialect.logged import Dialect, Logged
 
 FIELDS = {
     "consumed samples": "        1024",

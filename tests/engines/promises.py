@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.logs.logged import FACT_NAMES, FIGURE_NAMES, Dialect, Logged
 from paceline.core.steps import FLOATS
-from paceline.logfacts import Given
-from paceline.logfile import BLOCK_BYTES, LogFile
-from paceline.parsing import parse_log
+from paceline.engines.dialect.logged import FACT_NAMES, FIGURE_NAMES, Dialect, Logged
+from paceline.files.log_file import BLOCK_BYTES, LogFile
+from paceline.logs.facts import Given
+from paceline.logs.parser import parse_log
 
 SIZES = (BLOCK_BYTES, 4096, 97)
 """Sizes of the pieces in which one and the same log arrives."""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
+from paceline.core.units import GIB, TERA
 from paceline.engines.deepspeed_chat import DIALECT
-from paceline.logfile import LogFile
-from paceline.units import GIB, TERA
+from paceline.engines.dialect.logged import Logged
+from paceline.files.log_file import LogFile
 from tests.engines.promises import check_read
 
 EIGHT_RANKS = b"[INFO] [launch.py:164:main] dist_world_size=8\n"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Dialect
+from paceline.core.errors import UserError
 from paceline.engines import dialect, dialects
-from paceline.errors import UserError
-from paceline.parsing import detect
+from paceline.engines.dialect.logged import Dialect
+from paceline.logs.parser import detect
 from tests.engines.promises import InPieces, answer, check_parse, check_read, read
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline import engines
+from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import Training
 from paceline.engines import dialect, dialects, engine, engine_names
-from paceline.errors import UserError
 from tests.example import make_spec
 
 ENGINES = pytest.mark.parametrize("name", engine_names())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.hf_trainer import DIALECT
 from tests.engines.promises import check_read, read
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.logfile import MAX_LINE_BYTES
+from paceline.files.log_file import MAX_LINE_BYTES
 from tests.engines.promises import check_parse
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "parse_speed.py"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
+from paceline.core.units import GIB
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.maxtext import DIALECT
-from paceline.units import GIB
 from tests.engines.promises import check_read
 
 CONFIGURATION = """\

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.engines.megatron_bridge import DIALECT
-from paceline.logfile import LogFile
-from paceline.parsing import detect
+from paceline.files.log_file import LogFile
+from paceline.logs.parser import detect
 from tests.engines.megatron_lines import column, read, records
 from tests.engines.promises import check_read
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.logs.logged import Logged
 from paceline.engines import megatron
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.megatron_deepspeed import DIALECT
-from paceline.logfile import LogFile
-from paceline.parsing import detect
+from paceline.files.log_file import LogFile
+from paceline.logs.parser import detect
 from tests.engines.megatron_lines import MS, S, column, read, record
 from tests.engines.promises import check_read
 

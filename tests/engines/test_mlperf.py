@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
 from paceline.core.steps import Steps
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.mlperf import DIALECT
-from paceline.logfile import LogFile
+from paceline.files.log_file import LogFile
 from tests.engines.promises import check_read
 
 START_MS = 1_759_855_600_000

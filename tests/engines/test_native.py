@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.native import DIALECT, job
 from tests.engines.promises import check_read
 from tests.example import make_spec
-from tests.test_events import END, MEMORY, START, STEP
+from tests.files.test_events import END, MEMORY, START, STEP
 
 
 def text(*events: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.nemo1 import DIALECT
 from tests.engines.promises import check_read, read
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.logs.logged import Logged
+from paceline.core.units import GIB
+from paceline.engines.dialect.logged import Logged
 from paceline.engines.torchtitan import DIALECT
-from paceline.units import GIB
 from tests.engines.promises import check_read
 
 COLOURS = ("\x1b[31m", "\x1b[32m", "\x1b[38;2;180;60;0m", "\x1b[36m", "\x1b[34m", "\x1b[35m")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.estimate.case import Case, Cases, varied
+from paceline.estimate.model.case import Case, Cases, varied
 
 H100 = Case(
     layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256, seq_len=8192,

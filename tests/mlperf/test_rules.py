@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
+from paceline.files.recipe import load_recipe
 from paceline.mlperf.rules import BENCHMARKS, benchmark_named, round_in
-from paceline.recipe import load_recipe
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.events import read_rank
+from paceline.files.events import read_rank
 from tests.native import example
 from tests.native.example import end, lines, settings, steps, train
 from tests.native.test_randomness import dropping

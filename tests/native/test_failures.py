@@ -11,7 +11,7 @@ from subprocess import Popen
 
 import pytest
 
-from paceline.ending import Ending, judge, read_evidence, stacks
+from paceline.runs.ending import Ending, judge, read_evidence, stacks
 from tests.native.example import TRAINER, settings, start
 
 RANKS = 2

@@ -26,9 +26,9 @@ from config import parse_config
 from corpus import load_corpus
 from memory import MemoryWatch
 from mesh import Mesh, World
-from paceline.placement import Request
-from paceline.plan import make_plan
-from paceline.recipe import recipe_names
+from paceline.files.recipe import recipe_names
+from paceline.machines.placement import Request
+from paceline.runs.plan import make_plan
 from tests.native.example import end, log, settings, steps, train
 from tests.native.gpu import CAPABILITY, DEVICE, GPUS, ON_A_GPU
 from trainer import Trainer

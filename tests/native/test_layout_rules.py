@@ -20,9 +20,9 @@ from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape
 from stages import schedule_problems, stage_layers
 from tensor import cut
+from tests.core.refused import AROUND, CASES, layout_of
+from tests.core.shapes import FLUX, LLAMA_8B
 from tests.native.example import settings
-from tests.refused import AROUND, CASES, layout_of
-from tests.shapes import FLUX, LLAMA_8B
 
 sizes = st.integers(1, 4)
 layouts = st.builds(

@@ -20,9 +20,9 @@ from mllog import MllogFile, MlperfRun, schedule
 from mllog import settings as logged
 from paceline.core.hardware import Cluster
 from paceline.engines import native
-from paceline.mlperf import official
+from paceline.files.recipe import load_recipe, resolve
+from paceline.mlperf.check import official
 from paceline.mlperf.rules import BENCHMARKS
-from paceline.recipe import load_recipe, resolve
 from quality import Quality, plan_of
 from record import EventLog
 

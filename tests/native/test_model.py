@@ -13,8 +13,8 @@ from config import ModelConfig, parse_config
 from mesh import Mesh
 from model import Decoder, Linear, Norm, Part, Setting, rope_tables, rotate
 from paceline.core.shape import DecoderShape, num_parameters
+from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_13B, OPT_350M, TINY
 from tests.native.example import settings
-from tests.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_13B, OPT_350M, TINY
 from weights import count_parameters, init_weights
 
 

@@ -15,7 +15,7 @@ from loss import IGNORE_INDEX
 from mesh import ALONE
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
-from paceline.events import read_rank
+from paceline.files.events import read_rank
 from tests.native.example import lines, log, settings, train, world_size
 from texts import END_OF_DOCUMENT
 

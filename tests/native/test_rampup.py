@@ -16,7 +16,7 @@ from paceline.core.ranks import merge_ranks
 from paceline.core.run import RampUp
 from paceline.core.steps import Steps
 from paceline.core.window import steady_window
-from paceline.events import read_rank
+from paceline.files.events import read_rank
 from rampup import BatchSizes
 from tests.native.example import lines, log, settings, train, world_size
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from paceline.errors import SystemFaultError
-from paceline.probe.program import probe_lines
+from paceline.core.errors import SystemFaultError
+from paceline.machines.probe.program import probe_lines
 
 QUESTION = {
     "device": "cpu", "dtype": "fp32", "seconds": 0.2, "threads": 1,

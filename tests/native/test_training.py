@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.events import EndEvent, MemoryEvent, StartEvent, StepEvent, read_events
+from paceline.files.events import EndEvent, MemoryEvent, StartEvent, StepEvent, read_events
 from tests.native.example import end, lines, log, settings, steps, train
 
 RANKS, STEPS = 2, 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import checkpoint
 import heartbeat
 from outcome import outcome
-from paceline import ending, plan
+from paceline.runs import ending, plan
 
 
 def test_a_watchdogs_reason_begins_and_ends_as_it_is_read():

@@ -17,8 +17,8 @@ from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines import native
-from paceline.events import StartEvent, StepEvent, read_events
-from paceline.recipe import Recipe, load_recipe, recipe_names, resolve
+from paceline.files.events import StartEvent, StepEvent, read_events
+from paceline.files.recipe import Recipe, load_recipe, recipe_names, resolve
 from tests.native.example import log, train, world_size
 from weights import count_parameters, freeze
 

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.run import Data
 from paceline.core.shape import DecoderShape, LoraSpec
-from paceline.recipe import Recipe, load_recipe
+from paceline.files.recipe import Recipe, load_recipe
 
 SEQ_LEN = 32
 SMALL = {"num_layers": 4, "hidden_size": 32, "vocab_size": 320, "max_positions": 64}

@@ -13,7 +13,7 @@ from paceline.core.layout import Layout, Rule, broken_rules, features
 from paceline.core.layout_sizes import layout_problems, native_problems
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import DecoderShape, LoraSpec
-from paceline.recipe import load_recipe, recipe_names
+from paceline.files.recipe import load_recipe, recipe_names
 from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, rounded, table
 from tests.numerics.models import MODELS
 from tests.numerics.test_faults import BROKEN

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.ranks import find_straggler
 from paceline.core.steps import Steps
-from paceline.events import read_rank
+from paceline.files.events import read_rank
 from tests.native.example import TRAINER, settings, steps, train
 
 RANKS, SLOW, STEPS = 4, 2, 34

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from paceline.core.compare.verdict import single_run_verdict
+from paceline.compare.verdict import single_run_verdict
 from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
@@ -25,10 +25,10 @@ from paceline.core.result import (
 from paceline.core.run import Data, RunSpec, Training
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
+from paceline.core.units import GIB, MIB
 from paceline.core.window import steady_window
-from paceline.estimate.waterfall import Level
+from paceline.estimate.model.waterfall import Level
 from paceline.report.page import RunReport
-from paceline.units import GIB, MIB
 
 SEQ_LEN = 256
 BATCH_PER_RANK = 8

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.errors import UserError
 from paceline.core.steps import Step, Steps
+from paceline.core.units import GIB
 from paceline.core.window import steady_window
-from paceline.errors import UserError
 from paceline.report.charts import CHARTS, run_charts, save_chart, save_charts
 from paceline.report.drawn import MAX_POINTS, axis_range, drawn_steps, thinned_rows
 from paceline.report.page import RunReport
 from paceline.report.theme import DARK, EXPORT, LIGHT, ON_PAGE, Look
-from paceline.units import GIB
 from tests.report.example import (
     failed_report,
     reference,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.logs.parsed import Disagreement
 from paceline.core.steps import Step, Steps
-from paceline.logfacts import Given
-from paceline.parsing import parse_log
+from paceline.logs.facts import Given
+from paceline.logs.parsed_log import Disagreement
+from paceline.logs.parser import parse_log
 from paceline.report.logs import (
     disagreement_text,
     log_lines,
@@ -22,7 +22,7 @@ from paceline.report.logs import (
     series_rows,
 )
 from tests.example import noisy
-from tests.logs import maxtext_log
+from tests.logs.example import maxtext_log
 
 
 @pytest.fixture

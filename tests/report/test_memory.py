@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.core.result import MemoryByPart, RankMemory
+from paceline.core.units import GIB, MIB
 from paceline.report.html import render_html
 from paceline.report.memory import MOST_RANKS, PARTS, by_part, memory_sentence, rank_parts
 from paceline.report.theme import DARK, EXPORT, LIGHT
-from paceline.units import GIB, MIB
 from tests.report.example import memory_by_part, rank_memory, report
 
 

@@ -11,9 +11,9 @@ import pytest
 from paceline.core.facts import Facts
 from paceline.core.result import Status, Verdict, WindowRecord
 from paceline.core.shape import LoraSpec, trainable_parameters
+from paceline.core.units import count
 from paceline.report import page
 from paceline.report.page import describe_setup
-from paceline.units import count
 from tests.report.example import STATUSES, failed_report, report
 
 

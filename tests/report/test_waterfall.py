@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.estimate.evidence import shipped
-from paceline.estimate.waterfall import to_measured
-from paceline.estimating import Question, estimate
+from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.model.waterfall import to_measured
+from paceline.estimate.page import estimate_html
 from paceline.report.charts import run_charts, save_chart
-from paceline.report.estimate_page import estimate_html
 from paceline.report.html import render_html
 from paceline.report.theme import EXPORT
 from paceline.report.waterfall import bars, waterfall_chart

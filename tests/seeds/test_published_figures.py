@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import catalog, references
+from paceline.audit.cells.crosscheck import check
 from paceline.audit.lines import flops_input, inputs_of, lines_of
 from paceline.core import rates
-from paceline.core.cells.crosscheck import check
-from paceline.core.cells.printed import exactly, read_printed
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
 from paceline.core.memory import memory_per_device
-from paceline.references import Row
-from tests.shapes import SHAPES
+from paceline.core.printed import exactly, read_printed
+from paceline.files import catalog, references
+from paceline.files.references import Row
+from tests.core.shapes import SHAPES
 
 PACKAGE = Path(paceline.__file__).parent
 SEEDS = ("bigscience-1b3", "lambda-1cc", "nvidia-llama31")

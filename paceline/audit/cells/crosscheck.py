@@ -1,0 +1,248 @@
+"""A published table against itself: which cells follow from their own row, and why others do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.audit.cells.agreement import Line, Timed, other_step_times, timed
+from paceline.audit.cells.causes import (
+    Change,
+    explains,
+    other_inputs,
+    other_speeds,
+    rounded_speeds,
+    slip_of_digits,
+)
+from paceline.audit.cells.derivation import (
+    COLUMNS,
+    Cell,
+    Relation,
+    State,
+    implied,
+    judge,
+    missing,
+    relation,
+)
+from paceline.core.printed import exactly, like
+
+UNEXPLAINED = "no other value of a single input gives it"
+ALONE = "nothing else in its row gives it"
+NO_SPEED = "its row prints no speed"
+CUT = "follows only if its further digits were cut, not rounded"
+ROUNDING = "follows alone within the rounding of the step time, not beside the row's other figures"
+LACKS = {
+    "flops_per_sample": "known count of FLOPs (model shape, sequence length, convention)",
+    "peak_flops_per_s": "declared peak",
+    "total_tokens": "declared number of tokens",
+    "base_samples_per_s": "base for speed-ups",
+}
+WHOLE_JOB = frozenset({"tokens_per_s", "samples_per_s", "days"})
+"""Columns of the whole job, which scale with its devices from row to row."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One cell: whether it follows, what it should be, and why it is not that."""
+
+    line: Line
+    cell: Cell
+    state: State | Literal["strained", "speed", "unchecked"]
+    """`strained`: it follows, yet not from the step time that the row's other cells leave open."""
+    recomputed: float | None = None
+    """In base units."""
+    resolution: float | None = None
+    """The smallest relative change of the cell that is surely noticed."""
+    cause: str | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Printed over recomputed, minus 1."""
+        return self.cell.value / self.recomputed - 1 if self.recomputed else None
+
+
+Words = Mapping[tuple[str, str], list[str]]
+"""By row and column: the words of every change that explains the cell, the most plausible first."""
+
+
+def check(lines: Sequence[Line]) -> list[Verdict]:
+    """A verdict on every cell of the lines of one source, in their order."""
+    rows = timed(lines)
+    words = {
+        (row.line.name, cell.column): _words(row, cell, how, rows)
+        for row in rows
+        for cell, how in row.derived()
+        if _doubtful(row, cell, how)
+    }
+    votes = Counter(
+        vote for row in rows for cell in row.line.cells.values()
+        for word in words.get((row.line.name, cell.column), [])
+        for vote in _ballots(row, cell, word)
+    )  # fmt: skip
+    return [verdict for row in rows for verdict in _verdicts(row, words, votes)]
+
+
+def _doubtful(row: Timed, cell: Cell, how: Relation) -> bool:
+    state = judge(cell, how, row.speed)
+    return state != "follows" or _is_strained(row, cell, how)
+
+
+def _is_strained(row: Timed, cell: Cell, how: Relation) -> bool:
+    """True when the cell needs a step time that another cell of the row excludes."""
+    needed = implied(cell, how)
+    if row.speed is None or needed is None or needed.meets(exactly(row.speed.step_time_s)):
+        return False
+    others = [implied(*pair) for pair in row.derived() if pair[0] is not cell]
+    return any(o and o.meets(row.speed.interval) and not o.meets(needed) for o in others)
+
+
+def _words(row: Timed, cell: Cell, how: Relation, rows: Sequence[Timed]) -> list[str]:
+    """What explains the cell exactly; if it fails, else within the rounding of the step time."""
+    fails = judge(cell, how, row.speed) == "fails"
+    for within_rounding in (False, True) if fails else (False,):
+        found = [
+            change.words for change in _changes(row, rows)
+            if explains(change, cell, how, within_rounding) and _borne(change, row, cell, rows)
+        ]  # fmt: skip
+        if how.power and not within_rounding:
+            found += _multiples(row, cell, rows)
+        if found:
+            return list(dict.fromkeys(found))
+    return []
+
+
+def _borne(change: Change, row: Timed, cell: Cell, rows: Sequence[Timed]) -> bool:
+    """True unless the cells that share the changed input follow without the change only."""
+    if change.of_row:
+        return not any(
+            _only_without(change, row, *pair) for pair in row.derived() if pair[0] != cell
+        )
+    if not change.of_column:
+        return True
+    for_it = against = 0
+    for other in rows:
+        stated, mine = other.line.inputs, row.line.inputs
+        peer, how = other.line.cells.get(cell.column), relation(cell.column, stated)
+        same = (stated.flops_per_sample, stated.peak_flops_per_s) == (
+            mine.flops_per_sample, mine.peak_flops_per_s,
+        )  # fmt: skip
+        if other.line.table != row.line.table or not same or not (peer and how and other.speed):
+            continue
+        same_change = (c for c in _own_changes(other) if c.words == change.words)
+        fits = any(explains(c, peer, how, within_rounding=True) for c in same_change)
+        follows = judge(peer, how, other.speed) != "fails"
+        for_it += fits and not follows
+        against += follows and not fits
+    return for_it >= against
+
+
+def _only_without(change: Change, row: Timed, cell: Cell, how: Relation) -> bool:
+    """True when the change would break a cell that follows."""
+    changed = relation(cell.column, change.inputs)
+    if changed is None or changed == how or judge(cell, how, row.speed) == "fails":
+        return False
+    return judge(cell, changed, row.speed) == "fails"
+
+
+def _changes(row: Timed, rows: Sequence[Timed]) -> Iterator[Change]:
+    inputs, speed = row.line.inputs, row.speed
+    if speed:
+        yield from other_speeds(inputs, other_step_times(row, rows), row.line.options)
+        yield from _own_changes(row)
+        yield from rounded_speeds(inputs, speed)
+
+
+def _own_changes(row: Timed) -> Iterator[Change]:
+    if row.speed:
+        yield from other_inputs(row.line.inputs, row.speed, row.line.options)
+
+
+def _multiples(row: Timed, cell: Cell, rows: Sequence[Timed]) -> Iterator[str]:
+    """Rows of the table whose printed cell, scaled by the number of devices, is this one."""
+    mine = row.line.inputs.num_devices
+    for other in rows if cell.column in WHOLE_JOB else ():
+        theirs, printed = other.line.inputs.num_devices, other.line.cells.get(cell.column)
+        if other.line.table != row.line.table or other is row or not (mine and theirs and printed):
+            continue
+        scale = theirs / mine if cell.column == "days" else mine / theirs
+        if scale != 1 and abs(printed.value * scale / cell.value - 1) < 1e-9:
+            yield f"is {printed.printed.digits} of {other.line.name} times {scale:.4g}"
+
+
+def _ballots(row: Timed, cell: Cell, word: str) -> tuple[tuple[str, str, str], ...]:
+    """A change that explains much of a row or of a table's column is the likelier one."""
+    return ("row", row.line.name, word), ("column", f"{row.line.table} {cell.column}", word)
+
+
+def _verdicts(row: Timed, words: Words, votes: Counter[tuple[str, str, str]]) -> Iterator[Verdict]:
+    derived = {cell.column: how for cell, how in row.derived()}
+    for column, cell in row.line.cells.items():
+        if column == row.column:
+            yield _speed_verdict(row, cell, bool(derived))
+        elif column in derived:
+            known = sorted(
+                words.get((row.line.name, column), []),
+                key=lambda word: -sum(votes[ballot] for ballot in _ballots(row, cell, word)),
+            )
+            yield _derived_verdict(row, cell, derived[column], known[0] if known else None)
+        else:
+            yield Verdict(row.line, cell, "unchecked", cause=_why_unchecked(row, column))
+
+
+def _derived_verdict(row: Timed, cell: Cell, how: Relation, words: str | None) -> Verdict:
+    state = judge(cell, how, row.speed)
+    t = row.speed.step_time_s if row.speed else 1.0
+    spread = how.over(row.speed.interval) if row.speed else how.coefficient
+    cause = None
+    if state == "fails":
+        cause = words or slip_of_digits(cell, how, t) or UNEXPLAINED
+    elif state == "cut":
+        cause = CUT if cell.cut().meets(exactly(how.at(t))) else words or CUT
+    elif words:
+        cause = f"{ROUNDING}; {words}"
+    return Verdict(
+        row.line, cell, "strained" if cause and state == "follows" else state, how.at(t),
+        cell.printed.resolution + spread.relative_width, cause,
+    )  # fmt: skip
+
+
+def _speed_verdict(row: Timed, cell: Cell, has_derived: bool) -> Verdict:
+    """The row's own speed: contradicted by its other cells, by its twin, or taken as it stands."""
+    twin = row.line.twin
+    other = twin.cells.get(cell.column) if twin else None
+    if row.meant and row.speed:
+        return _contradicted(row, cell)
+    if twin and other:
+        agrees = cell.rounded().meets(other.rounded())
+        own = ", from which the other figures of this row follow" if has_derived else ""
+        cause = f"{twin.name} prints {other.printed.text} for the same configuration{own}"
+        state = "follows" if agrees else "fails"
+        resolution = cell.printed.resolution + other.printed.resolution
+        return Verdict(row.line, cell, state, other.value, resolution, None if agrees else cause)
+    if has_derived:
+        return Verdict(row.line, cell, "speed")
+    return Verdict(row.line, cell, "unchecked", cause=ALONE)
+
+
+def _contradicted(row: Timed, cell: Cell) -> Verdict:
+    how = relation(cell.column, row.line.inputs)
+    assert how and row.meant and row.speed
+    value = how.at(row.speed.step_time_s)
+    meant = Relation(how.over(row.meant), 0)
+    shown = like(value / cell.unit, cell.printed)
+    cause = f"{' and '.join(row.agreeing)} follow together from {shown}"
+    slip = slip_of_digits(cell, meant)
+    resolution = cell.printed.resolution + row.meant.relative_width
+    cause = f"{cause}; {slip}" if slip else cause
+    return Verdict(row.line, cell, "fails", value, resolution, cause)
+
+
+def _why_unchecked(row: Timed, column: str) -> str:
+    if column not in COLUMNS:
+        return ALONE
+    lacking = missing(column, row.line.inputs)
+    if lacking:
+        return "no " + " and no ".join(LACKS.get(name, name.replace("_", " ")) for name in lacking)
+    return NO_SPEED

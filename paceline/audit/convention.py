@@ -1,0 +1,173 @@
+"""How a table counts FLOPs when it does not say: the way that gives most of its own cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from paceline.audit.cells.derivation import judge, relation, speed_of
+from paceline.audit.lines import cells_of, flops_input, inputs_of
+from paceline.core.flops import CONVENTIONS, flops_per_sample
+from paceline.files import catalog
+from paceline.files.references import Row
+
+MIN_ROWS = 3
+MIN_SHARE = 2 / 3
+FLOPS_COLUMNS = ("flops_per_s_per_device", "mfu")
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What was found for one model of one table, and how well it gives the table's cells."""
+
+    table: str
+    model: str
+    words: str
+    num_given: int
+    num_rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.table}: {self.model} counts as {self.words}: not all declared; it gives "
+            f"{self.num_given} of {self.num_rows} rows"
+        )
+
+
+def assume(rows: Sequence[Row], gate_is_open: bool) -> tuple[list[Row], list[Assumption]]:
+    """The rows with the convention, peak and gate that fit best where they are not declared.
+
+    One way is taken for all rows of a model in a table, and only if it gives at least three of them
+    and two thirds; else their FLOPs stay unknown. Where the convention is declared and the peak alone
+    is open, the data sheet's is taken however many rows it gives.
+    """
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.source, row.table, row.model or row.recipe or ""), []).append(row)
+    changed: dict[str, Row] = {}
+    found: list[Assumption] = []
+    for (_, table, model), members in groups.items():
+        counted = [row for row in members if set(FLOPS_COLUMNS) & set(row.printed)]
+        best = _best(counted, gate_is_open and not counted[0].recipe) if counted else None
+        if best:
+            ways, num_given, words = best
+            changed |= {row.id: _with(row, ways) for row in members}
+            found.append(Assumption(table, model or "its model", words, num_given, len(counted)))
+        elif gate_is_open:
+            changed |= {row.id: row.model_copy(update={"shape": None}) for row in members}
+    return [changed.get(row.id, row) for row in rows], found
+
+
+Ways = dict[str, Any]
+
+
+def _best(rows: Sequence[Row], gate_is_open: bool) -> tuple[Ways, int, str] | None:
+    """The way to count that gives most rows, how many, and its words; None when nothing is open."""
+    first = rows[0]
+    if flops_input(first) is None and not first.flops_per_sample:
+        return None
+    if not gate_is_open and first.convention and not _peak_is_open(rows):
+        return None
+    best: tuple[Ways, int] | None = None
+    for ways in _ways(first, gate_is_open, _peak_is_open(rows)):
+        num_given = sum(_gives(_with(row, ways)) for row in rows)
+        if best is None or num_given > best[1]:
+            best = ways, num_given
+        if num_given == len(rows):
+            break
+    stated = bool(first.convention) and not gate_is_open and _some_peak_is_known(rows)
+    if best is None or not (stated or best[1] >= max(MIN_ROWS, MIN_SHARE * len(rows))):
+        return None
+    return best[0], best[1], _words(best[0])
+
+
+def _some_peak_is_known(rows: Sequence[Row]) -> bool:
+    return any("mfu" in row.printed and _peak(row, False) for row in rows)
+
+
+def _peak_is_open(rows: Sequence[Row]) -> bool:
+    return any("mfu" in row.printed and row.peak_flops_per_s is None for row in rows)
+
+
+def _ways(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Ways]:
+    """Every way to count that the table leaves open, the usual ones first."""
+    stated = "recompute" in row.layout.model_fields_set
+    open_fields = {
+        "padded": (False, True) if row.shape else (False,),
+        "convention": [row.convention] if row.convention else list(CONVENTIONS),
+        "recompute": (row.layout.recompute,) if stated else ("none", "full"),
+        "gated": (False, True) if gate_is_open else (None,),
+        "digits": (None,) if row.flops_per_sample else (None, 3),
+        "whole_peak": (False, True) if peak_is_open else (None,),
+    }
+    for values in product(*open_fields.values()):
+        ways = dict(zip(open_fields, values, strict=True))
+        counts = CONVENTIONS[ways["convention"]].counts_recompute
+        if counts or stated or ways["recompute"] == "none":
+            yield ways
+
+
+def _with(row: Row, ways: Ways) -> Row:
+    """The row counted in one way."""
+    layout = row.layout.model_copy(update={"recompute": ways["recompute"]})
+    update: Ways = {"convention": ways["convention"], "layout": layout}
+    if row.shape:
+        gated = row.shape.gated_ffn if ways["gated"] is None else ways["gated"]
+        vocab = _padded(row) if ways["padded"] else row.shape.vocab_size
+        update["shape"] = row.shape.model_copy(update={"gated_ffn": gated, "vocab_size": vocab})
+    if row.peak_flops_per_s is None and ways["whole_peak"] is not None:
+        update["peak_flops_per_s"] = _peak(row, ways["whole_peak"])
+    changed = row.model_copy(update=update)
+    x = flops_input(changed)
+    if x and ways["digits"] and row.flops_per_sample is None:
+        rounded = float(f"{flops_per_sample(ways['convention'], x):.{ways['digits'] - 1}e}")
+        changed = changed.model_copy(update={"flops_per_sample": rounded})
+    return changed
+
+
+def _padded(row: Row) -> int:
+    """The vocabulary as Megatron pads it: to a multiple of 128 x tp."""
+    assert row.shape
+    padding = row.shape.model_copy(update={"vocab_multiple": 128})
+    return padding.padded_vocab(row.layout.tp)
+
+
+def _peak(row: Row, whole: bool) -> float | None:
+    """The dense peak of the row's device and dtype, or its whole TFLOP/s."""
+    if row.device is None or row.dtype is None:
+        return None
+    peak = catalog.device(row.device).peak_flops_per_s(row.dtype)
+    return peak // 1e12 * 1e12 if peak and whole else peak
+
+
+def _gives(row: Row) -> bool:
+    """True when all cells of the row that count FLOPs follow."""
+    cells, inputs = cells_of(row), inputs_of(row)
+    speed = speed_of(cells, inputs)
+    counted = [column for column in FLOPS_COLUMNS if column in cells]
+    for column in counted:
+        how = relation(column, inputs)
+        if speed is None or column == speed[0] or how is None:
+            return False
+        if judge(cells[column], how, speed[1]) == "fails":
+            return False
+    return bool(counted)
+
+
+def _words(ways: Ways) -> str:
+    words = [str(ways["convention"])]
+    if CONVENTIONS[ways["convention"]].counts_recompute:
+        words.append(f"recomputation {ways['recompute']}")
+    if ways["gated"] is not None:
+        words.append(
+            "gated feed-forward layers" if ways["gated"] else "feed-forward layers without a gate"
+        )
+    if ways["digits"]:
+        words.append("FLOPs of a sequence in three digits")
+    if ways["whole_peak"] is not None:
+        whole = " in whole TFLOP/s" if ways["whole_peak"] else ""
+        words.append(f"the dense peak of the data sheet{whole}")
+    if ways["padded"]:
+        words.append("the vocabulary padded to 128 x tp")
+    return ", ".join(words)

@@ -1,0 +1,189 @@
+"""Every metric of two sides held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, hypot, log
+
+import numpy as np
+
+from paceline.compare.directions import better, follows, is_speed
+from paceline.compare.equivalence import (
+    MIN_REPEATS,
+    Change,
+    bounded_exp,
+    compare_repeats,
+    compare_with_figure,
+    corrected,
+    decide,
+    decide_by_margin,
+    further_repeats,
+)
+from paceline.compare.judgement import MetricComparison, SideFigure, Word
+from paceline.compare.sides import Side
+from paceline.core.metrics import METRICS
+
+IDENTICAL = "identical values in all repeats: rounded or counted, so no spread can be told"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the values of one metric say."""
+
+    ratio: float
+    change: Change
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    repeats_needed: int | None = 0
+    note: str | None = None
+
+
+def compare_metrics(
+    baseline: Side, candidate: Side, primary: Sequence[str], margin: float
+) -> tuple[MetricComparison, ...]:
+    """Every metric that both sides know, the primary ones first, p-values corrected together.
+
+    Metrics that only express another one in a different unit are not counted as tests.
+    """
+    names = [*primary, *(name for name in METRICS if name not in primary)]
+    found = [_compare(name, baseline, candidate, name in primary, margin) for name in names]
+    shown = [one for one in found if one.primary or _known(one)]
+    tested = [one for one in shown if one.p is not None and (one.primary or one.follows is None)]
+    together = dict(
+        zip([t.metric for t in tested], corrected([t.p or 0.0 for t in tested]), strict=True)
+    )
+    return tuple(one.model_copy(update={"p_corrected": together.get(one.metric)}) for one in shown)
+
+
+def weigh(
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    margin: float,
+    *,
+    resolution: float = 0.0,
+    published: bool = False,
+    known_error: float = 0.0,
+) -> Finding:
+    """Candidate over baseline, one positive value a run (or one published figure).
+
+    With three repeats a side a test, else the margin alone; `known_error` is what decide_by_margin
+    asks for.
+    """
+    log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
+    sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
+    if min(sizes) < MIN_REPEATS:
+        change = decide_by_margin(log_ratio, known_error, margin, resolution)
+        return Finding(bounded_exp(log_ratio), change, repeats_needed=MIN_REPEATS - min(sizes))
+    estimate = (
+        compare_with_figure(baseline[0], candidate)
+        if published
+        else compare_repeats(baseline, candidate)
+    )
+    if estimate.identical:
+        change = decide_by_margin(log_ratio, 0.0, margin, resolution)
+        return Finding(estimate.ratio, change, note=IDENTICAL)
+    change = decide(estimate, margin, resolution)
+    undecided = change == "undecided"
+    needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
+    return Finding(
+        estimate.ratio,
+        change,
+        *estimate.interval(),
+        p=estimate.p_value(resolution),
+        repeats_needed=needed if undecided else 0,
+    )
+
+
+def _compare(
+    name: str, baseline: Side, candidate: Side, primary: bool, margin: float
+) -> MetricComparison:
+    averaged = baseline.averaged or candidate.averaged
+    ours, theirs = (side.figures(name, averaged) for side in (baseline, candidate))
+    blank = MetricComparison(
+        metric=name, unit=_unit(name, baseline, candidate), better=better(name), primary=primary,
+        baseline=_side_figure(ours), candidate=_side_figure(theirs), follows=follows(name),
+    )  # fmt: skip
+    base, cand = _positive(ours), _positive(theirs)
+    if base is None or cand is None:
+        return blank.model_copy(update={"note": _why_unknown(name, baseline, candidate)})
+    if note := _conventions(name, baseline, candidate):
+        return blank.model_copy(update={"note": note})
+    speed = is_speed(name)
+    resolution = baseline.rounding + candidate.rounding if speed else 0.0
+    errors = baseline.within_run_error(name), candidate.within_run_error(name)
+    found = weigh(
+        base, cand, margin, resolution=resolution, published=baseline.published,
+        known_error=hypot(*errors),
+    )  # fmt: skip
+    return blank.model_copy(
+        update={
+            **{key: getattr(found, key) for key in ("ratio", "low", "high", "p", "repeats_needed")},
+            "note": found.note if speed else None,
+            "resolution": resolution,
+            "verdict": word(name, found.change),
+        }
+    )
+
+
+def _known(one: MetricComparison) -> bool:
+    return one.baseline.value is not None and one.candidate.value is not None
+
+
+def word(name: str, change: Change) -> Word:
+    """What a change of the metric `name` is called."""
+    if change in ("same", "undecided"):
+        return change
+    improves = better(name)
+    if improves is None:
+        return "differs"
+    good = change == improves
+    if is_speed(name):
+        return "faster" if good else "slower"
+    return "better" if good else "worse"
+
+
+def _side_figure(values: Sequence[float | None]) -> SideFigure:
+    known = [value for value in values if value is not None]
+    positive = _positive(values)
+    if positive is None:
+        mean = float(np.mean(known)) if known and len(known) == len(values) else None
+        return SideFigure(value=mean, n=len(known), values=tuple(known))
+    logs = [log(value) for value in positive]
+    spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else None
+    return SideFigure(
+        value=exp(float(np.mean(logs))), n=len(logs), spread=spread, values=tuple(positive)
+    )
+
+
+def _positive(values: Sequence[float | None]) -> list[float] | None:
+    """The values when all are known and above zero: only then is there a ratio."""
+    known = [value for value in values if value is not None and value > 0]
+    return known if values and len(known) == len(values) else None
+
+
+def _unit(name: str, baseline: Side, candidate: Side) -> str:
+    metrics = [m for side in (baseline, candidate) for m in side.metric(name) if m]
+    return metrics[0].unit if metrics else ""
+
+
+def _why_unknown(name: str, baseline: Side, candidate: Side) -> str | None:
+    """Why a metric has no ratio, None when no run of a side has it at all."""
+    for side in (baseline, candidate):
+        for member, metric in zip(side.used, side.metric(name), strict=True):
+            if metric is not None and metric.value is None:
+                return f"{member.name}: {metric.note or 'not measured'}"
+            if metric is not None and metric.value is not None and metric.value <= 0:
+                return "values of zero and below have no ratio"
+    missing = [side.name for side in (baseline, candidate) if not all(side.metric(name))]
+    return f"{missing[0]} does not state it" if missing else None
+
+
+def _conventions(name: str, baseline: Side, candidate: Side) -> str | None:
+    """Why figures that depend on a way of counting are not held against each other."""
+    metrics = [m for side in (baseline, candidate) for m in side.metric(name) if m]
+    counted = {metric.convention for metric in metrics if metric.convention}
+    if len(counted) < 2:
+        return None
+    return f"counted in different conventions ({', '.join(sorted(counted))})"

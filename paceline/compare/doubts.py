@@ -1,0 +1,130 @@
+"""What a reader must know beside a verdict: reasons to doubt it, and possible causes of a change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.compare.comparability import Likeness
+from paceline.compare.contrast import IDENTICAL
+from paceline.compare.directions import is_speed
+from paceline.compare.equivalence import MIN_REPEATS, NO_SPREAD
+from paceline.compare.judgement import GateWord, MetricComparison
+from paceline.compare.over_time.environment import environment_changes
+from paceline.compare.sides import Pair, finite, outlying
+from paceline.core.units import percent
+
+TOO_GOOD = 0.05
+"""An improvement beyond this is doubted where nothing was meant to differ."""
+
+
+@dataclass
+class Remarks:
+    """What is found on the way to a verdict, for the reader."""
+
+    why_low: list[str] = field(default_factory=list[str])
+    warnings: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def doubt(self, reason: str, warning: str | None = None) -> None:
+        """Lower the confidence for a reason, and warn of it."""
+        if reason not in self.why_low:
+            self.why_low.append(reason)
+            self.warnings.append(warning or reason)
+
+
+def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
+    """What can be said before any figure is looked at."""
+    remarks.warnings += left_out(sides)
+    if alike.unknown:
+        remarks.doubt(f"known of neither side: {', '.join(alike.unknown)}")
+    if alike.unstated:
+        stated = ", ".join(alike.unstated)
+        remarks.notes.append(f"the source does not state {stated}: taken to be alike")
+    if alike.batch_rule != "equal global batch":
+        remarks.notes.append(alike.batch_rule)
+    known = {member.identity for member in sides.baseline.used}
+    for name in [member.name for member in sides.candidate.used if member.identity in known]:
+        remarks.doubt(f"{name} is on both sides, and is alike to itself whatever it is")
+    rules = {
+        m.window.rule for side in sides.each for m in side.used
+        if m.window and not m.averaged and not side.published
+    }  # fmt: skip
+    if len(rules) > 1:
+        remarks.doubt(f"windows chosen by different rules: {', '.join(sorted(rules))}")
+    for member in sides.baseline.used if sides.baseline.published else ():
+        if member.window and not member.averaged:
+            remarks.notes.append(f"the source takes its figure from: {member.window.rule}")
+    for member in (m for side in sides.each for m in side.used):
+        if member.window and member.window.state == "drifting" and member.window.drift is not None:
+            remarks.doubt(f"{member.name} drifts by {member.window.drift:+.1%} over its window")
+    if sides.baseline.averaged or sides.candidate.averaged:
+        remarks.notes.append("one side prints an average, so the mean steps are compared")
+    if _one_after_the_other(sides):
+        remarks.notes.append(
+            "all runs of one side came before all of the other: a slow change of the machine would "
+            "look the same; interleaved runs tell them apart"
+        )
+
+
+def left_out(sides: Pair) -> tuple[str, ...]:
+    return tuple(f"left out: {one}" for side in sides.each for one in side.left_out)
+
+
+def _one_after_the_other(sides: Pair) -> bool:
+    times = [[m.created for m in side.used if m.created] for side in sides.each]
+    if min(map(len, times)) < MIN_REPEATS:
+        return False
+    return max(times[0]) < min(times[1]) or max(times[1]) < min(times[0])
+
+
+def remark_on_figures(
+    sides: Pair, primaries: Sequence[MetricComparison], margin: float, remarks: Remarks
+) -> None:
+    """Lower the confidence for few repeats and values without spread; warn of outliers."""
+    fewest = min(sides.sizes)
+    if fewest < MIN_REPEATS:
+        runs = "one run" if fewest == 1 else f"{fewest} runs"
+        remarks.why_low.append(f"{runs} against the margin alone, where {MIN_REPEATS} make a test")
+    for one in primaries:
+        for side, figures in zip(sides.each, (one.baseline, one.candidate), strict=True):
+            if len(figures.values) == len(side.used) and all(v > 0 for v in figures.values):
+                names = [member.name for member in side.used]
+                remarks.warnings += outlying(names, figures.values, margin)
+            if figures.spread is not None and figures.spread < NO_SPREAD and is_speed(one.metric):
+                remarks.doubt(f"{one.metric} of {side.name}: {IDENTICAL}")
+        if one.resolution >= 0.0005:
+            remarks.notes.append(
+                f"{one.metric} is printed to within {percent(one.resolution, 2)}, which widens the "
+                f"margin: only differences beyond {percent(margin + one.resolution, 2)} can be told"
+            )
+
+
+def suspicion(sides: Pair, lead: MetricComparison, verdict: GateWord, meant: bool) -> str | None:
+    """Why the candidate's figure is suspicious, or None."""
+    for name, limit in (("mfu", "data-sheet peak"), ("of_achievable", "probed rate")):
+        for member in sides.candidate.used:
+            share = finite(member.metrics.get(name))
+            if share is not None and share > 1:
+                return f"{name} of {member.name} is {percent(share)}: no run exceeds its {limit}"
+    if verdict not in ("faster", "better") or lead.ratio is None or meant:
+        return None
+    gain = max(lead.ratio, 1 / lead.ratio) - 1
+    if gain <= TOO_GOOD + lead.resolution:
+        return None
+    return (
+        f"{lead.metric} is better by {percent(gain)}, more than the {percent(TOO_GOOD, 0)} that is "
+        "believed at once: make sure that both sides did the same work (loss, tokens, skipped steps)"
+    )
+
+
+def causes(sides: Pair) -> tuple[str, ...]:
+    """Versions and surroundings that are not the same on both sides: `torch 2.12 -> 2.13`."""
+    before, after = ([m.environment for m in side.used if m.environment] for side in sides.each)
+    if not before or not after:
+        return ()
+    return tuple(
+        f"{change.item} {change.before} -> {change.after}"
+        + ("" if change.only_here else " (not in all runs)")
+        for change in environment_changes(before, after)
+    )

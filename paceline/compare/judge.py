@@ -1,0 +1,187 @@
+"""The verdict on two sides: comparable or not, slower, faster, the same, or undecided."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from paceline.compare.comparability import Likeness, fair_metric, likeness
+from paceline.compare.contrast import compare_metrics
+from paceline.compare.doubts import (
+    Remarks,
+    causes,
+    left_out,
+    remark_on_figures,
+    remark_on_runs,
+    suspicion,
+)
+from paceline.compare.equivalence import (
+    CONFIDENCE,
+    MARGIN,
+    MIN_REPEATS,
+    MOST_FURTHER_REPEATS,
+    corrected,
+)
+from paceline.compare.judgement import (
+    Comparison,
+    GateWord,
+    KeyDifference,
+    MetricComparison,
+    SideSummary,
+)
+from paceline.compare.phrases import sentence
+from paceline.compare.sides import Pair, Side, finite
+
+ORDER: tuple[GateWord, ...] = (
+    "invalid", "slower", "worse", "differs", "undecided", "faster", "better", "same",
+)  # fmt: skip
+"""Of several primary metrics the first of these words is the verdict."""
+
+FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "worse", "differs"})
+
+
+def judge(
+    baseline: Side,
+    candidate: Side,
+    *,
+    margin: float = MARGIN,
+    allowed: Collection[str] = (),
+    metrics: Sequence[str] = (),
+) -> Comparison:
+    """The candidate held against the baseline; see Comparison.
+
+    `allowed` are keys of settings that may differ, `metrics` those that the verdict is to depend
+    on, by default the step time or what still means something when settings differ.
+    """
+    sides = Pair(baseline, candidate)
+    if problem := baseline.invalid or candidate.invalid:
+        return _without_figures(sides, f"Not judged: {problem}.", margin)
+    alike = likeness(
+        [m.facts for m in baseline.used], [m.facts for m in candidate.used],
+        allowed=allowed, published=baseline.published,
+    )  # fmt: skip
+    blank = _with_settings(_without_figures(sides, "", margin), alike, allowed)
+    refused = [d for d in alike.differences if d.key not in allowed]
+    if refused:
+        told = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in refused)
+        said = f"{sides.names} are not comparable: {told}."
+        return blank.model_copy(update={"verdict": "not comparable", "sentence": said})
+    remarks = Remarks()
+    remark_on_runs(sides, alike, remarks)
+    primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
+    found = compare_metrics(baseline, candidate, primary, margin)
+    return _verdict(blank, sides, found, remarks)
+
+
+def _verdict(
+    blank: Comparison, sides: Pair, found: tuple[MetricComparison, ...], remarks: Remarks
+) -> Comparison:
+    """`blank` with its figures and the verdict that follows from them."""
+    primaries = [one for one in found if one.primary]
+    words = _words(primaries)
+    verdict = min(words, key=ORDER.index)
+    lead = primaries[words.index(verdict)]
+    remark_on_figures(sides, primaries, blank.margin, remarks)
+    needed, how = _repeats(primaries, verdict, min(sides.sizes))
+    low = bool(remarks.why_low)
+    said = sentence(sides, lead, verdict, blank.margin) + (" Low confidence." if low else "")
+    return blank.model_copy(
+        update={
+            **{name: getattr(lead, name) for name in ("metric", "ratio", "low", "high", "p")},
+            "verdict": verdict,
+            "confidence": "low" if low else "normal",
+            "why_low": tuple(remarks.why_low),
+            "sentence": said,
+            "resolution": lead.resolution,
+            "repeats_needed": needed,
+            "repeats_note": how,
+            "too_good": suspicion(sides, lead, verdict, meant=bool(blank.differing_keys)),
+            "warnings": tuple(remarks.warnings),
+            "notes": tuple(remarks.notes),
+            "metrics": found,
+        }
+    )
+
+
+def _without_figures(sides: Pair, said: str, margin: float) -> Comparison:
+    n_a, n_b = sides.n_a_and_b
+    return Comparison(
+        verdict="invalid",
+        confidence="low",
+        sentence=said,
+        n_a=n_a,
+        n_b=n_b,
+        margin=margin,
+        repeats_needed=None,
+        causes=causes(sides),
+        warnings=left_out(sides),
+        baseline=_summary(sides.baseline),
+        candidate=_summary(sides.candidate),
+    )
+
+
+def _with_settings(blank: Comparison, alike: Likeness, allowed: Collection[str]) -> Comparison:
+    differences = tuple(
+        KeyDifference(
+            key=d.key, baseline=d.baseline, candidate=d.candidate, allowed=d.key in allowed
+        )
+        for d in alike.differences
+    )
+    return blank.model_copy(
+        update={
+            "differing_keys": alike.keys,
+            "differences": differences,
+            "unknown_keys": alike.unknown,
+            "batch_rule": alike.batch_rule,
+        }
+    )
+
+
+def _summary(side: Side) -> SideSummary:
+    return SideSummary(
+        name=side.name, kind="reference" if side.published else "runs",
+        runs=tuple(member.name for member in side.used), left_out=side.left_out, source=side.source,
+    )  # fmt: skip
+
+
+def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
+    """The metric to judge by, with a note when it is not the step time."""
+    name, why = fair_metric(alike.keys)
+    known = all(finite(m) is not None for side in sides.each for m in side.metric(name))
+    if name == "model_flops_per_s_per_device" and not known:
+        name = "tokens_per_s_per_device"
+        why = "FLOP/s are not known, so tokens/s a device are compared, of another amount of work"
+    if why:
+        remarks.notes.append(why)
+    return name
+
+
+def _words(primaries: Sequence[MetricComparison]) -> list[GateWord]:
+    """Each primary metric's word; of several, a difference must survive their correction."""
+    tested = [one for one in primaries if one.p is not None]
+    together = corrected([one.p or 0.0 for one in tested])
+    weak = {one.metric for one, p in zip(tested, together, strict=True) if p > 1 - CONFIDENCE}
+    return [_word(one, one.metric in weak) for one in primaries]
+
+
+def _word(one: MetricComparison, weak: bool) -> GateWord:
+    if one.verdict == "unknown":
+        return "invalid"
+    return "undecided" if weak and one.verdict != "same" else one.verdict
+
+
+def _repeats(
+    primaries: Sequence[MetricComparison], verdict: GateWord, fewest: int
+) -> tuple[int | None, str | None]:
+    """Further repeats a side, and how that number was found."""
+    if fewest < MIN_REPEATS:
+        return MIN_REPEATS - fewest, "the fewest that allow a test; to show `same` takes about 5"
+    if verdict != "undecided":
+        return 0, None
+    plans = [one.repeats_needed for one in primaries if one.verdict == "undecided"]
+    if None in plans:
+        return MOST_FURTHER_REPEATS, (
+            "at least: for the spread between the repeats the difference lies too near the margin; "
+            "a steadier machine, or another margin, decides sooner"
+        )
+    most = max((plan for plan in plans if plan is not None), default=1)
+    return max(most, 1), "decides with 80 % probability if ratio and spread stay as they are"

@@ -1,0 +1,92 @@
+"""The history of one recipe: series of runs, their steps and drifts; `paceline history --json` prints it."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeInt
+
+from paceline.compare.over_time.environment import EnvironmentChange
+from paceline.core.value import Value
+
+
+class Change(Value):
+    """A step in the series."""
+
+    last_before: str
+    """Name of the last run before, and `after` of the first run after."""
+    first_after: str
+    date_before: str
+    date: str
+    """When the first run after was made."""
+    ratio: float
+    """New level over old level."""
+    low: float
+    high: float
+    """95 % interval of the ratio."""
+    old_level: float
+    new_level: float
+    n_before: NonNegativeInt
+    n_after: NonNegativeInt
+    worse: bool | None
+    """None for a metric of which neither way is better."""
+    environment: tuple[EnvironmentChange, ...]
+    environment_note: str | None = None
+    """Why no change of the environment is named, or how near to the step it was seen."""
+
+
+class SlowDrift(Value):
+    """A steady change over the whole series."""
+
+    ratio: float
+    """Last over first."""
+    low: float
+    high: float
+    worse: bool | None
+
+
+class Point(Value):
+    """One value of the series: a run, or the median of a group of repeats."""
+
+    runs: tuple[str, ...]
+    date: str
+    value: float
+    level: float
+    """What the series is here without its scatter."""
+
+
+class RunSeries(Value):
+    """Comparable runs in time order."""
+
+    name: str
+    key: str | None
+    """Content key of what ran; None for imported logs."""
+    n_runs: NonNegativeInt
+    points: tuple[Point, ...]
+    changes: tuple[Change, ...]
+    drift: SlowDrift | None
+    noise: float | None
+    """Relative standard deviation of one value around its level."""
+    findable: float | None
+    """Smallest change at the last `findable_points` values that would be found in 9 of 10 cases."""
+    findable_points: NonNegativeInt
+    notes: tuple[str, ...] = ()
+
+
+class History(Value):
+    """What `paceline history --json` prints."""
+
+    schema_version: int = 1
+    recipe: str
+    metric: str
+    unit: str
+    margin: float
+    series: tuple[RunSeries, ...]
+    left_out: dict[str, tuple[str, ...]]
+    """Runs that are in no series, by the reason."""
+
+    @property
+    def slowdowns(self) -> int:
+        """Steps and drifts for the worse."""
+        found = [
+            c.worse for s in self.series for c in (*s.changes, *([s.drift] if s.drift else []))
+        ]
+        return sum(worse is True for worse in found)

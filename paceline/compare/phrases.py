@@ -1,0 +1,41 @@
+"""A verdict and a change in words."""
+
+from __future__ import annotations
+
+from paceline.compare.directions import is_speed
+from paceline.compare.judgement import GateWord, MetricComparison
+from paceline.compare.sides import Pair
+from paceline.core.units import percent, significant
+
+
+def sentence(sides: Pair, lead: MetricComparison, verdict: GateWord, margin: float) -> str:
+    """The verdict in one sentence with its figures."""
+    base, cand = sides.baseline.name, sides.candidate.name
+    if lead.ratio is None or verdict == "invalid":
+        return f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
+    within = percent(margin + lead.resolution, 2 if lead.resolution else 1)
+    good = "fast" if is_speed(lead.metric) else "good"
+    opening = {
+        "same": f"{cand} is as {good} as {base} within {within}",
+        "undecided": f"Undecided whether {cand} differs from {base} by more than {within}",
+        "differs": f"{cand} differs from {base}",
+    }.get(verdict, f"{cand} is {verdict} than {base}")
+    return f"{opening}: {change_text(lead)}."
+
+
+def change_text(one: MetricComparison) -> str:
+    """Both values, the change and its interval: `0.2356 s against 0.2310 s, +2.0 % (...)`."""
+    values = [f"{significant(side.value, 4)} {one.unit}" if side.value is not None else "unknown"
+              for side in (one.candidate, one.baseline)]  # fmt: skip
+    if one.ratio is None:
+        return f"{one.metric} {values[0]} against {values[1]}"
+    text = f"{one.metric} {values[0]} against {values[1]}, {signed(one.ratio)}"
+    if one.low is None or one.high is None:
+        return text
+    return f"{text} (95 % interval {signed(one.low)} to {signed(one.high)})"
+
+
+def signed(ratio: float) -> str:
+    """A ratio as a change: `1.0204` is `+2.04 %`."""
+    change = 100 * (ratio - 1)
+    return f"{round(change, 2) + 0.0:+.2f} %" if abs(change) < 10 else f"{change:+.1f} %"

@@ -1,0 +1,169 @@
+"""A run beside published rows: which are comparable, and by what ratio."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+
+from paceline.compare.comparability import Likeness, likeness
+from paceline.compare.sides import AS_PRINTED, Member, Side, figure
+from paceline.core.errors import UserError
+from paceline.core.facts import Facts
+from paceline.core.printed import read_printed
+from paceline.core.result import Metric, ReferenceComparison, WindowRecord
+from paceline.files import references
+from paceline.files.recipe import Recipe, load_recipe
+from paceline.files.references import Row
+
+SPEEDS = ("samples_per_s", "step_time_s", "tokens_per_s", "tokens_per_s_per_device")
+"""Cells from which a row's step time may come, in the order in which a row takes them."""
+
+
+def compare_with_references(
+    facts: Facts, names: Sequence[str], metrics: Mapping[str, Metric]
+) -> tuple[ReferenceComparison, ...]:
+    """This run beside each published row of its recipe among `names`, comparable rows first.
+
+    Reference names that are not known (any more) give no rows.
+    """
+    rows: list[Row] = []
+    for name in names:
+        with contextlib.suppress(UserError):
+            rows += references.named(name)
+    run = Member("this run", "ok", facts, metrics)
+    found = [_compare(run, row) for row in timed(rows) if row.recipe == facts.recipe]
+    return tuple(sorted(found, key=lambda c: not c.comparable))
+
+
+def nearest_row(rows: Sequence[Row], facts: Sequence[Facts], allowed: Collection[str]) -> Row:
+    """The row with the fewest differences that are not allowed, then with the fewest at all.
+
+    `rows` must not be empty, and each must have a step time.
+    """
+
+    def distance(row: Row) -> tuple[int, int]:
+        keys = row_likeness(row, facts, allowed).keys
+        return len([key for key in keys if key not in allowed]), len(keys)
+
+    return min(rows, key=distance)
+
+
+def row_likeness(row: Row, facts: Sequence[Facts], allowed: Collection[str] = ()) -> Likeness:
+    """Runs' settings held against those that the row's source states."""
+    return likeness([row_facts(row)], facts, allowed=allowed, published=True)
+
+
+def timed(rows: Sequence[Row]) -> list[Row]:
+    """Rows with a step time whose model can be told: not those with several experts a layer."""
+    return [row for row in rows if row.step_time_s is not None and row.experts_per_token is None]
+
+
+def published_side(row: Row) -> Side:
+    """A published row as one side of a comparison; it must have a step time."""
+    member = Member(
+        row.id,
+        "ok",
+        row_facts(row),
+        _row_metrics(row),
+        window=_row_window(row),
+    )
+    source = f"{row.source}, {row.where}"
+    return Side(row.id, (member,), published=True, resolution=resolution(row), source=source)
+
+
+def row_facts(row: Row) -> Facts:
+    """What a row's source states of its run; a layout only if it says anything of it."""
+    recipe = _recipe(row.recipe) if row.recipe else None
+    return Facts(
+        recipe=row.recipe,
+        model=recipe.model if recipe else row.shape,
+        lora=recipe.lora if recipe else None,
+        dtype=row.dtype,
+        seq_len=row.seq_len,
+        global_batch=row.global_batch,
+        device=row.device,
+        num_devices=row.num_devices,
+        devices_per_node=row.devices_per_node,
+        layout=row.layout if row.layout.model_fields_set else None,
+        flops_convention=row.convention,
+        origin="imported",
+        **(
+            recipe.data.model_dump(include={"packing", "loss_on"}, exclude_unset=True)
+            if recipe
+            else {}
+        ),
+    )
+
+
+@cache
+def _recipe(name: str) -> Recipe:
+    return load_recipe(name)
+
+
+def resolution(row: Row) -> float:
+    """Half the last printed digit of the cell that a row's step time comes from, relative.
+
+    `29` seconds may be anything from 28.5 to 29.5: 0.017.
+    """
+    for name in SPEEDS:
+        printed = read_printed(row.printed.get(name, ""), row.resolution.get(name))
+        if printed is not None and printed.value > 0:
+            return printed.step / 2 / printed.value
+    return 0.0
+
+
+def _row_metrics(row: Row) -> dict[str, Metric]:
+    step_time_s, tokens_per_s = row.step_time_s, row.tokens_per_s
+    each = tokens_per_s / row.num_devices if tokens_per_s and row.num_devices else None
+    values = {
+        "step_time_s": (step_time_s, "s"),
+        "step_time_mean_s": (step_time_s if _averaged(row) else None, "s"),
+        "samples_per_s": (row.samples_per_s, "samples/s"),
+        "tokens_per_s": (tokens_per_s, "tokens/s"),
+        "padded_tokens_per_s": (tokens_per_s, "tokens/s"),
+        "tokens_per_s_per_device": (each, "tokens/s/device"),
+    }
+    return {name: Metric(value=v, unit=unit, n=1) for name, (v, unit) in values.items() if v}
+
+
+def _row_window(row: Row) -> WindowRecord:
+    rule = AS_PRINTED if _averaged(row) else row.window
+    return WindowRecord(rule=rule, first_step=None, last_step=None, n=1, n_warmup=0, state="steady")
+
+
+def _averaged(row: Row) -> bool:
+    """True when the source prints an average, as one that is silent about its steps is taken to."""
+    return row.window == AS_PRINTED
+
+
+def _compare(run: Member, row: Row) -> ReferenceComparison:
+    by_samples = "samples_per_s" in row.printed
+    name, unit = ("samples_per_s", "samples/s") if by_samples else ("tokens_per_s", "tokens/s")
+    published = (row.samples_per_s if by_samples else row.tokens_per_s) or 0.0
+    ours = figure(run, name, _averaged(row))
+    why_not = _difference(row, run.facts)
+    comparable = why_not is None and ours is not None and published > 0
+    return ReferenceComparison(
+        reference=row.id,
+        source=row.source,
+        metric=name,
+        reference_value=published,
+        unit=unit,
+        ratio=ours / published if comparable and ours else None,
+        statistic="mean" if _averaged(row) else "median",
+        comparable=comparable,
+        why_not=why_not,
+        resolution=resolution(row),
+        known_error=Side("", (run,)).within_run_error(name),
+    )
+
+
+def _difference(row: Row, facts: Facts) -> str | None:
+    """The first setting in which the run and the published row differ, as a phrase."""
+    first = next(iter(row_likeness(row, [facts]).differences), None)
+    if first is None:
+        return None
+    if first.key == "model" and row.recipe:
+        return f"the model is not the one of {row.recipe}"
+    return f"{first.key.replace('_', ' ')} {first.candidate} here, {first.baseline} there"

@@ -1,0 +1,215 @@
+"""The two sides of a comparison: runs (or a published row) with what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, log
+from statistics import median
+
+import numpy as np
+
+from paceline.compare.directions import RATES
+from paceline.compare.equivalence import MIN_REPEATS
+from paceline.core.facts import Facts
+from paceline.core.result import Metric, Status, WindowRecord
+from paceline.core.steps import FloatColumn
+
+AS_PRINTED = "as printed"
+MOST_DECIMALS = 6
+OUTLYING_RANGES = 5
+"""A repeat is called an outlier when it lies further from the others than this many of their ranges."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run as a comparison sees it."""
+
+    name: str
+    status: Status
+    facts: Facts
+    metrics: Mapping[str, Metric]
+    reason: str | None = None
+    window: WindowRecord | None = None
+    printed_step_s: float = 0.0
+    """Step of the printed step times; 0 when they are not rounded."""
+    created: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    place: str = ""
+    """Its folder, where it has one."""
+
+    @property
+    def identity(self) -> str:
+        """What no other run has, even if it has the same name."""
+        return self.place or self.name
+
+    @property
+    def averaged(self) -> bool:
+        """True when the source prints one average instead of steps."""
+        return self.window is not None and self.window.rule == AS_PRINTED
+
+    @property
+    def usable(self) -> bool:
+        """True when the run ended well and has figures from enough steady steps."""
+        return self.status == "ok" and bool(self.metrics) and self._settled
+
+    @property
+    def _settled(self) -> bool:
+        return self.window is None or self.averaged or self.window.state in ("steady", "drifting")
+
+    @property
+    def why_not(self) -> str:
+        """Why it is left out."""
+        few = "" if self._settled else "too few steady steps"
+        return f"{self.name}: {self.reason or few or self.status}"
+
+    @property
+    def resolution(self) -> float:
+        """Half a printed step over the step time."""
+        step_time_s = finite(self.metrics.get("step_time_s"))
+        return self.printed_step_s / 2 / step_time_s if step_time_s else 0.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run, repeats of one run, or one published row."""
+
+    name: str
+    members: tuple[Member, ...]
+    published: bool = False
+    resolution: float = 0.0
+    """Of a published figure: half its last printed digit, relative."""
+    source: str | None = None
+
+    @property
+    def used(self) -> tuple[Member, ...]:
+        """The members with a trustworthy figure."""
+        return tuple(member for member in self.members if member.usable)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The other members, each with the reason."""
+        return tuple(member.why_not for member in self.members if not member.usable)
+
+    @property
+    def invalid(self) -> str | None:
+        """Why the side gives no figure: nothing is left, or too little of a set with failures."""
+        used, left_out = self.used, self.left_out
+        if not used:
+            return f"{self.name} has no valid figure ({'; '.join(left_out[:3]) or 'no runs'})"
+        if left_out and len(used) < MIN_REPEATS:
+            return (
+                f"{len(left_out)} of {len(self.members)} runs of {self.name} are not valid "
+                f"({'; '.join(left_out[:3])}); {MIN_REPEATS} good ones would be enough"
+            )
+        return None
+
+    @property
+    def averaged(self) -> bool:
+        """True when some figure is an average as its source prints it."""
+        return any(member.averaged for member in self.used)
+
+    @property
+    def rounding(self) -> float:
+        """How far print may be from the figure, relative."""
+        return max([self.resolution, *(member.resolution for member in self.used)])
+
+    def metric(self, name: str) -> list[Metric | None]:
+        """One metric of every used member."""
+        return [member.metrics.get(name) for member in self.used]
+
+    def figures(self, name: str, averaged: bool) -> list[float | None]:
+        """One value of every used member; `averaged` asks for the mean step's where it is known."""
+        return [figure(m, name, averaged and not m.averaged) for m in self.used]
+
+    def within_run_error(self, name: str) -> float:
+        """Standard error of the side's log value as far as the runs themselves tell it.
+
+        From the intervals within the runs, and from two repeats' distance if that is larger.
+        """
+        values = [(m.value, m.low, m.high) for m in self.metric(name) if m]
+        errors = [log(high / low) / (2 * 1.96) for _, low, high in values
+                  if low and high and 0 < low <= high]  # fmt: skip
+        within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
+        known = [value for value, *_ in values if value and value > 0]
+        between = abs(log(known[0] / known[1])) / 2 if len(known) == 2 else 0.0
+        return max(within, between)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The side that is the measure and the side that is judged."""
+
+    baseline: Side
+    candidate: Side
+
+    @property
+    def names(self) -> str:
+        """Both names, joined."""
+        return f"{self.baseline.name} and {self.candidate.name}"
+
+    @property
+    def each(self) -> tuple[Side, Side]:
+        """Baseline and candidate."""
+        return self.baseline, self.candidate
+
+    @property
+    def sizes(self) -> list[int]:
+        """Runs used of each side of which repeats can be made."""
+        return [len(side.used) for side in self.each if not side.published]
+
+    @property
+    def n_a_and_b(self) -> tuple[int, int]:
+        """Runs of the first and second name on the command line."""
+        baseline, candidate = len(self.baseline.used), len(self.candidate.used)
+        return (candidate, baseline) if self.baseline.published else (baseline, candidate)
+
+
+def finite(metric: Metric | None) -> float | None:
+    """The metric's value if it is a finite number."""
+    known = metric is not None and metric.value is not None and isfinite(metric.value)
+    return metric.value if metric is not None and known else None
+
+
+def figure(member: Member, name: str, at_mean: bool) -> float | None:
+    """A metric of a run; `at_mean` gives what it is at the mean step instead of the median one."""
+    value = finite(member.metrics.get(name))
+    if not at_mean or value is None:
+        return value
+    if name == "step_time_s":
+        return finite(member.metrics.get("step_time_mean_s"))
+    if name not in RATES:
+        return value
+    tax = finite(member.metrics.get("jitter_tax"))
+    return None if tax is None or tax <= -1 else value / (1 + tax)
+
+
+def printed_step_s(times: FloatColumn) -> float:
+    """The decimal step in which times are printed (`29`, `28` -> 1.0), 0 if finer than 1e-6 s."""
+    if not len(times):
+        return 0.0
+    for decimals in range(MOST_DECIMALS + 1):
+        scaled = times * 10.0**decimals
+        if bool((np.abs(scaled - np.round(scaled)) <= 1e-9 * np.abs(scaled) + 1e-12).all()):
+            return 10.0**-decimals
+    return 0.0
+
+
+def outlying(names: Sequence[str], values: Sequence[float], margin: float) -> list[str]:
+    """Sentences about repeats that lie far from all others of their side, from three repeats on.
+
+    Far is more than the margin and five ranges of the others from their median.
+    """
+    found: list[str] = []
+    for at, value in enumerate(values):
+        others = [log(v) for v in (*values[:at], *values[at + 1 :])]
+        if len(others) < MIN_REPEATS - 1:
+            continue
+        distance = log(value) - median(others)
+        reach = max(margin, OUTLYING_RANGES * (max(others) - min(others)))
+        if abs(distance) > reach:
+            found.append(
+                f"{names[at]} lies {100 * abs(distance):.1f} % "
+                f"{'above' if distance > 0 else 'below'} its other repeats"
+            )
+    return found

@@ -1,0 +1,87 @@
+"""The machine of an MLPerf run, from what NVIDIA's launch scripts print around the result lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+from paceline.engines.dialect.logged import Logged
+
+MOST_TRIES = 8
+LONGEST_LINE = 1 << 14
+
+_LAUNCH, _SYSTEM = b":::DLPAL ", b":::SYSJSON "
+_CONFIGURATION = re.compile(
+    r"_(\d{1,5})x(\d{1,3})x\d{1,6}xtp(\d{1,4})pp(\d{1,4})cp(\d{1,4})(?=[_'\"\s]|$)"
+)
+
+
+class System:
+    """Devices and parallel sizes.
+
+    The configuration's name (`_18x4x1xtp1pp1cp2`: nodes, devices a node, batch, parallel sizes) is
+    what was launched; the system description is detected on one node and may know neither.
+    """
+
+    def __init__(self) -> None:
+        self._launched: tuple[int, ...] | None = None
+        self._described: dict[str, Any] | None = None
+
+    def read(self, block: bytes) -> None:
+        """Take the first of each; shells echo both lines, quoted, before they print them."""
+        if self._launched is None and _LAUNCH in block:
+            for line in _lines_behind(block, _LAUNCH):
+                if found := _CONFIGURATION.search(line):
+                    self._launched = tuple(int(group) for group in found.groups())
+                    break
+        if self._described is None and _SYSTEM in block:
+            described = (_object(line) for line in _lines_behind(block, _SYSTEM))
+            self._described = next((known for known in described if known), None)
+
+    def keep(self, log: Logged) -> None:
+        """Put what is known into the log's facts, and a contradiction into its remarks."""
+        detected = self._detected()
+        if self._launched:
+            nodes, per_node, *axes = self._launched
+            if 0 not in self._launched:
+                log.facts["num_devices"] = nodes * per_node
+                log.facts.update(zip(("tp", "pp", "cp"), axes, strict=True))
+            if detected and detected != (nodes, per_node):
+                log.remark(
+                    f"the launched configuration has {nodes} x {per_node} devices, the system "
+                    f"description {detected[0]} x {detected[1]}: the former is used"
+                )
+        elif detected:
+            log.facts["num_devices"] = detected[0] * detected[1]
+        name = (self._described or {}).get("accelerator_model_name")
+        if isinstance(name, str) and name:
+            log.facts["device"] = name[:100]
+
+    def _detected(self) -> tuple[int, int] | None:
+        """(nodes, devices a node) of the system description."""
+        known = self._described or {}
+        nodes, per_node = known.get("number_of_nodes"), known.get("accelerators_per_node")
+        if not (_counts(nodes) and _counts(per_node)):
+            return None
+        return int(cast("str", nodes)), int(cast("str", per_node))
+
+
+def _counts(value: object) -> bool:
+    """Whether `value` is a count as the description writes them, a text of digits."""
+    return isinstance(value, str) and value.isascii() and value.isdigit() and 0 < int(value) < 10**6
+
+
+def _lines_behind(block: bytes, token: bytes) -> list[str]:
+    """What stands behind the first few tokens, each to the end of its line."""
+    parts = block.split(token, MOST_TRIES)[1:]
+    lines = (part[:LONGEST_LINE].splitlines() for part in parts)
+    return [line[0].decode("utf-8", "replace") if line else "" for line in lines]
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        known = json.JSONDecoder().raw_decode(text)[0]
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", known) if isinstance(known, dict) else None

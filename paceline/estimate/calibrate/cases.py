@@ -1,0 +1,143 @@
+"""Which products, attention and short trainings stand for a recipe on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Dtype
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines import native
+from paceline.files.recipe import Recipe, load_recipe, resolve
+from paceline.machines.probe.inventory import local_cluster
+
+BATCH = 8
+"""Samples of a step: eight micro-batches, or one."""
+FEW, MORE = 2, 4
+"""Layers of the short trainings: their difference is what a layer takes."""
+DEFAULTS = {"cpu": ("tiny-llama", "gpt-1b3-tiny"), "cuda": ("llama31-8b",)}
+Axes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Short:
+    """A training of a few steps."""
+
+    recipe: str
+    spec: RunSpec
+
+    @property
+    def told(self) -> str:
+        """Its layout in words."""
+        layout = self.spec.layout
+        words = [layout.label(self.spec.world_size), f"micro-batch {layout.micro_batch}"]
+        words += [f"{layout.recompute} recomputation"] if layout.recompute != "none" else []
+        words += ["sequence parallel"] if layout.sequence_parallel else []
+        words += [layout.schedule] if layout.schedule != "1f1b" else []
+        return ", ".join(words)
+
+    @property
+    def name(self) -> str:
+        """Different for all of one number of ranks."""
+        layout = self.spec.layout.model_dump_json()
+        return f"{self.recipe} {self.spec.model.num_layers} {layout}"
+
+
+def shorts(recipes: Sequence[Recipe], found: dict[str, Any], device: str, dtype: Dtype,
+           ranks: int) -> list[Short]:  # fmt: skip
+    """The short trainings of all recipes on so many ranks, without those that the trainer refuses."""
+    some = [
+        short
+        for recipe in recipes
+        for layers, axes in _layouts(ranks)
+        if (short := short_of(recipe, found, device, dtype, ranks, layers, axes)) is not None
+    ]
+    return list({short.name: short for short in some}.values())
+
+
+def short_of(
+    recipe: Recipe, found: dict[str, Any], device: str, dtype: Dtype, ranks: int, layers: int,
+    axes: Axes, batch: int = BATCH,
+) -> Short | None:  # fmt: skip
+    """One training of `layers` of the recipe's layers, None where it cannot run."""
+    assert isinstance(recipe.model, DecoderShape)
+    model = recipe.model.model_copy(update={"num_layers": min(layers, recipe.model.num_layers)})
+    training = recipe.training.model_copy(
+        update={"global_batch": batch, "batch_per_device": None, "ramp_up": None, "dtype": dtype}
+    )
+    data = recipe.data.model_copy(update={"source": "synthetic", "path": None, "loss_mask": None})
+    changed = recipe.model_copy(
+        update={"model": model, "training": training, "data": data, "layout": Layout(**axes)}
+    )
+    try:
+        spec = resolve(changed, local_cluster(found, device, None, ranks), dtype == "bf16", None)
+    except UserError:
+        return None
+    return None if native.unsupported(spec) else Short(recipe.name, spec)
+
+
+def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
+    """(layers, layout) of every short training on so many ranks."""
+    share = BATCH // ranks
+    if ranks == 1:
+        yield FEW, {"micro_batch": 1}
+        yield MORE, {"micro_batch": 1, "recompute": "full"}
+        yield FEW, {"micro_batch": BATCH}
+        yield MORE, {"micro_batch": BATCH}
+        return
+    yield FEW, {"micro_batch": 1}
+    yield MORE, {"micro_batch": max(1, share)}
+    yield MORE, {"micro_batch": max(1, share), "zero_stage": 1}
+    yield FEW, {"micro_batch": 1, "zero_stage": 2}
+    yield MORE, {"micro_batch": max(1, share), "zero_stage": 3}
+    yield FEW, {"micro_batch": 1, "zero_stage": 3}
+    yield FEW, {"tp": ranks, "micro_batch": 1}
+    yield MORE, {"tp": ranks, "micro_batch": BATCH}
+    yield FEW, {"pp": min(ranks, FEW), "micro_batch": 1}
+    yield MORE, {"pp": min(ranks, FEW), "micro_batch": max(1, share)}
+    yield FEW, {"cp": ranks, "micro_batch": BATCH // 2}
+
+
+def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
+    """The recipes to calibrate with; raises UserError for one that is no decoder."""
+    found = [load_recipe(name) for name in names or DEFAULTS[kind]]
+    for recipe in found:
+        if not isinstance(recipe.model, DecoderShape):
+            raise UserError(recipe.name, "is no decoder, so there are no short steps of it",
+                            remedy="name another recipe")  # fmt: skip
+    return found
+
+
+def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
+    """(tokens, outputs, inputs) of every different product of a block and of the head, for few tokens and many."""
+    found = [
+        (tokens, n, k)
+        for recipe in recipes
+        for tokens in (recipe.training.seq_len, BATCH * recipe.training.seq_len)
+        for n, k in _matrices(recipe.model)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def attention(recipes: Sequence[Recipe]) -> list[tuple[int, int, int, int, int]]:
+    """(batch, tokens, heads, key/value heads, width) of every recipe, for one sample and many."""
+    return [
+        (batch, recipe.training.seq_len, recipe.model.num_heads, recipe.model.kv_heads,
+         recipe.model.head_dim)
+        for recipe in recipes
+        for batch in (1, BATCH)
+    ]  # fmt: skip
+
+
+def _matrices(model: Any) -> list[tuple[int, int]]:
+    heads, kv = model.num_heads * model.head_dim, model.kv_heads * model.head_dim
+    up = (2 if model.gated_ffn else 1) * model.ffn_size
+    return [
+        (heads + 2 * kv, model.hidden_size), (model.hidden_size, heads),
+        (up, model.hidden_size), (model.hidden_size, model.ffn_size),
+        (model.padded_vocab(), model.hidden_size),
+    ]  # fmt: skip

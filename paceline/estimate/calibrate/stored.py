@@ -1,0 +1,49 @@
+"""What a calibration measured as JSON, so that it can be weighed anew without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.run import RunSpec
+from paceline.estimate.calibrate.calibration import About
+from paceline.estimate.calibrate.cases import Short
+from paceline.estimate.calibrate.programs import Measured, Rates, Timed
+
+
+def short_to_json(short: Short) -> dict[str, Any]:
+    """A short training, whole: recipes and machines may be others when it is read."""
+    spec = short.spec.model_dump(mode="json", exclude_defaults=True)
+    return {"recipe": short.recipe, "spec": spec}
+
+
+def short_from_json(kept: Mapping[str, Any]) -> Short:
+    """What `short_to_json` gave; raises ValueError for anything else."""
+    return Short(kept["recipe"], RunSpec.model_validate(kept["spec"]))
+
+
+def to_json(measured: Measured) -> dict[str, Any]:
+    """Facts, lines of the probes, short trainings with their times."""
+    return {
+        "about": measured.about.model_dump(mode="json"),
+        "rates": [
+            [{k: v for k, v in line.items() if k != "rates"} for line in one.lines]
+            for one in measured.rates
+        ],
+        "timed": [
+            {**short_to_json(one.short), "seconds": one.seconds, "n": one.n, "spread": one.spread}
+            for one in measured.timed
+        ],
+    }
+
+
+def from_json(kept: Mapping[str, Any]) -> Measured:
+    """What `to_json` gave; raises ValueError for anything else."""
+    return Measured(
+        About.model_validate(kept["about"]),
+        [Rates(lines) for lines in kept["rates"]],
+        [
+            Timed(short_from_json(one), one["seconds"], one["n"], one["spread"])
+            for one in kept["timed"]
+        ],
+    )

@@ -1,0 +1,109 @@
+"""From what was measured to coefficients, and to the file that keeps both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.hardware import Dtype
+from paceline.core.run import RunSpec
+from paceline.estimate.calibrate.calibration import About, CalibratedStep, Calibration, cpu_machine
+from paceline.estimate.calibrate.programs import Rates, Timed
+from paceline.estimate.estimate import case_of
+from paceline.estimate.fit.evidence import Evidence, shipped
+from paceline.estimate.fit.interval import slopes
+from paceline.estimate.fit.posterior import predict
+from paceline.estimate.fit.probes import Probes, errors
+from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.fit.refit import NOISE, alike, refit, unmoved
+from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.model.coefficients import NAMES
+from paceline.estimate.model.machine import Machine, machine
+
+LEAST_SLOPE = 1e-3
+"""A coefficient of which no short training depends more is another device's or another framework's."""
+
+
+def prior(kind: str, dtype: Dtype) -> Evidence:
+    """What is known before anything is measured."""
+    return cpu_prior(dtype) if kind == "cpu" else shipped()
+
+
+def weighed(about: About, rates: Sequence[Rates], steps: Sequence[Timed]) -> Calibration:
+    """The calibration: the prior of such devices, moved by probes and steps together."""
+    before = prior(about.kind, about.dtype)
+    facts = about.model_dump()
+    bare = Calibration(
+        **facts, placements=tuple(one.placement for one in rates), probes=0, steps=(),
+        undetermined=(), alike=(), evidence=before,
+    )  # fmt: skip
+    cases = [case_here(one.short.spec, bare) for one in steps]
+    probes = [_probes(one, cases, bare) for one in rates]
+    count = sum(one.size for one in probes)
+    x, measured = cases_of(cases), np.array([one.seconds for one in steps])
+    noise = np.array([np.hypot(NOISE, one.spread / np.sqrt(one.n)) for one in steps])
+    title = f"{len(steps)} short trainings and {count} probes of {about.device}, {about.dtype}, {about.date[:10]}"
+    after = refit(before, x, measured, title, noise, errors(probes))
+    predicted = predict(x, after.fit().centre)
+    matters = np.abs(slopes(x, before.fit().centre)).max(axis=0) > LEAST_SLOPE
+    counted = [name for name, yes in zip(NAMES, matters.tolist(), strict=True) if yes]
+    return bare.model_copy(
+        update={
+            "probes": count,
+            "steps": tuple(_told(*row) for row in zip(steps, predicted.tolist(), strict=True)),
+            "undetermined": tuple(name for name in unmoved(before, after) if name in counted),
+            "alike": tuple(alike(before, after)),
+            "evidence": after,
+        }
+    )
+
+
+def machine_here(found: Calibration, ranks: int) -> Machine:
+    """This machine for so many ranks."""
+    if found.kind == "cpu":
+        return cpu_machine(found, ranks)
+    return machine(found.catalog_device, devices_per_node=max(1, ranks))
+
+
+def case_here(spec: RunSpec, found: Calibration) -> Case:
+    """A run on this machine as the time model sees it."""
+    return case_of(
+        spec, machine_here(found, spec.world_size), "torch", spec.training.compile != "none"
+    )
+
+
+def _probes(rates: Rates, cases: Sequence[Case], found: Calibration) -> Probes:
+    """One placement's probes, under the rates that its short trainings have."""
+    ranks = rates.placement.ranks
+    own = next(case for case in cases if case.devices == ranks)
+    plain = replace(
+        own, tp=1, pp=1, cp=1, zero_stage=0, full_recompute=False, selective_recompute=False
+    )
+    latency, overlap = rates.of("latency"), rates.of("overlap")
+    return Probes(
+        plain,
+        products=[
+            (*map(float, line["shape"]), line["forward_s"] + line["backward_s"], line["spread"])
+            for line in rates.of("product")
+        ],
+        attention=[
+            (*map(float, line["shape"]), line["forward_s"] + line["backward_s"], line["spread"])
+            for line in rates.of("attention")
+        ],
+        copies=[(line["bytes_per_s"], line["spread"]) for line in rates.of("memory")],
+        exchanges=[(line["bytes"], line["latency_s"], line["spread"]) for line in rates.of("collective")],
+        latency_s=latency[0]["seconds"] if latency else None,
+        exposed=overlap[0]["exposed"] if overlap else None,
+    )  # fmt: skip
+
+
+def _told(one: Timed, predicted_s: float) -> CalibratedStep:
+    spec = one.short.spec
+    return CalibratedStep(
+        recipe=one.short.recipe, layers=spec.model.num_layers,
+        layout=one.short.told, ranks=spec.world_size,
+        threads=spec.cluster.threads_per_device or 1, measured_s=one.seconds, n=one.n,
+        spread=one.spread, predicted_s=predicted_s,
+    )  # fmt: skip

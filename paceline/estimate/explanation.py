@@ -1,0 +1,186 @@
+"""Measured steps beside the estimate of the same training: how much of them the time model explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.run import RunSpec
+from paceline.estimate.estimate import Estimate, Measured, Question, estimate_on
+from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.model.case import Stack
+from paceline.estimate.model.waterfall import to_measured
+from paceline.files import catalog
+from paceline.files.recipe import load_recipe, parse_override
+from paceline.layouts.sweep.prediction import basis
+from paceline.report.page import RunReport
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run with a step time."""
+
+    name: str
+    spec: RunSpec
+    step_time_s: float
+    n: int | None
+    spread: float | None
+    global_batch: int
+    """Of the steps that were timed; another than the spec's while a batch ramps up."""
+
+    @property
+    def timed(self) -> RunSpec:
+        """The spec with the batch of the steps that were timed."""
+        training = self.spec.training.model_copy(update={"global_batch": self.global_batch})
+        return self.spec.model_copy(update={"training": training})
+
+
+@dataclass(frozen=True)
+class Given:
+    """What somebody says of a run, None where nothing; all of it must be so."""
+
+    recipe: str | None = None
+    device: str | None = None
+    devices: int | None = None
+    per_node: int | None = None
+    variant: str | None = None
+    overrides: tuple[str, ...] = ()
+    intra: str | None = None
+    inter: str | None = None
+    stack: Stack | None = None
+    compiled: bool = False
+
+
+def measured_run(report: RunReport) -> MeasuredRun:
+    """The run of a report; raises UserError for one without a step time, and for an imported log."""
+    result, spec = report.result, report.spec
+    if spec is None:
+        raise UserError(f"run {result.run}", "is an imported log, whose settings are not all known",
+                        remedy="--measured-s takes its step time")  # fmt: skip
+    step, window = result.metrics.get("step_time_s"), result.window
+    if result.status != "ok" or step is None or step.value is None or window is None:
+        why = f": {result.reason}" if result.reason else ""
+        raise UserError(
+            f"run {result.run}", f"has no step time, its status is {result.status}{why}"
+        )
+    batch = window.global_batch or spec.training.global_batch
+    return MeasuredRun(result.run, spec, step.value, step.n, step.spread, batch)
+
+
+def question_of(run: MeasuredRun, given: Given | None = None) -> Question:
+    """The question that the run answers; links are those given where the run has none.
+
+    Raises UserError where something given differs from the run.
+    """
+    given = given or Given()
+    wrong = [f"{name} is {own}, not {said}" for name, own, said in _differences(run, given)]
+    if wrong:
+        raise UserError(
+            f"run {run.name}", "; ".join(wrong), remedy="what is left out is as in the run"
+        )
+    spec, cluster = run.spec, run.spec.cluster
+    return Question(
+        spec.recipe, cluster.device, spec.world_size, spec.variant,
+        devices_per_node=cluster.devices_per_node,
+        intra_link=cluster.intra_link or given.intra, inter_link=cluster.inter_link or given.inter,
+        stack=_stack(spec) or given.stack or "fused",
+        compiled=spec.training.compile != "none" or given.compiled,
+        native=spec.engine == "native",
+    )  # fmt: skip
+
+
+def _stack(spec: RunSpec) -> Stack | None:
+    """How the run's engine computes, None where that is not known."""
+    return "torch" if spec.engine == "native" else None
+
+
+def _differences(run: MeasuredRun, given: Given) -> Iterator[tuple[str, Any, Any]]:
+    """What is given, and what the run has instead."""
+    spec, cluster = run.spec, run.spec.cluster
+    own, native = spec.model_dump(mode="json"), spec.engine == "native"
+    pairs = [
+        ("the recipe", spec.recipe, _recipe_name(spec, given.recipe)),
+        ("the device", cluster.device, given.device and catalog.find_device(given.device).device.name),
+        ("the number of devices", spec.world_size, given.devices),
+        ("the number of devices a node", cluster.devices_per_node, given.per_node),
+        ("the variant", spec.variant, given.variant),
+        ("the link inside a node", cluster.intra_link, given.intra if cluster.intra_link else None),
+        ("the network", cluster.inter_link, given.inter if cluster.inter_link else None),
+        ("the stack", _stack(spec), given.stack if native else None),
+        ("training.compile", spec.training.compile, "blocks" if given.compiled and native else None),
+    ]  # fmt: skip
+    overrides = [parse_override(text) for text in given.overrides]
+    pairs += [(key, _field(own, key), value) for key, value in overrides]
+    yield from ((name, is_so, said) for name, is_so, said in pairs if said not in (None, is_so))
+
+
+def _recipe_name(spec: RunSpec, recipe: str | None) -> str | None:
+    """The name of a recipe given by name or file; the run's own is known without its file."""
+    return recipe if recipe in (None, spec.recipe) else load_recipe(recipe).name
+
+
+def _field(content: Any, key: str) -> Any:
+    """The value at a dotted field; None where there is no such field."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def explain(run: MeasuredRun, question: Question, evidence: Evidence | None = None) -> Estimate:
+    """The run's estimate, led on to its measured step; `evidence` None is what the device has.
+
+    Raises UserError where nothing can be expected: a processor that is not calibrated, a device
+    without a peak.
+    """
+    spec = run.timed
+    links = {"intra_link": question.intra_link, "inter_link": question.inter_link}
+    spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update=links)})
+    on = basis([spec], evidence)
+    if on.unknown:
+        raise UserError(f"run {run.name}", on.unknown)
+    found = estimate_on(on.machine(spec.cluster), spec, question, on.evidence)
+    return beside(found, run.step_time_s, f"run {run.name}", run.n, run.spread)
+
+
+def beside(
+    found: Estimate, seconds: float, source: str, n: int | None = None, spread: float | None = None
+) -> Estimate:
+    """An estimate with a step that was measured, and the waterfall led on to that."""
+    measured = Measured(
+        step_time_s=seconds, source=source, n=n, spread=spread, ratio=seconds / found.step_time_s,
+        in_interval=found.low_s <= seconds <= found.high_s,
+    )  # fmt: skip
+    levels = to_measured(found.waterfall, found.step_time_s, seconds)
+    return found.model_copy(update={"measured": measured, "waterfall": levels})
+
+
+def sentence(found: Estimate) -> str:
+    """A run's measured step beside the expected one, and what that rests on."""
+    if found.measured is None:
+        raise ValueError("nothing was measured")
+    where = "in" if found.measured.in_interval else "outside"
+    return (
+        f"Expected {found.step_time_s:.4g} s a step (80 % interval {found.low_s:.4g}-{found.high_s:.4g} s); "
+        f"the measured {found.measured.step_time_s:.4g} s are {found.measured.ratio:.2f} times that, "
+        f"{where} the interval. The estimate rests on: {found.evidence.title}."
+    )
+
+
+def explained(report: RunReport) -> RunReport:
+    """The report with the way from the peak to its step, or with why there is none.
+
+    Only runs that have a step time are looked at; others, and imported logs, stay as they are.
+    """
+    if report.spec is None or report.result.status != "ok":
+        return report
+    try:
+        run = measured_run(report)
+        found = explain(run, question_of(run))
+    except UserError as why:
+        told = (
+            str(why).removeprefix(f"run {report.result.run}: ").removeprefix("no expected times: ")
+        )
+        return replace(report, expected=f"No expected step time: {told}.")
+    return replace(report, waterfall=found.waterfall, expected=sentence(found))

@@ -1,0 +1,110 @@
+"""Coefficients with their uncertainty as a file: the shipped ones, and those of a calibrated machine."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import field_validator
+
+from paceline.core.errors import UserError
+from paceline.core.value import Value
+from paceline.estimate.fit.posterior import Fit
+from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
+
+SHIPPED = "coefficients.json"
+OUTSIDE = 1.15
+"""How much more the formulas miss on a table that was not fitted than on those that were."""
+
+
+class Evidence(Value):
+    """What estimates rest on."""
+
+    title: str
+    """What was measured, in words."""
+    rows: int
+    sources: int
+    medians: dict[str, float]
+    covariance: dict[str, dict[str, float]]
+    """Of the coefficients' logarithms; pairs that are left out are 0."""
+    residual_sd: dict[str, float]
+    """What the formulas miss, as a deviation of the logarithm, by stack."""
+    own_rows: int = 0
+    """How many of the rows were measured on the machine that it is for."""
+
+    @field_validator("medians")
+    @classmethod
+    def _has_logarithms(cls, medians: dict[str, float]) -> dict[str, float]:
+        if not all(isfinite(value) and value > 0 for value in medians.values()):
+            raise ValueError("medians are positive numbers")
+        return medians
+
+    @field_validator("covariance")
+    @classmethod
+    def _has_deviations(cls, rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        finite = all(isfinite(value) for row in rows.values() for value in row.values())
+        if not finite or any(row.get(name, 0.0) < 0 for name, row in rows.items()):
+            raise ValueError("variances are numbers from 0 on")
+        return rows
+
+    @field_validator("residual_sd")
+    @classmethod
+    def _says_what_is_missed(cls, missed: dict[str, float]) -> dict[str, float]:
+        if not missed or not all(isfinite(value) and value >= 0 for value in missed.values()):
+            raise ValueError("deviations are numbers from 0 on, one a stack")
+        return missed
+
+    def fit(self) -> Fit:
+        """The coefficients as vectors; one that the file does not have keeps its prior."""
+        centre = np.array(
+            [
+                np.log(self.medians[n]) if n in self.medians else c
+                for n, c in zip(NAMES, CENTRE, strict=True)
+            ]
+        )
+        covariance = np.diag(WIDTH**2)
+        for i, one in enumerate(NAMES):
+            for j, other in enumerate(NAMES):
+                if one in self.covariance:
+                    covariance[i, j] = self.covariance[one].get(other, 0.0)
+        return Fit(centre, covariance)
+
+
+def evidence_of(
+    title: str, fit: Fit, residual: dict[str, float], rows: int, sources: int
+) -> Evidence:
+    """A fit as it is stored, with five digits of the medians and three of the covariance."""
+    covariance = {
+        one: {
+            other: float(f"{fit.covariance[i, j]:.3g}")
+            for j, other in enumerate(NAMES)
+            if abs(fit.covariance[i, j]) > 1e-6
+        }
+        for i, one in enumerate(NAMES)
+    }
+    medians = {n: float(f"{np.exp(v):.5g}") for n, v in zip(NAMES, fit.centre, strict=True)}
+    residual = {stack: round(OUTSIDE * sd, 4) for stack, sd in residual.items()}
+    return Evidence(title=title, rows=rows, sources=sources, medians=medians,
+                    covariance=covariance, residual_sd=residual)  # fmt: skip
+
+
+def shipped() -> Evidence:
+    """The coefficients that come with the package, fitted to published step times."""
+    text = (resources.files("paceline.estimate.fit") / SHIPPED).read_text(encoding="utf-8")
+    return Evidence.model_validate_json(text)
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Coefficients from a file; raises UserError when it holds none."""
+    try:
+        held: Any = json.loads(path.read_text(encoding="utf-8"))
+        # A calibration has its coefficients beside what was measured.
+        own: Any = held.get("evidence", held)
+        return Evidence.model_validate(own)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(str(path), "holds no coefficients of the time model",
+                        remedy="`paceline calibrate` writes them") from error  # fmt: skip

@@ -1,0 +1,107 @@
+"""Moving the priors by measured step times: a posterior median and covariance of the coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from paceline.estimate.model.case import Cases, Floats
+from paceline.estimate.model.coefficients import CENTRE, WIDTH, named
+from paceline.estimate.model.step import step_time
+
+SCALE = 0.12
+"""What a good model still misses of a published step time, as a deviation of the logarithm."""
+EVIDENCE_PER_SOURCE = 6.0
+"""How many independent rows a source counts for: rows of one table share its conditions."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients after looking at step times, as logarithms."""
+
+    centre: Floats
+    covariance: Floats
+
+
+PRIOR = Fit(CENTRE, np.diag(WIDTH**2))
+"""Before any step time."""
+LEAST_VARIANCE = 1e-6
+"""Of a direction in the space of coefficients, over the variances of those that it mixes."""
+
+
+def predict(x: Cases, centre: Floats) -> Floats:
+    """Seconds of a step."""
+    return step_time(x, named(centre)).total
+
+
+def fit(x: Cases, measured_s: Floats, sources: Sequence[str]) -> Fit:
+    """The posterior given measured step times, every source with the same weight.
+
+    Minimises sum(soft_l1(log(predicted / measured) / 0.12)) over rows, each weighted with
+    6 / (rows of its source), plus the squared distance from the priors. soft_l1 keeps a few rows
+    that the source itself got wrong from pulling. The covariance is Laplace's, from the Jacobian.
+    """
+    scale = np.full(x.size, SCALE)
+    return moved(PRIOR, x, measured_s, scale, EVIDENCE_PER_SOURCE * equal_weights(sources))
+
+
+def moved(
+    prior: Fit,
+    x: Cases,
+    measured_s: Floats,
+    scale: Floats,
+    weights: Floats,
+    also: Callable[[Floats], Floats] | None = None,
+) -> Fit:
+    """A prior moved by step times: the row's deviation of the logarithm is `scale`, it counts `weights`.
+
+    Minimises sum(weight x soft_l1(log(predicted / measured) / scale)) plus the squared distance from
+    the prior's medians in units of its covariance, and the squares of what `also` says of coefficients'
+    logarithms. The covariance of the result is Laplace's.
+    """
+    weight = np.sqrt(weights)
+    whitened = _whitening(prior.covariance)
+
+    def residuals(logs: Floats) -> Floats:
+        error = np.log(predict(x, logs) / measured_s) / scale
+        soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
+        rest = [also(logs)] if also else []
+        return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
+
+    found = _least_squares()(residuals, prior.centre, max_nfev=60)
+    slope = np.asarray(found.jac, dtype=np.float64)
+    covariance = np.asarray(np.linalg.inv(slope.T @ slope), dtype=np.float64)
+    return Fit(np.asarray(found.x, dtype=np.float64), covariance)
+
+
+def _whitening(covariance: Floats) -> Floats:
+    """W with W^T W the inverse of a covariance, which rounding may have made a little indefinite."""
+    sd = np.sqrt(np.diag(covariance))
+    values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
+    return np.asarray((vectors / np.sqrt(np.maximum(values, LEAST_VARIANCE))).T / sd)
+
+
+def equal_weights(sources: Sequence[str]) -> Floats:
+    """A weight a row, so that the rows of every source add up to one."""
+    names, counts = np.unique(np.array(sources), return_counts=True)
+    rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
+    return np.array([1 / rows[source] for source in sources])
+
+
+def leave_one_out(x: Cases, measured_s: Floats, sources: Sequence[str]) -> Floats:
+    """Seconds that a fit without a row's own source predicts for the row."""
+    names, found = np.array(sources), np.zeros(x.size)
+    for name in np.unique(names):
+        own = names == name
+        others = fit(x.pick(~own), measured_s[~own], names[~own].tolist())
+        found[own] = predict(x.pick(own), others.centre)
+    return found
+
+
+def _least_squares() -> Any:
+    # scipy has no type stubs, and takes long to import where nothing is fitted.
+    return import_module("scipy.optimize").least_squares

@@ -1,0 +1,261 @@
+"""Rows of tables of published measurements as cases: what each column means, and what stands for a gap.
+
+A row is only left out for one of REASONS, none of which looks at its step time's size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Dtype
+from paceline.estimate.model.case import Case, Stack
+from paceline.estimate.model.fabric import stated_bytes_per_s
+from paceline.estimate.model.machine import NARROW, machine
+from paceline.files import catalog
+
+Kind = Literal["dense", "moe", "lora", "first step"]
+NO_TIME = "no step time"
+NO_SHAPE = "layers, hidden size or heads are missing"
+NO_LAYOUT = "the number of devices or the batch is missing"
+NO_DEVICE = "the device is not in the catalog"
+NO_EXPERTS = "experts without their number and how many a token meets"
+REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS)
+
+DEFAULT_SEQ_LEN = 512
+"""Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
+DEFAULT_VOCAB = 50_304
+ADAPTER_RANK = 16
+GATED = re.compile(
+    r"llama|qwen|mi[sx]tral|deepseek|gemma|grok|phi[-_ ]?[34]|gpt[-_ ]?oss|palm|\bglm|chatglm|kimi"
+    r"|\byi\b|yi[-_ ]\d|olmo|internlm|baichuan|command|cohere|granite|exaone|smollm|minicpm|stablelm"
+    r"|dbrx|hunyuan|ernie[-_ ]?4|falcon[-_ ]?3|vicuna|alpaca|aquila|jamba|arctic|solar|zephyr",
+    re.IGNORECASE,
+)
+"""Model families whose ffn has a gate."""
+PADDED = 128
+"""Megatron makes the embedding's rows a multiple of this x tp."""
+DEFAULT_DOCUMENT = 512
+"""Tokens of one of the samples that fine-tuning packs into a sequence, where nobody says more."""
+_TUNED = re.compile(r"\blora\b|\bsft\b|fine-?tun", re.IGNORECASE)
+_SHARDED = re.compile(r"\bFSDP=1\b")
+_EXPERTS = re.compile(
+    r"[-_ ]a\d+(\.\d+)?b|\d+x\d+(\.\d+)?b|moe|oss|mixtral|dbrx|deepseek|grok|experts|llama[-_ ]?4(?!\d)",
+    re.IGNORECASE,
+)
+_FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
+_FUSED = re.compile(r"\bte\b")
+_STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
+_PREFIXES: dict[str, Dtype] = {
+    "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
+    "fp4": "nvfp4", "fp32": "fp32", "fp16": "fp16",
+}  # fmt: skip
+MOST = 1e12
+"""No size in a table is larger; what is counts as a gap, as do numbers that are not positive."""
+
+
+class UnmodelledError(ValueError):
+    """A row that cannot be modelled; its text is one of REASONS."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement."""
+
+    id: str
+    source: str
+    kind: Kind
+    case: Case
+    measured_s: float
+    memory_gb: float | None
+
+
+def read_row(row: Mapping[str, str]) -> Row:
+    """A row as a case; raises UnmodelledError with one of REASONS.
+
+    A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
+    50,304; the sequence 512; recomputation none where all activations fit into the device's memory,
+    else full. A pipeline with more stages than layers is
+    taken as not stated, except two more, for embedding and head. Megatron pads the vocabulary.
+    Fine-tuning packs samples of 512 tokens, adapters of rank 16 are on the attention's inputs
+    (NeMo's defaults). What is narrower than anything that the device multiplies in is emulated, which
+    means rounded and multiplied in 16 bit, and such a row has a wider interval. Data-parallel ranks are devices / (tp pp cp), whatever the row says.
+    """
+    measured = _number(row, "step_time_s")
+    if measured is None:
+        raise UnmodelledError(NO_TIME)
+    kind = kind_of(row)
+    experts, per_token = _number(row, "num_experts"), _number(row, "topk")
+    if kind == "moe" and not (experts and per_token):
+        raise UnmodelledError(NO_EXPERTS)
+    case = _case(row, kind, experts or 1, per_token or 1)
+    name, memory = row.get("id", ""), _number(row, "mem_gb")
+    return Row(name, row.get("source", ""), kind, case, measured, memory)
+
+
+def kind_of(row: Mapping[str, str]) -> Kind:
+    """moe, lora or dense, by the model's name, the notes and expert parallelism.
+
+    A step right after a start is a kind of its own: it also sets up communicators and caches.
+    """
+    model, notes = row.get("model", ""), row.get("notes", "")
+    if "lora" in model.lower() or "task=lora" in notes.lower():
+        return "lora"
+    several = (_number(row, "ep") or 1) > 1 or (_number(row, "num_experts") or 1) > 1
+    if several or _EXPERTS.search(model):
+        return "moe"
+    return "first step" if _FIRST_STEP.search(notes) else "dense"
+
+
+def stack_of(row: Mapping[str, str]) -> Stack:
+    """How the framework computes, by the name of its attention.
+
+    "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of Megatron
+    core and NeMo, "flash" or nothing with ZeRO-3 or no ZeRO at all in those of PyTorch's modules.
+    """
+    attention = row.get("attention_impl", "").lower()
+    if "softmax" in attention:
+        return "softmax"
+    core = attention in ("transformer_engine", "unfused", "local") or bool(_FUSED.search(attention))
+    plain_core = attention == "flash" and zero_stage(row.get("zero", "")) != 3
+    return "fused" if core or plain_core else "torch"
+
+
+def zero_stage(text: str) -> int:
+    """0 to 3; an optimizer with sharded states is stage 1 whatever it is called."""
+    plain = text.strip().lower()
+    found = _STAGE.match(plain)
+    if found and found[1] != "0":
+        return int(found[1])
+    if plain.startswith(("fsdp", "hsdp")):
+        return 3
+    return 1 if "sharded" in plain else 0
+
+
+def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) -> Case:
+    layers, hidden, heads = (_number(row, name) for name in ("layers", "hidden", "heads"))
+    devices, batch = _number(row, "num_gpus"), _number(row, "gbs")
+    if not (layers and hidden and heads):
+        raise UnmodelledError(NO_SHAPE)
+    if not (devices and batch):
+        raise UnmodelledError(NO_LAYOUT)
+    per_node = int(_number(row, "gpus_per_node") or 8)
+    try:
+        here = machine(
+            row.get("gpu", ""), _link(row, "intra_node_net"), _link(row, "inter_node_net"), per_node
+        )
+        here.peak_16bit()
+    except UserError as error:
+        raise UnmodelledError(NO_DEVICE) from error
+    dtype = dtype_of(row.get("dtype", ""))
+    narrow = here.device.peak_flops_per_s(dtype) if dtype in NARROW else None
+    emulated = dtype in NARROW and narrow is None
+    axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
+    pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
+    stack = stack_of(row)
+    recompute, attention = row.get("recompute", ""), row.get("attention_impl", "").lower()
+    case = Case(
+        layers=layers, hidden=hidden, heads=heads, ffn=ffn,
+        kv_heads=_number(row, "kv_heads") or heads, head_dim=hidden / heads,
+        vocab=_vocabulary(row, stack, axes["tp"]),
+        seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
+        peak_16bit=here.peak_wide(dtype), peak_narrow=narrow or 0.0,
+        memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
+        intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
+        devices=devices, global_batch=batch,
+        gated=is_gated(row.get("model", ""), ffn / hidden),
+        frozen=kind == "lora", experts=experts, experts_per_token=per_token,
+        pp=1.0 if pp > layers + 2 else pp, micro_batch=_number(row, "mbs") or 1.0,
+        zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
+        sequence_parallel=row.get("seq_parallel", "").strip().lower() in ("1", "1.0", "true", "yes"),
+        full_recompute=recompute.startswith("full"),
+        selective_recompute=recompute.startswith("sel"),
+        flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
+        compiled="compile" in row.get("notes", ""),
+        generation=here.generation, domain=here.domain, power=here.power,
+        four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"), stack=stack, mesh=here.mesh,
+        assumed_intra=here.assumed.intra, assumed_inter=here.assumed.inter,
+        assumed_device=here.assumed.device or emulated,
+        tp=axes["tp"], cp=axes["cp"], vp=axes["vp"], ep=axes["ep"],
+        document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
+    )  # fmt: skip
+    if case.frozen:
+        case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
+    stated = bool(recompute.strip())
+    memory = here.device.memory_bytes
+    if not stated and memory and saved_bytes(case) > memory:
+        return replace(case, full_recompute=True)
+    return case
+
+
+def saved_bytes(case: Case) -> float:
+    """Activations of one rank without recomputation, in 16 bit, the scores included where they are kept.
+
+    Korthikanti et al., arXiv:2205.05198, equations 1 to 4: T h (10 + 24/t), T h 34/t with sequence
+    parallelism, and 5 a s T / t of scores a layer; a pipeline's first rank keeps min(p, m) micro-batches.
+    """
+    t = case.micro_batch * case.seq_len / case.cp
+    replicas = max(1.0, case.devices / (case.tp * case.pp * case.cp))
+    in_flight = min(case.pp, max(1.0, case.global_batch / (replicas * case.micro_batch)))
+    stream = 34 / case.tp if case.sequence_parallel else 10 + 24 / case.tp
+    scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * t / case.tp
+    return case.layers / case.pp * in_flight * (t * case.hidden * stream + scores)
+
+
+def is_gated(model: str, width: float = 4.0) -> bool:
+    """Whether the ffn has a gate: by the family, or by a width that is no multiple of the hidden size."""
+    return bool(GATED.search(model)) or width != round(width)
+
+
+def is_tuned(row: Mapping[str, str]) -> bool:
+    """Whether a row says that it is about fine-tuning."""
+    return bool(_TUNED.search(f"{row.get('model', '')} {row.get('notes', '')}"))
+
+
+def _vocabulary(row: Mapping[str, str], stack: Stack, tp: float) -> float:
+    """Rows of the embedding: Megatron pads them, PyTorch's models have as many as they state."""
+    stated = _number(row, "vocab") or DEFAULT_VOCAB
+    multiple = PADDED * tp if stack != "torch" else 1.0
+    return ceil(stated / multiple) * multiple
+
+
+def _adapted(case: Case) -> float:
+    """Inputs and outputs of the joint matrix of queries, keys and values."""
+    return case.hidden + (case.heads + 2 * case.kv_heads) * case.head_dim
+
+
+def dtype_of(text: str) -> Dtype:
+    """The dtype that a table's word means; bf16 for words that nobody knows."""
+    word = text.strip().lower()
+    for prefix, dtype in _PREFIXES.items():
+        if word.startswith(prefix):
+            return dtype
+    try:
+        return catalog.dtype(word)
+    except UserError:
+        return "bf16"
+
+
+def _link(row: Mapping[str, str], name: str) -> str | None:
+    """A link that the catalog knows, or one that states its rate; for others the usual one stands."""
+    text = (row.get(name) or "").strip()
+    if stated_bytes_per_s(text, 1):
+        return text
+    try:
+        return text if text and catalog.find_link(text) else None
+    except UserError:
+        return None
+
+
+def _number(row: Mapping[str, str], name: str) -> float | None:
+    """A positive number; None for what is none, for 0, and for what no training has."""
+    try:
+        value = float((row.get(name) or "").strip())
+    except ValueError:
+        return None
+    least = 0.0 if name in ("step_time_s", "mem_gb") else 1.0
+    return value if value and least <= value <= MOST else None

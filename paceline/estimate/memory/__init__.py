@@ -1,0 +1,1 @@
+"""The memory of the most loaded device, by part."""

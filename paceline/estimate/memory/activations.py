@@ -1,0 +1,121 @@
+"""Activations and logits that one rank of a pipeline stage holds, as arrays over many cases.
+
+Symbols: t tokens of a micro-batch on a rank, h hidden, a d and g d widths of queries and of keys, f
+ffn, c bytes of a number. Unlike core/memory.py, which counts what must be there at least, these count what
+frameworks really keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.estimate.memory.framework import EVERYTHING, Constants
+from paceline.estimate.memory.stage import Stage
+from paceline.estimate.memory.states import NORMS, vocabulary_rows
+from paceline.estimate.model.block import tokens
+from paceline.estimate.model.case import Bools, Cases, Floats
+from paceline.estimate.model.weights import num_microbatches
+
+LSE_BYTES = 4
+"""fp32 logarithm of a row's sum, all that flash attention keeps of its scores."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Bytes that a step makes."""
+
+    kept: Floats
+    """For backward passes that have not begun."""
+    working: Floats
+    """Of the one block that a backward pass goes through, beyond what was kept."""
+    logits: Floats
+
+
+def made(x: Cases, f: Constants, s: Stage) -> Made:
+    """Activations and logits of a rank.
+
+    With full recomputation only a block's input is kept, and one block is computed again while the
+    backward pass goes through it; selective recomputation leaves out the scores.
+    """
+    t, c = tokens(x), x.compute_bytes
+    shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
+    per_token, sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
+    whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), sums))
+    selective = t * (f.selective_share * per_token + sums)
+    inputs = t * c * x.hidden / shared
+    again = x.full_recompute > 0
+    block = np.where(x.selective_recompute > 0, selective, whole)
+    gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
+    return Made(
+        kept=s.alive * np.where(again, inputs, block)
+        + _waiting(x, s)
+        + _transfers(x, f, s, inputs),
+        working=np.where(s.layers > 0, np.where(again, whole, 0.0) + gradients, 0.0),
+        logits=np.where(s.last & (x.vocab > 0), _logits(x, f, s, shared), 0.0),
+    )
+
+
+def _waiting(x: Cases, s: Stage) -> Floats:
+    """Gradients of the products' outputs, which zero-bubble keeps until it takes those of weights."""
+    widths = (x.heads + 2 * x.kv_heads) * x.head_dim + (1 + x.gated) * x.ffn
+    one = tokens(x) * x.compute_bytes * (2 * x.hidden + widths / x.tp)
+    return np.where(s.deferred > 0, (s.deferred + 1) * s.layers * one, 0.0)
+
+
+def _transfers(x: Cases, f: Constants, s: Stage, inputs: Floats) -> Floats:
+    """The outputs of the micro-batches in flight."""
+    sent = s.kept * x.vp / np.maximum(s.layers, 1)
+    return np.where(x.pp > 1, f.keeps_transfers * sent * inputs, 0.0)
+
+
+def _joined(x: Cases, f: Constants) -> Floats:
+    """Features that context parallelism keeps per token beyond its own queries, keys, values, output."""
+    keys = np.where(x.gathers_keys > 0, 2 * (x.cp - 1) * x.kv_heads, 0.0)
+    return np.where(x.cp > 1, f.joins_parts * (x.heads + keys) * x.head_dim, 0.0)
+
+
+def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
+    """Bytes that a block keeps per token, scores aside.
+
+    c (4 h + (2 a d + 2 g d + n f) / tp), with n 3 with a gate and 2 without (core/memory.py), and what
+    the framework adds. Sequence parallelism divides the stream's tensors as well.
+    """
+    c = x.compute_bytes
+    inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
+    stream = ((4 * c + f.masks + NORMS * _norm(x, f)) / shared + inputs) * x.hidden
+    routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
+    width = (2 + x.gated * (1 + f.ffn_gated)) * (x.ffn * routed + x.shared_ffn)
+    permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
+    heads = 2 * (x.heads + x.kv_heads) * x.head_dim + _joined(x, f)
+    return f.activation_scale * (stream + c * (heads + width + permuted) / x.tp)
+
+
+def _stores_scores(x: Cases, f: Constants) -> Bools:
+    return (x.flash == 0) | (x.seq_len**2 / x.cp <= f.scores_within**2)
+
+
+def _scores(x: Cases, f: Constants) -> Floats:
+    """Bytes of a token's scores; 5 a s / tp in 16 bit with dropout (arXiv:2205.05198)."""
+    return f.activation_scale * f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
+
+
+def _norm(x: Cases, f: Constants) -> Floats:
+    """Bytes that a norm keeps per token and feature beyond its input and output."""
+    c = x.compute_bytes
+    wide = np.where(f.wide_norm > 0, 4 * f.wide_norm - c, 0.0)
+    return np.where(x.gated > 0, wide, np.where(c < 4, c * f.narrow_norm, 0.0))
+
+
+def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
+    """The head's input with its norm, the logits and their loss; gpipe keeps a whole step's."""
+    t, rows = tokens(x), vocabulary_rows(x, f) / x.tp
+    entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
+    head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)
+    waiting = np.where((x.pp > 1) & x.has("schedule", "gpipe"), num_microbatches(x), 1 + s.deferred)
+    logits = f.logits * t * rows
+    chunked = f.logits_at_once < EVERYTHING
+    at_once = np.where(chunked, np.minimum(logits, f.logits_at_once), waiting * logits)
+    # A gradient waits for each micro-batch; what it is made from, for the one at work alone.
+    return at_once + waiting * (entrance + f.gradient * head) + (f.head_weight - f.gradient) * head

@@ -1,0 +1,168 @@
+"""Memory that a training needs on its most loaded device, by part, and whether it fits.
+
+Three totals are told apart: `allocated`, the peak of live tensors; `reserved`, what the allocator took
+from the device for them; `device_used`, what the device has in use, with the driver's context and
+the buffers of collectives. Published memories state one or another of them.
+
+core/memory.py bounds the same from below for `run` to refuse by; this says what to expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import erf
+from typing import Literal
+
+import numpy as np
+
+from paceline.estimate.memory.activations import made
+from paceline.estimate.memory.framework import FRAMEWORKS, MIB, Constants, Framework, constants
+from paceline.estimate.memory.stage import stage
+from paceline.estimate.memory.states import states
+from paceline.estimate.model.case import Bools, Cases, Floats
+from paceline.estimate.model.weights import replicas
+
+CONTEXT_BYTES: Mapping[str, float] = {"volta": 1113 * MIB, "ampere": 1573 * MIB, "cpu": 0.0}
+"""nvidia-smi with one tensor, by the 1.3B and 104B notes of BigScience (2021), CUDA 11."""
+USUAL_CONTEXT_BYTES = 800 * MIB
+"""Of other GPUs where nobody measured: newer drivers load kernels as they are needed."""
+LIKELY, UNLIKELY = 0.8, 0.2
+"""Probabilities of running out beyond which a layout is called so."""
+Verdict = Literal["fits", "borderline", "out of memory"]
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on the most loaded rank of each case, by part."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    gathered: Floats
+    """Weights that ZeRO-3, or FSDP's stage 2, holds whole to compute with."""
+    activations: Floats
+    logits: Floats
+    """The head's inputs, logits and loss, on the last pipeline stage."""
+    buffers: Floats
+    """Buckets, copies of gradients and workspaces."""
+    not_at_once: Floats
+    """What of the parts above is gone when the others are largest; to be subtracted."""
+    fragmentation: Floats
+    context: Floats
+    """The driver's context, and the collectives' buffers."""
+    log_sd: Floats
+    """Deviation of the total's logarithm."""
+
+    @property
+    def allocated(self) -> Floats:
+        """Peak of live tensors."""
+        made_and_held = (
+            self.weights + self.gradients + self.optimizer + self.gathered
+            + self.activations + self.logits + self.buffers
+        )  # fmt: skip
+        return made_and_held - self.not_at_once
+
+    @property
+    def reserved(self) -> Floats:
+        """What the allocator holds."""
+        return self.allocated + self.fragmentation
+
+    @property
+    def device_used(self) -> Floats:
+        """What the device has in use."""
+        return self.reserved + self.context
+
+    def at(self, row: int) -> dict[str, float]:
+        """The parts of one case; they add up to device_used."""
+        parts = {f.name: float(getattr(self, f.name)[row]) for f in fields(self)}
+        parts.pop("log_sd")
+        return {**parts, "not_at_once": -parts["not_at_once"]}
+
+
+def memory(
+    x: Cases,
+    frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS,
+    context_bytes: float | Floats | None = None,
+) -> MemoryEstimate:
+    """Bytes of the most loaded pipeline rank.
+
+    That is the first, which keeps the most micro-batches and the embedding, the last with head and
+    logits, or the second where both ends have a layer less. `frameworks`: one for all cases, or by
+    stack; `context_bytes` None takes what is usual for the generation. Raises ValueError for a stack
+    without constants.
+    """
+    return _largest([rank_memory(x, rank, frameworks, context_bytes) for rank in (0, 1, -1)])
+
+
+def rank_memory(
+    x: Cases,
+    rank: int,
+    frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS,
+    context_bytes: float | Floats | None = None,
+) -> MemoryEstimate:
+    """Bytes of the pipeline rank `rank`, -1 for the last one."""
+    f, s = constants(x, frameworks), stage(x, rank)
+    held, new = states(x, f, s), made(x, f, s)
+    on_gpu = ~x.has("generation", "cpu")
+    activations = new.kept + new.working + held.copies
+    # One block is worked on after the logits are gone, and freed gradients come as activations go.
+    kept = new.kept + held.copies
+    beside = np.maximum(new.working, new.logits)
+    most = np.where(
+        _frees_gradients(x, f),
+        np.maximum(kept + beside, held.gradients + new.working),
+        held.gradients + kept + beside,
+    )
+    live = held.weights + held.optimizer + held.gathered + held.buffers + most
+    return MemoryEstimate(
+        weights=held.weights, gradients=held.gradients, optimizer=held.optimizer,
+        gathered=held.gathered, activations=activations, logits=new.logits, buffers=held.buffers,
+        not_at_once=np.maximum(0, held.gradients + activations + new.logits - most),
+        fragmentation=on_gpu * f.fragmentation * live,
+        context=_context(x, context_bytes) + on_gpu * f.communicator * _groups(x),
+        log_sd=f.log_sd,
+    )  # fmt: skip
+
+
+def p_oom(estimate: MemoryEstimate, limit_bytes: float | Floats) -> Floats:
+    """Probability, 0-1, that a device of `limit_bytes` runs out: log-normal around device_used."""
+    far = np.log(estimate.device_used / limit_bytes) / estimate.log_sd
+    return np.array([0.5 * (1 + erf(z / 2**0.5)) for z in far])
+
+
+def verdict(probability: float) -> Verdict:
+    """What a probability of running out is called."""
+    if probability > LIKELY:
+        return "out of memory"
+    return "fits" if probability < UNLIKELY else "borderline"
+
+
+def _largest(ranks: list[MemoryEstimate]) -> MemoryEstimate:
+    used = np.stack([one.device_used for one in ranks])
+    most, rows = used.argmax(axis=0), list(range(used.shape[1]))
+    parts = {
+        f.name: np.stack([getattr(one, f.name) for one in ranks])[most, rows]
+        for f in fields(MemoryEstimate)
+    }
+    return MemoryEstimate(**parts)
+
+
+def _frees_gradients(x: Cases, f: Constants) -> Bools:
+    """Where a step of one micro-batch has no gradients in its forward pass: not with DDP's buckets."""
+    ranks = replicas(x) * x.cp
+    single = x.global_batch <= replicas(x) * x.micro_batch
+    return (f.keeps_gradients == 0) & single & ((ranks <= 1) | (x.zero_stage >= 2))
+
+
+def _groups(x: Cases) -> Floats:
+    """Groups of more than one rank: tensor, pipeline, context, data."""
+    sizes = (x.tp, x.pp, x.cp, replicas(x) * x.cp)
+    return np.sum([size > 1 for size in sizes], axis=0).astype(float)
+
+
+def _context(x: Cases, stated: float | Floats | None) -> Floats:
+    if stated is not None:
+        return np.broadcast_to(np.asarray(stated, dtype=float), x.size)
+    own = [x.has("generation", name) for name in CONTEXT_BYTES]
+    return np.select(own, list(CONTEXT_BYTES.values()), USUAL_CONTEXT_BYTES)

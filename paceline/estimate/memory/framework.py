@@ -1,0 +1,194 @@
+"""What a training framework keeps in memory: bytes by kind of parameter and activation, and constants.
+
+The formulas are the same for all (memory_states.py, memory_parts.py). What differs is stated here; what no formula
+tells (FITTED) begins at PRIORS and is moved by published memories, see memory_fit.py. The medians in
+FRAMEWORKS come from these rows, and benchmarks/memory_estimate.py fits them again:
+
+softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study, the
+         104B experiments and the 176B study's chronicles (rows seed4-, bsx- and bs200-)
+fused    Megatron core's functional tests on A100, H100 and GB200, the allocator's largest allocated
+         bytes (rows mcgold-)
+torch    torchtitan, the allocator's reserved peak (rows titan-)
+
+`native` is this project's own trainer. What its blocks keep is counted from its operations, and its
+memory tracker confirms it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from paceline.estimate.model.case import Cases, Floats
+
+MIB = 2**20
+EVERYTHING = 1e18
+"""More than any device has."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework keeps states and activations; sizes in bytes."""
+
+    weight: float
+    """Of a trained parameter: 2 where 16-bit weights stand beside fp32 masters, 4 where they are these."""
+    gradient: float
+    master: float
+    """Of a parameter's fp32 copy in the optimizer, 0 where the weights are it."""
+    shards_weights_at: float = 3
+    """The ZeRO stage from which weights are cut; 2 where stage 2 is FSDP that keeps them gathered."""
+    keeps_gradients: float = 1
+    """0 where gradients are freed before a forward pass, so that a step of one micro-batch never
+    holds all of them beside all activations."""
+    vocab_multiple: float = 1
+    """Rows of the embedding are padded to a multiple of this x tp."""
+    masks: float = 0
+    """Of dropout masks, per token and hidden feature of a block."""
+    wide_norm: float = 0
+    """fp32 tensors that an RMSNorm keeps instead of its input where no kernel fuses it."""
+    narrow_norm: float = 0
+    """More 16-bit tensors that a LayerNorm keeps."""
+    ffn_gated: float = 0
+    """More tensors of the ffn's width where no kernel joins the gate with its activation."""
+    gathers_inputs: float = 0
+    """1 where sequence parallelism keeps what it gathered for the products, not a rank's part of it."""
+    backward: float = 0
+    """1 where the gradients of one block's stream and ffn come on top."""
+    keeps_transfers: float = 0
+    """1 where what stages hand on is kept until its gradient comes."""
+    joins_parts: float = 0
+    """1 where context parallelism keeps attention's output twice: as its kernels leave it, and joined."""
+    whole_parameters: float = 0
+    """1 where ZeRO-1 spreads parameters as they are, so that one rank has the whole embedding's states."""
+    copies_gradients: float = 0
+    """1 where DDP's buckets stand beside gradients that several micro-batches are summed up in."""
+    scores: float = 5
+    """Of attention's stored scores, per head and pair of tokens, in 16 bit: softmax 2, dropout's mask
+    1 and output 2 (Korthikanti et al., arXiv:2205.05198)."""
+    scores_within: float = 0
+    """Sequences up to which attention stores its scores although it could do without."""
+    logits: float = 10
+    """Of a logit: 16 bit, fp32, and fp32 again in the loss."""
+    logits_at_once: float = EVERYTHING
+    """Most bytes of logits where the loss goes through chunks of tokens."""
+    head_weight: float = 0
+    """More of a weight of the head: its gradient, where the loss makes it in the forward pass."""
+    activation_scale: float = 1
+    """What activations take over what is counted."""
+    selective_share: float = 1
+    """Share of a block's activations that selective recomputation keeps, scores aside."""
+    fixed: float = 0
+    """Of workspaces and buckets, whatever the model."""
+    per_parameter: float = 0
+    """Of buffers that grow with the parameters of a rank, such as fp32 copies of gradients."""
+    narrow_copies: float = 0
+    """Of 8-bit weights that are kept over a step's micro-batches beside the 16-bit ones."""
+    per_shard: float = 0
+    """Of an optimizer step's temporaries, per parameter whose moments the rank holds."""
+    fragmentation: float = 0
+    """Reserved over allocated, minus 1."""
+    communicator: float = 0
+    """Of each group of ranks that exchanges, outside the allocator."""
+    log_sd: float = 0.12
+    """What the whole misses, as a deviation of its logarithm."""
+
+
+FITTED = (
+    "activation_scale", "logits", "fixed", "per_parameter", "per_shard", "fragmentation",
+    "selective_share",
+)  # fmt: skip
+"""What published memories move."""
+SPREADS: Mapping[str, float] = {
+    "activation_scale": 0.08, "logits": 0.30, "fixed": 0.70, "per_parameter": 0.70,
+    "per_shard": 0.70, "fragmentation": 0.50, "selective_share": 0.25,
+}  # fmt: skip
+"""Deviation of each prior's logarithm."""
+
+PRIORS: Mapping[str, Framework] = {
+    # Buckets of 5e8 elements; fp32 gradients and Adam's temporaries of the shard that a rank updates.
+    "softmax": Framework(
+        weight=2, gradient=2, master=4, vocab_multiple=128, masks=2, fixed=1000 * MIB,
+        per_parameter=1, per_shard=8, fragmentation=0.05, communicator=200 * MIB,
+    ),
+    # Workspaces of cuBLAS and Transformer Engine, which caches 8-bit weights and their transposes.
+    "fused": Framework(
+        weight=2, gradient=4, master=4, vocab_multiple=128, masks=2, logits=7, narrow_copies=2,
+        fixed=100 * MIB,
+        per_parameter=0.2, per_shard=0.2, fragmentation=0.05, communicator=300 * MIB,
+    ),
+    # FSDP2 over fp32 parameters. Selective recomputation keeps every second product.
+    "torch": Framework(
+        weight=4, gradient=4, master=0, keeps_gradients=0, ffn_gated=1, logits=12,
+        selective_share=0.6, fixed=500 * MIB, per_parameter=0.2, per_shard=0.2,
+        fragmentation=0.05, communicator=300 * MIB,
+    ),
+}  # fmt: skip
+FRAMEWORKS: Mapping[str, Framework] = {
+    "softmax": replace(
+        PRIORS["softmax"], activation_scale=0.983, logits=13.3, fixed=1503e6, per_parameter=1.10,
+        per_shard=7.70, fragmentation=0.0521, log_sd=0.07,
+    ),
+    "fused": replace(
+        PRIORS["fused"], activation_scale=1.004, logits=6.37, fixed=86.1e6, log_sd=0.07,
+    ),
+    "torch": replace(
+        PRIORS["torch"], activation_scale=0.953, logits=13.9, fixed=512e6, per_parameter=0.208,
+        per_shard=0.208, selective_share=0.375, log_sd=0.142,
+    ),
+}  # fmt: skip
+"""After the fit. Figures that are not stated here stayed where they were: no row tells them apart."""
+_NATIVE = Framework(
+    weight=4, gradient=4, master=0, shards_weights_at=2, keeps_gradients=0, ffn_gated=1,
+    gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1, whole_parameters=1, copies_gradients=1, head_weight=6,
+)  # fmt: skip
+NATIVE_CPU = replace(
+    _NATIVE, wide_norm=2, narrow_norm=1, scores=2 * 0.59, scores_within=1024,
+    logits_at_once=40 * MIB, log_sd=0.05,
+)  # fmt: skip
+"""The native trainer on CPUs, where no kernel fuses norms: scores of the blocks up to the diagonal (36
+of 64, or 10 of 16 in short sequences), logits in chunks of 16 MiB of fp32."""
+NATIVE_CUDA = replace(
+    _NATIVE, logits=6, logits_at_once=768 * MIB, fixed=64 * MIB, fragmentation=0.05,
+    communicator=300 * MIB,
+)  # fmt: skip
+"""The same on GPUs: flash attention, fused norms, logits in chunks of 512 MiB of fp32."""
+
+
+def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:
+    """What keeps memory on devices of a generation: on a CPU the native trainer, on GPUs each stack.
+
+    `native`: what computes by PyTorch's modules is the native trainer, not FSDP of torchtitan.
+    """
+    if generation == "cpu":
+        return NATIVE_CPU
+    return {**FRAMEWORKS, "torch": NATIVE_CUDA} if native else FRAMEWORKS
+
+
+class Constants:
+    """The frameworks' constants as arrays, one value a case."""
+
+    def __init__(self, columns: Mapping[str, Floats]) -> None:
+        self._columns = columns
+
+    def __getattr__(self, name: str) -> Floats:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._columns[name]
+
+
+def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Constants:
+    """One framework's for all cases, or by each case's stack; raises ValueError for one without any."""
+    if isinstance(frameworks, Framework):
+        return Constants(
+            {f.name: np.full(x.size, getattr(frameworks, f.name)) for f in fields(Framework)}
+        )
+    missing = set(np.unique(x.words["stack"]).tolist()) - set(frameworks)
+    if missing:
+        raise ValueError(f"no constants for the stack {', '.join(sorted(missing))}")
+    own = [x.has("stack", name) for name in frameworks]
+    return Constants({
+        f.name: np.select(own, [getattr(one, f.name) for one in frameworks.values()])
+        for f in fields(Framework)
+    })  # fmt: skip

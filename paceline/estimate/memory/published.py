@@ -1,0 +1,104 @@
+"""Rows of tables that state memory, and the estimate of exactly what they state.
+
+Published memories differ in kind: what nvidia-smi shows of the device, what PyTorch's allocator
+reserved, or the most it had allocated; and in whose they are: the most loaded rank's, or that of a rank
+that writes the log. Comparing across kinds would be wrong by the context and fragmentation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.estimate.fit.published import NO_DEVICE, UnmodelledError, read_row
+from paceline.estimate.memory.device_memory import MemoryEstimate, memory, rank_memory
+from paceline.estimate.memory.framework import FRAMEWORKS, Framework
+from paceline.estimate.model.case import Case, Floats, cases_of
+from paceline.files import catalog
+
+GIB = 2**30
+_SIZE = re.compile(r"-(96)GB")
+"""Variants with another memory than the catalog's device of the name."""
+NO_MEMORY = "no memory stated"
+MORE_STAGES = "more pipeline stages than layers"
+
+Kind = Literal["allocated", "reserved", "device_used"]
+KINDS: Mapping[str, Kind] = {"softmax": "device_used", "fused": "allocated", "torch": "reserved"}
+"""What each stack's publications state: nvidia-smi, Megatron's mem-max-allocated, torchtitan's peak."""
+MOST, FIRST, LAST = "most", 0, -1
+RANKS: Mapping[str, int] = {"golden": LAST, "tr3m-1B3": FIRST}
+"""Whose memory a source states, by a word in its name: Megatron's writer sits on the last rank; the
+1.3B study's figures do not grow with the logits of the last stage. Others: the most loaded rank's."""
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One published memory, or one that ran out."""
+
+    id: str
+    source: str
+    case: Case
+    device_bytes: float
+    stated_bytes: float | None
+    """None: it ran out of memory."""
+
+
+def read_memory_row(row: Mapping[str, str]) -> MemoryRow:
+    """A row that states memory (mem_gb, in GiB) or ran out; raises UnmodelledError with the reason.
+
+    The same gaps as in `read_row` are filled; models without a gate have learned positions and a tied
+    head, and the notes tell of an optimizer with 8-bit moments.
+    """
+    notes, stated = row.get("notes", ""), (row.get("mem_gb") or "").strip()
+    out = notes.startswith("OOM")
+    if not stated and not out:
+        raise UnmodelledError(NO_MEMORY)
+    # Whoever ran out has no step time, which is not needed here.
+    case = read_row({**row, "step_time_s": row.get("step_time_s") or "1"}).case
+    if float(row.get("pp") or 1) > case.layers:
+        raise UnmodelledError(MORE_STAGES)
+    try:
+        device = catalog.find_device(row.get("gpu", "")).device
+    except UserError as error:
+        raise UnmodelledError(NO_DEVICE) from error
+    named = _SIZE.search(row.get("gpu", ""))
+    case = replace(
+        case, tied=not case.gated, positions=0.0 if case.gated else case.seq_len,
+        moment_bytes=1.0 if "bnb" in notes and "w/o bnb" not in notes else 4.0,
+        summed_gradient_bytes=4.0 if "fp32 grad accum" in notes else 0.0,
+    )  # fmt: skip
+    return MemoryRow(
+        id=row.get("id", ""), source=row.get("source", "").split(" (via")[0], case=case,
+        device_bytes=float(named[1]) * 1e9 if named else device.memory_bytes or float("inf"),
+        stated_bytes=float(stated) * GIB if stated else None,
+    )  # fmt: skip
+
+
+def as_stated(
+    rows: Sequence[MemoryRow], frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS
+) -> Floats:
+    """Estimated bytes of the kind and of the rank that each row states."""
+    x = cases_of([row.case for row in rows])
+    estimates: dict[int | str, MemoryEstimate] = {
+        MOST: memory(x, frameworks),
+        FIRST: rank_memory(x, FIRST, frameworks),
+        LAST: rank_memory(x, LAST, frameworks),
+    }
+    totals = {
+        (rank, kind): getattr(one, kind)
+        for rank, one in estimates.items()
+        for kind in set(KINDS.values())
+    }
+    return np.array(
+        [totals[whose(row.source), KINDS[row.case.stack]][i] for i, row in enumerate(rows)]
+    )
+
+
+def whose(source: str) -> int | str:
+    """The pipeline rank that a source speaks of, or MOST."""
+    return next((rank for word, rank in RANKS.items() if word in source), MOST)

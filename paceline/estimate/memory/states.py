@@ -1,0 +1,156 @@
+"""Weights, gradients, optimizer and their copies on one rank of a pipeline stage, as arrays over cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.memory import GATHERED_BLOCKS
+from paceline.estimate.memory.framework import Constants
+from paceline.estimate.memory.stage import Stage
+from paceline.estimate.model.case import Bools, Cases, Floats
+from paceline.estimate.model.weights import block_weights, num_microbatches, replicas
+
+NORMS = 2
+"""Of a block."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of weights, gradients, optimizer, and of weights that are held only to compute."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    gathered: Floats
+    copies: Floats
+    """16-bit copies that operations make of fp32 weights, and keep for the backward pass."""
+    buffers: Floats
+    """DDP's buckets beside the gradients, narrow copies of weights, and what grows with parameters."""
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Parameters on one rank before ZeRO, and over how many ranks it spreads them."""
+
+    blocks: Floats
+    experts: Floats
+    ends: Floats
+    trained: Floats
+    """Of blocks and ends."""
+    trained_experts: Floats
+    ranks: Floats
+    expert_ranks: Floats
+
+    def cut(self, where: Bools, one: Floats, of_experts: Floats) -> Floats:
+        """Bytes of one rank: spread where ZeRO does so."""
+        return np.where(where, one / self.ranks + of_experts / self.expert_ranks, one + of_experts)
+
+
+def states(x: Cases, f: Constants, s: Stage) -> States:
+    """States of one rank: ZeRO-1 shards the optimizer, 2 gradients too, 3 weights too.
+
+    Rajbhandari et al., arXiv:1910.02054; FSDP's stage 2 shards weights as well and keeps them
+    gathered. Experts lie on ep times fewer data ranks.
+    """
+    n, c, zero = _counts(x, f, s), x.compute_bytes, x.zero_stage
+    frozen = np.where(x.frozen > 0, n.blocks + n.ends, 0.0)
+    frozen_experts = np.where(x.frozen > 0, n.experts, 0.0)
+    weight = np.where(f.master > 0, c, f.weight)
+    gradient = f.gradient + x.summed_gradient_bytes
+    moments = np.where(c < 4, f.master, 0.0) + 2 * x.moment_bytes
+    return States(
+        weights=n.cut(zero >= f.shards_weights_at, weight * n.trained + c * frozen,
+                      weight * n.trained_experts + c * frozen_experts),
+        gradients=n.cut(zero >= 2, gradient * n.trained, gradient * n.trained_experts),
+        optimizer=moments * _updated(x, f, s, n),
+        gathered=_gathered(x, f, s, n),
+        copies=_copies(x, f, s, n),
+        buffers=_buffers(x, f, n),
+    )  # fmt: skip
+
+
+def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
+    block, experts = _block(x)
+    blocks, experts, ends = s.layers * block, s.layers * experts, _ends(x, f, s)
+    ranks = np.where((x.dp_shard > 0) & (x.zero_stage >= 2), x.dp_shard, replicas(x) * x.cp)
+    share = np.where(x.frozen > 0, x.trained_share, 1.0)
+    return _Counts(
+        blocks, experts, ends,
+        trained=share * blocks + np.where(x.frozen > 0, 0.0, ends),
+        trained_experts=share * experts,
+        ranks=ranks,
+        expert_ranks=np.maximum(1.0, ranks / x.ep),
+    )  # fmt: skip
+
+
+def _updated(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+    """Parameters whose moments a rank holds, on the rank with most of them."""
+    even = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
+    table = np.where(s.first | s.last, vocabulary_rows(x, f) * _table_width(x), 0.0)
+    largest = np.maximum(table, x.ffn * x.hidden) / x.tp
+    whole = (f.whole_parameters > 0) & (x.zero_stage == 1) & (x.frozen == 0)
+    return np.where(whole, np.maximum(even, np.minimum(largest, n.trained)), even)
+
+
+def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+    """Sharded weights that are whole while they are used: two blocks and the ends, or all with stage 2."""
+    sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
+    share = np.minimum(GATHERED_BLOCKS / np.maximum(s.layers, 1), 1)
+    blocks = np.where(x.zero_stage >= 3, share, 1.0) * (n.blocks + n.experts)
+    return np.where(sharded, x.compute_bytes * (blocks + n.ends), 0.0)
+
+
+def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+    """A block's weights in 16 bit, once for every micro-batch in flight; with full recomputation one block's."""
+    sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
+    casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
+    share = np.where(x.frozen > 0, x.trained_share, 1.0)
+    blocks = np.where(x.full_recompute > 0, 1, s.alive) / np.maximum(s.layers, 1)
+    return np.where(casts, x.compute_bytes * blocks * share * (n.blocks + n.experts), 0.0)
+
+
+def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
+    buckets = np.where(_two_gradients(x, f), f.gradient * (n.trained + n.trained_experts), 0.0)
+    narrow = f.narrow_copies * np.where(x.four_bit > 0, 0.5, 1.0) * (n.blocks + n.experts)
+    local = n.cut(x.zero_stage >= f.shards_weights_at, n.blocks + n.ends, n.experts)
+    updated = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
+    grown = f.per_parameter * local + f.per_shard * updated
+    return f.fixed + buckets + np.where(x.peak_narrow > 0, narrow, 0.0) + grown
+
+
+def _two_gradients(x: Cases, f: Constants) -> Bools:
+    """DDP over several micro-batches: pipelines exchange without it, FSDP without whole gradients."""
+    ddp = (x.pp <= 1) & (x.zero_stage < 2) & (replicas(x) * x.cp > 1)
+    return (f.copies_gradients > 0) & ddp & (num_microbatches(x) > 1)
+
+
+def _block(x: Cases) -> tuple[Floats, Floats]:
+    """Parameters of a block on one rank: those that all data ranks hold, and those of experts."""
+    several = x.experts > 1
+    every = block_weights(x)
+    experts = np.where(several, (2 + x.gated) * x.hidden * x.ffn * x.experts, 0.0)
+    heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    biases = np.where(x.gated > 0, 0.0, (heads + 2 * kv + x.ffn) / x.tp + 2 * x.hidden)
+    norms = NORMS * x.hidden * np.where(x.gated > 0, 1, 2)
+    shared = (every - experts + x.more_weights) / x.tp
+    return shared + biases + norms, experts / x.tp / x.ep
+
+
+def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
+    """Parameters of embedding, positions, last norm and head; tied ends of a pipeline are two tables."""
+    table = vocabulary_rows(x, f) * _table_width(x) / x.tp
+    norm = x.hidden * np.where(x.gated > 0, 1, 2)
+    once = (x.tied > 0) & s.first
+    return s.first * (table + x.positions * x.hidden) + s.last * (norm + np.where(once, 0.0, table))
+
+
+def _table_width(x: Cases) -> Floats:
+    return np.where(x.table_width > 0, x.table_width, x.hidden)
+
+
+def vocabulary_rows(x: Cases, f: Constants) -> Floats:
+    """Rows of the embedding on all tensor ranks, padding included."""
+    multiple = np.where(f.vocab_multiple > 1, f.vocab_multiple * x.tp, 1.0)
+    return np.ceil(x.vocab / multiple) * multiple

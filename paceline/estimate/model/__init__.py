@@ -1,0 +1,1 @@
+"""The time of a training step: formulas over arrays of cases, and their coefficients."""

@@ -1,0 +1,237 @@
+"""Time of one transformer block for one micro-batch on one rank, by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.estimate.model.case import Cases, Floats
+from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, group_rate, start_s
+
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "other", "cpu")
+STACKS = ("softmax", "fused", "torch")
+A100_PEAK = 3.12e14
+TRAFFIC = 0.3
+"""Of a product's memory traffic, what its arithmetic does not hide."""
+ALIGNMENT = 64
+"""Sizes that it divides fill the tiles of a product."""
+SHARPNESS = 4
+"""max(device, host) as (d^4 + h^4)^(1/4): where both are equal neither hides all of the other."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Seconds of a block's forward and backward pass, recomputation included."""
+
+    gemm: Floats
+    attention: Floats
+    elementwise: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    host: Floats
+    """What the device waits for the host that starts its kernels."""
+
+    @property
+    def total(self) -> Floats:
+        """Sum of the parts."""
+        return (
+            self.gemm + self.attention + self.elementwise + self.tp + self.cp + self.ep + self.host
+        )
+
+
+def tokens(x: Cases) -> Floats:
+    """Tokens of a micro-batch on one rank."""
+    return x.micro_batch * x.seq_len / x.cp
+
+
+def product_rate(x: Cases, c: Mapping[str, float], narrow: bool = True) -> Floats:
+    """FLOP/s of large products: peak x efficiency, by the dtype of the linear layers or in 16 bit."""
+    efficiency = by_word(x, "generation", {name: c[f"gemm_{name}"] for name in GENERATIONS})
+    efficiency = efficiency * x.power ** c["power_exponent"]
+    efficiency = efficiency * np.where(x.has("stack", "torch"), c["gemm_torch"], 1.0)
+    if not narrow:
+        return x.peak_16bit * efficiency
+    share = np.where(x.four_bit > 0, c["gemm_4bit"], c["gemm_8bit"])
+    share = share * np.where(x.block_scaled > 0, c["gemm_blocks"], 1.0)
+    return np.where(x.peak_narrow > 0, x.peak_narrow * share, x.peak_16bit) * efficiency
+
+
+def product_s(
+    x: Cases, c: Mapping[str, float], rate: Floats, m: Floats, n: Floats, k: Floats
+) -> Floats:
+    """Seconds of one (m x k) by (k x n) product: 2 m n k / rate + start + part of its traffic."""
+    odd = np.minimum(_power_of_two(n), _power_of_two(k)) < ALIGNMENT
+    start = _start(x, c)
+    traffic = TRAFFIC * 2 * (m * k + k * n + m * n) / (x.memory_bytes_per_s * c["memory"])
+    return 2 * m * n * k / (rate * np.where(odd, c["gemm_odd"], 1.0)) + start + traffic
+
+
+def _start(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Seconds that a product takes beside its arithmetic."""
+    return c["gemm_start_s"] * np.sqrt(A100_PEAK / x.peak_16bit)
+
+
+def block_time(x: Cases, c: Mapping[str, float]) -> Block:
+    """One block's forward and backward pass of one micro-batch.
+
+    A backward pass takes a product for the input's gradient and one for the weight's (the latter
+    falls away with frozen weights); flash attention's takes 2.5 times its forward pass. Full
+    recomputation adds a forward pass, selective one the attention's.
+    """
+    linear, moe = _linear(x, c)
+    attention = _attention(x, c)
+    elementwise, cast = _elementwise(x, c)
+    tp, cp = _tp(x, c), _cp(x, c, attention)
+    again = x.full_recompute
+    backward = np.where(x.frozen > 0, 1.0, 2.0)
+    attention_back = np.where(x.flash > 0, 2.5, 2.0)
+    adapters, around = _adapters(x, c)
+    device = Block(
+        gemm=linear * (1 + backward + again) + adapters * (3 + again),
+        attention=attention * (1 + attention_back + np.maximum(again, x.selective_recompute)),
+        elementwise=elementwise * (2.6 + again)
+        + cast * (2.5 + again)
+        + around * (3 + again)
+        + _summing(x, c),
+        tp=tp * (2 + again),
+        cp=cp * (3 + again),
+        ep=moe * (2 + again),
+        host=np.zeros(x.size),
+    )
+    busy = device.total
+    host = _host(x, c) * (3 + again) / 3
+    # A CPU starts its operations itself.
+    both = np.where(
+        x.has("generation", "cpu"),
+        busy + host,
+        (busy**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS),
+    )
+    return Block(**{**vars(device), "host": both - busy})
+
+
+def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """The four products of a block, and the exchange that experts need."""
+    t, rate = tokens(x), product_rate(x, c)
+    heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    several, local = x.experts > 1, np.maximum(x.experts / x.ep, 1.0)
+    each = t * routed(x) / local
+    grouped = rate * np.where(several, c["gemm_grouped"], 1.0)
+    ffn = local * _ffn(x, c, grouped, each, x.ffn)
+    # Experts' products start together, as one.
+    ffn = ffn - np.where(several, 2 * (local - 1) * _start(x, c), 0.0)
+    ffn = ffn + np.where(x.shared_ffn > 0, _ffn(x, c, rate, t, x.shared_ffn), 0.0)
+    rest = product_s(x, c, rate, t, (heads + 2 * kv) / x.tp, x.hidden) + product_s(
+        x, c, rate, t, x.hidden, heads / x.tp
+    )
+    # Tensor ranks share out a micro-batch's tokens to send them.
+    sent = 2 * t / x.tp * routed(x) * x.hidden
+    exchange = 2 * all_to_all_s(x, c, sent, x.ep, x.tp * x.cp, routed(x))
+    return rest + ffn, np.where(x.ep > 1, exchange, 0.0)
+
+
+def _ffn(x: Cases, c: Mapping[str, float], rate: Floats, t: Floats, width: Floats) -> Floats:
+    """Both products of an ffn, of which the first has the gate as well."""
+    up = (1 + x.gated) * width / x.tp
+    return product_s(x, c, rate, t, up, x.hidden) + product_s(x, c, rate, t, x.hidden, width / x.tp)
+
+
+def routed(x: Cases) -> Floats:
+    """Experts that a token meets, 1 for an ffn without."""
+    return np.where(x.experts > 1, x.experts_per_token, 1.0)
+
+
+def _summing(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Adding a micro-batch's weight gradients to those in fp32: reading and writing 4 bytes a weight.
+
+    Newer products do it as they write, so that it counts like their other traffic.
+    """
+    heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    ffn = (2 + x.gated) * x.hidden * x.ffn * np.maximum(x.experts / x.ep, 1.0)
+    weights = (2 * x.hidden * (heads + kv) + ffn) / x.tp
+    share = by_word(x, "stack", {"softmax": 1.0, "fused": TRAFFIC, "torch": 0.0})
+    once = 8 * weights / (x.memory_bytes_per_s * c["memory"])
+    return np.where(x.frozen > 0, 0.0, share * once)
+
+
+def _adapters(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """An adapter's two thin products of a forward pass, and what they and the sum move."""
+    t, widths = tokens(x), x.adapter_widths / x.tp
+    products = 2 * t * x.adapter_rank * widths / product_rate(x, c, narrow=False)
+    moved = 2 * t * 2 * widths / (x.memory_bytes_per_s * c["memory"]) * c["elementwise"]
+    return products, moved
+
+
+def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Both attention products of a forward pass, with softmax."""
+    full = 4 * _attended(x) * tokens(x) * x.heads * x.head_dim / x.tp
+    rate = product_rate(x, c, narrow=False)
+    new = x.has("generation", "hopper") | x.has("generation", "blackwell")
+    torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
+    share = np.where(x.causal > 0, 0.5, 1.0)
+    flash = share * full / (rate * c["flash"] / 0.72 * torch)
+    scores = x.heads * _attended(x) * tokens(x) / x.tp
+    moved = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
+    return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
+
+
+def _attended(x: Cases) -> Floats:
+    """Tokens that a token's document has, before a mask."""
+    return np.where(x.document > 0, np.minimum(x.document, x.seq_len), x.seq_len)
+
+
+def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """Norms, activations and residuals of a forward pass; casts to a narrow dtype."""
+    rate = x.memory_bytes_per_s * c["memory"]
+    shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
+    eager = (x.has("stack", "torch")) & (x.compiled == 0)
+    attention = (x.heads + 2 * x.kv_heads) * x.head_dim
+    ffn = x.ffn * routed(x) + x.shared_ffn
+    permuted = np.where(x.experts > 1, 4 * c["permuted"] * routed(x) * x.hidden, 0.0)
+    widths = 12 * x.hidden / shared + permuted
+    widths = widths + ((4 + 2 * x.gated) * ffn + 3 * attention) / x.tp
+    pass_s = 2 * tokens(x) * widths / rate * c["elementwise"]
+    inputs = (1 + routed(x)) * x.hidden / shared
+    inputs = inputs + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
+    cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * inputs / rate, 0.0)
+    return pass_s * np.where(eager, c["elementwise_eager"], 1.0), cast
+
+
+def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Two all-reduces of a forward pass (or the gathers and scatters that replace them)."""
+    exposed = np.where(x.has("stack", "fused"), c["tp_exposed_fused"], c["tp_exposed"])
+    starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
+    sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
+    return 2 * exposed * sums
+
+
+def _cp(x: Cases, c: Mapping[str, float], attention: Floats) -> Floats:
+    """Keys and values of the other ranks, as far as attention does not hide them."""
+    moved = (x.cp - 1) * 2 * 2 * tokens(x) * x.kv_heads * x.head_dim / x.tp
+    needed = moved / group_rate(x, c, x.tp * x.cp, x.tp) + start_s(x, c) * (x.cp - 1)
+    hidden = np.minimum(needed, attention)
+    return np.where(x.cp > 1, needed - hidden + c["cp_exposed"] * hidden, 0.0)
+
+
+def _host(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Host time of a block's forward and backward pass."""
+    whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
+    whole = whole * np.where(x.has("generation", "volta"), c["host_volta"], 1.0)
+    whole = whole * np.where(x.experts > 1, c["host_experts"], 1.0)
+    tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
+    whole = whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
+    return whole * x.crowding
+
+
+def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:
+    """The value that belongs to each case's word."""
+    chosen = np.select([x.has(word, name) for name in values], list(values.values()))
+    return np.asarray(chosen, dtype=np.float64)
+
+
+def _power_of_two(size: Floats) -> Floats:
+    """The largest power of two that divides a size."""
+    whole = np.maximum(np.round(size), 1).astype(np.int64)
+    return (whole & -whole).astype(float)

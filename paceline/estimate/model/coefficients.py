@@ -1,0 +1,84 @@
+"""The physical coefficients of the time model: what each means, its prior and where that is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.estimate.model.case import Floats
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A coefficient before any step time was looked at: median and standard deviation of its logarithm."""
+
+    name: str
+    value: float
+    sd: float
+    what: str
+
+
+PRIORS: tuple[Prior, ...] = (
+    # Share of the dense peak that large 16-bit products reach: 0.85 of the best product published
+    # (A100 0.87, H100 0.80, B200 and GB200 0.75, MI300X 0.51, MI325X 0.60: ml-engineering,
+    # compute/accelerator). No published step is of AMD devices, which are `other`.
+    Prior("gemm_volta", 0.62, 0.15, "16-bit products of a V100 over its peak"),
+    Prior("gemm_ampere", 0.74, 0.12, "16-bit products of an A100 over its peak"),
+    Prior("gemm_hopper", 0.68, 0.12, "16-bit products of an H100 or H200 over its peak"),
+    Prior("gemm_blackwell", 0.64, 0.12, "16-bit products of a B200 or B300 over its peak"),
+    Prior("gemm_other", 0.48, 0.30, "16-bit products of another device over its peak"),
+    Prior("gemm_cpu", 0.70, 0.30, "products of a CPU over the rate that was probed"),
+    Prior("gemm_8bit", 0.75, 0.15, "8-bit products' share of their peak, over that of 16-bit ones"),
+    Prior("gemm_4bit", 0.55, 0.30, "the same of 4-bit products"),
+    Prior("gemm_blocks", 0.93, 0.10, "what scales for small blocks leave of it"),
+    Prior("gemm_torch", 0.88, 0.10, "rate of products among PyTorch's own modules, over fused ones"),
+    Prior("gemm_odd", 0.65, 0.20, "rate of products whose sizes 64 does not divide, over others"),
+    Prior("gemm_start_s", 15e-6, 0.70, "extra time of one product on an A100"),
+    Prior("gemm_grouped", 0.62, 0.30, "rate of experts' products side by side, over one as large"),
+    Prior("power_exponent", 0.70, 0.30, "how the rate follows the power limit"),
+    Prior("cast_traffic", 1.0, 0.50, "memory traffic of casts to narrow types, over one pass"),
+    Prior("flash", 0.45, 0.30, "flash attention's forward products over the 16-bit peak"),
+    Prior("flash_torch", 0.60, 0.30, "PyTorch's flash attention since Hopper, over the fused one"),
+    Prior("scores", 0.30, 0.30, "products of attention that stores its scores, over the peak"),
+    Prior("scores_passes", 6.0, 0.50, "times the scores go through memory in a forward pass"),
+    Prior("memory", 0.75, 0.15, "reached memory rate over the data sheet's"),
+    Prior("elementwise", 1.0, 0.40, "memory traffic of norms, activations, residuals, over its count"),
+    Prior("permuted", 1.5, 0.40, "traffic of sorting tokens by expert and back, over its count"),
+    Prior("elementwise_eager", 1.5, 0.30, "the same where PyTorch runs every operation by itself"),
+    Prior("logits", 1.0, 0.50, "memory traffic of logits and loss, over 20 bytes a logit"),
+    Prior("host_softmax_s", 1.2e-3, 0.25, "host time of one block, forward and backward, Megatron"),
+    Prior("host_fused_s", 2.0e-3, 0.25, "the same with Transformer Engine"),
+    Prior("host_torch_s", 1.5e-3, 0.25, "the same with PyTorch's modules"),
+    Prior("host_tp", 0.30, 0.30, "host time that tensor parallelism adds, a share"),
+    Prior("host_tp_fused", 1.0, 0.30, "the same with Transformer Engine"),
+    Prior("host_experts", 3.0, 0.50, "host time of a block with experts, over one without"),
+    Prior("host_volta", 1.5, 0.50, "host time in the hosts of V100s, over later ones"),
+    Prior("host_sharded_s", 5e-4, 0.80, "what FSDP's hooks and copies add to an exchange on a CPU"),
+    Prior("host_microbatch_s", 2e-3, 0.80, "time of a micro-batch beside its blocks"),
+    Prior("step_softmax_s", 10e-3, 0.80, "time of a step beside its micro-batches, Megatron"),
+    Prior("step_fused_s", 30e-3, 0.60, "the same with Transformer Engine"),
+    Prior("step_torch_s", 20e-3, 0.60, "the same with PyTorch's modules"),
+    Prior("intra", 0.75, 0.20, "reached rate inside the fast domain over the nominal one"),
+    Prior("intra_start_s", 30e-6, 0.60, "start of a collective inside the fast domain"),
+    Prior("inter", 0.75, 0.25, "reached rate between nodes over the nominal one"),
+    Prior("inter_start_s", 60e-6, 0.60, "start of a collective between nodes"),
+    Prior("tp_exposed", 0.70, 0.35, "share of tensor parallelism's exchanges that nothing hides"),
+    Prior("tp_exposed_fused", 0.40, 0.40, "the same where products overlap with them"),
+    Prior("cp_exposed", 0.30, 0.60, "share of context parallelism's exchanges that nothing hides"),
+    Prior("pp_exposed", 0.70, 0.40, "share of what passes between stages that nothing hides"),
+    Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
+    Prior("dp_exposed", 0.35, 0.50, "share of the gradients' exchange that nothing hides"),
+    Prior("zero3_exposed", 0.35, 0.50, "share of the shorter of exchange and work that ZeRO-3 exposes"),
+    Prior("optimizer", 1.3, 0.40, "memory traffic of the optimizer over 26 bytes a parameter"),
+    Prior("jitter", 6e-3, 0.60, "growth of a step with every doubling of the nodes"),
+)  # fmt: skip
+NAMES = tuple(prior.name for prior in PRIORS)
+CENTRE: Floats = np.log([prior.value for prior in PRIORS])
+WIDTH: Floats = np.array([prior.sd for prior in PRIORS])
+
+
+def named(logs: Floats) -> Mapping[str, float]:
+    """Coefficients by name from a vector of their logarithms."""
+    return dict(zip(NAMES, np.exp(logs).tolist(), strict=True))

@@ -1,0 +1,99 @@
+"""Rates of links: the catalog's, a bandwidth that a description states, or what is usual."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Device
+from paceline.estimate.model.case import Generation
+from paceline.files import catalog
+
+INTRA = {"volta": 150e9, "ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
+"""NVLink 2 to 5, bytes/s of one device in one direction, where no link is named."""
+INTER = {"volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9}
+"""The usual network port of a device, 100 to 400 Gb/s, where none is named."""
+PCIE = {"volta": "PCIe-3", "ampere": "PCIe-4", "hopper": "PCIe-5"}
+"""What cards have among each other; bridges between pairs do not count."""
+XGMI = ("MI300X", "MI325X")
+"""Families whose links inside a node the catalog states."""
+FALLBACK_LINK = 25e9
+_BANDWIDTH = re.compile(
+    r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)"
+    r"(?:\s*/\s*s|ps|it/s)?(?![a-zA-Z])"
+)
+_SCALES = {"M": 1e6, "G": 1e9, "T": 1e12}
+_OF_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
+_BOTH = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
+
+
+class Rate(NamedTuple):
+    """Bytes/s of one device in one direction."""
+
+    bytes_per_s: float
+    assumed: bool = False
+    """True where nobody says which link it is."""
+    note: str | None = None
+
+
+def stated_bytes_per_s(text: str, per_node: int) -> float | None:
+    """The bandwidth that a description states, of one device in one direction; None without any.
+
+    "8x400 Gb/s" are the ports of a node, and so is one port of Ethernet or what is "per node"; devices
+    share them. Any other rate is a device's: "100 GB/s". Both directions together count half.
+    """
+    found = _BANDWIDTH.search(text)
+    if found is None:
+        return None
+    rate = float(found["rate"]) * _SCALES[found["scale"]] / (1 if "B" in found["unit"] else 8)
+    of_node = bool(found["ports"]) or bool(_OF_NODE.search(text))
+    share = per_node if of_node else 1
+    return rate * int(found["ports"] or 1) / share / (2 if _BOTH.search(text) else 1) or None
+
+
+def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate:
+    """Inside a node; raises UserError for a name that is neither known nor states a rate."""
+    match = _match(name)
+    if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
+        return Rate(match.link.bytes_per_s)
+    stated = stated_bytes_per_s(name, 1) if name else None
+    if stated and match is None:
+        return Rate(stated)
+    known = PCIE.get(generation) if "PCIe" in device.name else None
+    known = "xGMI-MI300" if device.family in XGMI else known
+    usual = INTRA.get(generation, FALLBACK_LINK)
+    usual = (catalog.link(known).bytes_per_s or usual) if known else usual
+    note = f"links inside a node are taken as {usual / 1e9:g} GB/s"
+    return Rate(usual, assumed=known is None and generation not in INTRA, note=note)
+
+
+def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
+    """Between nodes; raises UserError for a name that is neither known nor states a rate."""
+    match = _match(name)
+    if match and match.node_bytes_per_s:
+        return Rate(match.node_bytes_per_s / per_node)
+    if match and match.link and match.link.bytes_per_s and match.link.kind == "inter":
+        if not match.link.name.startswith("Ethernet"):
+            return Rate(match.link.bytes_per_s)
+        note = f"one port of {match.link.name} is shared by the {per_node} devices of a node"
+        return Rate(match.link.bytes_per_s / per_node, note=note)
+    stated = stated_bytes_per_s(name, per_node) if name else None
+    if stated:
+        return Rate(stated)
+    usual = INTER.get(generation, FALLBACK_LINK)
+    if match and match.link is None:
+        return Rate(usual)  # no network: nothing crosses it
+    return Rate(usual, True, f"the network is taken as {usual / 1e9:g} GB/s a device")
+
+
+def _match(name: str | None) -> catalog.LinkMatch | None:
+    """What the catalog knows of a name; None for one that states its own rate."""
+    if not name:
+        return None
+    try:
+        return catalog.find_link(name)
+    except UserError:
+        if stated_bytes_per_s(name, 1) is None:
+            raise
+        return None

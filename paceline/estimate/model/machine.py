@@ -1,0 +1,131 @@
+"""Rates of catalog devices and links as the time model takes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Device, Dtype
+from paceline.estimate.model.case import Generation
+from paceline.estimate.model.fabric import XGMI, inter_rate, intra_rate
+from paceline.files import catalog
+
+GENERATIONS: dict[str, Generation] = {
+    "V100": "volta",
+    "A100": "ampere", "A800": "ampere", "A40": "ampere", "A30": "ampere",
+    "H100": "hopper", "H200": "hopper", "H800": "hopper", "H20": "hopper", "GH200": "hopper",
+    "B200": "blackwell", "B300": "blackwell", "GB200": "blackwell", "GB300": "blackwell",
+    "cpu": "cpu",
+}  # fmt: skip
+"""By family of the catalog; others are `other`, with a wider prior."""
+RACK = {"GB200": 72, "GB300": 72}
+"""Devices in one NVLink domain where it is larger than a node (NVL72)."""
+WATTS_PER_TFLOPS = {"volta": 2.4, "ampere": 1.282, "hopper": 0.7074, "blackwell": 0.48}
+"""Of V100-SXM2, A100-SXM, H100-SXM and GB200, whose products the rates were fitted to: clocks under
+load follow from what power is there for the arithmetic."""
+MOST_POWER = 1.25
+SMALL_BOARD = 4
+_POWER = re.compile(r"(\d{3,4})\s?W\b")
+NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
+
+
+class Assumed(NamedTuple):
+    """What nobody stated, so that something usual stands for it."""
+
+    intra: bool = False
+    inter: bool = False
+    device: bool = False
+
+
+NOTHING_ASSUMED = Assumed()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of device and its links."""
+
+    device: Device
+    generation: Generation
+    domain: int
+    devices_per_node: int
+    intra_bytes_per_s: float
+    inter_bytes_per_s: float
+    power: float
+    crowding: float = 1.0
+    """Processes that share a core, 1 where each has its own."""
+    mesh: bool = False
+    """Devices of a domain have links of their own to each of the others, and no switch."""
+    assumed: Assumed = NOTHING_ASSUMED
+    notes: tuple[str, ...] = ()
+
+    def peak_16bit(self) -> float:
+        """Dense FLOP/s in bf16 or fp16; raises UserError when the catalog has neither."""
+        peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16")
+        if peak is None:
+            raise UserError(self.device.name, "has no 16-bit peak in the catalog")
+        return peak
+
+    def peak_wide(self, dtype: Dtype) -> float:
+        """FLOP/s of products that are not narrow: fp32's own peak in fp32, else that of 16 bit."""
+        peak = self.device.peak_flops_per_s("fp32") if dtype == "fp32" else None
+        return peak or self.peak_16bit()
+
+    def peak_narrow(self, dtype: Dtype) -> float:
+        """FLOP/s of a dtype narrower than 16 bit, 0 for others; raises UserError without a peak."""
+        if dtype not in NARROW:
+            return 0.0
+        peak = self.device.peak_flops_per_s(dtype)
+        if peak is None:
+            raise UserError(self.device.name, f"does not compute in {dtype}",
+                            allowed=", ".join(self.device.peaks))  # fmt: skip
+        return peak
+
+
+def machine(
+    device: str, intra: str | None = None, inter: str | None = None, devices_per_node: int = 8
+) -> Machine:
+    """The machine that names of the catalog or of a publication stand for.
+
+    Raises UserError for a device that the catalog does not know, and for a link that it does not
+    know and that states no rate. Links that are not named get the usual ones of the device's
+    generation, with a note.
+    """
+    match = catalog.find_device(device)
+    found = match.device
+    generation = GENERATIONS.get(found.family, "other")
+    stated = _POWER.search(device)
+    power = float(stated[1]) / found.power_w if stated and found.power_w else 1.0
+    domain = RACK.get(found.family, devices_per_node)
+    inside = intra_rate(intra, found, generation)
+    between = inter_rate(inter, generation, devices_per_node)
+    return Machine(
+        device=found,
+        generation=generation,
+        domain=domain,
+        devices_per_node=devices_per_node,
+        intra_bytes_per_s=inside.bytes_per_s,
+        inter_bytes_per_s=between.bytes_per_s,
+        power=_power(found, generation, power),
+        mesh=_meshed(found, generation, devices_per_node),
+        assumed=Assumed(inside.assumed, between.assumed, not match.exact),
+        notes=tuple(note for note in (match.note, inside.note, between.note) if note),
+    )
+
+
+def _power(found: Device, generation: Generation, limit: float) -> float:
+    """Watts for a FLOP/s of the peak, over those of the generation's usual device under its limit."""
+    peak = found.peak_flops_per_s("bf16") or found.peak_flops_per_s("fp16")
+    usual = WATTS_PER_TFLOPS.get(generation)
+    if not (peak and found.power_w and usual):
+        return min(1.0, limit)
+    return min(MOST_POWER, limit * found.power_w / (peak / 1e12) / usual)
+
+
+def _meshed(found: Device, generation: Generation, per_node: int) -> bool:
+    """NVLink has switches from A100's boards of eight on and in racks; V100s and boards of four none."""
+    if "PCIe" in found.name or found.family in RACK:
+        return False
+    boards = generation in ("ampere", "hopper") and per_node <= SMALL_BOARD
+    return generation == "volta" or found.family in XGMI or boards

@@ -1,0 +1,102 @@
+"""What ZeRO-2 and 3 exchange: weights gathered before they are used, gradients scattered to their owners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.estimate.model.case import Bools, Cases, Floats
+from paceline.estimate.model.collectives import all_reduce_s, group_rate, start_s
+from paceline.estimate.model.stages import stage_layers
+from paceline.estimate.model.weights import (
+    common_weights,
+    copies,
+    expert_ranks,
+    ffn_weights,
+    shards,
+    table_weights,
+)
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Seconds of gathering some weights of a rank once, and of scattering their gradients once."""
+
+    gather: Floats
+    scatter: Floats
+    among: Floats
+    """Of adding up the scattered gradients among copies of what is sharded (HSDP)."""
+
+    def whole(self, x: Cases, gather: Floats, scatter: Floats | float = 1.0) -> Floats:
+        """Of so many gatherings and scatterings.
+
+        On GPUs copies add up over the network while other blocks use the links inside a node.
+        """
+        own, among = gather * self.gather + scatter * self.scatter, scatter * self.among
+        return np.where(x.has("generation", "cpu"), own + among, np.maximum(own, among))
+
+    def of_microbatch(self, x: Cases, gathers: float) -> Floats:
+        """Of one micro-batch, which gathers so often under ZeRO-3; stage 2 keeps what it gathered."""
+        gather = np.where(x.zero_stage == 3, gathers, 0.0)
+        return self.whole(x, gather, np.where(_scatters_once(x), 0.0, 1.0))
+
+
+def block_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:
+    """Of a block's weights."""
+    common = (common_weights(x) + x.more_weights) / x.tp
+    return _exchanged(x, c, common, ffn_weights(x) / x.tp / expert_ranks(x))
+
+
+def root_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:
+    """Of embedding and head, which FSDP treats as one more block."""
+    found = _exchanged(x, c, table_weights(x), np.zeros(x.size))
+    return Exchanged(*(np.where(x.vocab > 0, part, 0.0) for part in vars(found).values()))
+
+
+def added(x: Cases, c: Mapping[str, float], work: Floats, exchange: Floats) -> Floats:
+    """Seconds that an exchange adds to the work beside which it runs, 0 where nothing is sharded."""
+    both = np.maximum(work, exchange) + c["zero3_exposed"] * np.minimum(work, exchange)
+    return np.where((x.zero_stage >= 2) & (copies(x)[0] > 1), both - work, 0.0)
+
+
+def once(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
+    """What a step exchanges once, beyond what its first forward or last backward pass hides.
+
+    Stage 2's gathering of all weights, and the gradients of PyTorch's pipelines.
+    """
+    layers, block, root = stage_layers(x)[0], block_exchange(x, c), root_exchange(x, c)
+    gather = np.where(x.zero_stage == 2, layers * block.gather + root.gather, 0.0)
+    reduced = layers * block.whole(x, np.zeros(x.size)) + root.whole(x, np.zeros(x.size))
+    scatter = np.where(_scatters_once(x), reduced, 0.0)
+    work = slowest / np.where(x.pp > 1, x.vp, 1.0)
+    parts = ((gather, work / 3), (scatter, 2 * work / 3))
+    return np.sum([added(x, c, beside, part) for part, beside in parts], axis=0)
+
+
+def _scatters_once(x: Cases) -> Bools:
+    """PyTorch's pipelines reduce gradients behind the last micro-batch."""
+    return x.has("stack", "torch") & (x.pp > 1)
+
+
+def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats) -> Exchanged:
+    """`common` are weights that all data ranks hold, `experts` those of expert ranks.
+
+    Gathered in what blocks compute in. FSDP reduces gradients in fp32, others in 16 bit; copies of what
+    is sharded (HSDP) sum up theirs. Frozen weights have none.
+    """
+    ranks, of_experts = shards(x)
+    moved = common * (ranks - 1) / ranks + experts * (of_experts - 1) / of_experts
+    rate = group_rate(x, c, x.tp * ranks, x.tp)
+    # A GPU's host runs ahead: there they are part of a block's host time.
+    own = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.crowding, 0.0)
+    start = np.where(ranks > 1, start_s(x, c) + own, 0.0)
+    reduced = np.where(x.has("stack", "torch"), 4.0, 2.0)
+    owned = reduced * (common / ranks + experts / of_experts)
+    among = all_reduce_s(x, c, owned, copies(x)[0] / ranks, x.tp * ranks)
+    return Exchanged(
+        gather=x.compute_bytes * moved / rate + start,
+        scatter=np.where(x.frozen > 0, 0.0, reduced * moved / rate + start),
+        among=np.where(x.frozen > 0, 0.0, among),
+    )

@@ -1,0 +1,199 @@
+"""Time of one optimizer step, by part: pipeline, head, data parallelism, optimizer, what grows with scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.estimate.model.block import (
+    STACKS,
+    Block,
+    block_time,
+    by_word,
+    product_rate,
+    product_s,
+    tokens,
+)
+from paceline.estimate.model.case import Cases, Floats
+from paceline.estimate.model.collectives import group_rate, start_s
+from paceline.estimate.model.sharding import added, block_exchange, once, root_exchange
+from paceline.estimate.model.stages import stage_layers
+from paceline.estimate.model.weights import copies, num_microbatches, rank_weights, replicas, shards
+
+NODE = 8
+"""Devices by which the growth with scale is counted."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on its slowest rank, by part."""
+
+    gemm: Floats
+    attention: Floats
+    elementwise: Floats
+    head: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    zero: Floats
+    """Gathering weights (ZeRO-3) and scattering gradients (2 and 3), where work does not hide it."""
+    host: Floats
+    bubble: Floats
+    """Waiting for the pipeline to fill and to drain."""
+    stages: Floats
+    """What passes between pipeline stages."""
+    dp: Floats
+    optimizer: Floats
+    fixed: Floats
+    jitter: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Seconds of the whole step."""
+        return np.sum(list(vars(self).values()), axis=0)
+
+    def at(self, row: int) -> dict[str, float]:
+        """The parts of one case."""
+        return {name: float(part[row]) for name, part in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a step is made of, in seconds of one micro-batch."""
+
+    block: Block
+    zero: Floats
+    """Of a block under ZeRO-2 and 3."""
+    root: Floats
+    """The same of embedding and head, as part of `head`."""
+    head: Floats
+    passed: Floats
+    """Between stages, by every rank."""
+    beside: Floats
+    """Of every rank, beside its blocks."""
+    layers: Floats
+    """Of the slowest rank."""
+    own_head: Floats
+    """Of the slowest rank: the head's where that is the last one."""
+    own_root: Floats
+    num_microbatches: Floats
+
+    @property
+    def layer(self) -> Floats:
+        """One block, with what ZeRO-2 and 3 add."""
+        return self.block.total + self.zero
+
+    @property
+    def slowest(self) -> Floats:
+        """The slowest rank, without what passes between stages."""
+        return self.layers * self.layer + self.own_head + self.beside
+
+
+def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
+    """Times of a block, the head and the exchange between stages, and which rank is slowest."""
+    block, head, (most, last) = block_time(x, c), _head(x, c), stage_layers(x)
+    zero = added(x, c, block.total, block_exchange(x, c).of_microbatch(x, gathers=2))
+    # FSDP keeps embedding and head from the forward pass to the backward pass.
+    root = added(x, c, head, root_exchange(x, c).of_microbatch(x, gathers=1))
+    head, layer = head + root, block.total + zero
+    with_head = last * layer + head >= most * layer
+    own_head, own_root = (np.where(with_head, part, 0.0) for part in (head, root))
+    return Pieces(
+        block, zero, root, head, _stage_exchange(x, c), c["host_microbatch_s"] * x.crowding,
+        layers=np.where(with_head, last, most), own_head=own_head, own_root=own_root,
+        num_microbatches=num_microbatches(x),
+    )  # fmt: skip
+
+
+def step_time(x: Cases, c: Mapping[str, float], bubble: Floats | None = None) -> StepTime:
+    """Seconds of a step by part; `bubble` instead of the closed form's.
+
+    m micro-batches go through the slowest stage, and one through all others while the pipeline
+    fills and drains: m T + (p - 1)/v T for equal stages under GPipe, 1F1B and its interleaved form
+    (Narayanan et al., arXiv:2104.04473), a third of it for zero-bubble, as in core/pipeline.py.
+    estimate/pipeline.py follows every pass instead. Data parallelism exposes what the last backward
+    pass cannot hide and at least a share of its exchange; ZeRO-2 and 3 exchange in every block.
+    """
+    one = pieces(x, c)
+    m, layers = one.num_microbatches, one.layers
+    waits = _bubble(x, one) if bubble is None else bubble
+    dp, optimizer = _dp(x, c, one.slowest), _optimizer(x, c)
+    fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS}) * x.crowding
+    busy = m * (one.slowest + one.passed) + waits + dp + optimizer + fixed
+    nodes = np.maximum(1.0, x.devices / NODE)
+    parts = {name: m * layers * part for name, part in vars(one.block).items() if name != "host"}
+    return StepTime(
+        **parts,
+        head=m * (one.own_head - one.own_root),
+        zero=m * (layers * one.zero + one.own_root),
+        host=m * (layers * one.block.host + one.beside),
+        bubble=waits,
+        stages=m * one.passed,
+        dp=dp,
+        optimizer=optimizer,
+        fixed=fixed,
+        jitter=busy * c["jitter"] * np.log2(nodes),
+    )
+
+
+def _bubble(x: Cases, one: Pieces) -> Floats:
+    """Filling and draining: a micro-batch's way through the other stages, a chunk at a time.
+
+    Ranks that wait leave their cores to those that share them.
+    """
+    share = np.where(x.has("schedule", "zero-bubble"), 1 / 3, 1.0) / x.vp
+    others = x.layers * one.layer + one.head - one.layers * one.layer - one.own_head
+    whole = others + (x.pp - 1) * (one.passed + one.beside)
+    return np.where(x.pp > 1, share * whole / x.crowding, 0.0)
+
+
+def _head(x: Cases, c: Mapping[str, float]) -> Floats:
+    """The output projection and the loss, forward and backward; a frozen one has no gradient."""
+    rate, t, rows = product_rate(x, c, narrow=False), tokens(x), x.vocab / x.tp
+    moved = 20 * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
+    products = np.where(x.frozen > 0, 2.0, 3.0)
+    return np.where(x.vocab > 0, products * product_s(x, c, rate, t, rows, x.hidden) + moved, 0.0)
+
+
+def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
+    """What a micro-batch passes to the next stage and back, for every chunk of a rank."""
+    shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
+    inside = x.tp * x.cp * replicas(x) * x.pp <= x.domain
+    rate = np.where(inside, x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"])
+    one_way = 2 * tokens(x) * x.hidden / shared / rate + start_s(x, c)
+    exposed = np.where(x.has("stack", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])
+    return np.where(x.pp > 1, 2 * x.vp * one_way * exposed, 0.0)
+
+
+def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
+    """Gradients (4 bytes a parameter) and weights (2) among the data-parallel ranks.
+
+    Stage 2 gathers weights alone: gradients are scattered in every block.
+    """
+    ranks, expert_copies = copies(x)
+    rest, ffns = rank_weights(x)
+    moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
+    start = start_s(x, c) * np.log2(np.maximum(ranks, 2))
+    needed = 6 * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start
+    last = 0.66 * slowest / np.where(x.pp > 1, x.vp, 1.0)
+    exposed = np.maximum(needed - last, c["dp_exposed"] * needed)
+    whole = np.where((x.zero_stage < 2) & (ranks > 1), exposed, 0.0)
+    return np.where(x.zero_stage >= 2, once(x, c, slowest), whole)
+
+
+def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Reading and writing weights, gradients and moments."""
+    rest, ffns = rank_weights(x)
+    sharded = x.zero_stage >= 1
+    held = sum(
+        part / np.where(sharded, same, 1.0)
+        for part, same in zip((rest, ffns), shards(x), strict=True)
+    )
+    return c["optimizer"] * 26 * _trained(x) * held / (x.memory_bytes_per_s * c["memory"])
+
+
+def _trained(x: Cases) -> Floats:
+    """Share of the weights that are trained."""
+    return np.where(x.frozen > 0, x.trained_share, 1.0)

@@ -1,0 +1,78 @@
+"""Counts that follow from a model and its layout: micro-batches, replicas, and the weights of a rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.estimate.model.case import Cases, Floats
+from paceline.estimate.model.stages import stage_layers
+
+
+def num_microbatches(x: Cases) -> Floats:
+    """Micro-batches of one replica in a step."""
+    return np.maximum(1.0, x.global_batch / (replicas(x) * x.micro_batch))
+
+
+def replicas(x: Cases) -> Floats:
+    """Data-parallel replicas."""
+    return np.maximum(1.0, x.devices / (x.tp * x.pp * x.cp))
+
+
+def block_weights(x: Cases) -> Floats:
+    """Parameters of the matrices of one block, all experts included."""
+    return common_weights(x) + ffn_weights(x)
+
+
+def attention_weights(x: Cases) -> Floats:
+    """Parameters of a block's attention."""
+    heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    return x.hidden * (heads + 2 * kv) + heads * x.hidden
+
+
+def ffn_weights(x: Cases) -> Floats:
+    """Parameters of a block's ffn, of all its experts together."""
+    return (2 + x.gated) * x.hidden * x.ffn * x.experts
+
+
+def common_weights(x: Cases) -> Floats:
+    """Parameters of a block that all its ranks hold parts of: attention, router, shared ffn."""
+    router = np.where(x.experts > 1, x.hidden * x.experts, 0.0)
+    return attention_weights(x) + router + (2 + x.gated) * x.hidden * x.shared_ffn
+
+
+def copies(x: Cases) -> tuple[Floats, Floats]:
+    """Ranks among which attention's weights are the same before ZeRO, and those of an ffn.
+
+    Expert parallelism spreads the experts over the data ranks, so fewer of these hold the same.
+    """
+    ranks = replicas(x) * x.cp
+    return ranks, np.maximum(1.0, ranks / expert_ranks(x))
+
+
+def shards(x: Cases) -> tuple[Floats, Floats]:
+    """Ranks over which ZeRO spreads one copy of a block's attention, and of an ffn.
+
+    All that hold the same, or those of one hybrid shard (HSDP) under ZeRO-2 and 3.
+    """
+    ranks, _ = copies(x)
+    hybrid = (x.dp_shard > 0) & (x.zero_stage >= 2)
+    ranks = np.where(hybrid, np.minimum(x.dp_shard, ranks), ranks)
+    return ranks, np.maximum(1.0, ranks / expert_ranks(x))
+
+
+def expert_ranks(x: Cases) -> Floats:
+    """Ranks that share a block's experts."""
+    return np.where(x.experts > 1, x.ep, 1.0)
+
+
+def rank_weights(x: Cases) -> tuple[Floats, Floats]:
+    """Parameters on one rank of the first stage before ZeRO: of all but the ffns, and of these."""
+    most, _ = stage_layers(x)
+    layers = most / x.tp
+    rest = common_weights(x) + x.more_weights
+    return layers * rest + table_weights(x), layers * ffn_weights(x) / expert_ranks(x)
+
+
+def table_weights(x: Cases) -> Floats:
+    """Parameters of embedding and head on a rank that has them; models without a gate tie them."""
+    return x.vocab * x.hidden / x.tp * np.where(x.pp > 1, 1.0, 1.0 + x.gated)

@@ -1,0 +1,191 @@
+"""Predicted against measured: the time model on a table of published measurements."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf, log
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import UserError
+from paceline.core.value import Value
+from paceline.estimate.fit.baseline import flat_rule_s
+from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.fit.interval import bounds, log_sd
+from paceline.estimate.fit.posterior import predict
+from paceline.estimate.fit.published import Row, UnmodelledError, read_row
+from paceline.estimate.memory.published import MemoryRow, as_stated, read_memory_row
+from paceline.estimate.model.case import Floats, cases_of
+
+NEEDED = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
+"""Columns without which no row says anything."""
+
+
+class Score(Value):
+    """How well step times were predicted; shares are 0-1."""
+
+    n: int
+    mape: float | None
+    """Mean of |predicted / measured - 1|; this and all others are None without rows."""
+    median: float | None
+    """Median of |ln(predicted / measured)|."""
+    within_10: float | None
+    within_20: float | None
+    coverage_80: float | None
+    """Share of the measured step times that lie in their 80 % interval."""
+    flat_mape: float | None
+    """MAPE of the flat rule: 45 % of the 16-bit peak, 33 % of a narrower one."""
+
+
+class MemoryScore(Value):
+    """How well stated memories were predicted, each as its source states it; shares are 0-1."""
+
+    n: int
+    mape: float | None
+    median: float | None
+    """Of |predicted / stated - 1|."""
+    within_10: float | None
+
+
+class ValidatedRow(Value):
+    """One row: what was measured and what is predicted, in seconds of a step."""
+
+    id: str
+    source: str
+    kind: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+    error: float
+    """predicted / measured - 1."""
+
+
+class Unmodelled(Value):
+    """A row that was left out, and why."""
+
+    id: str
+    reason: str
+
+
+class Validation(Value):
+    """The whole table."""
+
+    table: str
+    evidence: str
+    overall: Score
+    by_source: dict[str, Score]
+    by_kind: dict[str, Score]
+    memory: MemoryScore
+    rows: tuple[ValidatedRow, ...]
+    unmodelled: tuple[Unmodelled, ...]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; raises UserError when it is no table or lacks a column of NEEDED.
+
+    An open quote, which would swallow rows, and a column that is there twice are refused too.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            columns = [name for name in reader.fieldnames or () if name]
+            missing = [name for name in NEEDED if name not in columns]
+            twice = sorted({name for name in columns if columns.count(name) > 1})
+            if twice:
+                raise UserError(str(path), f"has more than one column {', '.join(twice)}")
+            if missing:
+                raise UserError(str(path), f"has no column {', '.join(missing)}",
+                                allowed="the columns of docs/estimate.md")  # fmt: skip
+            return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(str(path), f"cannot be read as CSV: {error}") from error
+
+
+def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidence) -> Validation:
+    """Every row that can be modelled with its prediction, the others with their reason."""
+    rows: list[Row] = []
+    unmodelled: list[Unmodelled] = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            rows.append(read_row(line))
+        except UnmodelledError as reason:
+            name = line.get("id") or f"line {number}"
+            unmodelled.append(Unmodelled(id=name, reason=str(reason)))
+    told, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
+    sources = np.array([row.source for row in rows])
+    kinds = np.array([row.kind for row in rows])
+    return Validation(
+        table=table,
+        evidence=evidence.title,
+        overall=_score(told, flat),
+        by_source=_scores(told, flat, sources),
+        by_kind=_scores(told, flat, kinds),
+        memory=_memory_score(lines),
+        rows=tuple(told),
+        unmodelled=tuple(unmodelled),
+    )
+
+
+def _memory_score(lines: Sequence[dict[str, str]]) -> MemoryScore:
+    """The score of the rows that state a memory (mem_gb) and can be modelled."""
+    rows: list[MemoryRow] = []
+    for line in lines:
+        with suppress(UnmodelledError, ValueError):
+            rows.append(read_memory_row(line))
+    rows = [row for row in rows if row.stated_bytes and 0 < row.stated_bytes < inf]
+    if not rows:
+        return MemoryScore(n=0, mape=None, median=None, within_10=None)
+    missed = np.abs(as_stated(rows) / np.array([row.stated_bytes for row in rows]) - 1)
+    return MemoryScore(
+        n=len(rows), mape=float(missed.mean()), median=float(np.median(missed)),
+        within_10=float((missed <= 0.1).mean()),
+    )  # fmt: skip
+
+
+def _predicted(rows: Sequence[Row], evidence: Evidence) -> tuple[list[ValidatedRow], Floats]:
+    """Rows with their predictions, and the flat rule's."""
+    x, fit = cases_of([row.case for row in rows]), evidence.fit()
+    seconds = predict(x, fit.centre)
+    low, high = bounds(seconds, log_sd(x, fit, evidence.residual_sd))
+    told = [
+        ValidatedRow(
+            id=row.id, source=row.source, kind=row.kind, measured_s=row.measured_s,
+            predicted_s=p, low_s=a, high_s=b, error=p / row.measured_s - 1,
+        )
+        for row, p, a, b in zip(rows, seconds.tolist(), low.tolist(), high.tolist(), strict=True)
+    ]  # fmt: skip
+    return told, flat_rule_s(x)
+
+
+def _scores(
+    rows: Sequence[ValidatedRow], flat: Floats, names: NDArray[np.str_]
+) -> dict[str, Score]:
+    """The score of each group, the largest first."""
+    found, counts = np.unique(names, return_counts=True)
+    scores: dict[str, Score] = {}
+    for name in found[np.argsort(-counts, kind="stable")].tolist():
+        own = np.flatnonzero(names == name)
+        scores[name] = _score([rows[i] for i in own.tolist()], flat[own])
+    return scores
+
+
+def _score(rows: Sequence[ValidatedRow], flat: Floats) -> Score:
+    if not rows:
+        return Score(n=0, mape=None, median=None, within_10=None, within_20=None, coverage_80=None,
+                     flat_mape=None)  # fmt: skip
+    error = np.array([abs(row.error) for row in rows])
+    measured = np.array([row.measured_s for row in rows])
+    return Score(
+        n=len(rows),
+        mape=float(error.mean()),
+        median=float(np.median([abs(log(row.predicted_s / row.measured_s)) for row in rows])),
+        within_10=float((error <= 0.1).mean()),
+        within_20=float((error <= 0.2).mean()),
+        coverage_80=float(np.mean([r.low_s <= r.measured_s <= r.high_s for r in rows])),
+        flat_mape=float(np.abs(flat / measured - 1).mean()),
+    )

@@ -1,0 +1,251 @@
+"""The hardware catalog: devices, links, dtypes and clusters by name, every figure with its source.
+
+Names are found in three steps: the same letters and digits as a name or an alias; else the words of
+the description against the words that the catalog knows for a device of that family; else an error.
+A description that leaves something open gives a match with `exact` False and a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TypeVar
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.hardware import Cluster, Device, Dtype, Link
+from paceline.core.value import Value
+from paceline.files.yaml_file import Document, line_of, read_document, validate
+
+# Words that describe a device without naming another product: sizes, watts, memory, form factor.
+_DESCRIBES_DEVICE = re.compile(r"\d+(gb|gib|g|w)|hbm\d?e?|sxm\d?|pcie|nvl\d*")
+# Words that say how much of a link there is, not which link it is.
+_DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu|nic|port|connectx")
+
+FileT = TypeVar("FileT", bound=Value)
+NamedT = TypeVar("NamedT", Device, Link)
+
+
+@dataclass(frozen=True)
+class DeviceMatch:
+    """The device that a description names; `note` says what was left open or unknown."""
+
+    device: Device
+    exact: bool
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class LinkMatch:
+    """The link class that a description names; `link` is None where no network is crossed."""
+
+    link: Link | None
+    exact: bool
+    note: str | None = None
+    node_bytes_per_s: float | None = None
+    """What the description states for a whole node in one direction, if it does."""
+
+
+class _Unstated(Value):
+    """Descriptions that leave something open, and the name that is taken instead."""
+
+    names: tuple[str, ...]
+    means: str | None
+    by_family: dict[str, str] = {}
+    note: str
+
+
+class _DeviceFile(Value):
+    sources: dict[str, str]
+    dtypes: dict[Dtype, tuple[str, ...]]
+    devices: tuple[Device, ...]
+    unstated: tuple[_Unstated, ...]
+
+
+class _LinkFile(Value):
+    sources: dict[str, str]
+    links: tuple[Link, ...]
+    unstated: tuple[_Unstated, ...]
+
+
+class _ClusterFile(Value):
+    clusters: tuple[Cluster, ...]
+
+
+def devices() -> tuple[Device, ...]:
+    """All devices of the catalog; the first of a family is what its bare name resolves to."""
+    return _device_file().devices
+
+
+def device(name: str) -> Device:
+    """The device that `name` resolves to; raises UserError for a name that is not in the catalog."""
+    return find_device(name).device
+
+
+def find_device(name: str) -> DeviceMatch:
+    """The device that `name` describes, with what was left open; raises UserError for an unknown one."""
+    same = _same_name(name, devices())
+    if same:
+        return DeviceMatch(same, exact=True)
+    entry = _unstated(name, _device_file().unstated)
+    if entry and entry.means:
+        return DeviceMatch(device(entry.means), False, f"{name}: {entry.note}")
+    words = _words(name) - {"memory", "size", "not", "stated"}
+    family = [d for d in devices() if d.family.lower() in words]
+    known = {word for d in family for word in _vocabulary(d)}
+    fitting = [d for d in family if words & known <= _vocabulary(d)]
+    extra = sorted(words - known)
+    one_family = len({d.family for d in fitting}) == 1
+    if not one_family or not all(map(_DESCRIBES_DEVICE.fullmatch, extra)):
+        raise _unknown("device", name, [(d.name, d.family, *d.aliases) for d in devices()])
+    open_points = [f"could be any of {', '.join(d.name for d in fitting)}"] if fitting[1:] else []
+    open_points += [f"{' '.join(extra)} is not known of {fitting[0].family}"] if extra else []
+    note = f"{name}: {'; '.join(open_points)}; taken as {fitting[0].name}" if open_points else None
+    return DeviceMatch(fitting[0], exact=note is None, note=note)
+
+
+def links() -> tuple[Link, ...]:
+    """All link classes of the catalog."""
+    return _link_file().links
+
+
+def link(name: str) -> Link:
+    """The link class that `name` resolves to; raises UserError for an unknown one or for none."""
+    found = find_link(name).link
+    if found is None:
+        raise UserError(f"link {name!r}", "means that no network is crossed")
+    return found
+
+
+def find_link(name: str, device: Device | None = None) -> LinkMatch:
+    """The link class that `name` describes; `device` settles an unstated NVLink generation.
+
+    Raises UserError for an unknown description.
+    """
+    plain = re.sub(r"\([^)]*\)", "", name)
+    node_bytes_per_s = _node_bytes_per_s(plain)
+    entry = _unstated(plain, _link_file().unstated)
+    if entry:
+        means = (entry.by_family.get(device.family) if device else None) or entry.means
+        chosen = link(means) if means else None
+        return LinkMatch(chosen, chosen is None, f"{name}: {entry.note}", node_bytes_per_s)
+    found = _same_name(plain, links()) or _link_in(_words(plain))
+    if found is None:
+        raise _unknown("link", name, [(x.name, *x.aliases) for x in links()])
+    return LinkMatch(found, exact=True, node_bytes_per_s=node_bytes_per_s)
+
+
+def dtype(name: str) -> Dtype:
+    """The dtype that `name` means; raises UserError for one that no peak is kept for."""
+    names = _device_file().dtypes
+    for known, aliases in names.items():
+        if _squash(name) in map(_squash, (known, *aliases)):
+            return known
+    raise _unknown("dtype", name, [(known, *aliases) for known, aliases in names.items()])
+
+
+def clusters() -> tuple[Cluster, ...]:
+    """The clusters of the published procedures."""
+    return _cluster_file().clusters
+
+
+def cluster(name_or_path: str | Path) -> Cluster:
+    """A cluster of the catalog, or the one described by a YAML file.
+
+    Raises UserError for an unknown name, an unreadable file, or a device or link in it that is not
+    in the catalog.
+    """
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        document = read_document(path)
+        return _checked(validate(Cluster, document, str(path)), document, str(path))
+    for known in clusters():
+        if _squash(known.name) == _squash(str(name_or_path)):
+            return known
+    names = [(known.name,) for known in clusters()]
+    raise _unknown("cluster", str(name_or_path), [*names, ("a path that ends in .yaml",)])
+
+
+def _checked(cluster: Cluster, document: Document, where: str) -> Cluster:
+    """`cluster` with the catalog's own names; raises UserError with the line of an unknown one."""
+    names = {"device": cluster.device, "intra_link": cluster.intra_link}
+    names["inter_link"] = cluster.inter_link
+    for field, written in names.items():
+        try:
+            if written:
+                names[field] = (device if field == "device" else link)(written).name
+        except UserError as error:
+            place, what = f"{where}:{line_of(document, (field,))}", f"{error.where} {error.what}"
+            raise UserError(place, what, allowed=error.allowed, remedy=error.remedy) from error
+    return cluster.model_copy(update=names)
+
+
+def _same_name(name: str, entries: Sequence[NamedT]) -> NamedT | None:
+    wanted = _squash(name)
+    return next((e for e in entries if wanted in map(_squash, (e.name, *e.aliases))), None)
+
+
+def _unstated(name: str, entries: Sequence[_Unstated]) -> _Unstated | None:
+    return next((e for e in entries if _squash(name) in map(_squash, e.names)), None)
+
+
+def _link_in(words: set[str]) -> Link | None:
+    """The link whose longest alias stands in `words`, if the rest only says how much of it."""
+    named = [(_words(alias), entry) for entry in links() for alias in (entry.name, *entry.aliases)]
+    inside = [(alias, entry) for alias, entry in named if alias <= words]
+    if not inside:
+        return None
+    alias, entry = max(inside, key=lambda pair: len(pair[0]))
+    return entry if all(map(_DESCRIBES_LINK.fullmatch, words - alias)) else None
+
+
+def _node_bytes_per_s(text: str) -> float | None:
+    ports = re.search(r"(\d+)x\s?(\d+)\s?Gb/s", text)
+    if ports:
+        return int(ports[1]) * int(ports[2]) * 1e9 / 8
+    total = re.search(r"(\d+)\s?Gb/s.*per node", text)
+    return int(total[1]) * 1e9 / 8 if total else None
+
+
+def _squash(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _words(text: str) -> set[str]:
+    joined = re.sub(r"(\d)\s+(gi?b|w)\b", r"\1\2", text.lower())
+    return set(re.findall(r"[a-z0-9]+", joined))
+
+
+def _vocabulary(device: Device) -> set[str]:
+    return {word for name in (device.name, *device.aliases) for word in _words(name)}
+
+
+def _unknown(kind: str, name: str, groups: Sequence[tuple[str, ...]]) -> UserError:
+    nearest = did_you_mean(name, (alias.lower() for group in groups for alias in group))
+    allowed = ", ".join(group[0] for group in groups)
+    return UserError(
+        f"{kind} {name!r}", "is not in the catalog", allowed=allowed, remedy=nearest or None
+    )
+
+
+@cache
+def _device_file() -> _DeviceFile:
+    return _load(_DeviceFile, "devices.yaml")
+
+
+@cache
+def _link_file() -> _LinkFile:
+    return _load(_LinkFile, "links.yaml")
+
+
+@cache
+def _cluster_file() -> _ClusterFile:
+    return _load(_ClusterFile, "clusters.yaml")
+
+
+def _load(model: type[FileT], name: str) -> FileT:
+    with as_file(files("paceline.files") / "catalog" / name) as path:
+        return validate(model, read_document(path), str(path))

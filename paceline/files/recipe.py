@@ -1,0 +1,312 @@
+"""Recipes: what to train and measure, one YAML file each; resolving one gives a RunSpec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.flops import CONVENTIONS
+from paceline.core.hardware import Cluster, Dtype
+from paceline.core.layout import Layout
+from paceline.core.layout_sizes import layout_problems
+from paceline.core.quality import MlperfLog
+from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase, log_problem
+from paceline.core.scale_result import ScalingKind
+from paceline.core.shape import LoraSpec, Shape
+from paceline.core.value import Value
+from paceline.files.yaml_file import (
+    Document,
+    models_in,
+    parse_value,
+    plain,
+    read_document,
+    validate,
+)
+
+PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
+"""A batch that grows with the nodes: `16 per node`."""
+_BATCH = re.compile(r"[1-9][0-9]{0,8}( per node)?")
+
+
+class RecipeTraining(TrainingBase):
+    """Training as a recipe states it: the batch per step or per device, the dtype or `auto`."""
+
+    global_batch: PositiveInt | PerNode | None = None
+    """Sequences per optimizer step over all devices: a number, or `16 per node`."""
+    batch_per_device: PositiveInt | None = None
+    """Sequences per optimizer step and device (weak scaling)."""
+    dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    """`auto`: bf16 where the device computes it natively, else fp32."""
+
+    @field_validator("global_batch", mode="before")
+    @classmethod
+    def _readable_batch(cls, value: Any) -> Any:
+        words = isinstance(value, str) and not _BATCH.fullmatch(value)
+        if words or (isinstance(value, int | float) and value < 1):
+            raise ValueError("must be a number above 0, or as in `16 per node`")
+        return value
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Self:
+        if (self.global_batch is None) == (self.batch_per_device is None):
+            raise ValueError("exactly one of global_batch and batch_per_device must be given")
+        return self
+
+    @property
+    def batch_per_node(self) -> int | None:
+        """N of a global batch that is `N per node`."""
+        return int(self.global_batch.split()[0]) if isinstance(self.global_batch, str) else None
+
+    def batch(self, num_devices: int, num_nodes: int = 1) -> int:
+        """Sequences per optimizer step on so many devices."""
+        if self.batch_per_device is not None:
+            return self.batch_per_device * num_devices
+        if isinstance(self.global_batch, int):
+            return self.global_batch
+        return (self.batch_per_node or 1) * num_nodes
+
+
+class Recipe(Value):
+    """One workload: model, training, data, layout, and the published rows it is held against."""
+
+    name: str
+    title: str
+    description: str = ""
+    engine: str = "native"
+    """A file of engines/."""
+    model: Shape
+    lora: LoraSpec | None = None
+    training: RecipeTraining
+    data: Data = Data()
+    layout: Layout = Layout()
+    devices: PositiveInt | None = None
+    """Devices to run on; None is every accelerator, or two processes on a CPU."""
+    scaling: ScalingKind | None = None
+    """How the batch goes with the devices in `paceline scale`: `weak` (it grows) or `strong` (it
+    stays); None is strong where `global_batch` is a number, else weak."""
+    flops_convention: str = "causal"
+    nominal_parameters: PositiveFloat | None = None
+    time_limit_s: PositiveFloat | None = 3600.0
+    hang_limit_s: PositiveFloat = 300.0
+    """A rank that finishes no micro-batch for so long is taken as hung."""
+    memory_limit_bytes: PositiveFloat | None = None
+    """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
+    memory_parts: bool = True
+    """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
+    checkpoint: Checkpointing = Checkpointing()
+    mlperf: MlperfLog | None = None
+    """Labels of the MLPerf log that the run writes; None writes none."""
+    references: tuple[str, ...] = ()
+    """Reference tables or rows by id."""
+    variants: dict[str, dict[str, Any]] = {}
+    """Named sets of overrides, by dotted field."""
+
+    @model_validator(mode="after")
+    def _known_convention(self) -> Self:
+        if self.flops_convention not in CONVENTIONS:
+            raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _log_has_evaluations(self) -> Self:
+        problem = log_problem(self.training, self.mlperf)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_model(self) -> Self:
+        model = self.model
+        known = model.conventions
+        if known and self.flops_convention not in known:
+            raise ValueError(
+                f"flops_convention must be {' or '.join(known)} for this kind of model"
+            )
+        if model.kind == "mmdit" and self.training.seq_len != model.seq_len:
+            raise ValueError(
+                f"training.seq_len {self.training.seq_len} must be the model's text_len and image "
+                f"tokens together, {model.seq_len}"
+            )
+        if model.kind == "mmdit" and self.lora is not None:
+            raise ValueError("lora is for decoders")
+        return self
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with Paceline."""
+    folder = resources.files("paceline.files") / "recipes"
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe given by name or path; raises UserError with the nearest name."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    names = recipe_names()
+    if name not in names:
+        hint = did_you_mean(name, names) or "`paceline recipes` lists them"
+        raise UserError(f"recipe {name!r}", "is unknown", allowed=", ".join(names), remedy=hint)
+    return Path(str(resources.files("paceline.files") / "recipes" / f"{name}.yaml"))
+
+
+def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe `name` (or file) with a variant and `key=value` overrides applied, in that order.
+
+    Raises UserError with file and line for the file, with the option's text for an override.
+    """
+    path = recipe_path(name)
+    document = read_document(path)
+    recipe = validate(Recipe, document, str(path))
+    if variant is None and not overrides:
+        return recipe
+    content = cast(Document, plain(document))
+    if variant is not None:
+        for key, value in _variant(recipe, variant, path).items():
+            content = _checked(_with(content, key, value), f"variant {variant}: {key}")
+    for text in overrides:
+        key, value = parse_override(text)
+        content = _with(content, key, value)
+    return validate(Recipe, content, " ".join(f"--set {text}" for text in overrides) or str(path))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` as (dotted key, YAML value); `steps` alone means `training.steps`."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text}", "is not key=value", remedy="for example --set steps=20")
+    value = parse_value(raw, f"--set {text}")
+    return full_key(key.strip()), value
+
+
+def override_keys() -> list[str]:
+    """Every dotted field that `--set` takes."""
+    return sorted({*_dotted(Recipe, "")})
+
+
+def full_key(key: str) -> str:
+    """The dotted field for `key`; a last name that occurs once may stand alone."""
+    keys = override_keys()
+    if key in keys or key.rpartition(".")[0] in keys:
+        return key
+    groups = {group for known in keys for group in _groups(known)}
+    named = [group for group in groups if key in (group, group.rpartition(".")[2])]
+    if len(named) == 1:
+        return named[0]
+    matches = [known for known in keys if known.rpartition(".")[2] == key]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"--set {key}", "names several fields", allowed=", ".join(matches))
+    leaves = [*keys, *(known.rpartition(".")[2] for known in keys)]
+    raise UserError(
+        f"--set {key}",
+        "is not a field of a recipe",
+        remedy=did_you_mean(key, leaves) or "`paceline recipes --fields` lists them",
+    )
+
+
+def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
+    """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
+    wanted = recipe.training
+    world_size = cluster.world_size
+    global_batch = wanted.batch(world_size, cluster.nodes)
+    automatic: Dtype = "bf16" if native_bf16 else "fp32"
+    dtype = automatic if wanted.dtype == "auto" else wanted.dtype
+    fields = wanted.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
+    training = Training(**fields, global_batch=global_batch, dtype=dtype)
+    problems = _batch_problems(recipe, training, world_size)
+    if problems:
+        raise UserError(
+            f"{recipe.name} on {world_size} x {cluster.device}",
+            "; ".join(problems),
+            remedy="change the layout or the batch with --set, or --devices",
+        )
+    return RunSpec(
+        recipe=recipe.name,
+        variant=variant,
+        engine=recipe.engine,
+        model=recipe.model,
+        lora=recipe.lora,
+        training=training,
+        data=recipe.data,
+        layout=recipe.layout,
+        cluster=cluster,
+        flops_convention=recipe.flops_convention,
+        nominal_parameters=recipe.nominal_parameters,
+        time_limit_s=recipe.time_limit_s,
+        hang_limit_s=recipe.hang_limit_s,
+        memory_limit_bytes=recipe.memory_limit_bytes,
+        memory_parts=recipe.memory_parts,
+        checkpoint=recipe.checkpoint,
+        mlperf=recipe.mlperf,
+        references=recipe.references,
+    )
+
+
+def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:
+    """Why the layout cannot run a step of the whole batch, or else of a smaller one before it."""
+    model, layout, seq_len = recipe.model, recipe.layout, training.seq_len
+    problems = layout_problems(layout, model, world_size, training.global_batch, seq_len)
+    if problems or training.ramp_up is None:
+        return problems
+    never = training.ramp_up.problem(training.global_batch)
+    if never:
+        return [never]
+    for batch in training.batches:
+        for problem in layout_problems(layout, model, world_size, batch, seq_len):
+            return [f"training.ramp_up: {problem}"]
+    return []
+
+
+def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
+    if variant not in recipe.variants:
+        raise UserError(
+            f"{path}: variant {variant!r}",
+            "is unknown",
+            allowed=", ".join(recipe.variants) or "this recipe has none",
+            remedy=did_you_mean(variant, recipe.variants) or None,
+        )
+    return {full_key(key): value for key, value in recipe.variants[variant].items()}
+
+
+def _groups(key: str) -> list[str]:
+    """`a.b.c` -> `a`, `a.b`: what an override gives as a whole, like `training.ramp_up`."""
+    parts = key.split(".")[:-1]
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _with(content: Document, key: str, value: Any) -> Document:
+    """A copy of `content` in which the dotted `key` is `value`; giving one batch drops the other."""
+    head, _, rest = key.partition(".")
+    if rest:
+        inner = content.get(head)
+        value = _with(cast(Document, inner) if isinstance(inner, dict) else {}, rest, value)
+    changed = {**content, head: value}
+    rival = {"global_batch": "batch_per_device", "batch_per_device": "global_batch"}.get(head)
+    if rival:
+        changed.pop(rival, None)
+    return changed
+
+
+def _checked(content: Document, where: str) -> Document:
+    validate(Recipe, content, where)
+    return content
+
+
+def _dotted(model: type[Value], prefix: str) -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        annotation: Any = field.annotation
+        nested = [t for t in models_in(annotation) if issubclass(t, Value)]
+        keys += [key for kind in nested for key in _dotted(kind, f"{prefix}{name}.")]
+        keys += [] if nested else [f"{prefix}{name}"]
+    return keys

@@ -1,0 +1,177 @@
+"""YAML files into frozen values, with errors that name file, line and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from paceline.core.errors import UserError, did_you_mean
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Document = dict[str, Any]
+
+
+def read_document(path: Path) -> Document:
+    """The mapping in `path`, with line numbers kept; raises UserError for anything else.
+
+    YAML 1.2: `1e12` is a number, `no` is a word, duplicate keys are refused.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(str(path), f"cannot be read: {error}") from error
+    try:
+        document = YAML(typ="rt").load(text)
+    except DuplicateKeyError as error:
+        raise UserError(_at(path, error), f"duplicate key: {error.problem}") from error
+    except MarkedYAMLError as error:
+        raise UserError(_at(path, error), f"is not YAML: {error.problem}") from error
+    except (YAMLError, ValueError) as error:
+        raise UserError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UserError(str(path), "is not YAML that can be read: nested too deeply") from error
+    if not isinstance(document, dict):
+        raise UserError(str(path), "holds no mapping", allowed="`key: value` lines")
+    return cast(Document, document)
+
+
+def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
+    """`document` as a `model`; raises UserError that names the line, the allowed and the nearest."""
+    try:
+        return model.model_validate(plain(document))
+    except ValidationError as error:
+        raise _explain(error.errors(), model, document, where) from error
+
+
+def parse_value(text: str, where: str) -> Any:
+    """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
+    try:
+        return plain(YAML(typ="rt").load(text)) if text.strip() else None
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise UserError(where, "the value is not YAML") from error
+
+
+def plain(node: Any) -> Any:
+    """A copy of a parsed document in plain dicts, lists and scalars."""
+    if isinstance(node, dict):
+        return {str(key): plain(value) for key, value in cast(Document, node).items()}
+    if isinstance(node, list):
+        return [plain(value) for value in cast(list[Any], node)]
+    if isinstance(node, bool) or node is None:
+        return node
+    for scalar in (int, float, str):
+        if isinstance(node, scalar):
+            return scalar(node)
+    return node
+
+
+def line_of(document: Any, path: tuple[int | str, ...]) -> int | None:
+    """1-based line on which the deepest existing part of `path` stands, or None."""
+    line: int | None = None
+    node = document
+    for part in path:
+        marks = getattr(node, "lc", None)
+        if marks is None:
+            break
+        try:
+            line = (marks.key if isinstance(node, dict) else marks.item)(part)[0] + 1
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            break
+    return line
+
+
+def _at(path: Path, error: MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    return f"{path}:{mark.line + 1}" if mark else str(path)
+
+
+def _explain(
+    errors: list[ErrorDetails], model: type[BaseModel], document: Document, where: str
+) -> UserError:
+    # A mistyped name also leaves its field missing; the typing error is the one to show.
+    first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
+    # A union adds its member's type to the path ("literal['a','b']"), which is no field.
+    tagged = tuple(part for part in first["loc"] if "[" not in str(part))
+    loc = _without_tags(model, tagged)
+    line = line_of(document, loc)
+    place = f"{where}:{line}" if line else where
+    field = ".".join(str(part) for part in loc) or "(the whole file)"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    what, allowed = _sentence(first, model, tagged)
+    remedy = None
+    if first["type"] == "extra_forbidden":
+        remedy = did_you_mean(str(loc[-1]), _fields_at(model, tagged[:-1])) or None
+    elif first["type"] == "literal_error":
+        remedy = did_you_mean(str(first["input"]), (allowed or "").replace("'", "").split(", "))
+    return UserError(place, f"{field}: {what}{more}", allowed=allowed, remedy=remedy or None)
+
+
+def _sentence(
+    error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]
+) -> tuple[str, str | None]:
+    if error["type"] == "extra_forbidden":
+        return "is not a known field", ", ".join(_fields_at(model, loc[:-1])) or None
+    if error["type"] == "missing":
+        return "is required but missing", None
+    if error["type"] == "literal_error":
+        expected = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
+        return f"{error['input']!r} is not one of the choices", expected
+    message = error["msg"].removeprefix("Value error, ")
+    found = error["input"]
+    suffix = "" if isinstance(found, dict | list) else f", not {found!r}"
+    return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that `loc`, tags of unions included, leads to."""
+    choices = [model]
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
+        if tagged:
+            choices = tagged
+            continue
+        field = choices[0].model_fields.get(part)
+        nested = models_in(field.annotation) if field else []
+        if not nested:
+            return [] if field else sorted(choices[0].model_fields)
+        choices = nested
+    return sorted(choices[0].model_fields)
+
+
+def _without_tags(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """`loc` without the tags that a union of models puts behind its field."""
+    path: list[int | str] = []
+    choices = [model]
+    for part in loc:
+        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
+        if tagged:
+            choices = tagged
+            continue
+        path.append(part)
+        field = choices[0].model_fields.get(part) if choices and isinstance(part, str) else None
+        if field is not None:
+            choices = models_in(field.annotation)
+    return tuple(path)
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    """The word by which a union knows the model: the only value of its field `kind`."""
+    kind = model.model_fields.get("kind")
+    values = get_args(kind.annotation) if kind else ()
+    return str(values[0]) if len(values) == 1 else None
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field's type names, all members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]

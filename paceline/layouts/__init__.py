@@ -1,0 +1,1 @@
+"""Parallel layouts chosen: swept, searched, and planned for a batch that ramps up."""

@@ -1,0 +1,147 @@
+"""A plan as batch scripts for Slurm, one a stage, and one that submits them in turn."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from paceline.core.hardware import Cluster
+from paceline.core.run import Job
+from paceline.estimate.estimate import Question
+from paceline.layouts.rampup.plan import RampPlan, StagePlan
+from paceline.layouts.rampup.timing import Setting
+from paceline.machines.slurm.script import batch_options
+
+SLACK = 1.5
+"""Time limit over the upper bound of the estimate."""
+START_S = 900.0
+"""For starting, compiling and saving."""
+CHECKPOINT_S = 1800.0
+"""Between two checkpoints."""
+SUBMIT = "submit.sh"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the scripts of one plan share."""
+
+    here: Setting
+    plan: RampPlan
+    question: Question
+    cluster: Cluster | None
+    """The site's settings; None where only nodes and devices are known."""
+    cluster_name: str | None
+    trains: bool
+    """Stages go on from each other's checkpoint; else each measures its own batch."""
+
+
+def scripts(chain: Chain) -> dict[str, str]:
+    """The scripts by file name: one for each stage that has steps, in order, and submit.sh."""
+    stages = enumerate(chain.plan.stages)
+    texts = {
+        f"stage-{number + 1}-batch-{stage.batch}.sh": _stage_script(chain, number)
+        for number, stage in stages
+        if stage.steps != 0
+    }
+    return {**texts, SUBMIT: _submit(list(texts))}
+
+
+def _stage_script(chain: Chain, number: int) -> str:
+    """One stage. Raises UserError for a setting of the site that Slurm could misread."""
+    stage = chain.plan.stages[number]
+    steps, limit_s = _length(chain, number)
+    job = Job(
+        name=_tag(chain, stage), python="", program=(), nodes=stage.nodes,
+        devices_per_node=chain.here.per_node, timeout_s=limit_s, cluster=_cluster(chain, stage),
+    )  # fmt: skip
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in batch_options(job)),
+        "set -euo pipefail",
+        f"# {stage.label}: {stage.step_time_s:.4g} s a step expected ({stage.low_s:.4g} to "
+        f"{stage.high_s:.4g})",
+        f"exec {shlex.join(_command(chain, number, steps, limit_s))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> list[str]:
+    stage, question = chain.plan.stages[number], chain.question
+    words = ["paceline", "run", _found_anywhere(question.recipe), "--launcher", "slurm"]
+    words += ["--nodes", str(stage.nodes)]
+    if chain.cluster_name:
+        words += ["--cluster", _found_anywhere(chain.cluster_name)]
+    else:
+        words += ["--devices", str(chain.here.per_node)]
+    if question.variant:
+        words += ["--variant", question.variant]
+    changes = [f"training.steps={steps}", *_layout_changes(chain, stage)]
+    if chain.trains:
+        every = max(1, min(steps, int(CHECKPOINT_S / stage.step_time_s)))
+        changes.append(f"checkpoint.every={every}")
+        before = [one for one in chain.plan.stages[:number] if one.steps]
+        changes += [f"checkpoint.resume={_tag(chain, one)}" for one in before[-1:]]
+    else:
+        changes += [f"training.global_batch={stage.batch}", "training.ramp_up=null"]
+    if limit_s is None:
+        changes.append("time_limit_s=null")
+    else:
+        words += ["--timeout", str(ceil(limit_s))]
+    for change in (*question.overrides, *changes):
+        words += ["--set", change]
+    return [*words, "--tag", _tag(chain, stage)]
+
+
+def _found_anywhere(name: str) -> str:
+    """A name of the catalog as it is, a file by its whole path: the scripts start in their own folder."""
+    return str(Path(name).resolve()) if Path(name).is_file() else name
+
+
+def _length(chain: Chain, number: int) -> tuple[int, float | None]:
+    """Steps up to the end of the stage, as `training.steps` counts them, and seconds allowed."""
+    stages, own = chain.plan.stages[: number + 1], chain.here.recipe.training.steps
+    counts = [stage.steps for stage in stages]
+    if not chain.trains:
+        return own, START_S + SLACK * own * stages[-1].high_s
+    done = sum(count or 0 for count in counts)
+    if counts[-1] is None:
+        return done + own, None
+    return done, START_S + SLACK * counts[-1] * stages[-1].high_s
+
+
+def _layout_changes(chain: Chain, stage: StagePlan) -> list[str]:
+    """What of the layout is not as in the recipe."""
+    before, after = chain.here.recipe.layout.model_dump(), stage.layout.model_dump()
+    differing = {name: value for name, value in after.items() if before[name] != value}
+    words = {True: "true", False: "false", None: "null"}
+    return [
+        f"layout.{name}={words[value] if isinstance(value, bool | None) else value}"
+        for name, value in differing.items()
+    ]
+
+
+def _cluster(chain: Chain, stage: StagePlan) -> Cluster:
+    if chain.cluster is not None:
+        return chain.cluster.model_copy(update={"nodes": stage.nodes, "hosts": ()})
+    return Cluster(
+        name="slurm", device=chain.plan.device, nodes=stage.nodes,
+        devices_per_node=chain.here.per_node, launcher="slurm",
+    )  # fmt: skip
+
+
+def _tag(chain: Chain, stage: StagePlan) -> str:
+    return f"{chain.plan.recipe}-batch-{stage.batch}"
+
+
+def _submit(names: list[str]) -> str:
+    """Each stage begins when the one before has ended well."""
+    lines = ["#!/usr/bin/env bash", "set -euo pipefail", 'cd -- "$(dirname -- "$0")"', "after="]
+    for name in names:
+        lines += [
+            f'job=$(sbatch --parsable ${{after:+"$after"}} {shlex.quote(name)})',
+            f'echo "{name}: job ${{job%%;*}}"',
+            'after="--dependency=afterok:${job%%;*}"',
+        ]
+    return "\n".join(lines) + "\n"

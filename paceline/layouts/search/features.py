@@ -1,0 +1,32 @@
+"""Layouts as points of a space in which neighbours are alike: what a residual model looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.layout import Layout
+from paceline.estimate.model.case import Floats
+
+SIZES = ("tp", "pp", "cp", "vp", "ep", "micro_batch")
+"""Axes that count by their doublings."""
+NAMES = (*SIZES, "zero >= 1", "zero >= 2", "zero 3", "full", "selective", "gpipe", "zero-bubble")
+
+
+def features(layouts: Sequence[Layout]) -> Floats:
+    """(layouts, NAMES): doublings of the sizes, and 1 or 0 for what is there or is not."""
+    rows = [[*_doublings(one), *_present(one)] for one in layouts]
+    return np.array(rows, dtype=float).reshape(len(layouts), len(NAMES))
+
+
+def _doublings(layout: Layout) -> list[float]:
+    return [float(np.log2(getattr(layout, name))) for name in SIZES]
+
+
+def _present(layout: Layout) -> list[bool]:
+    return [
+        *(layout.zero_stage >= stage for stage in (1, 2, 3)),
+        *(layout.recompute == kind for kind in ("full", "selective")),
+        *(layout.effective_schedule == kind for kind in ("gpipe", "zero-bubble")),
+    ]

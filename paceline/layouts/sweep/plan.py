@@ -1,0 +1,240 @@
+"""From a recipe and what varies to the runs of a sweep: which can run, and in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
+from paceline.estimate.fit.evidence import Evidence
+from paceline.files.recipe import full_key, load_recipe
+from paceline.layouts.sweep.dimensions import Dimension, combinations
+from paceline.layouts.sweep.prediction import LIKELY_OOM, Basis, basis, hopeless, predict
+from paceline.layouts.sweep.result import Prediction
+from paceline.machines.placement import Request, find_device
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.places.division import divide
+from paceline.runs.places.part import Part
+from paceline.runs.plan import Plan, make_plan
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RAMP_UP = "training.ramp_up"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for; the request holds the overrides that do not vary."""
+
+    request: Request
+    dimensions: tuple[Dimension, ...]
+    repeats: int = 1
+    name: str | None = None
+    prune: bool = True
+    nodes_per_trial: int | None = None
+    """None and no max_parallel: everything that was asked for belongs to one run at a time."""
+    max_parallel: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One combination: its plan, or why it has none."""
+
+    settings: dict[str, str]
+    layout: Layout
+    plan: Plan | None = None
+    refused: str | None = None
+    pruned: str | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is to be run."""
+        return self.plan is not None and self.pruned is None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All combinations, those that run first and in their order."""
+
+    name: str
+    recipe: str
+    variant: str | None
+    dimensions: tuple[Dimension, ...]
+    choices: tuple[Choice, ...]
+    repeats: int = 1
+    notices: tuple[str, ...] = field(default=())
+    parts: tuple[Part, ...] = (Part(1),)
+    """Where runs take place, one at a time on each."""
+    queued: bool = False
+    """Whether they go through Slurm's queue, as arrays."""
+    at_once: int | None = None
+    """How many of an array may run at the same time."""
+
+    def group(self, plan: Plan) -> str:
+        """The group of repeats that the runs of one combination belong to."""
+        return f"{self.name}-{plan.spec.key}"
+
+
+def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
+    """The sweep that was asked for; nothing is run or written. `evidence` as in predicting.basis.
+
+    Raises UserError when a value is none that its field takes; a combination that cannot run is a
+    choice with its reason.
+    """
+    request, notices = steady_batch(wanted.request)
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    for one in wanted.dimensions:
+        for value in one.values:
+            load_recipe(
+                request.recipe, request.variant, (*request.overrides, f"{one.field}={value}")
+            )
+    place = divide(request, recipe, inventory(), wanted.nodes_per_trial, wanted.max_parallel)
+    request, found = place.request, place.found
+    request = _on_equal_devices(request, wanted.dimensions, found)
+    choices = _without_twins([
+        _choice(request, settings, found) for settings in combinations(wanted.dimensions)
+    ])  # fmt: skip
+    notices += [*place.notices, *(n for one in choices if one.plan for n in one.plan.notices)]
+    specs = [one.plan.spec for one in choices if one.plan]
+    on = basis(specs, evidence) if specs else None
+    notices += [on.unknown] if on and on.unknown else []
+    return Sweep(
+        name=_name(wanted, recipe.name),
+        recipe=recipe.name,
+        variant=request.variant,
+        dimensions=wanted.dimensions,
+        choices=_ordered(_expected(choices, on, wanted.prune)),
+        repeats=wanted.repeats,
+        notices=tuple(dict.fromkeys(notices)),
+        parts=place.parts,
+        queued=place.queued or _queued([one.plan for one in choices if one.plan]),
+        at_once=wanted.max_parallel,
+    )
+
+
+def steady_batch(request: Request) -> tuple[Request, list[str]]:
+    """The request without the recipe's ramp-up, unless that was asked for, and a notice of it.
+
+    Layouts are compared at one batch; and early, small batches forbid many of them.
+    """
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    keys = [full_key(text.partition("=")[0].strip()) for text in request.overrides]
+    if recipe.training.ramp_up is None or any(key.startswith(RAMP_UP) for key in keys):
+        return request, []
+    changed = replace(request, overrides=(*request.overrides, f"{RAMP_UP}=null"))
+    return changed, ["measured at the whole batch, without the recipe's ramp-up"]
+
+
+def _on_equal_devices(
+    request: Request, varied: Sequence[Dimension], found: dict[str, Any]
+) -> Request:
+    """The request with one number of devices for all: what the largest layout that can run takes."""
+    settled = request.devices is not None or request.cluster is not None
+    if settled or any(one.field == "devices" for one in varied):
+        return request
+    plans = [_choice(request, settings, found).plan for settings in combinations(varied)]
+    counts = {plan.spec.cluster.devices_per_node for plan in plans if plan}
+    return replace(request, devices=max(counts)) if len(counts) > 1 else request
+
+
+def _choice(request: Request, settings: dict[str, str], found: dict[str, Any]) -> Choice:
+    overrides = (*request.overrides, *(f"{key}={value}" for key, value in settings.items()))
+    asked = replace(request, overrides=overrides)
+    layout = load_recipe(request.recipe, request.variant, overrides).layout
+    try:
+        return Choice(settings, layout, make_plan(asked, found))
+    except UserError as error:
+        return Choice(settings, layout, refused=error.what)
+
+
+def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
+    """The choices, those that would run what another one runs refused."""
+    seen: set[str] = set()
+    kept: list[Choice] = []
+    for one in choices:
+        key = one.plan.spec.key if one.plan else None
+        twin = key in seen
+        kept.append(replace(one, plan=None, refused="runs the same as another") if twin else one)
+        seen |= {key} if key else set()
+    return kept
+
+
+def _expected(choices: Sequence[Choice], on: Basis | None, prune: bool) -> list[Choice]:
+    """The choices with what is expected of them, the hopeless ones marked if `prune`."""
+    planned = [one for one in choices if one.plan]
+    specs = [one.plan.spec for one in planned if one.plan]
+    if on is None:
+        return list(choices)
+    cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
+    size = cluster.device_memory_bytes or (device and device.memory_bytes)
+    limit = None if specs[0].memory_limit_bytes else size
+    predictions = predict(specs, on)
+    why = _not_worth(specs, predictions, limit) if prune else [None] * len(specs)
+    told = [
+        replace(one, prediction=expected, pruned=reason)
+        for one, expected, reason in zip(planned, predictions, why, strict=True)
+    ]
+    return [*told, *(one for one in choices if not one.plan)]
+
+
+def _not_worth(
+    specs: Sequence[RunSpec], predictions: Sequence[Prediction | None], limit_bytes: float | None
+) -> list[str | None]:
+    """Why each is not worth a run; held against each other are those that do the same on as many devices."""
+    kinds = [(one.model, one.lora, one.training.seq_len, one.world_size) for one in specs]
+    found: dict[int, str | None] = {}
+    for kind in dict.fromkeys(kinds):
+        rows = [row for row, own in enumerate(kinds) if own == kind]
+        tokens = [specs[row].training.global_batch * specs[row].training.seq_len for row in rows]
+        told = hopeless([predictions[row] for row in rows], tokens, limit_bytes)
+        found.update(zip(rows, told, strict=True))
+    return [found[row] for row in range(len(specs))]
+
+
+def _ordered(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """By expected time where that is known, those that may run out of memory last; else small first."""
+    return tuple(sorted(choices, key=_place))
+
+
+def _place(one: Choice) -> tuple[float, ...]:
+    layout, plan, expected = one.layout, one.plan, one.prediction
+    kind = 0 if one.runs else 1 if plan else 2
+    spec = plan.spec if plan else None
+    small = (
+        spec.world_size if spec else 0,
+        layout.model_devices, layout.tp, layout.pp, layout.micro_batch, layout.zero_stage,
+        spec.training.global_batch if spec else 0,
+    )  # fmt: skip
+    if spec is None or expected is None:
+        return (kind, *small)
+    per_token = expected.step_time_s / (spec.training.global_batch * spec.training.seq_len)
+    return (kind, expected.p_oom > LIKELY_OOM, per_token, *small)
+
+
+def _name(wanted: Wanted, recipe: str) -> str:
+    """As asked for, else one of what is fixed and what varies, so that longer lists find the same runs."""
+    if wanted.name is None:
+        asked = wanted.request
+        # The same sweep goes on in another allocation.
+        place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
+        content = (asked.overrides, sorted(one.field for one in wanted.dimensions), place)
+        digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
+        parts = filter(None, (recipe, asked.variant, "sweep", digest))
+        return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
+    if not _NAME.fullmatch(wanted.name) or wanted.name == "last":
+        raise UserError(f"--name {wanted.name}", "cannot name a sweep",
+                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+    return wanted.name
+
+
+def _queued(plans: Sequence[Plan]) -> bool:
+    """Whether the runs are jobs of their own on nodes that Slurm chooses."""
+    clusters = [plan.spec.cluster for plan in plans]
+    return bool(clusters) and all(
+        one.launcher == "slurm" and not one.hosts and not one.slurm.allocation for one in clusters
+    )

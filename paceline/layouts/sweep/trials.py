@@ -1,0 +1,168 @@
+"""The combinations of a sweep with what each has measured so far, and their rows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.compare.over_time.repeats import group_figures, has_figure
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.result import Result, Status
+from paceline.files.run_folder import RunRecord, current_status, groups, read_record
+from paceline.layouts.sweep.plan import Choice, Sweep
+from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, marked, sentences
+from paceline.runs.outcome import evaluate
+from paceline.runs.plan import Plan
+
+FINAL_ANSWERS = ("oom", "nan")
+"""Statuses that another run of the same would have again."""
+
+
+@dataclass
+class Trial:
+    """One combination with what it has so far."""
+
+    choice: Choice
+    number: int
+    """Its place in the order, from 1."""
+    results: list[Result] = field(default_factory=list[Result])
+    answered: bool = False
+    """Whether another run would end as the last one did."""
+    failed: int = 0
+    """Runs of this call that gave no figure."""
+    fault: str | None = None
+    """Why the last try left no run."""
+    left: list[Path] = field(default_factory=list[Path])
+    """Folders of runs whose controllers died, which may still have a job in Slurm's queue."""
+
+    def missing(self, wanted: int) -> int:
+        """Runs that it still needs; what failed in this call is not tried again."""
+        if not self.choice.runs or self.answered:
+            return 0
+        return max(0, wanted - sum(map(has_figure, self.results)) - self.failed)
+
+    def add(self, ended: Result | SystemFaultError) -> None:
+        """Note how a run of this call ended."""
+        self.fault = None if isinstance(ended, Result) else str(ended)
+        if isinstance(ended, Result):
+            self.results.append(ended)
+            self.answered = ended.status in (*FINAL_ANSWERS, "timeout")
+        self.failed += not (isinstance(ended, Result) and has_figure(ended))
+
+
+def trials_of(sweep: Sweep, root: Path) -> list[Trial]:
+    """Every combination with the runs that the sweep's groups hold already.
+
+    Raises UserError when another process is measuring one of them.
+    """
+    own = re.compile(re.escape(sweep.name) + r"-[0-9a-f]{8}")
+    by_key: dict[str | None, list[tuple[RunRecord, Path]]] = {}
+    for folder in (f for name, those in groups(root).items() if own.fullmatch(name) for f in those):
+        record = read_record(folder)
+        by_key.setdefault(record.key, []).append((record, folder))
+    found = [Trial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
+    for trial in found:
+        if plan := trial.choice.plan:
+            _recall(trial, plan, by_key.get(plan.spec.key, []))
+    return found
+
+
+def told(
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    *,
+    interrupted: bool,
+    command: Sequence[str],
+    halted: str | None = None,
+) -> SweepResult:
+    """The sweep's rows as they are now, marked, with the sentences that they allow."""
+    rows = marked([row_of(trial) for trial in trials])
+    # What failed since the fault began is tried again by the next call.
+    missing = bool(halted) or any(trial.missing(sweep.repeats) for trial in trials)
+    plans = [one.plan for one in sweep.choices if one.plan]
+    return SweepResult(
+        name=sweep.name,
+        recipe=sweep.recipe,
+        variant=sweep.variant,
+        dimensions={one.field: one.values for one in sweep.dimensions},
+        repeats=sweep.repeats,
+        flops_convention=plans[0].spec.flops_convention if plans else "unknown",
+        rows=rows,
+        interrupted=interrupted,
+        halted=halted,
+        go_on=shlex.join(["paceline", *command[1:]]) if missing else None,
+        sentences=tuple(sentences(rows)),
+    )
+
+
+def row_of(trial: Trial) -> SweepRow:
+    """The row of one combination."""
+    choice = trial.choice
+    good = [result for result in trial.results if has_figure(result)]
+    figures = dict(good[0].metrics if len(good) == 1 else group_figures(good)) if good else {}
+    status, reason = _status(trial)
+    return SweepRow.model_validate({
+        "settings": choice.settings, "status": status, "reason": reason, "layout": choice.layout,
+        "prediction": choice.prediction, "runs": tuple(result.run for result in trial.results),
+        **(_placed(choice.plan) if choice.plan else {}),
+        **(figure_fields(figures) if good else {}),
+    })  # fmt: skip
+
+
+def _placed(plan: Plan) -> Mapping[str, Any]:
+    spec = plan.spec
+    return {
+        "key": spec.key, "nodes": spec.cluster.nodes, "devices": spec.world_size, "dp": spec.dp,
+        "global_batch": spec.training.global_batch, "seq_len": spec.training.seq_len,
+    }  # fmt: skip
+
+
+def _status(trial: Trial) -> tuple[str, str | None]:
+    """ok as soon as one run has a figure, else how the last one ended."""
+    choice = trial.choice
+    if any(map(has_figure, trial.results)):
+        return "ok", None
+    if choice.refused:
+        return "refused", choice.refused
+    if trial.fault:
+        return "failed", trial.fault
+    if trial.results:
+        last = trial.results[-1]
+        unjudged = "the run has no steady step time" if last.status == "ok" else None
+        return ("incomplete" if unjudged else last.status), last.reason or unjudged
+    return ("pruned", choice.pruned) if choice.pruned else ("waiting", None)
+
+
+def _recall(trial: Trial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) -> None:
+    """Note those of the runs of the same content that were on the same kind of machine."""
+    for record, folder in runs:
+        if not _same_machine(record, plan):
+            continue
+        status = current_status(record)
+        if status in ("queued", "running"):
+            raise UserError(f"run {record.name}", "of this sweep is being measured by another process",
+                            remedy="wait until it has ended, or give the sweep another --name")  # fmt: skip
+        result = evaluate(folder).result
+        if status == "incomplete":
+            trial.left.append(folder)
+        trial.results.append(result)
+        trial.answered = _answers(status, record, plan)
+
+
+def _same_machine(record: RunRecord, plan: Plan) -> bool:
+    return record.spec is not None and (
+        record.spec.cluster.device_label == plan.spec.cluster.device_label
+    )
+
+
+def _answers(status: Status, record: RunRecord, plan: Plan) -> bool:
+    """Whether a run without a figure would end the same again; a longer limit may let it end."""
+    then = record.spec.time_limit_s if record.spec else None
+    now = plan.spec.time_limit_s
+    if status == "timeout":
+        return then is not None and now is not None and now <= then
+    return status in FINAL_ANSWERS

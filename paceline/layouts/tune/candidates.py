@@ -1,0 +1,195 @@
+"""What a tuning may try: every layout that the engine can run on the devices, and what is expected of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.core.layout_sizes import layout_problems
+from paceline.core.run import RunSpec
+from paceline.core.window import MIN_STEADY
+from paceline.engines import engine
+from paceline.estimate.estimate import case_of
+from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.memory.device_memory import memory, p_oom
+from paceline.estimate.memory.framework import frameworks_of
+from paceline.estimate.model.case import Bools, Cases, Floats, cases_of
+from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.step import step_time
+from paceline.files.recipe import Recipe, load_recipe
+from paceline.layouts.search.space import Space, feasible
+from paceline.layouts.sweep.plan import steady_batch
+from paceline.layouts.sweep.prediction import basis, limits
+from paceline.layouts.tune.processor import machine_of_run
+from paceline.machines.placement import Request, choose_cluster
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.plan import Plan, make_plan
+
+SURE_OOM = 0.95
+"""A layout that runs out of memory with a higher probability is not tried."""
+MOST = 4000
+"""Layouts that a search keeps in sight: the fastest by estimate of those that may fit, then the others."""
+VARIED = (
+    "tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "recompute", "schedule",
+    "sequence_parallel", "dp_shard", "cp_exchange",
+)  # fmt: skip
+"""Fields of a layout that a candidate sets."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Layouts by row."""
+
+    request: Request
+    """As it was asked for, without the ramp-up."""
+    recipe: Recipe
+    spec: RunSpec
+    """Of any of them: all but the layout is the same."""
+    evidence: Evidence
+    """Coefficients of the time model before any run."""
+    layouts: tuple[Layout, ...]
+    own: int | None
+    """The row of the recipe's own layout, None where it cannot run on the devices."""
+    x: Cases | None
+    """As the time model sees them; None where it has no rates."""
+    seconds: Floats
+    """Expected before any run, all 1 where the time model has no rates."""
+    memory_bytes: Floats
+    p_oom: Floats
+    """By the estimate alone."""
+    limit_bytes: Floats
+    """What a device may have in use, infinite where nobody knows."""
+    num_infeasible: int
+    num_beyond: int
+    """Layouts that were left out because there are too many."""
+    notices: tuple[str, ...]
+
+    @property
+    def likely_to_fit(self) -> Bools:
+        """Where a try is not sure to end for lack of memory."""
+        return self.p_oom <= SURE_OOM
+
+    def plan(self, row: int) -> Plan:
+        """The plan of one; raises UserError when it cannot run after all."""
+        return make_plan(with_layout(self.request, self.layouts[row]))
+
+
+def with_layout(request: Request, layout: Layout) -> Request:
+    """The request in that layout."""
+    return replace(request, overrides=(*request.overrides, *settings(layout)))
+
+
+def settings(layout: Layout) -> list[str]:
+    """`key=value` of all that a candidate sets."""
+    values = layout.model_dump(include=set(VARIED))
+    return [f"layout.{name}={_yaml(values[name])}" for name in VARIED]
+
+
+def candidates(request: Request, evidence: Evidence | None, space: Space) -> Candidates:
+    """Every layout of the space that the engine can run; raises UserError when there is none.
+
+    `evidence` None is the calibration of the device where there is one, else what comes with Paceline.
+    """
+    request, notices = steady_batch(request)
+    found = inventory()
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    if recipe.training.steps < MIN_STEADY:
+        raise UserError(f"{recipe.name}: {recipe.training.steps} steps", "give no trial a figure",
+                        allowed=f"the warm-up and at least {MIN_STEADY} steady ones", remedy="--steps 20")  # fmt: skip
+    spec, plan_notices, layouts, refused = _possible(request, recipe, found, space)
+    own = recipe.layout if _runs(spec, recipe.layout) else None
+    if own is not None and own not in layouts:
+        layouts = [own, *layouts]
+    on = basis([spec], evidence)
+    here = machine_of_run(spec, found) if on.unknown else on.machine(spec.cluster)
+    if here and spec.training.dtype == "bf16" and here.device.has_only_fp16:
+        here = None  # it emulates bf16, at a rate that nobody states
+    x: Cases | None = None
+    seconds = needed = np.ones(len(layouts))
+    odds, limit = np.zeros(len(layouts)), np.full(len(layouts), inf)
+    if here is not None:
+        native = spec.engine == "native"
+        stack, compiled = "torch" if native else "fused", spec.training.compile != "none"
+        x = cases_of([case_of(_in(spec, layout), here, stack, compiled) for layout in layouts])
+        seconds = step_time(x, named(on.evidence.fit().centre)).total
+        bytes_ = memory(x, frameworks_of(here.generation, native))
+        limit = limits([spec] * len(layouts), [here] * len(layouts), bytes_)
+        needed, odds = bytes_.device_used, p_oom(bytes_, limit)
+    kept = _kept(seconds, odds, layouts.index(own) if own is not None else None)
+    beyond = len(layouts) - len(kept)
+    told = [*(here.notes if on.unknown and here else ())]
+    told += [f"{beyond:,} more layouts are left out, by the estimate"] if beyond else []
+    return Candidates(
+        request=request,
+        recipe=recipe,
+        spec=spec,
+        evidence=on.evidence,
+        layouts=tuple(layouts[row] for row in kept),
+        own=None if own is None else [layouts[row] for row in kept].index(own),
+        x=x.pick(kept) if x else None,
+        seconds=seconds[kept],
+        memory_bytes=needed[kept],
+        p_oom=odds[kept],
+        limit_bytes=limit[kept],
+        num_infeasible=refused,
+        num_beyond=beyond,
+        notices=tuple(dict.fromkeys((*notices, *plan_notices, *told))),
+    )
+
+
+def _kept(seconds: Floats, odds: Floats, own: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The rows of those that are kept, in their order; the recipe's own layout is among them.
+
+    What runs out of memory is often the fastest otherwise, and must not take all the room.
+    """
+    best_first = np.lexsort((seconds, odds > SURE_OOM))
+    kept = set(best_first[:MOST].tolist()) | (set() if own is None else {own})
+    return np.array(sorted(kept), dtype=np.int64)
+
+
+def _possible(
+    request: Request, recipe: Recipe, found: dict[str, Any], space: Space
+) -> tuple[RunSpec, tuple[str, ...], list[Layout], int]:
+    """(the run in some layout, notices, layouts that can run, how many cannot)."""
+    cluster, _ = choose_cluster(request, recipe, found)
+    batch = recipe.training.batch(cluster.world_size, cluster.nodes)
+    valid, refused = feasible(
+        recipe.model,
+        cluster.world_size,
+        batch,
+        recipe.training.seq_len,
+        space.around(recipe.layout),
+    )
+    where, why = f"{recipe.name} on {cluster.world_size} x {cluster.device}", "no layout divides it"
+    # Where a state has one copy, ZeRO has nothing to spread.
+    valid = [one for one in valid if one.zero_stage == 0 or one.dp(cluster.world_size) * one.cp > 1]
+    for layout in valid:
+        try:
+            plan = make_plan(with_layout(request, layout), found)
+        except UserError as error:
+            why = error.what
+            continue
+        layouts = [one for one in valid if _runs(plan.spec, one)]
+        return plan.spec, plan.notices, layouts, refused + len(valid) - len(layouts)
+    raise UserError(where, f"has no layout that can run: {why}")
+
+
+def _runs(spec: RunSpec, layout: Layout) -> bool:
+    """Whether the engine runs that layout there."""
+    training, world_size = spec.training, spec.world_size
+    return not layout_problems(
+        layout, spec.model, world_size, training.global_batch, training.seq_len
+    ) and not engine(spec.engine).unsupported(_in(spec, layout))
+
+
+def _in(spec: RunSpec, layout: Layout) -> RunSpec:
+    return spec.model_copy(update={"layout": layout})
+
+
+def _yaml(value: object) -> str:
+    return "null" if value is None else str(value).lower()

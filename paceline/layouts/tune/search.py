@@ -1,0 +1,182 @@
+"""The search: tries layouts one after the other until nothing better is to be expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from paceline.core.result import Status
+from paceline.estimate.model.case import Bools, Floats
+from paceline.layouts.search.choice import Sight, Why, best_of, decide, worth_trying
+from paceline.layouts.search.memory_order import needs_as_much
+from paceline.layouts.search.oom_odds import odds_after
+from paceline.layouts.search.residuals import Belief
+from paceline.layouts.tune.beliefs import Learner
+from paceline.layouts.tune.budget import Budget
+from paceline.layouts.tune.candidates import SURE_OOM, Candidates
+
+Stop = Why | Literal["interrupted", "not begun"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run of a layout ended."""
+
+    status: Status | Literal["refused"]
+    step_time_s: float | None
+    """None without a figure."""
+    took_s: float
+    """From its start to its end."""
+    reason: str | None = None
+
+
+@dataclass
+class Tried:
+    """One layout with its runs."""
+
+    row: int
+    expected: Belief
+    """Of all layouts, before its first run."""
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+
+    @property
+    def seconds(self) -> list[float]:
+        """Step times of the runs that have one."""
+        return [one.step_time_s for one in self.outcomes if one.step_time_s is not None]
+
+    @property
+    def showed_memory(self) -> bool:
+        """Whether its last run ended for lack of memory or went on without."""
+        return self.outcomes[-1].status in ("ok", "oom", "nan")
+
+
+@dataclass
+class Search:
+    """All that was tried, in its order, and what is believed now."""
+
+    candidates: Candidates
+    learner: Learner
+    first: Belief
+    """Before any run."""
+    belief: Belief
+    tried: dict[int, Tried] = field(default_factory=dict[int, Tried])
+    stop: Stop = "not begun"
+
+    @property
+    def measured(self) -> dict[int, list[float]]:
+        """Step times by row, of the layouts that have any."""
+        return {row: one.seconds for row, one in self.tried.items() if one.seconds}
+
+    @property
+    def took_s(self) -> list[float]:
+        """Seconds of every run; a layout that was refused had none."""
+        return [
+            one.took_s
+            for tried in self.tried.values()
+            for one in tried.outcomes
+            if one.status != "refused"
+        ]
+
+    @property
+    def dominated(self) -> Bools:
+        """Layouts that need at least the memory of one that ran out of it, by the estimate too."""
+        layouts, needed = self.candidates.layouts, self.candidates.memory_bytes
+        found = np.zeros(len(layouts), dtype=bool)
+        for tried in self.tried.values():
+            if tried.outcomes[-1].status == "oom":
+                less = layouts[tried.row]
+                more = np.array([needs_as_much(one, less) for one in layouts])
+                found |= more & (needed >= needed[tried.row])
+        return found
+
+    @property
+    def p_oom(self) -> Floats:
+        """Probability of each layout to run out of memory, after those that did."""
+        found = self.candidates
+        ended = {
+            t.row: t.outcomes[-1].status == "oom" for t in self.tried.values() if t.showed_memory
+        }
+        return odds_after(found.memory_bytes, found.limit_bytes, ended, found.p_oom)
+
+    @property
+    def surely_out(self) -> Bools:
+        """Layouts that may fit by the estimate, and surely do not after those that ran out of memory."""
+        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > SURE_OOM))
+
+    @property
+    def open(self) -> Bools:
+        """Layouts that may be tried."""
+        untried = np.array([row not in self.tried for row in range(len(self.candidates.layouts))])
+        return untried & self.candidates.likely_to_fit & ~self.surely_out
+
+    @property
+    def best(self) -> int | None:
+        """The row of the fastest layout so far."""
+        return best_of(self.measured)
+
+    def left(self, budget: Budget) -> int:
+        """Runs that the budget has left."""
+        whole = [o.took_s for t in self.tried.values() for o in t.outcomes if o.step_time_s]
+        return budget.left(self.took_s, whole)
+
+    def sight(self, budget: Budget) -> Sight:
+        """What a decision rests on."""
+        return Sight(
+            self.belief, self.measured, self.open, self.p_oom,
+            {row: len(one.outcomes) for row, one in self.tried.items()}, self.left(budget),
+        )  # fmt: skip
+
+    @property
+    def hopeful(self) -> Bools:
+        """Layouts that may still be better than the best."""
+        return worth_trying(self.sight(Budget(runs=0)))
+
+    def note(self, row: int, outcome: Outcome) -> None:
+        """A run has ended."""
+        self.tried.setdefault(row, Tried(row, self.belief)).outcomes.append(outcome)
+        if outcome.step_time_s is not None:
+            self.belief = self.learner.belief(self.measured)
+
+
+Measure = Callable[[int], Outcome]
+"""Runs the layout of a row once; KeyboardInterrupt ends the search as far as it came."""
+Known = Sequence[tuple[int, Outcome]]
+"""Runs from before, in their order."""
+
+
+def begin(candidates: Candidates, learner: Learner, known: Known = ()) -> Search:
+    """A search that knows these runs already."""
+    belief = learner.belief({})
+    search = Search(candidates, learner, belief, belief)
+    for row, outcome in known:
+        search.note(row, outcome)
+    return search
+
+
+def go_on(search: Search, measure: Measure, budget: Budget) -> None:
+    """Try until no open layout's optimistic bound beats the best, or the budget is spent.
+
+    The recipe's own layout comes first, so that what is won can be told.
+    """
+    try:
+        while True:
+            row = _next(search, budget)
+            if row is None:
+                return
+            search.note(row, measure(row))
+    except KeyboardInterrupt:
+        search.stop = "interrupted"
+
+
+def _next(search: Search, budget: Budget) -> int | None:
+    """The row to run next; None, with the reason in `search.stop`, at the end."""
+    own = search.candidates.own
+    if own is not None and search.open[own] and search.left(budget) > 0:
+        return own
+    move = decide(search.sight(budget))
+    if move.why not in ("try", "again"):
+        search.stop = move.why
+    return move.row

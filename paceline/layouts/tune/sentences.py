@@ -1,0 +1,227 @@
+"""What a tuning tells: its rows, and sentences of what was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import log
+from statistics import median
+
+import numpy as np
+
+from paceline.core.layout import Layout
+from paceline.core.units import percent, significant
+from paceline.estimate.fit.interval import Z80
+from paceline.layouts.search.choice import close_to, seconds_of
+from paceline.layouts.search.residuals import Belief
+from paceline.layouts.sweep.result import Prediction
+from paceline.layouts.tune.result import Effect, Expected, TuneResult, TuneRow, Untried
+from paceline.layouts.tune.search import Search, Tried
+from paceline.layouts.tune.trials import Runs
+
+AXES = ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recompute", "schedule")
+FOLLOWS = ("sequence_parallel",)
+"""Goes with tensor parallelism."""
+MOST_UNTRIED = 5
+MOST_EFFECTS = 6
+SHORT = {"micro_batch": "mbs", "zero_stage": "zero"}
+
+
+def label(layout: Layout, devices: int) -> str:
+    """`dp 2 tp 2 mbs 4 full`."""
+    parts = [layout.label(devices), f"mbs {layout.micro_batch}"]
+    parts += [layout.recompute] if layout.recompute != "none" else []
+    parts += [layout.schedule] if layout.schedule != "1f1b" else []
+    return " ".join(parts)
+
+
+def prediction(search: Search, row: int) -> Prediction:
+    """What is expected of a layout now, as a sweep tells it."""
+    now = expected(search.belief, row)
+    found = search.candidates
+    return Prediction(
+        step_time_s=now.step_time_s, low_s=now.low_s, high_s=now.high_s,
+        memory_bytes=float(found.memory_bytes[row]), p_oom=float(search.p_oom[row]),
+    )  # fmt: skip
+
+
+def expected(belief: Belief, row: int) -> Expected:
+    """What a belief says of a layout's next run."""
+    sd = float(np.hypot(belief.sd[row], belief.noise_sd))
+    mean = float(belief.mean[row])
+    low, middle, high = (float(np.exp(mean + side * Z80 * sd)) for side in (-1, 0, 1))
+    return Expected(step_time_s=middle, low_s=low, high_s=high)
+
+
+def rows_of(search: Search, runs: Runs | None) -> tuple[TuneRow, ...]:
+    """The layouts that were tried, in the order of their first runs."""
+    best = search.best
+    level = close_to(best, search.measured, search.belief.noise_sd) if best is not None else []
+    return tuple(
+        _row(search, number, one, runs, one.row == best, one.row in level)
+        for number, one in enumerate(search.tried.values(), start=1)
+    )
+
+
+def _row(
+    search: Search, number: int, one: Tried, runs: Runs | None, best: bool, level: bool
+) -> TuneRow:
+    found, layout = search.candidates, search.candidates.layouts[one.row]
+    seconds = seconds_of(one.seconds) if one.seconds else None
+    training, devices = found.spec.training, found.spec.world_size
+    figures = runs.figures(one.row) if runs else None
+    last = one.outcomes[-1]
+    return TuneRow(
+        number=number, layout=layout, label=label(layout, devices), dp=layout.dp(devices),
+        status="ok" if seconds else last.status, reason=None if seconds else last.reason,
+        step_time_s=seconds, num_runs=sum(o.status != "refused" for o in one.outcomes),
+        tokens_per_s=training.global_batch * training.seq_len / seconds if seconds else None,
+        before=expected(search.first, one.row), expected=expected(one.expected, one.row),
+        after=expected(search.belief, one.row),
+        memory_bytes=figures.memory_bytes if figures else None,
+        memory_kind=figures.memory_kind if figures else None,
+        runs=figures.runs if figures else (), own=one.row == found.own, best=best, level=level,
+    )  # fmt: skip
+
+
+def effects(search: Search) -> tuple[Effect, ...]:
+    """The best layout with one setting changed, the largest differences first."""
+    best = search.best
+    if best is None:
+        return ()
+    layouts, base = search.candidates.layouts, seconds_of(search.measured[best])
+    found: list[Effect] = []
+    for row, layout in enumerate(layouts):
+        changed = _changed(layouts[best], layout)
+        if len(changed) != 1:
+            continue
+        measured = row in search.measured
+        seconds = (
+            seconds_of(search.measured[row]) if measured else float(np.exp(search.belief.mean[row]))
+        )
+        found.append(Effect(
+            setting=_setting(layout, changed[0]), instead_of=_setting(layouts[best], changed[0]),
+            ratio=seconds / base, measured=measured,
+        ))  # fmt: skip
+    return tuple(sorted(found, key=lambda one: -abs(log(one.ratio))))
+
+
+def _changed(one: Layout, other: Layout) -> list[str]:
+    """The axes in which two layouts differ; two where something else does as well."""
+    names = [name for name in AXES if getattr(one, name) != getattr(other, name)]
+    ignored = {*AXES, *(FOLLOWS if "tp" in names else ())}
+    same = one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
+    return names if same else [*names, "", ""]
+
+
+def _setting(layout: Layout, name: str) -> str:
+    return f"{SHORT.get(name, name)} {getattr(layout, name)}"
+
+
+def untried(search: Search) -> tuple[Untried, ...]:
+    """The fastest expected of the layouts that were not tried, with why."""
+    belief, found, hopeful = search.belief, search.candidates, search.hopeful
+    out = search.surely_out
+    rows = [row for row in np.argsort(belief.mean).tolist() if row not in search.tried]
+    return tuple(
+        Untried(
+            layout=found.layouts[row], label=label(found.layouts[row], found.spec.world_size),
+            after=expected(belief, row),
+            reason=_why_not(search, row, bool(hopeful[row]), bool(out[row])),
+        )
+        for row in rows[:MOST_UNTRIED]
+    )  # fmt: skip
+
+
+def _why_not(search: Search, row: int, hopeful: bool, out: bool) -> str:
+    if out:
+        return "runs out of memory too, going by those that did"
+    if not search.candidates.likely_to_fit[row]:
+        return (
+            f"out of memory with {percent(float(search.candidates.p_oom[row]), 0)} by the estimate"
+        )
+    if hopeful:
+        return _LEFT[search.stop]
+    return "even its optimistic bound is slower than the best"
+
+
+def sentences(result: TuneResult, noise_sd: float) -> Iterator[str]:
+    """What was found, what helps how much, why it stopped, and what was never tried."""
+    best = result.best
+    if best is not None:
+        yield from _of_the_best(result, best)
+        yield from _of_the_axes(result)
+    yield from _of_the_predictions(result.rows, noise_sd)
+    yield _WHY[result.stop].format(n=result.n_hopeful, runs=result.num_runs, budget=result.budget)
+    yield _never_tried(result)
+
+
+_LEFT = {
+    "budget": "may still be faster, but the budget was spent",
+    "interrupted": "may still be faster, but the search was broken off",
+    "not begun": "may be the fastest",
+}
+_WHY = {
+    "not begun": "nothing was started; {runs} runs are known from before, {n} layouts may be worth a try",
+    "bound": "stopped after {runs} runs: of no other layout is even the optimistic bound (95 %) "
+    "faster than the best",
+    "budget": "stopped because the budget of {budget} was spent ({runs} runs); {n} layouts may "
+    "still be faster, a larger --budget goes on",
+    "exhausted": "stopped after {runs} runs: every layout that can be tried was tried",
+    "interrupted": "broken off after {runs} runs; {n} layouts may still be faster",
+}
+
+
+def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
+    level = [row.label for row in result.rows if row.level]
+    yield (
+        f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s a step, "
+        f"{best.tokens_per_s:,.0f} tokens/s ({best.num_runs} {'runs' if best.num_runs > 1 else 'run'})"
+        + (f"; not told apart from it: {', '.join(level)}" if level else "")
+    )
+    own = next((row for row in result.rows if row.own), None)
+    if own is not None and own.step_time_s and best.step_time_s and not own.best:
+        gain = own.step_time_s / best.step_time_s - 1
+        yield f"the recipe's own layout ({own.label}) takes {percent(gain, 1)} longer"
+
+
+def _of_the_axes(result: TuneResult) -> Iterator[str]:
+    told = [
+        f"{one.setting} instead of {one.instead_of} {100 * (one.ratio - 1):+.0f} %"
+        + ("" if one.measured else " (expected)")
+        for one in result.effects[:MOST_EFFECTS]
+    ]
+    if told:
+        yield f"the best layout with one setting changed: {', '.join(told)}"
+
+
+def _of_the_predictions(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[str]:
+    good = [row for row in rows if row.step_time_s]
+    if not good:
+        return
+    first, then = (
+        median(abs(log(getattr(row, name).step_time_s / (row.step_time_s or 1.0))) for row in good)
+        for name in ("before", "expected")
+    )
+    yield (
+        f"expected against measured, {len(good)} layouts: median error {percent(first, 1)} before any "
+        f"run, {percent(then, 1)} just before each layout's own; runs of one layout scatter by "
+        f"{percent(noise_sd, 1)}"
+    )
+
+
+def _never_tried(result: TuneResult) -> str:
+    tried = len(result.rows)
+    parts = [
+        (result.n_infeasible, "cannot run, because sizes do not divide or a rule forbids them"),
+        (result.n_pruned, "would run out of memory by the estimate"),
+        (result.n_dominated, "run out of memory too, going by those that did"),
+        (result.n_hopeful, "are left"),
+        (
+            result.n_layouts - tried - result.n_pruned - result.n_dominated - result.n_hopeful,
+            "are expected to be slower, in doubt too",
+        ),
+    ]
+    told = [f"{n:,} {why}" for n, why in parts if n > 0]
+    return (
+        f"{tried} of {result.n_layouts:,} layouts tried; never tried: {'; '.join(told) or 'none'}"
+    )

@@ -1,0 +1,85 @@
+"""The best layout as a recipe of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.hosts import compress
+from paceline.core.layout import Layout
+from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
+from paceline.files.run_folder import write_text
+from paceline.layouts.tune.candidates import Candidates
+from paceline.machines.placement import Request
+from paceline.runs.plan import with_data_file
+
+
+def tuned(request: Request, candidates: Candidates, layout: Layout) -> tuple[Recipe, str | None]:
+    """(the recipe as it was asked for, in that layout and on those devices; what had to be left out).
+
+    A ramp-up whose first batches the layout cannot divide is left out.
+    """
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
+    cluster = candidates.spec.cluster
+    found = recipe.model_copy(update={
+        "name": f"{recipe.name}-tuned", "layout": layout, "variants": {},
+        "devices": cluster.devices_per_node if cluster.nodes == 1 else recipe.devices,
+    })  # fmt: skip
+    try:
+        resolve(found, cluster, True, None)
+    except UserError as error:
+        steady = found.training.model_copy(update={"ramp_up": None})
+        return found.model_copy(update={"training": steady}), error.what
+    return found, None
+
+
+def check_place(path: Path, recipe: str) -> None:
+    """Raise UserError where no recipe can be written, or the tuning's own would be lost."""
+    where, place = f"--write {path}", next(one for one in path.absolute().parents if one.exists())
+    if path.is_dir():
+        raise UserError(where, "is a folder", remedy=f"--write {path / 'tuned.yaml'}")
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise UserError(where, f"{place} is no folder that can be written to")
+    if path.absolute() == recipe_path(recipe).absolute():
+        raise UserError(where, "is the recipe itself", remedy="another file")
+
+
+def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
+    """The command that runs a recipe where its trials ran; None on this machine, where the file is enough."""
+    if cluster.launcher == "local":
+        return None
+    where = request.where
+    given: dict[str, object] = {
+        "cluster": request.cluster,
+        "hosts": compress([host.name for host in where.hosts]) or None,
+        "nodes": where.nodes,
+        "launcher": where.launcher,
+        "allocation": where.allocation,
+        "interface": where.interface,
+        "bind": where.bind,
+        "ssh-config": where.ssh_config,
+        "devices": None if request.cluster else cluster.devices_per_node,
+        "device": None if request.device == "auto" else request.device,
+    }
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return shlex.join(["paceline", "run", str(path), *options])
+
+
+def write_recipe(recipe: Recipe, path: Path, head: str) -> None:
+    """Write a recipe as YAML below a line of comment; what is as usual is left out."""
+    content: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
+    content["model"] = {"kind": recipe.model.kind, **content["model"]}
+    text = StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False  # type: ignore[assignment]
+    yaml.width = 100
+    yaml.dump(content, text)
+    write_text(path, f"# {head}\n{text.getvalue()}")

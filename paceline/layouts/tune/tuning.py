@@ -1,0 +1,194 @@
+"""A tuning from the question to its result: candidates, runs of before, the search, the recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.estimate.fit.evidence import Evidence
+from paceline.files.recipe import load_recipe
+from paceline.files.run_folder import write_value
+from paceline.layouts.search.space import Space
+from paceline.layouts.sweep.runner import Observer
+from paceline.layouts.tune.beliefs import Learner
+from paceline.layouts.tune.budget import Budget
+from paceline.layouts.tune.candidates import candidates
+from paceline.layouts.tune.result import TuneResult
+from paceline.layouts.tune.search import Search, begin, go_on
+from paceline.layouts.tune.sentences import effects, label, prediction, rows_of, sentences, untried
+from paceline.layouts.tune.trials import Runs
+from paceline.layouts.tune.tuned_recipe import check_place, run_command, tuned, write_recipe
+from paceline.machines.placement import Request, choose_cluster
+from paceline.machines.probe.inventory import inventory
+
+RESULT_FILE = "tune.json"
+SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for."""
+
+    request: Request
+    budget: Budget
+    space: Space
+    steps: int | None = None
+    """Of a trial; None takes the recipe's."""
+    name: str | None = None
+    write: Path | None = None
+    """Where the best layout goes as a recipe; None is the tuning's folder."""
+    oversubscribe: bool = False
+    tag: str | None = None
+
+    @property
+    def trial_request(self) -> Request:
+        """The request of a trial."""
+        steps = (f"training.steps={self.steps}",) if self.steps else ()
+        return replace(self.request, overrides=(*self.request.overrides, *steps))
+
+
+@dataclass
+class Tuning:
+    """A tuning that is ready to try."""
+
+    wanted: Wanted
+    name: str
+    root: Path
+    command: list[str]
+    search: Search
+    runs: Runs
+    oversubscribed: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where its result and recipe lie."""
+        return self.root / self.name
+
+    def run(self, observer: Observer) -> TuneResult:
+        """Try what is worth it, then write the best layout and the result.
+
+        A run that fails is a row. KeyboardInterrupt ends the running one, and then the search as far
+        as it came. Raises UserError for wrong input.
+        """
+        self.runs.observer = observer
+        go_on(self.search, self.runs, self.wanted.budget)
+        result = self.told()
+        if result.rows:
+            result = result.model_copy(update=self._write(result))
+            write_value(self.folder / RESULT_FILE, result)
+        return result
+
+    def told(self) -> TuneResult:
+        """What is known now."""
+        search, found = self.search, self.search.candidates
+        hopeful, spec = search.hopeful, found.spec
+        never = [row not in search.tried for row in range(len(found.layouts))]
+        pruned = never & ~found.likely_to_fit
+        result = TuneResult(
+            name=self.name, recipe=spec.recipe, variant=spec.variant,
+            device=spec.cluster.device_label or spec.cluster.device, devices=spec.world_size,
+            oversubscribed=self.oversubscribed, budget=str(self.wanted.budget),
+            num_runs=len(search.took_s), took_s=sum(search.took_s), n_layouts=len(found.layouts),
+            n_infeasible=found.num_infeasible, n_pruned=int(pruned.sum()),
+            n_dominated=int((never & search.surely_out).sum()),
+            n_hopeful=int(hopeful.sum()),
+            stop=search.stop, rows=rows_of(search, self.runs), effects=effects(search),
+            untried=untried(search), evidence=found.evidence.title,
+            go_on=shlex.join(["paceline", *self.command[1:]]) if search.stop == "interrupted" else None,
+        )  # fmt: skip
+        told = [*sentences(result, search.belief.noise_sd)]
+        told += [f"nothing more can run: {self.runs.halted}"] if self.runs.halted else []
+        return result.model_copy(update={"sentences": tuple(told)})
+
+    def _write(self, result: TuneResult) -> dict[str, Any]:
+        """The recipe of the best layout; what changes in the result by it."""
+        best = result.best
+        if best is None:
+            return {}
+        recipe, left_out = tuned(self.wanted.request, self.search.candidates, best.layout)
+        path = self.wanted.write or self.folder / f"{recipe.name}.yaml"
+        head = (
+            f"{best.label}: {best.step_time_s:.4g} s a step on {result.devices} x {result.device}, "
+            f"the fastest of {len(result.rows)} layouts tried"
+        )
+        write_recipe(recipe, path, head)
+        more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
+        there = run_command(self.wanted.request, self.search.candidates.spec.cluster, path)
+        more += [f"it runs on the same hosts with: {there}"] if there else []
+        return {"recipe_file": str(path), "sentences": (*result.sentences, *more)}
+
+
+def new_tuning(wanted: Wanted, evidence: Evidence | None, root: Path, command: list[str]) -> Tuning:
+    """A tuning with the runs that it has already; nothing is run or written.
+
+    Raises UserError when no layout can run, or when there are more processes than physical cores.
+    """
+    name = _name(wanted)
+    if wanted.write:
+        check_place(wanted.write, wanted.request.recipe)
+    oversubscribed = _oversubscribed(wanted)
+    found = candidates(wanted.trial_request, evidence, wanted.space)
+    runs = Runs(found, name, root, command, wanted.tag)
+    search = begin(found, Learner(found), runs.recall())
+    runs.expect = lambda row: prediction(search, row)
+    return Tuning(wanted, name, root, command, search, runs, oversubscribed)
+
+
+def headline(tuning: Tuning) -> str:
+    """What is known before the first run, in one line."""
+    search = tuning.search
+    found, have = search.candidates, len(search.took_s)
+    fits = int(found.likely_to_fit.sum())
+    parts = [f"{len(found.layouts):,} layouts can run", f"{found.num_infeasible:,} cannot"]
+    parts += (
+        [f"{len(found.layouts) - fits:,} would run out of memory"]
+        if fits < len(found.layouts)
+        else []
+    )
+    parts += [f"{have} runs of before"] if have else []
+    own = found.own
+    parts += (
+        [f"the recipe's own is {label(found.layouts[own], found.spec.world_size)}"]
+        if own is not None
+        else []
+    )
+    return f"tune {tuning.name}: {', '.join(parts)}; budget {tuning.wanted.budget}"
+
+
+def _oversubscribed(wanted: Wanted) -> bool:
+    """Whether processes share cores; raises UserError where that was not asked for."""
+    asked, here = wanted.request, inventory()
+    recipe = load_recipe(asked.recipe, asked.variant, asked.overrides)
+    cluster, _ = choose_cluster(asked, recipe, here)
+    if cluster.device != "cpu" or cluster.launcher != "local":
+        return False
+    usable = here["cpu"]["usable_cores"]
+    cores = min(here["cpu"]["physical_cores"] or usable, usable)
+    if cluster.devices_per_node <= cores:
+        return False
+    if not wanted.oversubscribe:
+        raise UserError(f"--gpus {cluster.devices_per_node}",
+                        f"is more than the {cores} physical cores here, so processes would wait for each other",
+                        remedy="--oversubscribe tunes all the same")  # fmt: skip
+    return True
+
+
+def _name(wanted: Wanted) -> str:
+    """As asked for, else one of the question, so that a longer budget finds the same runs."""
+    if wanted.name is None:
+        asked = wanted.trial_request
+        place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
+        digest = hashlib.sha256(repr((asked.recipe, asked.overrides, place)).encode()).hexdigest()
+        stem = Path(asked.recipe).stem
+        parts = [part for part in (stem, asked.variant, "tune", digest[:4]) if part]
+        return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
+    if not _NAME.fullmatch(wanted.name) or wanted.name == "last":
+        raise UserError(f"--name {wanted.name}", "cannot name a tuning",
+                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+    return wanted.name

@@ -1,0 +1,1 @@
+"""Foreign logs: detected, read, completed, held against themselves."""

@@ -1,0 +1,76 @@
+"""A log's steps with what follows from its settings: averages, and times from printed rates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.facts import Facts
+from paceline.core.steps import FloatColumn, IntColumn, Steps
+from paceline.engines.dialect.logged import Logged
+
+RATES = ("samples_per_s", "tokens_per_s_per_device")
+LARGEST_INTERVAL = 10_000
+REGULAR = 0.8
+"""Share of equal distances between step numbers from which they are taken for a log interval."""
+
+
+def completed_steps(steps: Steps, facts: Facts, log: Logged) -> Steps:
+    """`steps` with averaged_over, and with a step time from samples/s or tokens/s where it lacks.
+
+    t = B / (samples/s), or B s / (n x tokens/s of one device).
+    """
+    interval = log_interval(steps.index, log.facts.get("log_interval"))
+    steps = replace(steps, averaged_over=np.broadcast_to(np.int64(interval), len(steps)))
+    if steps.known("step_time_s") or not len(steps):
+        return steps
+    times = _times_from_rates(steps, facts)
+    return steps if times is None else replace(
+        steps, columns={**steps.columns, "step_time_s": times}
+    )  # fmt: skip
+
+
+def paced_steps(steps: Steps) -> Steps:
+    """`steps` with 1 / rate for a time where a printed rate is all there is: good for a window.
+
+    The batch being unknown, such a time is right but for a factor.
+    """
+    rate = next((name for name in RATES if steps.known(name)), None)
+    if steps.known("step_time_s") or rate is None:
+        return steps
+    return replace(steps, columns={**steps.columns, "step_time_s": _ratio(1, steps[rate])})
+
+
+def log_interval(index: IntColumn, stated: object = None) -> int:
+    """How many steps one line averages: as stated, else the usual distance of the step numbers."""
+    if isinstance(stated, int) and 0 < stated <= LARGEST_INTERVAL:
+        return stated
+    if len(index) < 3:
+        return 1
+    distances = np.diff(index[:10_000])
+    usual = int(np.median(distances))
+    regular = float((distances == usual).mean()) >= REGULAR
+    return usual if regular and 1 < usual <= LARGEST_INTERVAL else 1
+
+
+def _times_from_rates(steps: Steps, facts: Facts) -> FloatColumn | None:
+    batch: FloatColumn | int | None = facts.global_batch
+    if steps.known("global_batch"):
+        batch = steps["global_batch"]
+    if batch is None:
+        return None
+    if steps.known("samples_per_s"):
+        return _ratio(batch, steps["samples_per_s"])
+    if steps.known("tokens_per_s_per_device") and facts.seq_len and facts.num_devices:
+        tokens = batch * facts.seq_len / facts.num_devices
+        return _ratio(tokens, steps["tokens_per_s_per_device"])
+    return None
+
+
+def _ratio(amount: FloatColumn | float, rate: FloatColumn) -> FloatColumn:
+    """amount / rate; unknown where the rate is unknown, zero or infinite."""
+    ratio = np.full(len(rate), np.nan)
+    sound = np.isfinite(rate) & (rate > 0)
+    # One buffer of a few KiB, not a copy of each column.
+    return np.divide(amount, rate, out=ratio, where=sound, dtype=np.float64)

@@ -1,0 +1,145 @@
+"""Figures that a log prints beside its step times: do they follow, and if not, why not?
+
+The printed figure is divided by the one computed from the step times and the settings. A known
+mistake or another way of counting has a known ratio; the first candidate that explains the ratio
+is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.core.facts import Facts
+from paceline.core.flops import CONVENTIONS, flops_per_token, hardware_flops_per_token
+from paceline.logs.parsed_log import Disagreement
+
+TOLERANCE = 0.005
+"""Printed figures are rounded and averaged; half a per cent is no disagreement."""
+
+CAUSE_TOLERANCES = (0.002, 0.01)
+"""A cause that fits closely goes before one that fits roughly."""
+
+UNKNOWN = "no known cause gives this ratio; check the settings that were given"
+
+Candidates = Iterator[tuple[str, float]]
+"""(cause, printed / computed that it would give)"""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One printed figure beside the computed one, and what the log counted with."""
+
+    figure: str
+    printed: float
+    computed: float
+    unit: str
+    sparse_peak: float | None = None
+    """Sparse over dense peak, where the figure is a share of a peak."""
+    rounding: float | None = None
+    """Half the last printed digit as a share of the figure; None = as the figure itself looks."""
+
+    @property
+    def tolerance(self) -> float:
+        """How far the figure may be off by its rounding alone."""
+        return last_digit(self.printed) if self.rounding is None else self.rounding
+
+
+def find_disagreements(
+    facts: Facts, figures: list[Printed], running_average: float | None = None
+) -> tuple[Disagreement, ...]:
+    """The figures that differ by more than rounding, each with its likely cause."""
+    found: list[Disagreement] = []
+    for figure in figures:
+        ratio = figure.printed / figure.computed
+        if abs(ratio - 1) > max(TOLERANCE, figure.tolerance):
+            found.append(
+                Disagreement(
+                    figure=figure.figure,
+                    printed=figure.printed,
+                    computed=figure.computed,
+                    unit=figure.unit,
+                    ratio=ratio,
+                    cause=likely_cause(facts, figure, ratio, running_average),
+                )
+            )
+    return tuple(found)
+
+
+def likely_cause(facts: Facts, figure: Printed, ratio: float, running_average: float | None) -> str:
+    """The first known cause whose ratio is within 0.2 %, else within 1 %, of the one found."""
+    candidates = [c for c in _candidates(facts, figure, running_average) if c[1] > 0]
+    for tolerance in (max(t, figure.tolerance) for t in CAUSE_TOLERANCES):
+        for cause, expected in candidates:
+            if abs(ratio / expected - 1) <= tolerance:
+                return cause
+    return UNKNOWN
+
+
+def last_digit(printed: float) -> float:
+    """Half of the last digit that a figure was printed with, as a share of it: 0.1 for 0.005."""
+    mantissa, _, _ = f"{abs(printed):.7e}".partition("e")
+    digits = mantissa.replace(".", "").rstrip("0")
+    return 0.5 / float(digits) if digits else 0.0
+
+
+def _candidates(facts: Facts, figure: Printed, running_average: float | None) -> Candidates:
+    if figure.unit in ("FLOP/s", "fraction"):
+        yield from _other_counts(facts)
+    if figure.unit == "fraction":
+        yield from _other_peaks(facts, figure)
+    yield from _other_devices(facts)
+    if figure.unit == "samples/s":
+        yield "milliseconds were divided by as if they were seconds", 1e-3
+        if running_average:
+            yield (
+                "it is a running average that includes warm-up or skipped steps",
+                (running_average / figure.computed),
+            )
+
+
+def _other_counts(facts: Facts) -> Candidates:
+    """FLOPs counted another way than in the convention of the computed figure."""
+    x, own = facts.flops_input, facts.flops_convention
+    if x is None or own is None:
+        return
+    plain = replace(x, recompute="none")
+    base = flops_per_token(own, plain)
+    for name in CONVENTIONS:
+        if name != own:
+            halved = {own, name} == {"causal", "full-attention"}
+            why = " (the causal mask halves attention)" if halved else ""
+            yield f"counted in {name}, not in {own}{why}", flops_per_token(name, plain) / base
+    if x.lora is not None:
+        full = flops_per_token(own, replace(plain, lora=None))
+        yield "counted as if every weight were trained, not only the adapters", full / base
+    for recompute in ("full", "selective"):
+        again = replace(x, recompute=recompute)
+        for name in dict.fromkeys((own, *CONVENTIONS)):
+            hardware = hardware_flops_per_token(name, again)
+            yield f"{recompute} recomputation is counted as work, in {name}", hardware / base
+
+
+def _other_peaks(facts: Facts, figure: Printed) -> Candidates:
+    if figure.sparse_peak:
+        yield "divided by the sparse peak, twice the dense one", 1 / figure.sparse_peak
+        yield "divided by half the dense peak", figure.sparse_peak
+    for cause, ratio in list(_other_counts(facts)):
+        if figure.sparse_peak:
+            yield f"divided by the sparse peak, and {cause}", ratio / figure.sparse_peak
+
+
+def _other_devices(facts: Facts) -> Candidates:
+    """Per device against all devices, and a batch divided once too often."""
+    n = facts.num_devices
+    if not n or n == 1:
+        return
+    dp = facts.layout.dp(n) if facts.layout else n
+    yield f"the batch of one device was divided by all {n} devices", 1 / n
+    yield f"it is of all {n} devices together, not of one", float(n)
+    if dp not in (1, n):
+        yield f"the batch of one replica was divided by all {dp} replicas", 1 / dp
+        yield f"it is of {dp} replicas, not of one", float(dp)
+    per_node = facts.devices_per_node
+    if per_node and per_node not in (1, n):
+        yield f"it is of one node of {per_node} devices", float(per_node)

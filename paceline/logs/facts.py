@@ -1,0 +1,239 @@
+"""What is known of a logged run: the user's word, then the log's, then the recipe's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.facts import Facts
+from paceline.core.flops import CONVENTIONS
+from paceline.core.hardware import Dtype
+from paceline.core.layout import Layout
+from paceline.core.shape import Shape, num_parameters
+from paceline.core.units import count
+from paceline.core.window import check_rule
+from paceline.engines import dialect
+from paceline.engines.dialect.logged import Fact, Logged
+from paceline.files import catalog
+from paceline.files.recipe import Recipe, load_recipe
+
+AXES = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
+DTYPE_NAMES = {
+    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "torch.float16": "fp16", "float32": "fp32", "torch.float32": "fp32", "float": "fp32",
+}  # fmt: skip
+SIZES = ("global_batch", "seq_len")
+SAME_SIZE = 0.03
+"""Printed counts are rounded to three digits, and may leave out embeddings or count adapters."""
+
+COMPARED = ("dtype", "num_devices", "device")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user adds to a log; None = nothing said."""
+
+    engine: str | None = None
+    recipe: str | None = None
+    """A recipe whose settings stand in where neither the user nor the log says anything."""
+    model: str | None = None
+    """A recipe of which only the model counts."""
+    device: str | None = None
+    num_devices: int | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    dtype: str | None = None
+    convention: str | None = None
+    total_tokens: float | None = None
+    window: str | None = None
+    facts: Facts | None = None
+    """Everything at once, as an imported run has it on record."""
+
+    @property
+    def engine_name(self) -> str | None:
+        """The dialect asked for by its module's name; raises UserError for an unknown one."""
+        if self.engine is None:
+            return None
+        dialect(self.engine)
+        return self.engine.lower().replace("-", "_")
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Global batch and sequence length by their names, as far as they are given."""
+        word = self.facts or self
+        return {name: getattr(word, name) for name in SIZES}
+
+    def check(self) -> None:
+        """Raise UserError for what is not known, before a long log is read for it."""
+        all_facts(self, self.engine_name, Logged())
+        try:
+            check_rule(self.window or "auto")
+        except ValueError as error:
+            raise UserError(f"--window {self.window}", str(error),
+                            allowed="auto, last, FIRST:LAST, skip:N") from error  # fmt: skip
+
+
+def all_facts(given: Given, engine: str | None, log: Logged) -> tuple[Facts, list[str]]:
+    """Every fact with its best source, and sentences on contradictions and on names not known.
+
+    Raises UserError for a model, recipe, device, dtype or convention that is not known.
+    """
+    said, notes = _log_facts(log.facts)
+    if given.facts is not None:
+        own = given.facts.model_dump(include=set(COMPARED), exclude_none=True)
+        return given.facts, [*notes, *_contradictions(own, said, COMPARED)]
+    own, open_points = _user_facts(given)
+    notes += [*open_points, *_contradictions(own, said, (*COMPARED, *SIZES))]
+    base = _recipe_facts(given.recipe, own.get("num_devices", said.get("num_devices")))
+    merged = {"flops_convention": "causal", **base, **said, **own}
+    notes += _another_model(merged.get("model"), log.facts.get("num_parameters"))
+    layout = _layout(base.get("layout"), log.facts)
+    world_size = merged.get("num_devices")
+    if layout and world_size and world_size % layout.model_devices:
+        notes.append(
+            f"a layout of {layout.model_devices} devices a replica does not fit on {world_size}: "
+            "it is left out"
+        )
+        layout = None
+    facts = Facts.model_validate(
+        {**merged, "layout": layout, "engine": engine, "origin": "imported"}
+    )
+    return facts, notes
+
+
+def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
+    """A warning when the log's model has another size than the one named; adapters count little."""
+    if model is None or not isinstance(printed, int | float) or printed <= 0:
+        return
+    named = num_parameters(model)
+    if abs(printed / named - 1) > SAME_SIZE:
+        yield (
+            f"the log's model has {count(printed)} parameters, the one named has {count(named)}: "
+            "FLOP/s and MFU are of another model"
+        )
+
+
+def _contradictions(
+    own: dict[str, Any], said: dict[str, Any], names: tuple[str, ...]
+) -> Iterator[str]:
+    """Where the user's word and the log's differ."""
+    for name in names:
+        if name in own and name in said and own[name] != said[name]:
+            yield f"{name.replace('_', ' ')} {own[name]} was given; the log says {said[name]}"
+
+
+def _user_facts(given: Given) -> tuple[dict[str, Any], list[str]]:
+    """What the user adds, and what the name of the device leaves open."""
+    device = _device(given.device) if given.device else None
+    facts: dict[str, Any] = {
+        "num_devices": given.num_devices,
+        "global_batch": given.global_batch,
+        "seq_len": given.seq_len,
+        "total_tokens": given.total_tokens,
+        "dtype": _dtype(given.dtype, "--dtype") if given.dtype else None,
+        "device": device.device.name if device else given.device and "cpu",
+        "flops_convention": _convention(given.convention) if given.convention else None,
+    }
+    if given.model is not None:
+        recipe = load_recipe(given.model)
+        facts |= {
+            "recipe": recipe.name, "model": recipe.model, "lora": recipe.lora,
+            "nominal_parameters": recipe.nominal_parameters,
+        }  # fmt: skip
+        convention = facts["flops_convention"] or recipe.flops_convention
+        known = recipe.model.conventions
+        if known and convention not in known:
+            raise UserError(f"--convention {convention}", f"counts no model like {recipe.name}",
+                            allowed=", ".join(known))  # fmt: skip
+        facts["flops_convention"] = convention
+    known = {name: value for name, value in facts.items() if value is not None}
+    return known, [device.note] if device and device.note else []
+
+
+def _recipe_facts(name: str | None, num_devices: int | None) -> dict[str, Any]:
+    """What the recipe says of a run on `num_devices`."""
+    if name is None:
+        return {}
+    recipe = load_recipe(name)
+    training = recipe.training
+    facts: dict[str, Any] = {
+        "recipe": recipe.name,
+        "model": recipe.model,
+        "lora": recipe.lora,
+        "dtype": None if training.dtype == "auto" else training.dtype,
+        "seq_len": training.seq_len,
+        "global_batch": _batch(recipe, num_devices),
+        "layout": recipe.layout,
+        "real_tokens_per_sample": recipe.data.real_tokens_per_sample,
+        "flops_convention": recipe.flops_convention,
+        "nominal_parameters": recipe.nominal_parameters,
+        "total_tokens": training.total_tokens,
+        **recipe.data.model_dump(include={"packing", "loss_on"}, exclude_unset=True),
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _batch(recipe: Recipe, num_devices: int | None) -> int | None:
+    batch, per_device = recipe.training.global_batch, recipe.training.batch_per_device
+    if per_device and num_devices:
+        return per_device * num_devices
+    return batch if isinstance(batch, int) else None
+
+
+def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
+    """The log's own facts in our terms, and which of its names could not be understood."""
+    found: dict[str, Any] = {
+        name: int(facts[name])
+        for name in ("seq_len", "global_batch", "num_devices")
+        if isinstance(facts.get(name), int | float) and int(facts[name]) > 0
+    }
+    notes: list[str] = []
+    if "dtype" in facts:
+        name = str(facts["dtype"]).lower()
+        dtype = DTYPE_NAMES.get(name, name)
+        if dtype in get_args(Dtype):
+            found["dtype"] = dtype
+    if "device" in facts:
+        try:
+            match = _device(str(facts["device"]))
+            found["device"] = match.device.name if match else "cpu"
+            notes += [match.note] if match and match.note else []
+        except UserError:
+            notes.append(f"the log's device {str(facts['device'])[:60]!r} is not in the catalog")
+    return found, notes
+
+
+def _layout(base: Layout | None, facts: dict[str, Fact]) -> Layout | None:
+    """The recipe's layout with what the log states of it; None when neither says anything."""
+    stated = {name: facts[name] for name in AXES if isinstance(facts.get(name), int)}
+    sound = {
+        name: value
+        for name, value in stated.items()
+        if (name == "zero_stage" and value in (0, 1, 2, 3)) or (name != "zero_stage" and value > 0)  # type: ignore[operator]
+    }
+    if base is None and not sound.keys() & {"tp", "pp", "zero_stage"}:
+        return None
+    return Layout.model_validate({**(base.model_dump() if base else {}), **sound})
+
+
+def _device(name: str) -> catalog.DeviceMatch | None:
+    """The catalog's device, None for a CPU."""
+    return None if name.lower() == "cpu" else catalog.find_device(name)
+
+
+def _dtype(name: str, where: str) -> str:
+    known = get_args(Dtype)
+    dtype = DTYPE_NAMES.get(name.lower(), name.lower())
+    if dtype not in known:
+        raise UserError(f"{where} {name}", "is unknown", allowed=", ".join(known),
+                        remedy=did_you_mean(dtype, list(known)) or None)  # fmt: skip
+    return dtype
+
+
+def _convention(name: str) -> str:
+    if name not in CONVENTIONS:
+        raise UserError(f"--convention {name}", "is unknown", allowed=", ".join(CONVENTIONS),
+                        remedy=did_you_mean(name, list(CONVENTIONS)) or None)  # fmt: skip
+    return name

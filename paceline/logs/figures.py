@@ -1,0 +1,291 @@
+"""Figures of a log: ours from its step times, the log's own beside them, and where they disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.core.facts import Facts
+from paceline.core.metrics import Measured, measure, measured
+from paceline.core.result import Metric, WindowRecord
+from paceline.core.stats import Summary, summarize
+from paceline.core.steps import Step, Steps
+from paceline.core.units import TERA
+from paceline.core.window import Window
+from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.logs.completion import completed_steps
+from paceline.logs.disagreement import Printed, find_disagreements, last_digit
+from paceline.logs.parsed_log import Disagreement
+from paceline.machines.placement import find_device
+
+COARSE = 0.005
+"""A printed step time that resolves less than this share of the step limits every figure."""
+
+JITTER_WARNING = 0.1
+OF_STEPS = {
+    "step_time_s", "step_time_mean_s", "step_time_p05_s", "step_time_p95_s", "jitter_tax",
+    "first_step_s", "data_wait_fraction", "comm_wait_fraction",
+}  # fmt: skip
+"""Metrics that a rate alone does not tell."""
+
+OF_MANY_STEPS = {"step_time_p05_s", "step_time_p95_s"}
+"""Metrics that one figure for the whole run does not tell."""
+
+ENOUGH = 1000
+"""Lines from which the digits of a printed figure are told."""
+
+SPARSE = 2.0
+"""Structured sparsity doubles the peak on every device that has it."""
+
+PRINTED_COLUMNS = {
+    "samples_per_s": ("samples_per_s", 1.0),
+    "flops_per_s_per_device": ("tflops_per_device", 1 / TERA),
+    "tokens_per_s_per_device": ("tokens_per_s_per_device", 1.0),
+    "mfu": ("mfu", 1.0),
+    "allocated_bytes": ("memory_allocated_bytes", 1.0),
+    "reserved_bytes": ("memory_reserved_bytes", 1.0),
+}
+"""Column of the log -> its name and scale among the reported figures."""
+
+
+@dataclass(frozen=True)
+class LogFigures:
+    """Everything that a window of a log yields."""
+
+    times: Summary
+    metrics: dict[str, Metric]
+    reported: dict[str, float]
+    disagreements: tuple[Disagreement, ...]
+    conventions: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SingleFigure:
+    """A run of which the log prints one throughput: as one step of the window `as printed`."""
+
+    steps: Steps
+    """One step with the mean step time, or none where the batch is not known."""
+    window: Window
+    rates: dict[str, Metric]
+    """The printed rates; all that there is without a batch."""
+
+
+def figures_of(
+    facts: Facts, steps: Steps, window: Steps, log: Logged, printed: bool = False
+) -> LogFigures:
+    """The figures of a window with at least one timed step; `printed` = it is the log's one figure."""
+    run = log_run(facts, steps, window)
+    metrics = measure(run)
+    if printed:
+        metrics = {name: _as_printed(name, metric) for name, metric in metrics.items()}
+    metrics |= _printed_memory(log, metrics)
+    reported = reported_figures(window, log)
+    device = facts.device or "unknown"
+    return LogFigures(
+        times=run.times,
+        metrics=metrics,
+        reported=reported,
+        disagreements=find_disagreements(
+            facts, _printed_figures(run, reported), log.figures.get("running_samples_per_s")
+        ),
+        conventions={
+            "flops": facts.flops_convention or "unknown",
+            "peak": f"dense data-sheet peak of one {device}",
+            "step_time": "mean of the whole run, as printed" if printed else "median of the window",
+            "tokens": "real tokens where the recipe states the padding, else every position",
+        },
+        warnings=tuple(_warnings(run, log, printed)),
+    )
+
+
+def figures_without_batch(
+    facts: Facts, window: Steps, log: Logged, rates: dict[str, Metric], printed: bool
+) -> LogFigures | None:
+    """The figures of a log that prints a throughput and no batch, as if a step had one sample.
+
+    Step times are not among them. None where not even the time of a sample follows.
+    """
+    of_one = facts.model_copy(update={"global_batch": 1})
+    if printed and "samples_per_s" in rates:
+        window = Steps.of([Step(0, step_time_s=1 / (rates["samples_per_s"].value or 1))])
+    timed = completed_steps(window, of_one, log)
+    if not timed.known("step_time_s"):
+        return None
+    finite = np.isfinite(timed["step_time_s"])
+    if not finite.all():  # A copy of everything that a long log need not pay for.
+        timed = timed.select(finite)
+    found = figures_of(of_one, timed, timed, log, printed)
+    metrics = {name: m for name, m in found.metrics.items() if name not in OF_STEPS}
+    return replace(found, metrics=metrics | rates)
+
+
+def log_run(facts: Facts, steps: Steps, window: Steps) -> Measured:
+    """The log as the metrics see it."""
+    device = find_device(facts.device) if facts.device else None
+    peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
+    return measured(
+        facts, steps, window,
+        peak_flops_per_s=peak.flops_per_s if peak else None,
+        peak_source=peak.source if peak else None,
+    )  # fmt: skip
+
+
+def single_figure(
+    log: Logged, facts: Facts, kind: Dialect, steps: Steps, rule: str | None
+) -> SingleFigure | None:
+    """The log's one figure for the whole run, where the framework reports by it or has nothing else.
+
+    None when steps are asked for by a rule, or when they are all that there is.
+    """
+    rates = _printed_rates(log, facts)
+    has_steps = steps.known("step_time_s")
+    if not rates or (has_steps and (rule is not None or not kind.whole_run)):
+        return None
+    samples = rates["samples_per_s"].value if "samples_per_s" in rates else None
+    batch, per_s = facts.global_batch, log.figures.get("steps_per_s")
+    time = 1 / per_s if per_s else batch / samples if batch and samples else None
+    number = int(log.figures.get("timed_steps", 0))
+    mean_batch = batch or (samples / per_s if samples and per_s else None)
+    one = (
+        [Step(number, step_time_s=time, global_batch=mean_batch, seq_len=facts.seq_len)]
+        if time
+        else []
+    )
+    record = WindowRecord(
+        rule="as printed", first_step=None, last_step=None, n=1, n_warmup=0, state="short",
+        global_batch=batch, seq_len=facts.seq_len,
+    )  # fmt: skip
+    return SingleFigure(Steps.of(one), Window(slice(0, len(one)), record), rates)
+
+
+def _printed_rates(log: Logged, facts: Facts) -> dict[str, Metric]:
+    """Printed samples/s and tokens/s, each with the other where the sequence length is known."""
+    samples, tokens = log.figures.get("samples_per_s"), log.figures.get("tokens_per_s")
+    per_s, batch, length = log.figures.get("steps_per_s"), facts.global_batch, facts.seq_len
+    if samples is None and per_s and batch:
+        samples = per_s * batch
+    if samples is None and tokens is not None and length:
+        samples = tokens / length
+    if tokens is None and samples is not None and length:
+        tokens = samples * length
+    rates = {"samples_per_s": (samples, "samples/s"), "tokens_per_s": (tokens, "tokens/s")}
+    return {
+        name: Metric(value=value, unit=unit, n=1, statistic="as printed")
+        for name, (value, unit) in rates.items()
+        if value is not None and value > 0
+    }
+
+
+def rates_of(facts: Facts, window: Steps) -> dict[str, Metric]:
+    """Rates as step lines print them, medians over the window; the total of all devices."""
+    n = facts.num_devices
+    columns = (
+        ("samples_per_s", "samples_per_s", 1, "samples/s"),
+        ("tokens_per_s", "tokens_per_s_per_device", n, "tokens/s"),
+        ("tokens_per_s_per_device", "tokens_per_s_per_device", 1, "tokens/s/device"),
+    )
+    found: dict[str, Metric] = {}
+    for name, column, factor, unit in columns:
+        values = window[column][np.isfinite(window[column])]
+        if len(values) and factor:
+            rate = summarize(values * factor)
+            found[name] = Metric(
+                value=_plain(rate.median), unit=unit, n=rate.n, spread=rate.relative_spread,
+                statistic="median of the printed rates",
+            )  # fmt: skip
+    return found
+
+
+def _as_printed(name: str, metric: Metric) -> Metric:
+    """A metric of a run of which nothing but a mean is known."""
+    if name in OF_MANY_STEPS:
+        return Metric(value=None, unit=metric.unit, note="the log prints one figure for the run")
+    if metric.statistic is None and metric.spread is None:
+        return metric
+    return metric.model_copy(update={"statistic": "as printed", "spread": None})
+
+
+def reported_figures(window: Steps, log: Logged) -> dict[str, float]:
+    """The log's own figures: medians over the window, and what it prints once."""
+    found: dict[str, float] = {}
+    for column, (name, scale) in PRINTED_COLUMNS.items():
+        values = window[column]
+        known = values[np.isfinite(values)]
+        if len(known):
+            found[name] = _plain(float(np.median(known)) * scale)
+    for name, value in log.figures.items():
+        found[name] = value
+    for kind, value in log.memory_bytes.items():
+        found[f"memory_{kind}_bytes"] = max(value, found.get(f"memory_{kind}_bytes", 0.0))
+    flops = found.pop("flops_per_s_per_device", None)
+    return found if flops is None else {**found, "tflops_per_device": flops / TERA}
+
+
+def _printed_memory(log: Logged, metrics: dict[str, Metric]) -> dict[str, Metric]:
+    """Memory peaks that the log prints outside its step lines."""
+    return {
+        f"memory_{kind}_bytes": Metric(value=value, unit="bytes", statistic="max")
+        for kind, value in log.memory_bytes.items()
+        if f"memory_{kind}_bytes" in metrics and metrics[f"memory_{kind}_bytes"].value is None
+    }
+
+
+def _printed_figures(run: Measured, reported: dict[str, float]) -> list[Printed]:
+    """Printed figures that our own can be held against."""
+    batch, length, n = run.global_batch, run.seq_len, run.facts.num_devices
+    samples = batch / run.times.median if batch else None
+    tokens = samples * length / n if samples and length and n else None
+    flops = run.flops_per_s_per_device
+    peak = run.peak_flops_per_s
+    share = flops / peak if flops and peak else None
+    rows = (
+        ("samples_per_s", samples, "samples/s", "samples_per_s"),
+        ("running_samples_per_s", samples, "samples/s", None),
+        ("tokens_per_s_per_device", tokens, "tokens/s", "tokens_per_s_per_device"),
+        ("tflops_per_device", flops, "FLOP/s", "flops_per_s_per_device"),
+        ("mfu", share, "fraction", "mfu"),
+    )
+    return [
+        Printed(
+            figure,
+            reported[figure] * (TERA if unit == "FLOP/s" else 1),
+            computed,
+            unit,
+            SPARSE if unit == "fraction" else None,
+            _rounding(run.window, column) if column else None,
+        )
+        for figure, computed, unit, column in rows
+        if reported.get(figure) and computed
+    ]
+
+
+def _rounding(window: Steps, column: str) -> float | None:
+    """Half the last digit of a printed column, relative: the one with most digits tells."""
+    values = window[column][:ENOUGH]
+    known = values[np.isfinite(values) & (values > 0)].tolist()
+    return min((last_digit(_plain(value)) for value in known), default=None)
+
+
+def _warnings(run: Measured, log: Logged, printed: bool) -> list[str]:
+    found: list[str] = []
+    step = log.resolution_s / run.times.median
+    if not printed and step > COARSE:
+        found.append(
+            f"the log prints step times in steps of {log.resolution_s:g} s, {step:.1%} of one step"
+        )
+    rate, peak = run.flops_per_s_per_device, run.peak_flops_per_s
+    if rate and peak and rate > peak:
+        found.append(
+            f"MFU {rate / peak:.0%} is more than a device can reach: model, device, number of "
+            "devices, batch and length cannot all be right"
+        )
+    if run.times.jitter_tax > JITTER_WARNING:
+        found.append(f"spikes: the mean step is {run.times.jitter_tax:.0%} above the median")
+    return found
+
+
+def _plain(value: float) -> float:
+    """Without the digits that a 32-bit column adds."""
+    return float(f"{value:.7g}")

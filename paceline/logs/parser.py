@@ -1,0 +1,323 @@
+"""From a log of any known framework to figures, without launching anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.core.facts import Facts
+from paceline.core.result import WindowRecord
+from paceline.core.steps import Steps
+from paceline.core.window import (
+    MIN_STEADY,
+    NoStepError,
+    Window,
+    choose_window,
+    steady_window,
+)
+from paceline.engines import dialect, dialects
+from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.files.log_file import UTF16_MARKS, LogFile
+from paceline.logs.completion import completed_steps, paced_steps
+from paceline.logs.facts import Given, all_facts
+from paceline.logs.figures import (
+    LogFigures,
+    figures_of,
+    figures_without_batch,
+    rates_of,
+    reported_figures,
+    single_figure,
+)
+from paceline.logs.parsed_log import LogStatus, ParsedLog, step_times
+
+LOOK_ON_BLOCKS = 12
+"""Blocks read beyond the first step line, in which a more specific dialect may still show."""
+
+STANDARD_INPUT = Path("-")
+
+
+@dataclass(frozen=True)
+class Parsing:
+    """A parsed log: what is printed of it, and the steps behind that."""
+
+    document: ParsedLog
+    steps: Steps
+    log: Logged
+    window: Window | None = None
+
+
+def log_files(paths: list[Path]) -> list[Path]:
+    """Every file that `paths` name, folders searched to their ends, each sorted by path.
+
+    Raises UserError for a path that does not exist.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists() and not path.is_symlink() and path != STANDARD_INPUT:
+            raise UserError(str(path), "does not exist")
+        found += sorted(_files_under(path), key=str) if path.is_dir() else [path]
+    return found
+
+
+@contextmanager
+def standard_input(paths: list[Path]) -> Iterator[Path]:
+    """A temporary file that holds standard input, if `paths` name that."""
+    if STANDARD_INPUT not in paths:
+        yield STANDARD_INPUT
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        copy = Path(folder) / "standard-input"
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield copy
+
+
+def parse_log(
+    path: Path, given: Given, *, called: Path | None = None, one_of_many: bool = False
+) -> Parsing:
+    """What the log at `path` says together with what the user adds.
+
+    Whatever the file holds, the answer is a status. The user knows the log as `called`, if that is
+    not `path`. Raises UserError for settings that are not known and for a window that picks no
+    step; of `one_of_many` logs that is a warning.
+    """
+    shown = called or path
+    try:
+        fault = _unreadable(path)
+        if fault:
+            return _without_steps(shown, given, "unreadable", fault)
+        file = LogFile(path)
+        name = given.engine_name or detect(file)
+        if name is None:
+            return _unknown(shown, given, file)
+        return _read(LogFile(path, dialect(name).begins), shown, given, name, one_of_many)
+    except OSError as error:
+        return _without_steps(shown, given, "unreadable", error.strerror or str(error))
+
+
+def as_text(name: str) -> str:
+    """`name` as text that can be written: the name of a file may be of any bytes."""
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def detect(file: LogFile) -> str | None:
+    """The most specific dialect whose step lines the file holds, or None."""
+    candidates = dialects()
+    seen: set[str] = set()
+    blocks_left = LOOK_ON_BLOCKS
+    for block in file:
+        seen |= {name for name, kind in candidates.items() if _shows(block, kind)}
+        blocks_left -= bool(seen)
+        if not blocks_left:
+            break
+    return next((name for name in candidates if name in seen), None)
+
+
+def _shows(block: bytes, kind: Dialect) -> bool:
+    return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
+
+
+def _read(file: LogFile, shown: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
+    kind, log = dialect(name), Logged()
+    kind.read(file, log)
+    facts, notes = all_facts(given, name, log)
+    steps = completed_steps(log.steps(), facts, log)
+    figure = single_figure(log, facts, kind, steps, given.window)
+    if figure is not None:
+        steps_of_window, window, printed = figure.steps, figure.window, True
+    else:
+        window, missed = _window(shown, paced_steps(steps), given, log, one_of_many)
+        notes, printed = [*notes, *missed], False
+        steps_of_window = _as_given(steps.select(window.rows), given)
+    notes += _contradictions(given, window.record)
+    facts = _with_batch(facts, given, window.record)
+    rates = figure.rates if figure else rates_of(facts, steps_of_window)
+    status, reason = _status(steps, log, file, bool(rates))
+    document = ParsedLog(
+        file=as_text(str(shown)),
+        engine=name,
+        status=status,
+        reason=reason,
+        n_steps=len(steps),
+        window=window.record if window.record.n or printed else None,
+        facts=facts,
+        num_bytes=file.num_bytes,
+        warnings=(*notes, *_warnings(file, log, window.record, printed)),
+    )
+    if steps_of_window.known("step_time_s"):
+        found = figures_of(facts, steps, steps_of_window, log, printed)
+        times = step_times(found.times, printed)
+        document = _with_figures(document.model_copy(update={"step_time_s": times}), found)
+    elif rates:
+        per_sample = figures_without_batch(facts, steps_of_window, log, rates, printed)
+        reported = reported_figures(steps_of_window, log)
+        document = document.model_copy(update={"metrics": rates, "reported": reported})
+        document = _with_figures(document, per_sample) if per_sample else _with_rates(document)
+    return Parsing(_with_convention(document, kind), steps, log, window)
+
+
+def _with_convention(document: ParsedLog, kind: Dialect) -> ParsedLog:
+    """`document` with the count that current versions of the framework print FLOP/s in."""
+    if kind.convention is None or "tflops_per_device" not in document.reported:
+        return document
+    said = {"printed_flops": f"{kind.convention} in current versions of {kind.title}"}
+    return document.model_copy(update={"conventions": {**document.conventions, **said}})
+
+
+def _as_given(window: Steps, given: Given) -> Steps:
+    """The steps of a window without the columns in whose place the user's word stands."""
+    known = [name for name, size in given.sizes.items() if size and name in window.columns]
+    if not known:
+        return window
+    return replace(window, columns={n: c for n, c in window.columns.items() if n not in known})
+
+
+def _contradictions(given: Given, window: WindowRecord) -> list[str]:
+    """Sizes that the user gives and the step lines contradict."""
+    said = window.model_dump(include=set(given.sizes))
+    return [
+        f"{name.replace('_', ' ')} {size} was given; the step lines say {said[name]}"
+        for name, size in given.sizes.items()
+        if size and said[name] and size != said[name]
+    ]
+
+
+def _with_batch(facts: Facts, given: Given, window: WindowRecord) -> Facts:
+    """`facts` with the batch and length that the figures rest on: a log may ramp them up."""
+    lines = window.model_dump(include=set(given.sizes))
+    sizes = {name: size or lines[name] for name, size in given.sizes.items()}
+    return facts.model_copy(update={name: size for name, size in sizes.items() if size})
+
+
+def _with_figures(document: ParsedLog, found: LogFigures) -> ParsedLog:
+    return _with_rates(
+        document.model_copy(
+            update={
+                "reported": found.reported,
+                "disagreements": found.disagreements,
+                "metrics": found.metrics,
+                "conventions": found.conventions,
+                "warnings": (*document.warnings, *found.warnings),
+            }
+        )
+    )
+
+
+def _with_rates(document: ParsedLog) -> ParsedLog:
+    """`document` with the two rates that every log is asked for, from its metrics."""
+    metrics = document.metrics
+    names = ("tokens_per_s", "samples_per_s")
+    return document.model_copy(
+        update={name: metrics[name].value for name in names if name in metrics}
+    )
+
+
+def _window(
+    shown: Path, steps: Steps, given: Given, log: Logged, one_of_many: bool
+) -> tuple[Window, list[str]]:
+    """The window, and a sentence when there is none because the rule picks no step."""
+    rule = given.window or "auto"
+    if not steps.known("step_time_s"):
+        return choose_window(steps, "auto", log.resolution_s), []
+    try:
+        return choose_window(steps, rule, log.resolution_s), []
+    except NoStepError as error:
+        numbers = steps.index[np.isfinite(steps["step_time_s"])]
+        allowed = f"the log has steps {numbers[0]}-{numbers[-1]}"
+        if not one_of_many:
+            raise UserError(f"{shown}: --window {rule}", f"{error}; {allowed}") from error
+        nothing = steady_window(steps.select(slice(0, 0)))
+        return nothing, [f"--window {rule} {error}; {allowed}"]
+
+
+def _status(
+    steps: Steps, log: Logged, file: LogFile, has_rate: bool
+) -> tuple[LogStatus, str | None]:
+    """The status, worst news first."""
+    if log.out_of_memory:
+        return "oom", log.out_of_memory[:300]
+    bad = np.isinf(steps["loss"]) | (np.isinf(steps["grad_norm"]) & np.isfinite(steps["loss"]))
+    if bad.any():
+        return "nan", f"loss or gradient norm is NaN or infinite at step {steps.index[bad][0]:,}"
+    if file.broken_off or log.torn:
+        return "truncated", file.broken_off or log.torn
+    if steps.known("step_time_s") or has_rate:
+        return "ok", None
+    if len(steps):
+        return "not-a-training-log", "it has step lines without a time or a throughput"
+    return "truncated", "it ends before the first step time"
+
+
+def _warnings(file: LogFile, log: Logged, record: WindowRecord, printed: bool) -> Iterator[str]:
+    yield from log.remarks
+    yield from _cut_lines(file)
+    if printed:
+        yield "one figure for the whole run, as the source prints it: no spread is known"
+    elif record.n < MIN_STEADY:
+        yield f"few-steps: {record.n} steady step lines, fewer than {MIN_STEADY}"
+    if record.state == "drifting" and record.drift is not None:
+        yield f"the step time drifts by {record.drift:+.1%} over the window"
+
+
+def _cut_lines(file: LogFile) -> Iterator[str]:
+    if file.cut_lines:
+        yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
+
+
+def _unknown(shown: Path, given: Given, file: LogFile) -> Parsing:
+    if file.num_bytes == 0 and file.broken_off is None:
+        return _without_steps(shown, given, "empty", "the file holds nothing")
+    if file.broken_off:
+        return _without_steps(shown, given, "truncated", file.broken_off)
+    known = ", ".join(kind.title for kind in dialects().values())
+    reason = f"no step line of a known dialect ({known})"
+    found = _without_steps(shown, given, "not-a-training-log", reason, file.num_bytes)
+    warnings = {"warnings": tuple(_cut_lines(file))}
+    return replace(found, document=found.document.model_copy(update=warnings))
+
+
+def _without_steps(
+    shown: Path, given: Given, status: LogStatus, reason: str, num_bytes: int = 0
+) -> Parsing:
+    facts, _ = all_facts(given, given.engine_name, Logged())
+    document = ParsedLog(
+        file=as_text(str(shown)), engine=given.engine_name, status=status, reason=reason, facts=facts,
+        num_bytes=num_bytes,
+    )  # fmt: skip
+    return Parsing(document, Steps.of([]), Logged())
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why the file cannot be read as text, or None; raises OSError as open() does."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return "the folder cannot be searched"
+    if not stat.S_ISREG(mode):
+        return "it is no regular file; to read a pipe give - as the path"
+    with path.open("rb") as file:
+        if file.read(2) in UTF16_MARKS:
+            return "it is UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
+    return None
+
+
+def _files_under(folder: Path) -> Iterator[Path]:
+    """All files in a folder and its folders, and those of the latter that cannot be searched.
+
+    Links to folders are not followed.
+    """
+    closed: list[Path] = []
+    for inner, _, names in os.walk(
+        folder, onerror=lambda error: closed.append(Path(error.filename))
+    ):
+        yield from (Path(inner, name) for name in names)
+    yield from closed

@@ -1,0 +1,182 @@
+"""This machine: one torch.distributed.run over its devices.
+
+The script is free of paths: it goes to its own folder first, so what a dry run prints is byte for
+byte what runs, wherever the run folder lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from paceline.core.errors import SystemFaultError
+from paceline.core.run import Job
+from paceline.files.run_folder import (
+    LAUNCHER_LOG,
+    LOGS_FOLDER,
+    SCRIPT_FILE,
+    STEPS_FOLDER,
+    write_text,
+)
+from paceline.machines import Handle, Verdict
+from paceline.machines.node.script import open_variables, secret_variables
+
+LOCAL_ADDRESS = "--local-addr=127.0.0.1"
+"""Without it ranks meet at this machine's own name, which a container may be unable to resolve."""
+GRACE_S = 5.0
+"""How long programs may take to end after SIGTERM before they are killed."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def render(job: Job) -> str:
+    """The bash script that starts `job` on this machine.
+
+    Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that bash
+    would read as something else.
+    """
+    told = sorted(open_variables(job.env).items())
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in told]
+    start = [
+        job.python, "-m", "torch.distributed.run", "--standalone", LOCAL_ADDRESS, "--nnodes=1",
+        f"--nproc-per-node={job.devices_per_node}", "--max-restarts=0", *job.program,
+    ]  # fmt: skip
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {shlex.quote(' '.join(job.name.split()))} on this machine",
+        "set -euo pipefail",
+        'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+        *exports,
+        f"exec {shlex.join(start)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass
+class LocalRun(Handle):
+    """A started job: one process group, and whatever its processes have started."""
+
+    process: subprocess.Popen[bytes]
+    deadline: float | None
+    _family: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
+
+    def poll(self) -> int | None:
+        """The exit code when the job has ended, else None; remembers every descendant seen."""
+        code = self.process.poll()
+        if code is None:
+            self._remember()
+        return code
+
+    @property
+    def timed_out(self) -> bool:
+        """True when the job's time limit has passed."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def stop(self, grace_s: float = GRACE_S) -> int:
+        """End every process of the job: SIGTERM, then SIGKILL after `grace_s`; the exit code."""
+        self._remember()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self._wake()
+            try:
+                self.process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self._remember()
+                self.process.kill()
+            except KeyboardInterrupt:
+                self.hurry()
+                raise
+        code = self.process.wait()
+        self.sweep()
+        return code
+
+    def hurry(self) -> None:
+        """What a second interrupt asks for: no grace any more, and nothing left behind."""
+        self._remember()
+        self.process.kill()
+        self.process.wait()
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Kill what the job left behind: ranks live in sessions of their own, so by identity."""
+        for process in self._family.values():
+            try:
+                process.kill()  # psutil checks that the pid is still the same process
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(list(self._family.values()), timeout=GRACE_S)
+
+    def verdict(self) -> Verdict | None:
+        """None: on one machine the ranks' processes tell everything."""
+        return None
+
+    def _wake(self) -> None:
+        """Let stopped processes go on into the SIGTERM that waits for them, which leaves their stacks."""
+        for process in self._family.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.terminate()
+                    process.resume()
+
+    def _remember(self) -> None:
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self._family |= {child.pid: child for child in children}
+
+
+def prepare(job: Job, folder: Path) -> None:
+    """Write the job's files and its script into the run folder."""
+    for name, text in job.files.items():
+        write_text(folder / name, text)
+    write_text(folder / SCRIPT_FILE, render(job))
+    for name in (LOGS_FOLDER, STEPS_FOLDER):
+        (folder / name).mkdir(exist_ok=True)
+
+
+def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRun:
+    """Start the script that `prepare` wrote; its output goes to logs/launcher.log.
+
+    `env` stands in for this process's own variables.
+
+    If this process dies, the kernel sends the launcher SIGTERM, and the ranks follow it.
+    """
+    try:
+        with (folder / LOGS_FOLDER / LAUNCHER_LOG).open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", SCRIPT_FILE],
+                cwd=folder,
+                env={**(os.environ if env is None else env), **secret_variables(job.env)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(_die_with_parent, os.getpid())
+                if sys.platform == "linux"
+                else None,
+            )
+    except OSError as error:
+        raise SystemFaultError(
+            str(folder), f"the job cannot be started: {error.strerror}"
+        ) from error
+    deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
+    return LocalRun(process, deadline)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel send this process SIGTERM when `parent` dies; at once when it is dead already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

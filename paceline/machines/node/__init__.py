@@ -1,0 +1,1 @@
+"""What every node of a job runs, whoever starts it there."""

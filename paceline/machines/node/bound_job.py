@@ -1,0 +1,59 @@
+"""A job whose ranks bind themselves before their program starts, whoever launches them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from paceline.core.binding import parse_bind_file
+from paceline.core.errors import UserError
+from paceline.core.run import Job
+from paceline.machines.node.bind import Core, cpu_text
+
+BIND_PROGRAM, BIND_FILE = "bind.py", "bind.json"
+
+
+def bound(job: Job) -> Job:
+    """`job` with the binding that its cluster asks for; itself without one.
+
+    Raises UserError when the file of the binding cannot be read or has too few ranks.
+    """
+    if job.cluster is None or job.cluster.bind == "none":
+        return job
+    if job.cluster.bind != "auto":
+        return _by_file(job, _entries(Path(job.cluster.bind), job.devices_per_node))
+    return _by(job, "cpu" if job.cluster.device == "cpu" else "cuda", {})
+
+
+def bound_to(job: Job, shares: Sequence[Sequence[Core]]) -> Job:
+    """`job` with its local ranks bound to these cores, whatever its cluster asks for."""
+    entries = [
+        {"cores": cpu_text(thread for core in share for thread in core), "nic": None}
+        for share in shares
+    ]
+    return _by_file(job, entries)
+
+
+def _by_file(job: Job, entries: Sequence[Mapping[str, str | None]]) -> Job:
+    return _by(job, BIND_FILE, {BIND_FILE: json.dumps(entries, indent=2) + "\n"})
+
+
+def _by(job: Job, wish: str, more: Mapping[str, str]) -> Job:
+    program = (resources.files("paceline.machines.node") / BIND_PROGRAM).read_text(encoding="utf-8")
+    files = {**job.files, BIND_PROGRAM: program, **more}
+    earlier = job.program[2:] if job.program[0] == BIND_PROGRAM else job.program
+    return replace(job, program=(BIND_PROGRAM, wish, *earlier), files=files)
+
+
+def _entries(path: Path, ranks: int) -> list[dict[str, str | None]]:
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--bind {path}", f"cannot be read: {error}") from error
+    entries = parse_bind_file(text, str(path))
+    if len(entries) < ranks:
+        raise UserError(str(path), f"has cores for {len(entries)} local ranks of {ranks}")
+    return entries

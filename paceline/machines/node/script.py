@@ -1,0 +1,84 @@
+"""What runs on every node of a job, whoever starts it there: node.sh, and the agent beside it."""
+
+from __future__ import annotations
+
+import shlex
+from importlib import resources
+from pathlib import Path
+from zlib import crc32
+
+from paceline.core.hardware import ENVIRONMENT_NAME, is_secret
+from paceline.core.run import Job
+from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER, write_text
+
+NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
+SAMPLER_FILE = "telemetry_program.py"
+"""What the agent starts beside the ranks, where it lies beside the agent."""
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Below the ports that Linux gives to outgoing connections (32768 and above)."""
+
+
+def render_node(job: Job) -> str:
+    """The bash script that every node runs: `bash node.sh NODE ADDRESS PORT`.
+
+    NODE is the node's number, ADDRESS and PORT are where rank 0 listens. Secrets are not in it: they
+    are expected in the environment. Raises ValueError for a variable's name that bash would read as
+    something else.
+    """
+    cluster = job.cluster
+    interface = cluster.interface if cluster else None
+    settings = {
+        "PACELINE_STORE": "rank0",
+        "PACELINE_COLLECTIVE_LIMIT_S": f"{job.collective_limit_s:g}",
+        # Without = NCCL takes every interface whose name begins so: ib0 and ib01.
+        **(
+            {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+            if interface
+            else {}
+        ),
+        **open_variables(job.env),
+    }
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items())]
+    start = [job.python, AGENT_FILE, str(job.nodes)]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {shlex.quote(' '.join(job.name.split()))} on one of {job.nodes} nodes: NODE ADDRESS PORT",
+        "set -euo pipefail",
+        'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+        *exports,
+        f'exec {shlex.join(start)} "$1" {job.devices_per_node} "$2" "$3" {shlex.join(job.program)}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def prepare_node(job: Job, folder: Path) -> None:
+    """Write the job's files, node.sh, the agent and the sampler into the run folder."""
+    programs = {AGENT_FILE: "paceline.machines.node"}
+    if job.sampled:
+        programs[SAMPLER_FILE] = "paceline.machines.probe"
+    files = {
+        name: (resources.files(package) / name).read_text(encoding="utf-8")
+        for name, package in programs.items()
+    }
+    for name, text in {**job.files, **files, NODE_SCRIPT: render_node(job)}.items():
+        write_text(folder / name, text)
+    for name in (LOGS_FOLDER, STEPS_FOLDER):
+        (folder / name).mkdir(exist_ok=True)
+
+
+def open_variables(env: dict[str, str]) -> dict[str, str]:
+    """The variables that are no secrets; raises ValueError for a name that bash does not take."""
+    for name in env:
+        if not ENVIRONMENT_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name an environment variable")
+    return {name: value for name, value in env.items() if not is_secret(name, value)}
+
+
+def secret_variables(env: dict[str, str]) -> dict[str, str]:
+    """The others, which travel on standard input."""
+    return {name: value for name, value in env.items() if is_secret(name, value)}
+
+
+def rendezvous_port(name: str, attempt: int = 0) -> int:
+    """A port that depends on the run's name, so that neighbouring runs take different ones."""
+    return FIRST_PORT + crc32(f"{name}/{attempt}".encode()) % NUM_PORTS

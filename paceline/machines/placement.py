@@ -1,0 +1,208 @@
+"""Where a request runs: this machine, hosts over SSH, or Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster, Device, LauncherName
+from paceline.core.hosts import Host
+from paceline.files import catalog
+from paceline.files.recipe import Recipe
+from paceline.machines.probe.inventory import local_cluster
+
+
+@dataclass(frozen=True)
+class Where:
+    """The hosts that were asked for, and how programs start there."""
+
+    hosts: tuple[Host, ...] = ()
+    nodes: int | None = None
+    """How many of the hosts, or how many nodes of Slurm."""
+    launcher: LauncherName | None = None
+    """None picks by what is there."""
+    allocation: str | None = None
+    """Number of the running Slurm job whose nodes are used."""
+    interface: str | None = None
+    bind: str | None = None
+    ssh_config: Path | None = None
+
+    def kind(self, environment: Mapping[str, str], default: LauncherName = "local") -> LauncherName:
+        """The launcher: as asked for, else the one that the hosts, an allocation or Slurm call for."""
+        if self.launcher is not None:
+            return self.launcher
+        if self.allocation or (self.wants_nodes and "SLURM_JOB_ID" in environment):
+            return "slurm"
+        if self.hosts:
+            return "ssh"
+        if self.wants_nodes and default == "local" and shutil.which("sbatch"):
+            return "slurm"
+        return default
+
+    @property
+    def wants_nodes(self) -> bool:
+        """Whether it asks for more than this machine."""
+        return bool(self.hosts) or (self.nodes or 1) > 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for on the command line."""
+
+    recipe: str
+    variant: str | None = None
+    overrides: tuple[str, ...] = ()
+    devices: int | None = None
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    cluster: str | None = None
+    timeout_s: float | None = None
+    force: bool = False
+    """Run although the memory bound says that it cannot fit."""
+    where: Where = Where()
+    """Which hosts, and how programs start there."""
+    runs_dir: Path | None = field(default=None, compare=False)
+    """Where `checkpoint.resume` seeks a run by name."""
+
+
+_UNSEEN = "and what the hosts have is not seen from here"
+_NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
+
+
+def device_kind(wanted: str, found: dict[str, Any]) -> tuple[str, list[str]]:
+    """cpu or cuda for `wanted` (auto, cpu, cuda), and what should be told about the choice."""
+    cpu_torch = "+cpu" in found["packages"].get("torch", "")
+    if wanted == "cpu" or (wanted == "auto" and not found["gpus"]):
+        return "cpu", []
+    if not found["gpus"]:
+        raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
+    if wanted == "auto" and cpu_torch:
+        return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
+    return "cuda", []
+
+
+def find_device(name: str) -> Device | None:
+    """The catalog's entry for a device, None when the catalog does not know it."""
+    try:
+        return catalog.find_device(name).device
+    except UserError:
+        return None
+
+
+def choose_cluster(
+    request: Request, recipe: Recipe, found: dict[str, Any]
+) -> tuple[Cluster, list[str]]:
+    """Where the request runs, seen from a machine with the inventory `found`, and what to tell.
+
+    Raises UserError when the hosts or the devices asked for are not there.
+    """
+    where = request.where
+    slots = sorted({host.slots for host in where.hosts[: where.nodes] if host.slots})
+    if request.cluster is not None:
+        cluster = placed(_named_cluster(request, request.cluster), where)
+        if slots and slots[0] < cluster.devices_per_node:
+            raise UserError("hosts", f"have {slots[0]} slots, and a node of cluster {cluster.name} "
+                            f"{cluster.devices_per_node} devices")  # fmt: skip
+        return cluster, []
+    if where.kind(os.environ) == "local":
+        cluster, notices = _this_machine(request, recipe, found)
+        return placed(cluster, where), notices
+    if len(slots) > 1:
+        raise UserError("hosts", f"have {', '.join(map(str, slots))} slots",
+                        remedy="take hosts with equally many devices")  # fmt: skip
+    if slots and request.devices is None:
+        request = replace(request, devices=slots[0])
+    if not found["gpus"] and request.device == "cuda":
+        raise UserError("--device cuda", f"no NVIDIA GPU is visible here, {_UNSEEN}",
+                        remedy=_NAME_THEM)  # fmt: skip
+    cluster, notices = _this_machine(request, recipe, found)
+    if request.devices is None and cluster.device == "cpu":
+        cluster = local_cluster(found, "cpu", None, 1)
+    alike = f"hosts are taken to be like this machine: {cluster.devices_per_node} x {cluster.device} each"
+    if not found["gpus"] and request.device == "auto":
+        alike += f"; no GPU is visible here, {_UNSEEN}: if they have some, {_NAME_THEM}"
+    return placed(cluster, where), [*notices, alike]
+
+
+def placed(cluster: Cluster, where: Where) -> Cluster:
+    """`cluster` on the hosts, by the launcher and with the settings that `where` names.
+
+    Raises UserError for a launcher that has no hosts to go to.
+    """
+    kind = where.kind(os.environ, cluster.launcher)
+    hosts = tuple(host.name for host in where.hosts) or cluster.hosts
+    nodes = where.nodes or (len(hosts) if hosts else cluster.nodes)
+    if hosts and nodes > len(hosts):
+        raise UserError(f"--nodes {nodes}", f"there are {len(hosts)} hosts")
+    if kind == "ssh" and not hosts:
+        raise UserError("launcher ssh", "has no hosts to go to", remedy="--hosts FILE or a list")
+    if kind == "local" and where.hosts:
+        raise UserError("--hosts", "launcher local runs on this machine alone",
+                        allowed="launcher ssh, launcher slurm")  # fmt: skip
+    if kind == "local" and nodes > 1:
+        raise UserError(f"{nodes} nodes", "launcher local runs on this machine alone",
+                        allowed="launcher ssh with --hosts, launcher slurm")  # fmt: skip
+    changes: dict[str, Any] = {"launcher": kind, "nodes": nodes, "hosts": hosts[:nodes]}
+    if where.interface:
+        changes["interface"] = where.interface
+    if where.bind:
+        changes["bind"] = where.bind
+    if where.ssh_config:
+        changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
+    known = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
+    if kind == "slurm" and known:
+        changes["slurm"] = cluster.slurm.model_copy(update={"allocation": known})
+    return cluster.model_copy(update=changes)
+
+
+def _this_machine(
+    request: Request, recipe: Recipe, found: dict[str, Any]
+) -> tuple[Cluster, list[str]]:
+    """One node like this machine."""
+    kind, notices = device_kind(request.device, found)
+    if kind == "cpu":
+        cores = found["cpu"]["usable_cores"]
+        count = request.devices or max(
+            min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
+        )
+        if count > cores:
+            notices.append(f"{count} processes share {cores} cores")
+        return local_cluster(found, "cpu", None, count), notices
+    return _gpus(request, recipe, found, notices)
+
+
+def _named_cluster(request: Request, name: str) -> Cluster:
+    if request.devices is not None or request.device != "auto":
+        raise UserError("--cluster", "names the devices itself",
+                        remedy="leave --devices and --device out")  # fmt: skip
+    return catalog.cluster(name)
+
+
+def _gpus(
+    request: Request, recipe: Recipe, found: dict[str, Any], notices: list[str]
+) -> tuple[Cluster, list[str]]:
+    available = len(found["gpus"])
+    needed = recipe.layout.smallest_world
+    count = max(min(recipe.devices or available, available), needed)
+    count = request.devices or count - count % needed
+    if count > available:
+        where = f"--devices {count}" if request.devices else f"a layout of {count} devices"
+        raise UserError(where, f"this machine has {available} GPUs")
+    if request.devices is None and recipe.devices and recipe.devices > count:
+        notices.append(
+            f"the recipe names {recipe.devices} devices; this run takes the {count} here"
+        )
+    first = found["gpus"][0]
+    name = first["name"]
+    try:
+        match = catalog.find_device(name)
+        notices += [f"device {name}: {match.note}"] if match.note else []
+        name = match.device.name
+    except UserError:
+        notices.append(f"device {name} is not in the catalog, so there is no MFU")
+    return local_cluster(found, name, first["memory_bytes"], count), notices

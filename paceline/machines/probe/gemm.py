@@ -1,0 +1,196 @@
+"""The dense matrix rate that this machine really reaches, per dtype, measured once and kept.
+
+A data sheet's peak is not reachable and a CPU has none, so a step's FLOP/s are also held against
+the best matrix product that the same torch runs here with the same settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.core.errors import SystemFaultError
+from paceline.core.hardware import Dtype
+from paceline.core.run import MatmulPrecision
+from paceline.core.value import Value
+from paceline.files.run_folder import write_value
+
+SECONDS_PER_DTYPE = 1.0
+TIME_LIMIT_S = 120.0
+MAX_SPREAD_KEPT = 0.05
+MIN_CPU_SHARE_KEPT = 0.9
+"""Repeats that scatter more, or that had less of their cores, were disturbed by other programs: such
+a rate is not kept, and the next run measures again."""
+MACHINE_ID = Path("/etc/machine-id")
+
+
+class GemmRow(Value):
+    """One matrix product: its rate over n repeats."""
+
+    dtype: Dtype
+    m: int
+    n: int
+    k: int
+    flops_per_s: float
+    statistic: str
+    """Which of the repeats' rates that is."""
+    repeats: int
+    spread: float
+    """1.4826 x MAD / median of the repeats."""
+    cpu_share: float | None = None
+    """CPU time of the process / (wall time x threads); None on a GPU."""
+
+
+class GemmProbe(Value):
+    """All shapes measured for one device with one setting; `best` is the reachable rate."""
+
+    device_name: str
+    torch: str
+    threads: int | None
+    matmul_precision: str
+    rows: tuple[GemmRow, ...]
+    skipped: dict[str, str] = {}
+    """Dtypes without a row, and why."""
+
+    def best(self, dtype: Dtype) -> GemmRow | None:
+        """The fastest row of `dtype`, or None."""
+        rows = [row for row in self.rows if row.dtype == dtype]
+        return max(rows, key=lambda row: row.flops_per_s) if rows else None
+
+
+def probe_gemm(
+    python: str,
+    identity: dict[str, Any],
+    device: str,
+    dtypes: tuple[Dtype, ...],
+    threads: int | None,
+    matmul_precision: MatmulPrecision = "high",
+    fresh: bool = False,
+) -> GemmProbe:
+    """The reachable rates of one device, from the cache unless `fresh`.
+
+    `identity` is what must be equal for an old figure to hold: CPU or GPU, driver, torch version.
+    Raises SystemFaultError when the probe program fails.
+    """
+    where = {"host": platform.node(), "machine": _machine_id()}  # homes are shared by machines
+    question: dict[str, Any] = {
+        "device": device,
+        "threads": threads,
+        "matmul_precision": matmul_precision,
+        "seconds": SECONDS_PER_DTYPE,
+    }
+    key = {"python": python, **where, **identity, **question}
+    files: dict[Dtype, Path] = {d: _cache_file({**key, "dtype": d}) for d in dtypes}
+    kept: dict[Dtype, GemmProbe | None] = {
+        dtype: None if fresh else _kept(file) for dtype, file in files.items()
+    }
+    found: dict[Dtype, GemmProbe] = {
+        dtype: probe for dtype, probe in kept.items() if probe is not None
+    }
+    unknown: list[Dtype] = [dtype for dtype in files if dtype not in found]
+    if unknown:
+        measured = _measure(python, {**question, "dtypes": unknown})
+        found |= {dtype: _only(measured, dtype) for dtype in unknown}
+        for dtype in unknown:
+            _keep(files[dtype], found[dtype], dtype)
+    return _merged([found[dtype] for dtype in dtypes])
+
+
+def _kept(path: Path) -> GemmProbe | None:
+    try:
+        return GemmProbe.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
+
+
+def _keep(path: Path, probe: GemmProbe, dtype: Dtype) -> None:
+    if _disturbed(probe, dtype):
+        return
+    with contextlib.suppress(SystemFaultError):  # without a cache the next run measures again
+        write_value(path, probe)
+
+
+def _disturbed(probe: GemmProbe, dtype: Dtype) -> bool:
+    """True when the best rate is unsteady, or any shape was starved: it may have been the best."""
+    best = probe.best(dtype)
+    shares = [row.cpu_share for row in probe.rows if row.dtype == dtype]
+    return best is not None and (
+        best.spread > MAX_SPREAD_KEPT
+        or any(share is not None and share < MIN_CPU_SHARE_KEPT for share in shares)
+    )
+
+
+def _only(probe: GemmProbe, dtype: Dtype) -> GemmProbe:
+    rows = tuple(row for row in probe.rows if row.dtype == dtype)
+    skipped = {name: reason for name, reason in probe.skipped.items() if name == dtype}
+    return probe.model_copy(update={"rows": rows, "skipped": skipped})
+
+
+def _merged(probes: list[GemmProbe]) -> GemmProbe:
+    rows = tuple(row for probe in probes for row in probe.rows)
+    skipped = {name: reason for probe in probes for name, reason in probe.skipped.items()}
+    return probes[0].model_copy(update={"rows": rows, "skipped": skipped})
+
+
+def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
+    program = str(resources.files("paceline") / "native" / "gemm.py")
+    environment = dict(os.environ)
+    if question["threads"]:
+        environment["OMP_NUM_THREADS"] = str(question["threads"])
+    try:
+        done = subprocess.run(
+            [python, program, json.dumps(question)],
+            capture_output=True, text=True, timeout=TIME_LIMIT_S, env=environment, check=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SystemFaultError("gemm probe", f"did not end within {TIME_LIMIT_S:.0f} s") from error
+    except (OSError, subprocess.CalledProcessError) as error:
+        tail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        raise SystemFaultError("gemm probe", " ".join(tail) or "failed") from error
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [line for line in lines if line.get("event") == "gemm"]
+    measured = {row["dtype"] for row in rows}
+    skipped = {
+        line["dtype"]: line["reason"]
+        for line in lines
+        if line.get("event") == "skipped" and line["dtype"] not in measured
+    }
+    if not rows and not skipped:
+        raise SystemFaultError("gemm probe", f"measured nothing: {done.stderr[-300:]}")
+    return GemmProbe(
+        device_name=lines[0]["device_name"],
+        torch=lines[0]["torch"],
+        threads=lines[0]["threads"],
+        matmul_precision=question["matmul_precision"],
+        rows=tuple(_row(row) for row in rows),
+        skipped=skipped,
+    )
+
+
+def _row(line: dict[str, Any]) -> GemmRow:
+    m, n, k = line["shape"]
+    return GemmRow(dtype=line["dtype"], m=m, n=n, k=k, flops_per_s=line["flops_per_s"],
+                   statistic=line["statistic"], repeats=line["n"], spread=line["spread"],
+                   cpu_share=line["cpu_share"])  # fmt: skip
+
+
+def _machine_id() -> str | None:
+    try:
+        return MACHINE_ID.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _cache_file(key: dict[str, Any]) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return cache / f"gemm-{digest}.json"

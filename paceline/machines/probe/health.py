@@ -1,0 +1,71 @@
+"""What of a node's own account makes it unfit, whatever the other nodes are like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.units import GIB, percent, si
+
+LEAST_FREE_SHARE = 0.02
+LEAST_FREE_BYTES = GIB
+GRAVE_XIDS = {
+    48: "double-bit ECC error", 61: "internal error", 62: "internal error", 63: "row remapping",
+    64: "row remapping failed", 74: "NVLink error", 79: "the GPU fell off the bus",
+    92: "many single-bit ECC errors", 94: "contained ECC error", 95: "uncontained ECC error",
+    119: "GSP timed out", 120: "GSP error", 140: "unrecovered ECC error",
+}  # fmt: skip
+"""NVIDIA's error numbers that stand for hardware; 13, 31, 43 and 45 are mostly a program's fault."""
+THROTTLES = {
+    "hw_thermal_slowdown": "is slowed down by the hardware because of heat",
+    "hw_power_brake_slowdown": "is slowed down by the power supply's brake signal",
+    "hw_slowdown": "is slowed down by the hardware",
+}
+
+
+def faults(facts: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with a node, one sentence each; `gpus` is their state under load."""
+    return [
+        *(fault for number, gpu in enumerate(gpus) for fault in _gpu_faults(number, gpu)),
+        *_xid_faults(facts.get("xids") or []),
+        *_disk_faults(facts),
+    ]
+
+
+def remarks(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is worth a look and no reason to leave the node out."""
+    hot = [n for n, gpu in enumerate(gpus) if gpu.get("sw_thermal_slowdown") == "Active"]
+    return [f"GPU {number} lowers its clock because of heat" for number in hot]
+
+
+def _gpu_faults(number: int, gpu: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    errors = gpu.get("ecc_uncorrected")
+    if errors and errors.isdecimal() and int(errors):
+        found.append(
+            f"GPU {number} has {errors} uncorrected memory errors since its driver started"
+        )
+    if gpu.get("rows_failed") in ("Yes", "1"):
+        found.append(f"GPU {number} could not remap a failed row of memory")
+    if gpu.get("rows_pending") in ("Yes", "1"):
+        found.append(f"GPU {number} waits for a reset to remap a row of memory")
+    active = [text for name, text in THROTTLES.items() if gpu.get(name) == "Active"]
+    return found + [f"GPU {number} {text}" for text in active[:1]]
+
+
+def _xid_faults(xids: Sequence[Mapping[str, Any]]) -> list[str]:
+    grave = [one for one in xids if one["xid"] in GRAVE_XIDS]
+    kinds = dict.fromkeys((one["xid"], one["address"]) for one in grave)
+    return [f"the kernel's log has Xid {xid} ({GRAVE_XIDS[xid]}) of GPU {address}"
+            for xid, address in kinds]  # fmt: skip
+
+
+def _disk_faults(facts: Mapping[str, Any]) -> list[str]:
+    free, size = facts.get("folder_free_bytes"), facts.get("folder_bytes")
+    found: list[str] = []
+    if free is not None and size and (free < LEAST_FREE_BYTES or free / size < LEAST_FREE_SHARE):
+        found.append(f"{si(free, 'B')} ({percent(free / size)}) are free where the runs lie")
+    temporary = facts.get("temporary_free_bytes")
+    if temporary is not None and temporary < LEAST_FREE_BYTES:
+        found.append(f"{si(temporary, 'B')} are free in its folder for temporary files")
+    return found

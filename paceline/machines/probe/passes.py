@@ -1,0 +1,114 @@
+"""Attention of a model's shape, and the start of a small operation, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.shape import DecoderShape
+from paceline.core.value import Value
+from paceline.files.recipe import load_recipe
+from paceline.machines.probe.program import probe_lines
+
+TIME_LIMIT_S = 120.0
+BATCHES = (1, 8)
+BACKWARD = 2.5
+"""FLOPs of flash attention's backward pass over its forward pass."""
+Attention = tuple[int, int, int, int, int]
+"""Batch, tokens, heads, key/value heads, width of a head."""
+
+
+class AttentionRow(Value):
+    """Causal attention of one shape, by the median repeat."""
+
+    shape: Attention
+    forward_s: float
+    backward_s: float
+    flops_per_s: float
+    """Of both passes, counting the half that the mask leaves."""
+    n: int
+    spread: float
+    """1.4826 x MAD / median of the repeats."""
+
+
+class LatencyRow(Value):
+    """Small operations one after the other, by the median row of them."""
+
+    latency_s: float
+    """From one to the next."""
+    n: int
+    spread: float
+
+
+class AttentionProbe(Value):
+    """All shapes on one device."""
+
+    device_name: str
+    torch: str
+    rows: tuple[AttentionRow, ...]
+
+
+class LatencyProbe(Value):
+    """What starting an operation takes on one device."""
+
+    device_name: str
+    torch: str
+    rows: tuple[LatencyRow, ...]
+
+
+def attention_shapes(recipe: str) -> list[Attention]:
+    """The shapes of a recipe's attention for one sample and for eight; UserError for no decoder."""
+    found = load_recipe(recipe)
+    model = found.model
+    if not isinstance(model, DecoderShape):
+        raise UserError(recipe, "has no causal attention", remedy="name a decoder's recipe")
+    sizes = (found.training.seq_len, model.num_heads, model.kv_heads, model.head_dim)
+    return [(batch, *sizes) for batch in BATCHES]
+
+
+def probe_attention(
+    python: str,
+    device: str,
+    dtype: str,
+    shapes: Sequence[Attention],
+    threads: int | None,
+    seconds: float,
+) -> AttentionProbe:
+    """Times of every shape; raises SystemFaultError when the program fails."""
+    question = {
+        "device": device,
+        "dtype": dtype,
+        "attention": shapes,
+        "threads": threads,
+        "seconds": seconds,
+    }
+    lines = probe_lines(
+        python, "passes.py", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
+    )
+    return AttentionProbe(
+        device_name=lines[0]["device_name"], torch=lines[0]["torch"], rows=tuple(map(_row, lines))
+    )
+
+
+def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
+    """The time of one small operation; raises SystemFaultError when the program fails."""
+    lines = probe_lines(
+        python,
+        "latency.py",
+        {"device": device, "seconds": seconds},
+        limit_s=TIME_LIMIT_S + 4 * seconds,
+    )
+    line = lines[0]
+    row = LatencyRow(latency_s=line["seconds"], n=line["n"], spread=line["spread"])
+    return LatencyProbe(device_name=line["device_name"], torch=line["torch"], rows=(row,))
+
+
+def _row(line: dict[str, Any]) -> AttentionRow:
+    batch, tokens, heads, _, width = line["shape"]
+    forward = 0.5 * 4 * batch * tokens**2 * heads * width
+    both_s = line["forward_s"] + line["backward_s"]
+    return AttentionRow(
+        shape=tuple(line["shape"]), forward_s=line["forward_s"], backward_s=line["backward_s"],
+        flops_per_s=(1 + BACKWARD) * forward / both_s, n=line["n"], spread=line["spread"],
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Starts the sampler of power and energy beside a run on this machine, and ends it with the run.
+
+On the nodes of a cluster the launchers' agent does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.machines.probe import telemetry_program
+
+FOLDER = "telemetry"
+SYSTEM_ROOT = "PACELINE_SYSTEM_ROOT"
+"""The variable that says where the kernel's files lie, in a container for example; / without it."""
+END_LIMIT_S = 5.0
+
+
+@contextmanager
+def sampled(folder: Path, interval_s: float = 1.0, root: Path | None = None) -> Iterator[None]:
+    """Telemetry of this host in `folder`/telemetry while the block runs.
+
+    Where nothing can be read, only the line that says why is written and no program is started.
+    """
+    path = folder / FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', platform.node())}.jsonl"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        root = root or Path(os.environ.get(SYSTEM_ROOT) or "/")
+        process = _started(path, interval_s, root)
+    except OSError:
+        process = None  # a full disk must not end the run that is measured
+    try:
+        yield
+    finally:
+        if process is not None:
+            _end(process)
+
+
+def _started(path: Path, interval_s: float, root: Path) -> subprocess.Popen[bytes] | None:
+    counters = telemetry_program.Counters(root)
+    start = telemetry_program.start_line(root, interval_s, counters)
+    if not start["sources"]:
+        path.write_text(json.dumps(start) + "\n", encoding="utf-8")
+        return None
+    options = [str(path), str(interval_s), str(root), str(os.getpid())]
+    return subprocess.Popen(
+        [sys.executable, telemetry_program.__file__, *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,271 @@
+"""A run that is a job of its own in Slurm's queue."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paceline.core.errors import SystemFaultError
+from paceline.core.run import Job
+from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
+from paceline.machines import Handle, Verdict
+from paceline.machines.slurm import client
+from paceline.machines.slurm.queue import QUEUE, Queue
+from paceline.machines.slurm.record import Diary, Marks, SlurmRecord, read_marks
+from paceline.machines.slurm.states import (
+    NODE_LOST,
+    WAITING,
+    JobState,
+    failed_nodes,
+    host_names,
+    lost_nodes,
+    merged,
+    verdict_of,
+)
+
+STOP_LIMIT_S = 90.0
+"""How long Slurm may take to end a cancelled job (its KillWait, then the epilogue)."""
+UNKNOWN_LIMIT_S = 60.0
+"""How long Slurm may know nothing of a job, or say nothing at all, before job.sh's word is enough."""
+WHO_LIMIT_S = 3.0
+"""How long to wait for accounting to tell who cancelled a job."""
+SILENT_S = 10.0
+"""Silence of Slurm that a watcher is told of."""
+LOOK_S = 0.5
+ENDED_BY_US = 143
+REQUEUED = "REQUEUED"
+
+
+@dataclass
+class BatchRun(Handle):
+    """A submitted job, and the jobs that took its place after a node was lost."""
+
+    job: Job
+    folder: Path
+    id: str
+    may_retry: bool = True
+    queue: Queue = field(default_factory=lambda: QUEUE)
+    _diary: Diary = field(init=False)
+    _restart: int = 0
+    """How often Slurm itself has started the job anew."""
+    _begun_at: float | None = None
+    _heard_at: float = 0.0
+    _stopped: bool = False
+    _code: int = 0
+    _waited_for: str = ""
+    """The last reason that it waited for."""
+    _last: JobState | None = None
+    _told: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        self._diary = Diary(self.folder)
+        self._begin()
+
+    @property
+    def record(self) -> SlurmRecord:
+        """The attempts, the nodes left out and the warnings so far, as in slurm.json."""
+        return self._diary.record
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Jobs started anew, nodes left out."""
+        return self.record.warnings
+
+    def warn(self, text: str) -> None:
+        """Add a warning to the run's record."""
+        self._diary.warn(text)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the job is in the queue, as far as Slurm has said anything."""
+        return self._begun_at is None and (self._last is None or self._last.state in WAITING)
+
+    @property
+    def phase(self) -> str:
+        """Why the job waits, or where it runs."""
+        if self._silent_s > SILENT_S:
+            return f"Slurm does not answer; job {self.id} goes on without it"
+        return self._last.phase if self._last else f"job {self.id} was submitted"
+
+    @property
+    def timed_out(self) -> bool:
+        """True when the job's time limit has passed since it began; waiting does not count."""
+        limit_s, begun = self.job.timeout_s, self._begun_at
+        return limit_s is not None and begun is not None and time.monotonic() - begun > limit_s
+
+    def poll(self) -> int | None:
+        """The exit code when this attempt has ended, else None."""
+        marks = read_marks(self.folder, self.id)
+        written = marks.code if marks and marks.restart == self._restart else None
+        state = self.queue.state(self.id, urgent=written is not None)
+        self._hear(state, marks)
+        if self._put_back(state, marks):
+            return self._end(JobState(self.id, REQUEUED, self._nodes()), 1)
+        if state and state.hopeless:
+            client.scancel(self.id)
+            return self._end(state, 1)
+        if state and state.ended:
+            known = written if written is not None else state.exit_code
+            return self._end(state, 0 if state.state == "COMPLETED" else known or 1)
+        if written is not None and (written == 0 or self._is_forgotten(state)):
+            return self._end(None, written)
+        if self._is_forgotten(state) and not self._silent_s:
+            self._last = None
+            return self._end(None, 1)
+        return None
+
+    def stop(self) -> int:
+        """Cancel the job and wait until it has ended; the exit code."""
+        try:
+            return self._cancel()
+        except KeyboardInterrupt:  # a second one must not keep the order from going out
+            with contextlib.suppress(SystemFaultError):
+                client.scancel(self.id)
+            raise
+
+    def _cancel(self) -> int:
+        if (code := self.poll()) is not None and self._last and self._last.ended:
+            return code
+        self._stopped = True
+        deadline = time.monotonic() + STOP_LIMIT_S
+        with contextlib.suppress(SystemFaultError):
+            taken = False
+            while time.monotonic() < deadline:
+                taken = taken or client.scancel(self.id)
+                state = self.queue.state(self.id, urgent=True)
+                if state and state.ended:
+                    return self._end(state, ENDED_BY_US)
+                time.sleep(LOOK_S)
+        self.warn(f"Slurm job {self.id} could not be seen to end: look with `squeue -j {self.id}`")
+        return ENDED_BY_US
+
+    def sweep(self) -> None:
+        """Nothing: Slurm ends what a job has left behind."""
+
+    def verdict(self) -> Verdict | None:
+        """What Slurm knows of the end of the latest attempt."""
+        if self._told is None and self._code:
+            unknown = Verdict("failed", f"Slurm knows nothing of job {self.id} any more")
+            self._told = self._find_verdict(self._last) if self._last else unknown
+        return self._told
+
+    def restart(self) -> bool:
+        """Go on with the job that Slurm has put back, or submit one without the nodes that are lost.
+
+        False where the attempt ended otherwise, or as often as `cluster.slurm.retries` allows.
+        """
+        cluster, told = self.job.cluster, self.verdict()
+        retries = cluster.slurm.retries if cluster else 0
+        if told is None or not self.may_retry or len(self.record.attempts) > retries:
+            self._give_up()
+            return False
+        if self._last and self._last.state == REQUEUED and not self._stopped:
+            kept = self._diary.put_away()
+            self.warn(f"Slurm started job {self.id} anew (restart {self._restart + 1}); what the start "
+                      f"before it wrote is in {kept}")  # fmt: skip
+            self._restart += 1
+            self._begin()
+            return True
+        lost_a_node = told.hosts or (self._last and self._last.state in NODE_LOST)
+        placed = cluster is not None and cluster.hosts
+        return bool(lost_a_node) and not placed and self._submit_again(told)
+
+    def _give_up(self) -> None:
+        """Cancel a job that Slurm would start once more."""
+        if self._last and self._last.state == REQUEUED:
+            with contextlib.suppress(SystemFaultError):
+                client.scancel(self.id)
+
+    def _submit_again(self, told: Verdict) -> bool:
+        self._diary.put_away()
+        excluded = self._diary.exclude(told.hosts, told.reason)
+        named = self.job.cluster.slurm.exclude if self.job.cluster else ()
+        without = ",".join(dict.fromkeys([*named, *excluded]))
+        options = [f"--exclude={without}"] if without else []
+        try:
+            number = client.sbatch(self.job, self.folder, SCRIPT_FILE, options)
+        except SystemFaultError as fault:
+            self.warn(f"{told.reason}; no other job could take its place: {fault}")
+            return False
+        kept = f" without {', '.join(excluded)}" if excluded else ""
+        self.warn(f"{told.reason}; job {number} was started in its place{kept}")
+        self.queue.forget(self.id)
+        self.id, self._restart = number, 0
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        self._begun_at, self._last, self._told = None, None, None
+        self._code, self._stopped, self._heard_at = 0, False, time.monotonic()
+        self.queue.watch(self.id)
+        self._diary.begin(self.id, self._restart)
+
+    def _hear(self, state: JobState | None, marks: Marks | None) -> None:
+        if state is not None:
+            self._heard_at, self._last = time.monotonic(), state
+            self._waited_for = state.reason if state.state in WAITING else self._waited_for
+        begun = state is not None and state.state not in WAITING
+        if self._begun_at is None and begun and marks and marks.restart == self._restart:
+            self._begun_at = time.monotonic()
+            self._diary.note(nodes=marks.nodes, state="RUNNING")
+
+    def _put_back(self, state: JobState | None, marks: Marks | None) -> bool:
+        """Whether Slurm has put the job back into its queue, or has begun it anew already."""
+        waits = state is not None and state.state in WAITING
+        again = marks is not None and marks.restart > self._restart
+        return again or (waits and self._begun_at is not None)
+
+    @property
+    def _silent_s(self) -> float:
+        since = self.queue.silent_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _is_forgotten(self, state: JobState | None) -> bool:
+        """Whether Slurm does not answer, or knows nothing of the job, for too long."""
+        unheard_s = time.monotonic() - self._heard_at
+        unknown_s = unheard_s if state is None else self.queue.missing_s(self.id)
+        return max(unknown_s, self._silent_s) > UNKNOWN_LIMIT_S
+
+    def _end(self, state: JobState | None, code: int) -> int:
+        self._last, self._code = state or self._last, code
+        told = state.state if state else "COMPLETED" if code == 0 else "UNKNOWN"
+        reason = (state.reason if state else "") or None
+        self._diary.note(state=told, reason=reason, exit_code=code)
+        return code
+
+    def _find_verdict(self, last: JobState) -> Verdict | None:
+        if last.state == REQUEUED:
+            return Verdict("incomplete", f"Slurm put job {self.id} back into its queue")
+        may_be_lost = last.state in (*NODE_LOST, "FAILED") or self._stopped
+        lost = self._lost_nodes() if may_be_lost else ()
+        if self._stopped and not lost:
+            return None
+        if last.state == "CANCELLED" and last.by is None:
+            last = self._last = self._accounted(last)
+            if last.by is None and self._begun_at is None:
+                last = replace(last, reason=last.reason or self._waited_for)
+        return verdict_of(last, lost)
+
+    def _lost_nodes(self) -> tuple[str, ...]:
+        """Nodes of this attempt that srun saw fail, or that Slurm has lost."""
+        path = self.folder / LOGS_FOLDER / LAUNCHER_LOG
+        seen = set(failed_nodes(path.read_text(errors="replace")) if path.exists() else [])
+        hosts = host_names(self._nodes())
+        with contextlib.suppress(SystemFaultError):
+            seen |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
+        return tuple(host for host in hosts if host in seen)
+
+    def _accounted(self, last: JobState) -> JobState:
+        """The last state with whoever cancelled the job, once accounting has its row."""
+        deadline = time.monotonic() + WHO_LIMIT_S
+        while client.has_accounting() and time.monotonic() < deadline:
+            row = client.accounts([self.id]).get(self.id)
+            if row and row.ended:
+                return merged(last, row) or row
+            time.sleep(LOOK_S)
+        return last
+
+    def _nodes(self) -> str:
+        return (self._last.nodes if self._last else "") or self._diary.last.nodes

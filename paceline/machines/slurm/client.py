@@ -1,0 +1,178 @@
+"""Slurm's commands: each takes words, never a line for a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import SECRET_NAME
+from paceline.core.run import Job
+from paceline.machines.node.script import secret_variables
+from paceline.machines.slurm.states import (
+    SACCT_FORM,
+    SQUEUE_FORM,
+    JobState,
+    parse_sacct,
+    parse_squeue,
+)
+
+LIMIT_S = 60.0
+"""How long a command may take; a busy controller needs many seconds."""
+OWN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_")
+"""Variables that give Slurm's commands other options than those that are written down."""
+QUEUE_LIMIT_S = 20.0
+"""How long squeue may take, which all runs of this process wait for."""
+_SETTINGS: dict[str, dict[str, str]] = {}
+"""What each cluster says of itself, by its SLURM_CONF."""
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+SITE = ("ACCOUNT", "PARTITION", "QOS", "RESERVATION", "CONSTRAINT")
+"""A site's own defaults, for what a job does not say itself."""
+
+
+def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """Run one command; raises SystemFaultError where there is none or it does not answer."""
+    return _run(words, environment({}), None, limit_s)
+
+
+def sbatch(
+    job: Job, folder: Path, script: str, options: Sequence[str] = ()
+) -> str:  # fmt: skip
+    """Submit a script of `folder` and return the job's number.
+
+    Variables that look like secrets travel in this command's environment, never in the script or
+    the arguments. Raises SystemFaultError with Slurm's own words when it refuses.
+    """
+    try:
+        done = _run(["sbatch", "--parsable", *options, script], environment(job.env, job), folder)
+    except SystemFaultError as fault:
+        if isinstance(fault.__cause__, subprocess.TimeoutExpired):
+            told = f"{fault.what}, and may have queued the job all the same"
+            raise SystemFaultError("sbatch", told, remedy="see `squeue --me`") from fault
+        raise
+    number = done.stdout.strip().splitlines()[-1:] or [""]
+    if done.returncode or not number[0]:
+        raise SystemFaultError("sbatch", f"Slurm refused the job: {_said(done.stderr)}")
+    return number[0].partition(";")[0]
+
+
+def scancel(job: str) -> bool:
+    """Ask Slurm to end a job; False where it does not take the order, as for one that has ended."""
+    return ask(["scancel", job]).returncode == 0
+
+
+def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
+    """What the queue says of these jobs, ended ones it still remembers among them.
+
+    None when Slurm does not answer; a job that it does not know is left out.
+    """
+    asked = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORM, "-j", ",".join(jobs)]
+    try:
+        done = ask(asked, QUEUE_LIMIT_S)
+    except SystemFaultError:
+        return None
+    if done.returncode and "Invalid job id" not in done.stderr:
+        return None
+    return parse_squeue(done.stdout)
+
+
+def accounts(jobs: Iterable[str]) -> dict[str, JobState]:
+    """What accounting says of these jobs; none where a site keeps none, or not yet."""
+    if not has_accounting():
+        return {}
+    try:
+        return parse_sacct(ask(["sacct", "-nXP", "-o", SACCT_FORM, "-j", ",".join(jobs)]).stdout)
+    except SystemFaultError:
+        return {}
+
+
+def node_states(hosts: Sequence[str]) -> str:
+    """Lines `NAME|STATE|REASON` of these nodes."""
+    return ask(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%T|%E"]).stdout
+
+
+def settings() -> Mapping[str, str]:
+    """What `scontrol show config` says, by name; empty while Slurm does not answer."""
+    told = _SETTINGS.setdefault(os.environ.get("SLURM_CONF", ""), {})
+    if not told:
+        with contextlib.suppress(SystemFaultError):
+            lines = ask(["scontrol", "show", "config"]).stdout.splitlines()
+            pairs = (line.partition("=") for line in lines)
+            told |= {name.strip(): said.strip() for name, equals, said in pairs if equals}
+    return told
+
+
+def answers() -> bool:
+    """Whether Slurm's commands are here and a controller answers them."""
+    if shutil.which("sbatch") is None:
+        return False
+    try:
+        return " is UP" in ask(["scontrol", "ping"], QUEUE_LIMIT_S).stdout
+    except SystemFaultError:
+        return False
+
+
+def has_accounting() -> bool:
+    """Whether Slurm keeps a database of jobs, as far as is known."""
+    return not settings().get("AccountingStorageType", "").endswith(("none", "(null)"))
+
+
+def stores_environment() -> bool:
+    """Whether Slurm writes the environment of jobs into its database."""
+    return "job_env" in settings().get("AccountingStoreFlags", "")
+
+
+def needs_pyxis(job: Job) -> None:
+    """Raise UserError when the job asks for a container and srun knows none."""
+    image = job.cluster and job.cluster.slurm.container_image
+    if image and "--container-image" not in ask(["srun", "--help"]).stdout:
+        raise UserError(
+            "cluster.slurm.container_image", "needs the Pyxis plugin, which this Slurm has not",
+            remedy="leave it out, or ask the site for Pyxis and Enroot",
+        )  # fmt: skip
+
+
+def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, str]:
+    """This process's variables for one of Slurm's commands, with the secrets of `extra`.
+
+    Left out are what would change its options, and secrets that the run does not name.
+    """
+    said = job.cluster.slurm.model_dump() if job and job.cluster else {}
+    site = {f"SBATCH_{name}" for name in SITE if said.get(name.lower()) is None}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT
+        or name in site
+        or not (name.startswith(OWN) or SECRET_NAME.search(name))
+    }  # fmt: skip
+    return {**kept, **secret_variables(dict(extra))}
+
+
+def _run(
+    words: Sequence[str], env: Mapping[str, str], folder: Path | None, limit_s: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    if shutil.which(words[0]) is None:
+        raise SystemFaultError(words[0], "is not on this machine",
+                               remedy="start Paceline where Slurm's commands are")  # fmt: skip
+    try:
+        return subprocess.run(
+            words, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=limit_s, start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SystemFaultError(words[0], f"gave no answer for {limit_s:.0f} s") from error
+    except OSError as error:
+        raise SystemFaultError(words[0], f"cannot be started: {error.strerror}") from error
+
+
+def _said(text: str) -> str:
+    lines = [
+        re.sub(r"^\w+: (error|fatal): ", "", line) for line in text.splitlines() if line.strip()
+    ]
+    return "; ".join(dict.fromkeys(lines))[:500] or "without a word"

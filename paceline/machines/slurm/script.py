@@ -1,0 +1,226 @@
+"""The scripts that Slurm runs: job.sh for sbatch, its form for steps, and arrays of such jobs.
+
+They name no folder: Slurm starts job.sh in the folder that it was submitted from. What a user wrote
+reaches an #SBATCH line only if it is of letters that Slurm reads in one way, and bash only in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from math import ceil
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.run import Job
+from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
+from paceline.machines.node.script import FIRST_PORT, NODE_SCRIPT, NUM_PORTS, rendezvous_port
+
+STATUS_FILE = "slurm.status"
+"""Lines `start JOB RESTART NODES` and `end JOB RESTART CODE`, which job.sh writes."""
+ATTEMPTS_FOLDER = "attempts"
+"""Logs and steps of earlier attempts, by `JOB.RESTART`."""
+MAY_BE_THERE = ("mlperf", "telemetry")
+"""Folders that only some runs leave; a new start would write over what the one before it left there."""
+
+_VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
+_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+_NODE = (
+    f'exec bash {NODE_SCRIPT} "$SLURM_PROCID" "$@" >>"{LOGS_FOLDER}/host-$SLURMD_NODENAME.log" 2>&1'
+)
+"""What srun starts on every node, by way of bash, which knows the node's own variables."""
+
+
+def batch_script(job: Job) -> str:
+    """job.sh for sbatch; raises UserError for a setting that could be read as something else."""
+    cluster = _cluster(job)
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in batch_options(job)),
+        "set -uo pipefail",
+        *restart_lines(cluster),
+        *([f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"] if cluster.hosts else
+          ['mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")']),
+        'echo "start $id $restart $SLURM_JOB_NODELIST" >>' + STATUS_FILE,
+        *address_lines(cluster, ""),
+        f"port=$(({FIRST_PORT} + ({rendezvous_port(job.name)} + SLURM_JOB_ID + restart) % {NUM_PORTS}))",
+        *step_lines(job, ""),
+        "code=$?",
+        'echo "end $id $restart $code" >>' + STATUS_FILE,
+        'exit "$code"',
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def step_script(job: Job, allocation: str) -> str:
+    """job.sh for a run that is one step of the allocation numbered `allocation`."""
+    cluster = _cluster(job)
+    number = checked("allocation", allocation)
+    lines = [
+        "#!/usr/bin/env bash",
+        "set -uo pipefail",
+        'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+        f"read -r nodes cpus list < <(squeue -h -j {number} -o '%D %C %N')",
+        f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})" if cluster.hosts else
+        f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")',
+        *address_lines(cluster, f"--jobid={number} "),
+        f"port={rendezvous_port('/'.join([job.name, *cluster.hosts]))}",
+        *step_lines(job, f"--jobid={number} --exact --cpus-per-task=$((cpus / nodes)) ", "exec "),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def array_script(jobs: Sequence[Job], folders: Sequence[str], at_once: int | None = None) -> str:
+    """A script whose task N runs job.sh in the Nth of `folders`.
+
+    Raises UserError when the jobs do not ask Slurm for the same.
+    """
+    asked = {tuple(batch_options(job)[1:]) for job in jobs}
+    if len(asked) != 1:
+        raise UserError("array", "its jobs ask Slurm for different things",
+                        remedy="submit one array for each kind")  # fmt: skip
+    limit = f"%{at_once}" if at_once else ""
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in batch_options(jobs[0])),
+        f"#SBATCH --array=0-{len(jobs) - 1}{limit}",
+        "set -euo pipefail",
+        "folders=(",
+        *(f"  {shlex.quote(folder)}" for folder in folders),
+        ")",
+        'cd -- "${folders[$SLURM_ARRAY_TASK_ID]}"',
+        'exec >>"slurm-$SLURM_JOB_ID.log" 2>&1',
+        "exec bash job.sh",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def batch_options(job: Job) -> list[str]:
+    """What the job asks of sbatch; the first one is its name."""
+    cluster = _cluster(job)
+    site = cluster.slurm
+    nodes = ",".join(cluster.hosts)
+    minutes = None if job.timeout_s is None else max(1, ceil(job.timeout_s / 60))
+    values: dict[str, object] = {
+        "job-name": _NAME.sub("-", job.name).strip("-")[:60] or "paceline",
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "mem": 0,
+        "nodelist": nodes or None,
+        "partition": site.partition,
+        "account": site.account,
+        "qos": site.qos,
+        "reservation": site.reservation,
+        "constraint": site.constraint,
+        "gres": _gres(job),
+        "exclude": ",".join(site.exclude) or None,
+        "segment": site.segment,
+        "time": minutes,
+        "export": "ALL",
+        "output": "slurm-%j.log",
+        "open-mode": "append",
+    }
+    fixed = {"output"}
+    options = [
+        f"--{name}={value if name in fixed else checked(name, str(value))}"
+        for name, value in values.items()
+        if value is not None
+    ]
+    return [*options, "--exclusive", "--requeue" if site.requeue else "--no-requeue"]
+
+
+def step_lines(job: Job, where: str, first: str = "") -> list[str]:
+    """The srun that starts one agent a node, with rank 0's on the first of `hosts`."""
+    cluster = _cluster(job)
+    words = [
+        f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--export=ALL",
+        "--kill-on-bad-exit=1", "--cpu-bind=none",
+    ]  # fmt: skip
+    if where and (gres := _gres(job)):
+        words.append(f"--gres={checked('gres', gres)}")
+    if where and job.timeout_s is not None:
+        words.append(f"--time={max(1, ceil(job.timeout_s / 60))}")
+    names = '"$(IFS=,; echo "${hosts[*]}")"'
+    placed = f"--nodelist={names} " + ("--distribution=arbitrary " if cluster.hosts else "")
+    return [
+        f"{first}srun {where}{shlex.join(words)} {placed}{_container(cluster)}\\",
+        f'  bash -c {shlex.quote(_NODE)} node "$address" "$port" >>{LOGS_FOLDER}/{LAUNCHER_LOG} 2>&1',
+    ]
+
+
+def address_lines(cluster: Cluster, where: str) -> list[str]:
+    """Where rank 0 listens: its host's name, or its address on the chosen interface.
+
+    A host whose own name leads to a loopback address finds its way to the others by one of them.
+    """
+    if cluster.interface is None:
+        return ['address="${hosts[0]}"', 'export PACELINE_PEER="${hosts[1]:-}"']
+    name = shlex.quote(cluster.interface)
+    return [
+        "read -r _ _ _ address _ < <(",
+        f'  srun {where}--overlap --nodes=1 --ntasks=1 --nodelist="${{hosts[0]}}" --export=ALL \\',
+        f"    ip -4 -o addr show dev {name})",
+        'address="${address%%/*}"',
+        f'if [ -z "$address" ]; then echo "error: ${{hosts[0]}} has no address on "{name} >&2; exit 1; fi',
+    ]
+
+
+def restart_lines(cluster: Cluster) -> list[str]:
+    """What job.sh does first: no more restarts than allowed, and logs of the last start put away."""
+    retries = cluster.slurm.retries
+    bound = f"""\
+if [ "$restart" -gt {retries} ]; then
+  echo "started anew $restart times, and cluster.slurm.retries is {retries}" >&2
+  exit 1
+fi
+"""
+    text = f"""\
+restart=${{SLURM_RESTART_COUNT:-0}}
+id=$SLURM_JOB_ID
+if [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ]; then id=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID; fi
+{bound if cluster.slurm.requeue else ""}earlier={ATTEMPTS_FOLDER}/$id.$((restart - 1))
+if [ "$restart" -gt 0 ] && mkdir -p {ATTEMPTS_FOLDER} && mkdir "$earlier" 2>/dev/null; then
+  mv {LOGS_FOLDER} {STEPS_FOLDER} "$earlier"
+  for name in {" ".join(MAY_BE_THERE)}; do if [ -d "$name" ]; then mv "$name" "$earlier"; fi; done
+fi
+mkdir -p {LOGS_FOLDER} {STEPS_FOLDER}"""
+    return text.splitlines()
+
+
+def checked(name: str, value: str) -> str:
+    """`value`, if Slurm cannot read it as more than one word; raises UserError else."""
+    if _VALUE.fullmatch(value):
+        return value
+    raise UserError(
+        f"cluster.slurm.{name}", f"{value!r} cannot stand in an #SBATCH line",
+        allowed="letters, digits and _ . , : + @ & | * ( ) [ ] = / ! -",
+    )  # fmt: skip
+
+
+def _container(cluster: Cluster) -> str:
+    site = cluster.slurm
+    if site.container_image is None:
+        return ""
+    for text in (site.container_image, *site.container_mounts):
+        if not text.isprintable():
+            raise UserError("cluster.slurm.container_image", f"{text!r} is no name of an image")
+    mounts = "".join(shlex.quote(f",{mount}") for mount in site.container_mounts)
+    return (
+        f"--container-image={shlex.quote(site.container_image)} "
+        f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" '
+    )
+
+
+def _gres(job: Job) -> str | None:
+    cluster = _cluster(job)
+    if cluster.slurm.gres is not None:
+        return cluster.slurm.gres
+    return None if cluster.device == "cpu" else f"gpu:{job.devices_per_node}"
+
+
+def _cluster(job: Job) -> Cluster:
+    return job.cluster or Cluster(
+        name="slurm", device="cpu", nodes=job.nodes, devices_per_node=job.devices_per_node
+    )

@@ -1,0 +1,201 @@
+"""What Slurm's commands say of jobs, and what a job's last state means for its run."""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from paceline.core.errors import UserError
+from paceline.core.hosts import expand
+from paceline.core.result import Status
+from paceline.machines import Verdict
+
+SQUEUE_FORM = "%i|%T|%N|%r"
+SACCT_FORM = "JobID,State,ExitCode,NodeList,Reason"
+
+ENDED = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT",
+    }
+)  # fmt: skip
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING"})
+NODE_LOST = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+NEVER = frozenset(
+    {
+        "AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount",
+        "InvalidQOS", "JobArrayTaskFailed", "PartitionNodeLimit", "PartitionTimeLimit",
+        "QOSNotAllowed", "ReservationDeleted", "launch failed requeued held",
+    }
+)  # fmt: skip
+"""Reasons for which a waiting job will never begin."""
+
+_NODE_FAILURE = re.compile(r"Node failure on (\S+)")
+_LOST = re.compile(r"(down|fail|error|unknown|.*\*$)", re.IGNORECASE)
+_MEANING: dict[str, tuple[Status, str]] = {
+    "TIMEOUT": ("timeout", "was ended by Slurm at its time limit"),
+    "DEADLINE": ("timeout", "was ended by Slurm at its deadline"),
+    "OUT_OF_MEMORY": ("oom", "was ended because a node ran out of memory"),
+    "NODE_FAIL": ("failed", "lost a node"),
+    "BOOT_FAIL": ("failed", "has a node that did not boot"),
+    "PREEMPTED": ("incomplete", "was broken off for another job (preempted)"),
+    "REVOKED": ("incomplete", "was revoked by another cluster"),
+    "SPECIAL_EXIT": ("failed", "was held by Slurm after a special exit code"),
+}
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm last said of a job."""
+
+    id: str
+    state: str
+    """A state by its long name, without what follows it."""
+    nodes: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    """As a shell tells it: 128 and the number for a signal. None where squeue alone was asked."""
+    by: int | None = None
+    """User id of whoever cancelled it, where accounting tells."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is a last one."""
+        return self.state in ENDED
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it waits for what never comes."""
+        return self.state in WAITING and self.reason.partition(",")[0] in NEVER
+
+    @property
+    def phase(self) -> str:
+        """What a watcher is shown."""
+        reason = f": {self.reason}" if self.reason else ""
+        if self.state in WAITING:
+            return f"job {self.id} waits in Slurm's queue{reason}"
+        return f"job {self.id} is {self.state.lower()} on {self.nodes}"
+
+
+def parse_squeue(text: str) -> dict[str, JobState]:
+    """The jobs in the output of `squeue -h -r -o SQUEUE_FORM`, by id."""
+    found: dict[str, JobState] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|", 3)
+        if len(fields) == 4:
+            job, state, nodes, reason = fields
+            found[job] = JobState(job, state, _nodes(nodes), _reason(reason))
+    return found
+
+
+def parse_sacct(text: str) -> dict[str, JobState]:
+    """The jobs in the output of `sacct -nXP -o SACCT_FORM`, by id."""
+    found: dict[str, JobState] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|", 4)
+        if len(fields) == 5:
+            job, told, code, nodes, reason = fields
+            state, _, by = told.partition(" by ")
+            user = int(by) if by.isdigit() else None
+            state = state.split(" ")[0].rstrip("+")
+            found[job] = JobState(
+                job, state, _nodes(nodes), _reason(reason), _exit_code(code), user
+            )
+    return found
+
+
+def merged(queue: JobState | None, account: JobState | None) -> JobState | None:
+    """What is known of one job: the queue says where it stands, accounting how it ended."""
+    if queue is None or account is None:
+        return queue or account
+    if not queue.ended or not account.ended:
+        return queue
+    return replace(account, nodes=account.nodes or queue.nodes, reason=queue.reason)
+
+
+def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> Verdict | None:
+    """What a job's last state says of its run; None where the ranks must tell."""
+    who = f"Slurm job {last.id}"
+    if last.hopeless:
+        return Verdict("failed", f"{who} can never begin: {last.reason}")
+    if last.state in NODE_LOST or lost:
+        what = _MEANING.get(last.state, _MEANING["NODE_FAIL"])[1]
+        names = f": {', '.join(lost)}" if lost else f" of {last.nodes}" if last.nodes else ""
+        return Verdict("failed", f"{who} {what}{names}", lost)
+    if last.state == "CANCELLED":
+        if last.reason.startswith("Dependency"):
+            return Verdict("cancelled", f"{who} waited for a job that failed")
+        return Verdict("cancelled", f"{who} was cancelled by {_user(last.by)}")
+    if last.state in _MEANING:
+        status, what = _MEANING[last.state]
+        return Verdict(status, f"{who} {what}")
+    if last.state == "FAILED" and "LaunchFailure" in last.reason:
+        what = f"could not be started on {last.nodes} ({last.reason}); does it see the run folder?"
+        return Verdict("failed", f"{who} {what}", host_names(last.nodes))
+    return None
+
+
+def host_names(nodes: str) -> tuple[str, ...]:
+    """The names that Slurm's list stands for; none where it cannot be read."""
+    try:
+        return tuple(expand(nodes)) if nodes else ()
+    except UserError:
+        return ()
+
+
+def failed_nodes(log: str) -> list[str]:
+    """Nodes that srun saw fail, by what it printed."""
+    told = [name.rstrip(".,:") for name in _NODE_FAILURE.findall(log)]
+    return sorted({name for list_ in told for name in host_names(list_) or (list_,)})
+
+
+def lost_nodes(sinfo: str) -> dict[str, str]:
+    """Nodes that Slurm has lost, with their state, from `sinfo -h -N -o '%N|%T|%E'`."""
+    return {name: why for name, (state, why) in _node_states(sinfo) if _LOST.fullmatch(state)}
+
+
+def unusable_nodes(sinfo: str, reserved: bool = False) -> dict[str, str]:
+    """Nodes that no new job can use, with state and reason, from the same output.
+
+    A job with a reservation may use nodes that are kept for maintenance: that may be its own.
+    """
+    kept = ("drain", "power", "futur", "inval", *(() if reserved else ("maint",)))
+    return {
+        name: why
+        for name, (state, why) in _node_states(sinfo)
+        if _LOST.fullmatch(state) or state.startswith(kept)
+    }
+
+
+def _node_states(sinfo: str) -> Iterable[tuple[str, tuple[str, str]]]:
+    for line in sinfo.splitlines():
+        name, _, rest = line.strip().partition("|")
+        state, _, reason = rest.partition("|")
+        told = f"{state}, {reason.strip()}" if reason.strip() not in ("", "none") else state
+        yield name, (state, told)
+
+
+def _user(uid: int | None) -> str:
+    if uid is None:
+        return "somebody else"
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (user id {uid})"
+    except KeyError:
+        return f"user id {uid}"
+
+
+def _nodes(text: str) -> str:
+    return "" if text.lower().startswith(("(null", "none")) else text
+
+
+def _reason(text: str) -> str:
+    return "" if text.strip() == "None" else text.strip()
+
+
+def _exit_code(text: str) -> int | None:
+    code, _, signal = text.partition(":")
+    if not code.isdigit() or not signal.isdigit():
+        return None
+    return int(code) if signal == "0" else 128 + int(signal)

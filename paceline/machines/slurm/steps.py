@@ -1,0 +1,133 @@
+"""A run that is one step of an allocation: srun on a fixed part of its nodes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.run import Job
+from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER
+from paceline.machines import Verdict, local
+from paceline.machines.slurm import client
+from paceline.machines.slurm.queue import QUEUE, Queue
+from paceline.machines.slurm.states import JobState, failed_nodes, host_names
+
+STOP_GRACE_S = 60.0
+"""How long srun may take to end its step after SIGTERM (Slurm's KillWait is 30 s)."""
+SETTLE_S = 5.0
+"""How long an allocation may seem to run after its steps were ended with it."""
+LOOK_S = 0.5
+
+_CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO TIME LIMIT)?")
+_TASK_ENDED = re.compile(r"task \S+: (?:Exited|Killed|Terminated|Aborted|Segmentation)")
+
+
+def cancelled(log: str) -> re.Match[str] | None:
+    """Where srun says that its step was cancelled, unless a task had ended before and was the cause."""
+    found = _CANCELLED.search(log)
+    return None if found is None or _TASK_ENDED.search(log, 0, found.start()) else found
+
+
+@dataclass
+class StepRun(local.LocalRun):
+    """A started step; it ends with srun, and srun with this process."""
+
+    folder: Path = field(default_factory=Path)
+    allocation: str = ""
+    queue: Queue = field(default_factory=lambda: QUEUE)
+    limit_s: float | None = None
+    _begun_at: float | None = None
+    _stopped: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether srun waits for nodes that are in use: no node has opened its log yet."""
+        if self._begun_at is None and any((self.folder / LOGS_FOLDER).glob("host-*.log")):
+            self._begun_at = time.monotonic()
+        return self._begun_at is None
+
+    @property
+    def phase(self) -> str:
+        """Whether it has begun, and where."""
+        return f"{'waits for nodes' if self.waiting else 'runs on nodes'} of allocation {self.allocation}"
+
+    @property
+    def timed_out(self) -> bool:
+        """True when the job's time limit has passed since it began; waiting does not count."""
+        if self.limit_s is None or self.waiting or self._begun_at is None:
+            return False
+        return time.monotonic() - self._begun_at > self.limit_s
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+        """Have srun end the step, and kill srun when it does not; the exit code."""
+        self._stopped = True
+        return super().stop(grace_s)
+
+    def hurry(self) -> None:
+        """Nothing: srun was asked already, and killing it would leave its step on the nodes."""
+
+    def verdict(self) -> Verdict | None:
+        """That the allocation ended or lost a node, or that somebody else ended the step."""
+        path = self.folder / LOGS_FOLDER / LAUNCHER_LOG
+        log = path.read_text(errors="replace") if path.exists() else ""
+        if not self.process.returncode or (self._stopped and not failed_nodes(log)):
+            return None
+        if lost := tuple(failed_nodes(log)):
+            return Verdict("failed", f"allocation {self.allocation} lost {', '.join(lost)}", lost)
+        by_slurm = cancelled(log)
+        state = self._settled() if by_slurm else self.queue.state(self.allocation, urgent=True)
+        if state and state.ended:
+            again = "what is finished stays, and the run can be started again in another one"
+            return Verdict(
+                "incomplete", f"allocation {self.allocation} ended ({state.state}): {again}"
+            )
+        if by_slurm and by_slurm[1]:
+            return Verdict("timeout", "Slurm ended the step at its time limit")
+        if by_slurm:
+            return Verdict("cancelled", f"somebody cancelled the step of {self.allocation}")
+        return None
+
+    def _settled(self) -> JobState | None:
+        """The allocation's state, which follows a moment after the end of its steps."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            state = self.queue.state(self.allocation, urgent=True)
+            if (state and state.ended) or time.monotonic() > deadline:
+                return state
+            time.sleep(LOOK_S)
+
+
+def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
+    """Start job.sh as a step on its nodes of a running allocation.
+
+    Raises UserError for hosts that are not in it, SystemFaultError when it does not run.
+    """
+    check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
+    QUEUE.watch(allocation)
+    started = local.submit(job, folder, client.environment(job.env, job))
+    return StepRun(
+        started.process, None, folder=folder, allocation=allocation, limit_s=job.timeout_s
+    )
+
+
+def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
+    """Raise as submit_step does unless the allocation runs and has these hosts, or as many nodes."""
+    where = f"allocation {allocation}"
+    known = client.states([allocation])
+    if known is None:
+        raise SystemFaultError(where, "Slurm does not answer, so nothing is known of it")
+    state = known.get(allocation)
+    if state is None or state.state != "RUNNING":
+        told = f"is {state.state}" if state else "is unknown to Slurm"
+        raise SystemFaultError(where, told, allowed="one that runs")
+    has = host_names(state.nodes)
+    outside = [host for host in hosts if host not in has]
+    if outside or nodes > len(has):
+        what = (
+            f"{', '.join(outside)} not in it" if outside else f"{nodes} nodes are more than it has"
+        )
+        raise UserError(where, what, allowed=state.nodes, hosts=outside)

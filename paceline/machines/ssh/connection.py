@@ -1,0 +1,107 @@
+"""How the system's ssh is called, and what its messages mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from paceline.core.hardware import SshSettings
+from paceline.core.hosts import check_name
+from paceline.machines.ssh.remote import COMMAND
+
+SSH = "ssh"
+SIGNS_MISSED = 3
+"""Signs of life that may stay out before a connection counts as lost."""
+MAX_SOCKET_PATH = 80
+"""Bytes; the kernel takes 108, and ssh adds a suffix of its own while it makes the socket."""
+_PREFIX = "pl-"
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
+
+KEYSCAN = "show and accept it with: paceline hosts --keyscan"
+CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+"""Stands in the middle of what ssh says, and ends with the words for an unknown key."""
+MEANINGS = (
+    (CHANGED_KEY, "its host key has changed",
+     "find out why before you remove the old one with ssh-keygen -R"),
+    (r"Host key verification failed|No \S+ host key is known", "its host key is unknown", KEYSCAN),
+    (r"Permission denied|Too many authentication failures|No more authentication methods",
+     "refuses the log-in without a password", "add your public key there with ssh-copy-id"),
+    (r"Could not resolve hostname", "its name does not resolve",
+     "correct the host list, /etc/hosts or ~/.ssh/config"),
+    (r"timed out|Timeout, server|No route to host|Network is unreachable", "does not answer",
+     "see whether it is up, or leave it out"),
+    (r"Connection refused", "no ssh server listens there", "start sshd, or leave it out"),
+    (r"open-file|Too many open files", "too many open files here", "raise `ulimit -n`"),
+)  # fmt: skip
+"""What ssh says, what it means for the host, and what helps."""
+
+
+def ssh_argv(
+    host: str, settings: SshSettings, control: str | None = None, master: bool = False
+) -> list[str]:
+    """The command for one host; the user's own configuration decides whatever is not said here.
+
+    `control` is the socket of the shared connection, which the `master` makes. Host keys are checked as
+    the configuration says; without a terminal an unknown one is refused.
+    """
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": settings.connect_timeout_s,
+        "ConnectionAttempts": 1,
+        "ServerAliveInterval": settings.alive_interval_s,
+        "ServerAliveCountMax": SIGNS_MISSED,
+        "ControlMaster": "yes" if master else "no",
+        "ControlPath": control or "none",
+        "ControlPersist": "no",
+        "LogLevel": "INFO",
+        "RequestTTY": "no",
+        "RemoteCommand": "none",
+        "PermitLocalCommand": "no",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
+    }
+    chosen = ["-F", str(Path(settings.config).expanduser())] if settings.config else []
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return [SSH, *chosen, *words, "--", check_name(host), COMMAND]
+
+
+def private_folder() -> Path:
+    """A new folder for sockets that nobody else may enter, with a path that the kernel and ssh take.
+
+    ssh reads `%` and quotes in it as something else, and a space as its end.
+    """
+    place = tempfile.gettempdir()
+    # mkdtemp adds eight letters.
+    length = len(os.fsencode(place)) + len(f"/{_PREFIX}{os.getpid()}-") + 8
+    if length > MAX_SOCKET_PATH or not _PLAIN_PATH.fullmatch(place):
+        place = "/tmp"
+    _clear(Path(place))
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+
+
+def _clear(place: Path) -> None:
+    """Remove what killed processes of this user have left there; their sockets went with ssh."""
+    for folder in place.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            owned = folder.lstat().st_uid == os.getuid()
+            if owned and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+                folder.rmdir()  # fails where something is in it: a process of another namespace
+
+
+def meaning(messages: str) -> tuple[str, str | None]:
+    """What ssh's messages say about a host, and what helps; its last line where they are unknown.
+
+    The last message that is known counts: before it a host may have said anything in its greeting.
+    """
+    lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    for text in [*(line for line in lines if CHANGED_KEY in line), *reversed(lines)]:
+        for pattern, what, remedy in MEANINGS:
+            if re.search(pattern, text):
+                return what, remedy
+    return (f"ssh failed: {lines[-1][:200]}" if lines else "ssh ended without a word"), None

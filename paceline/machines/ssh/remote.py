@@ -1,0 +1,121 @@
+"""What runs on a host besides the job: a bash program that travels on standard input.
+
+The command that ssh is given is the same for every host and every run, so no process list shows names,
+paths or secrets. The program speaks on standard error, in lines that begin with `@`; standard output
+belongs to the job. It starts the job in a session of its own (`@pgid N`), tells its exit code last
+(`@rc N`; ssh's own 255 also means a death by a signal), and answers the controller's signs of life. When
+those stay out, or the connection ends, it ends the job.
+
+Processes are known by a mark in their environment as well as by their group, so that neither a process
+id that was given anew nor a process that has left the group leads to the wrong one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from importlib import resources
+
+COMMAND = "exec bash --noprofile --norc -s"
+"""All that ssh is asked to run."""
+WORDS = frozenset({"@ready", "@clock", "@facts", "@unable", "@pgid", "@alive", "@rc", "@ended"})
+"""What its lines begin with; ssh has lines of its own that begin with `@`."""
+MARK = "PACELINE_MARK"
+GRACE_S = 8
+"""How long ranks may take to leave their stacks after SIGTERM; above that of the node's own agent."""
+
+PROGRAM = rf"""
+trap '' HUP PIPE
+exec 3<&0
+paceline_signal() {{ # MARK GROUP SIGNAL: to all that carry the mark; false when nothing does
+  local file pid stat to sent=1 done=
+  for file in $(grep -lsaz "^{MARK}=$1\$" /proc/[0-9]*/environ </dev/null 3<&-); do
+    pid=${{file#/proc/}} pid=${{pid%/environ}}
+    {{ read -r stat <"/proc/$pid/stat"; }} 2>/dev/null || continue
+    stat=(${{stat##*) }}) to=$pid sent=0
+    [[ ${{stat[2]}} == "$2" ]] && to=-$2
+    [[ $done == *" $to "* ]] || kill -s "$3" -- "$to" 2>/dev/null
+    done+=" $to "
+  done
+  return $sent
+}}
+paceline_end() {{ # MARK GROUP: SIGTERM, then SIGKILL
+  local deadline=$((SECONDS + {GRACE_S}))
+  paceline_signal "$1" "$2" TERM || return 0
+  paceline_signal "$1" "$2" CONT
+  while ((SECONDS < deadline)); do
+    sleep 0.2 </dev/null 3<&-
+    paceline_signal "$1" "$2" 0 || return 0
+  done
+  paceline_signal "$1" "$2" KILL
+}}
+paceline_ask() {{ # PYTHON ARGUMENT ...
+  local said
+  said=$'\n'$("$1" -c "$paceline_facts" "${{@:2}}" </dev/null 3<&- 2>&1)
+  if [[ $said == *$'\n{{'* ]]; then
+    said=${{said##*$'\n{{'}}
+    echo "@facts {{${{said%%$'\n'*}}" >&2
+  else
+    echo "@unable ${{said##*$'\n'}}" >&2
+  fi
+}}
+paceline_run() {{ # FOLDER MARK SILENCE NODE ADDRESS PORT
+  local group watcher code
+  cd -- "$1" || {{ echo "@rc 72" >&2; exit; }}
+  (
+    trap - HUP PIPE
+    export {MARK}=$2
+    exec setsid bash -c 'echo "@pgid $$" >&2; exec bash node.sh "$@" 2>&1' node "${{@:4}}"
+  ) </dev/null 3<&- &
+  group=$!
+  (
+    while read -r -t "$3" line; do echo "@alive $line" >&2; done
+    paceline_end "$2" "$group"
+  ) <&3 >/dev/null &
+  watcher=$!
+  wait "$group"
+  code=$?
+  paceline_end "$2" "$group"
+  kill "$watcher" 2>/dev/null
+  echo "@rc $code" >&2
+  exit
+}}
+"""
+
+
+def greeting(env: Mapping[str, str]) -> str:
+    """The program, the job's environment, and a first sign: `@ready ADDRESS`."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    facts = (resources.files("paceline.machines.node") / "host_facts.py").read_text(
+        encoding="utf-8"
+    )
+    ready = 'paceline_words=($SSH_CONNECTION); echo "@ready ${paceline_words[2]}" >&2'
+    return "\n".join([PROGRAM, f"paceline_facts={shlex.quote(facts)}", *exports, ready, ""])
+
+
+def tell_time() -> str:
+    """Asks for `@clock SECONDS`."""
+    return 'echo "@clock $(date +%s.%N </dev/null)" >&2\n'
+
+
+def ask(python: str, *arguments: str) -> str:
+    """Asks host_facts.py: `@facts JSON`, or `@unable WHY` when the interpreter does not run it."""
+    return call("paceline_ask", python, *arguments)
+
+
+def start(
+    folder: str, mark: str, silence_s: float, *node: str, env: Mapping[str, str] | None = None
+) -> str:
+    """Starts node.sh with the words `node`, and ends it after `silence_s` without a sign of life."""
+    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in (env or {}).items()]
+    return "".join(exports) + call("paceline_run", folder, mark, f"{silence_s:g}", *node)
+
+
+def end(mark: str, group: int) -> str:
+    """A program of its own that ends what carries the mark, and says `@ended`."""
+    return PROGRAM + call("paceline_end", mark, str(group)) + "echo @ended >&2; exit\n"
+
+
+def call(function: str, *words: str) -> str:
+    """A line of bash; its words stay words."""
+    return shlex.join([function, *words]) + "\n"

@@ -1,0 +1,181 @@
+"""One host's ssh process: what is to be sent there, and what was heard."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.core.errors import SystemFaultError
+from paceline.machines.ssh.remote import WORDS
+
+CHUNK_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
+DRAIN_S = 1.0
+"""How long after the end of ssh its output may still come, through a helper that outlives it."""
+KEPT_MESSAGES = 20
+KEPT_OUTPUT = 4096
+
+
+class Heard(NamedTuple):
+    """A line of the program on the host: when it came (monotonic seconds), its first word, the rest."""
+
+    at_s: float
+    word: str
+    rest: str
+
+
+@dataclass
+class Session:
+    """One host: its ssh process, what is to be sent, and what was heard."""
+
+    host: str
+    argv: Sequence[str]
+    log: Path | None = None
+    """File that the job's output and ssh's messages are added to."""
+    outbox: bytearray = field(default_factory=bytearray)
+    heard: deque[Heard] = field(default_factory=deque[Heard])
+    messages: deque[str] = field(default_factory=lambda: deque[str](maxlen=KEPT_MESSAGES))
+    """What ssh and the log-in said themselves."""
+    last_output: str = ""
+    """The end of what the job printed."""
+    settled: bool = False
+    """Whether it no longer counts among those that are on their way to being ready."""
+    started_s: float | None = None
+    code: int | None = None
+    """ssh's exit code, once it has ended and everything it said was read."""
+    process: subprocess.Popen[bytes] | None = None
+    channel: socket.socket | None = None
+    """Standard input and output."""
+    errors: socket.socket | None = None
+    _line: bytes = b""
+    _exited_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more will be heard."""
+        return self.code is not None
+
+    def start(self) -> None:
+        """Start ssh, out of reach of the terminal's signals."""
+        self.started_s = time.monotonic()
+        try:
+            self.channel, there = socket.socketpair()
+            self.errors, errors_there = socket.socketpair()
+        except OSError as error:
+            self.close()
+            raise SystemFaultError("ssh", f"cannot be started: {error.strerror}") from error
+        self.channel.setblocking(False)
+        self.errors.setblocking(False)
+        try:
+            self.process = subprocess.Popen(
+                self.argv,
+                stdin=there.fileno(),
+                stdout=there.fileno(),
+                stderr=errors_there.fileno(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.close()
+            raise SystemFaultError("ssh", f"cannot be started: {error.strerror}") from error
+        finally:
+            there.close()
+            errors_there.close()
+
+    def send(self, text: str) -> None:
+        """Have the loop send a text."""
+        self.outbox += text.encode()
+
+    def hang_up(self) -> None:
+        """Say that nothing more will be sent: the program on the host ends the job."""
+        self.outbox.clear()
+        if self.channel is not None:
+            with contextlib.suppress(OSError):
+                self.channel.shutdown(socket.SHUT_WR)
+
+    def write(self) -> None:
+        """Send what can be sent now."""
+        if not self.outbox or self.channel is None:
+            return
+        try:
+            sent = self.channel.send(self.outbox)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.outbox.clear()  # ssh has gone; its exit code tells
+            return
+        del self.outbox[:sent]
+
+    def read_channel(self) -> bool:
+        """Take the job's output; False at its end."""
+        data = _received(self.channel)
+        if data:
+            self._keep(data)
+            self.last_output = (self.last_output + data.decode(errors="replace"))[-KEPT_OUTPUT:]
+        return data != b""
+
+    def read_errors(self) -> bool:
+        """Take what ssh and the program on the host say; False at its end."""
+        data = _received(self.errors)
+        *lines, self._line = (self._line + (data or b"")).split(b"\n")
+        if data == b"" or len(self._line) > MAX_LINE_BYTES:
+            lines, self._line = [*lines, self._line], b""
+        for line in lines:
+            self._take(line.decode(errors="replace").rstrip("\r"))
+        return data != b""
+
+    def reap(self) -> bool:
+        """Note that ssh has ended, once its output has as well; True when that takes too long."""
+        if self.code is not None or self.process is None or self.process.poll() is None:
+            return False
+        self._exited_s = self._exited_s or time.monotonic()
+        if self.channel is None and self.errors is None:
+            self.code = self.process.returncode
+        return time.monotonic() - self._exited_s > DRAIN_S
+
+    def kill(self) -> None:
+        """End the local ssh."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+
+    def close(self) -> None:
+        """Close the local ends."""
+        for end in (self.channel, self.errors):
+            if end is not None:
+                end.close()
+        self.channel = self.errors = None
+
+    def _take(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word in WORDS:
+            self.heard.append(Heard(time.monotonic(), word, rest))
+        elif line.strip():
+            self.messages.append(line)
+            self._keep(f"{line}\n".encode())
+
+    def _keep(self, data: bytes) -> None:
+        if self.log is None:
+            return
+        try:
+            with self.log.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise SystemFaultError(str(self.log), f"cannot be written: {error.strerror}") from error
+
+
+def _received(end: socket.socket | None) -> bytes | None:
+    """What has come: empty at the end, None when nothing has."""
+    if end is None:
+        return None
+    try:
+        return end.recv(CHUNK_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""The official compliance checker, in plain words."""

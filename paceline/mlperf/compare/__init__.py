@@ -1,0 +1,1 @@
+"""Scores beside published results."""

@@ -1,0 +1,148 @@
+"""The logs of MLPerf runs in a folder: a submission's results, or what a launch script left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.mllog import MlRecord, records
+from paceline.engines.dialect.mlperf_system import System
+from paceline.files.log_file import UTF16_MARKS, LogFile
+from paceline.mlperf.trial_log import Trial, trials_of
+
+RESULTS = re.compile(r"(?P<series>result)_(?P<number>\d{1,6})\.txt(\.gz)?")
+"""A submission: one run a file."""
+TRIALS = re.compile(r"(?P<series>.*)_(?P<number>\d{1,6})\.log(\.gz)?", re.DOTALL)
+"""A launch script's folder: `<datestamp>_<i>.log`, one run a file, of which some may not have begun."""
+OTHERS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
+"""Any other name: one file may hold several runs."""
+MOST_FILES = 1000
+
+
+@dataclass
+class RunLog:
+    """One file: its trials, and what is known of the machine."""
+
+    path: Path
+    trials: list[Trial] = field(default_factory=list[Trial])
+    num_devices: int | None = None
+    device: str | None = None
+    broken_off: str | None = None
+    """Why the file could not be read to its end."""
+    unreadable: str | None = None
+
+    @property
+    def number(self) -> int | None:
+        """The run's number in a name that has one."""
+        found = self._name()
+        return int(found["number"]) if found else None
+
+    @property
+    def series(self) -> str | None:
+        """What runs of one launch have before their number."""
+        found = self._name()
+        return found["series"] if found else None
+
+    def _name(self) -> re.Match[str] | None:
+        return RESULTS.fullmatch(self.path.name) or TRIALS.fullmatch(self.path.name)
+
+
+def run_logs(place: Path) -> list[RunLog]:
+    """The logs of all runs at `place`, a folder or one file, in the order of their numbers.
+
+    Raises UserError when there is nothing, or nothing of MLPerf.
+    """
+    if not place.exists():
+        raise UserError(str(place), "does not exist")
+    if not place.is_dir():
+        return [log for log in [read_log(place)] if _of_mlperf(log) or _complain(place)]
+    for pattern in (RESULTS, TRIALS):
+        found = [read_log(path) for path in _files(place, pattern)]
+        series = {log.series for log in found if _of_mlperf(log)}
+        if series:
+            chosen = [log for log in found if log.series in series]
+            return sorted(chosen, key=lambda log: (log.number or 0, log.path.name))
+    found = [log for log in map(read_log, _files(place, OTHERS)) if _of_mlperf(log)]
+    if not found:
+        _complain(place)
+    return found
+
+
+def read_log(path: Path) -> RunLog:
+    """One file's trials; whatever it holds, the answer is a RunLog."""
+    log, file, system = RunLog(path), LogFile(path), System()
+    if not path.is_file():
+        log.unreadable = "it is no regular file"
+        return log
+    try:
+        with path.open("rb") as opened:
+            if opened.read(2) in UTF16_MARKS:
+                log.unreadable = "it is UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
+                return log
+        log.trials = trials_of(_lines(file, system))
+    except OSError as error:
+        log.unreadable = error.strerror or str(error)
+    log.broken_off = file.broken_off
+    known = Logged()
+    system.keep(known)
+    devices, device = known.facts.get("num_devices"), known.facts.get("device")
+    log.num_devices = devices if isinstance(devices, int) else None
+    log.device = device if isinstance(device, str) else None
+    return log
+
+
+def described_devices(place: Path) -> int | None:
+    """Accelerators of the system by its description in a submission, None where there is none.
+
+    `<org>/results/<system>/<benchmark>` belongs to `<org>/systems/<system>.json`.
+    """
+    folder = place.resolve()
+    if len(folder.parents) < 3:
+        return None
+    path = folder.parents[2] / "systems" / f"{folder.parent.name}.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return int(known["number_of_nodes"]) * int(known["accelerators_per_node"]) or None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _lines(file: LogFile, system: System) -> Iterator[MlRecord | None]:
+    for block in file:
+        system.read(block)
+        yield from records([block])
+
+
+def _of_mlperf(log: RunLog) -> bool:
+    return any(trial.begun or trial.texts for trial in log.trials)
+
+
+def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    try:
+        found = sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+    except OSError as error:
+        raise UserError(str(folder), f"cannot be read: {error.strerror}") from error
+    if len(found) > MOST_FILES:
+        raise UserError(str(folder), f"holds {len(found):,} logs, more than {MOST_FILES:,}",
+                        remedy="give the folder of one set of runs")  # fmt: skip
+    return found
+
+
+def _complain(place: Path) -> bool:
+    """Raises UserError: no MLPerf log at `place`; folders below that have some are named."""
+    below: list[str] = []
+    if place.is_dir():
+        found = {path.parent for path in place.glob("*/result_*.txt*")}
+        found |= {path.parent for path in place.glob("*/*/result_*.txt*")}
+        below = sorted(str(path) for path in found)
+    remedy = f"give one of the folders below it: {', '.join(below[:5])}" if below else None
+    raise UserError(
+        str(place), "holds no log of an MLPerf run",
+        allowed="result_*.txt, *_<number>.log or other .log, .txt and .out files with :::MLLOG lines, plain or .gz",
+        remedy=remedy,
+    )  # fmt: skip

@@ -1,0 +1,283 @@
+"""From what `paceline mlperf run` is asked for to its series, and from the series to its answer."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.mmdit import MMDiTShape
+from paceline.engines import engine
+from paceline.files.recipe import load_recipe
+from paceline.files.run_folder import is_alive, read_value
+from paceline.machines.node.bound_job import bound
+from paceline.machines.placement import Request
+from paceline.mlperf.genuineness import NOT_A_RESULT
+from paceline.mlperf.rules import (
+    BENCHMARKS,
+    DEFAULT_RULESET,
+    SIBLINGS,
+    TRIAL_VARIANT,
+    Benchmark,
+)
+from paceline.mlperf.run import trials as mlperf_trials
+from paceline.mlperf.run.series import SERIES_FILE, SeriesAnswer, TrialSeries, TrialState, status_of
+from paceline.mlperf.run.tiny_data import Prepared, Showing, prepared
+from paceline.mlperf.run.trials import Trials
+from paceline.mlperf.score.convergence import reference_at
+from paceline.mlperf.score.expected import ExpectedTime, Speed, expected_time
+from paceline.mlperf.score.folder import score
+from paceline.mlperf.score.score import Score
+from paceline.runs.ending import read_ranks
+from paceline.runs.outcome import evaluate
+from paceline.runs.plan import Plan, make_plan
+
+NAMES = {"llama2-70b-lora": "llama2_70b_lora", "llama31-8b": "llama31_8b", "flux1": "flux1"}
+"""Benchmarks as the command line calls them."""
+RUNS_FOLDER = "mlperf"
+FIRST_SEED = 1
+SYNTHETIC_STEPS = 40
+SYNTHETIC = f"random samples: {NOT_A_RESULT}"
+NEEDS = {
+    "llama2_70b_lora": "the packed GovReport sequences as token ids, with `--set training.initial_weights="
+    "CHECKPOINT` for the base weights and `--set training.evaluation.loss_mask=FILE` for the summaries",
+    "llama31_8b": "the C4 subset of the rules as ids of Llama 3.1's tokenizer (`--set "
+    "data.token_dtype=uint32`)",
+    "flux1": "CC12M as encoded latents, texts and pooled texts: an index in JSON and bf16 files",
+}
+"""What each benchmark trains on."""
+MASK = "loss_mask="
+"""In an override that says which tokens count."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for."""
+
+    benchmark: str
+    request: Request
+    """Devices, place and overrides; its recipe is not looked at."""
+    tiny: bool = False
+    synthetic: bool = False
+    trials: int = 10
+    first_seed: int = FIRST_SEED
+    trial_limit_s: float | None = None
+    drop_caches: bool = False
+    data: Path | None = None
+    heldout: Path | None = None
+    name: str | None = None
+    root: Path = Path("runs")
+
+
+def benchmark_of(asked: Asked) -> Benchmark:
+    """The benchmark, or its small sibling; raises UserError for an unknown name."""
+    name = asked.benchmark.replace("_", "-").lower()
+    known = {key.replace("_", "-"): value for key, value in NAMES.items()}
+    if name not in known:
+        raise UserError(f"benchmark {asked.benchmark!r}", "is not known", allowed=", ".join(NAMES),
+                        remedy=did_you_mean(name, known) or None)  # fmt: skip
+    return SIBLINGS[f"{known[name]}_tiny"] if asked.tiny else BENCHMARKS[known[name]]
+
+
+def plan_trials(asked: Asked, show: Showing) -> Trials:
+    """The series that is asked for, begun or new, with all that its trials need.
+
+    `show` shows how a base model is trained, where one is missing. Raises UserError when it cannot run
+    here, when data is missing, or when its folder holds another series.
+    """
+    benchmark = benchmark_of(asked)
+    if asked.drop_caches:
+        mlperf_trials.check_cache_drop()
+    batch = _batch_here(asked, benchmark)
+    data = _data(asked, benchmark, batch, show)
+    fixed = (*data.overrides, *_labels(asked, benchmark), *asked.request.overrides)
+    base = replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
+                   timeout_s=asked.trial_limit_s)  # fmt: skip
+
+    def planned(trial: TrialState) -> Plan:
+        own = (
+            f"training.seed={trial.seed}",
+            f"mlperf.cache_cleared={str(asked.drop_caches).lower()}",
+        )
+        return _never_again(make_plan(replace(base, overrides=(*fixed, *own))))
+
+    first = planned(TrialState(number=0, seed=0))
+    if asked.drop_caches and first.spec.cluster.launcher != "local":
+        raise UserError("--drop-caches", "drops the caches of this machine alone, and the trials run on others",
+                        remedy="leave it out: the log then says that caches were not cleared")  # fmt: skip
+    name = (
+        asked.name or f"{benchmark.name}-{'synthetic-' if asked.synthetic else ''}{first.spec.key}"
+    )
+    folder = asked.root / RUNS_FOLDER / name
+    series = TrialSeries(
+        name=name,
+        benchmark=benchmark.name,
+        label=SYNTHETIC if asked.synthetic else benchmark.label,
+        recipe=benchmark.recipe,
+        variant=TRIAL_VARIANT,
+        overrides=asked.request.overrides,
+        key=first.spec.key,
+        synthetic=asked.synthetic,
+        data_digest=data.digest,
+        first_seed=asked.first_seed,
+        wanted=asked.trials,
+        trial_limit_s=asked.trial_limit_s,
+        drop_caches=asked.drop_caches,
+    )
+    return Trials(mlperf_trials.opened(folder, series), benchmark, folder, asked.root, planned)
+
+
+def _never_again(plan: Plan) -> Plan:
+    """A trial that loses a node has failed: begun anew in its place it would be another one."""
+    cluster = plan.spec.cluster
+    if cluster.launcher != "slurm":
+        return plan
+    slurm = cluster.slurm.model_copy(update={"retries": 0, "requeue": False})
+    once = cluster.model_copy(update={"slurm": slurm})
+    spec = plan.spec.model_copy(update={"cluster": once})
+    return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
+
+
+def _batch_here(asked: Asked, benchmark: Benchmark) -> int:
+    """Samples of a step with the user's own settings.
+
+    Raises UserError for a machine without room, before anything is said of data.
+    """
+    own = [text for text in asked.request.overrides if MASK not in text]  # random samples have none
+    changes = ("data.source=synthetic", "data.path=null", *own)
+    plan = make_plan(replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
+                             overrides=changes))  # fmt: skip
+    return plan.spec.training.global_batch
+
+
+def _data(asked: Asked, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
+    if asked.synthetic:
+        short = _short(benchmark, batch)
+        return Prepared(("data.source=synthetic", "data.path=null", *short), None)
+    if benchmark.sibling_of is not None:
+        if asked.data or asked.heldout:
+            raise UserError("--data", "is for the whole benchmark: --tiny makes its own")
+        return prepared(benchmark, asked.request.device, show)
+    named = any(text.startswith("data.path=") for text in asked.request.overrides)
+    if asked.data is None and not named:
+        raise UserError(
+            f"{benchmark.name}: data", f"none is staged: it trains on {NEEDS[benchmark.name]}",
+            remedy="name its file with --data FILE (and --heldout FILE), measure the speed with "
+            "--synthetic, or train the small sibling with --tiny",
+        )  # fmt: skip
+    return Prepared(tuple(_staged(asked, benchmark)), None)
+
+
+def _staged(asked: Asked, benchmark: Benchmark) -> list[str]:
+    """Overrides that name the user's files."""
+    recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
+    source = "latents" if isinstance(recipe.model, MMDiTShape) else "tokens"
+    if recipe.lora is not None and not any("initial_weights" in t for t in asked.request.overrides):
+        raise UserError(f"{benchmark.name}: base weights", "none are named",
+                        remedy="--set training.initial_weights=CHECKPOINT")  # fmt: skip
+    if recipe.lora is not None and not any(MASK in text for text in asked.request.overrides):
+        raise UserError(
+            f"{benchmark.name}: the mask of the held-out samples", "is not named, and its target is the "
+            "loss on the summaries alone",
+            remedy="--set training.evaluation.loss_mask=FILE, a byte for each token (docs/mlperf.md)",
+        )  # fmt: skip
+    found = [f"data.source={source}"]
+    found += [f"data.path={json.dumps(str(asked.data))}"] if asked.data else []
+    held = asked.heldout
+    return found + ([f"training.evaluation.path={json.dumps(str(held))}"] if held else [])
+
+
+def _short(benchmark: Benchmark, batch: int) -> list[str]:
+    """A few steps with two evaluations, and no target: what shows a system's speed."""
+    recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
+    evaluation = recipe.training.evaluation
+    assert evaluation is not None, "a trial is evaluated"
+    every = SYNTHETIC_STEPS // 2 * batch
+    fields = {"every_samples": every, "skip_first": 0, "samples": evaluation.samples}
+    return [f"steps={SYNTHETIC_STEPS}", f"training.evaluation={json.dumps(fields)}"]
+
+
+def _labels(asked: Asked, benchmark: Benchmark) -> list[str]:
+    """What the log says of the system; the user's own --set come later and win."""
+    if benchmark.sibling_of is None and not asked.synthetic:
+        return []
+    kind = "tiny system" if benchmark.sibling_of else "random samples"
+    return [f"mlperf.platform={json.dumps(f'{kind}, {NOT_A_RESULT}')}"]
+
+
+def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> SeriesAnswer:
+    """What a series yields as far as it has come; `command` is the one that goes on with it."""
+    status = status_of(series)
+    found = SeriesAnswer(
+        series=series,
+        folder=str(trials.folder),
+        status=status,
+        label=series.label,
+        resume=shlex.join(["paceline", *command[1:]]) if status == "unfinished" else None,
+    )
+    if series.synthetic:
+        return found.model_copy(update={"expected": _expected(trials, series)})
+    return found.model_copy(update={"score": _score(trials.folder, series)})
+
+
+def standing(asked: Asked) -> SeriesAnswer:
+    """How the newest series of a benchmark stands, or the one that is named; nothing is run or made.
+
+    Raises UserError when there is none.
+    """
+    benchmark, place = benchmark_of(asked), asked.root / RUNS_FOLDER
+    files = sorted(
+        place.glob(f"{asked.name or '*'}/{SERIES_FILE}"), key=lambda f: f.stat().st_mtime
+    )
+    for file in reversed(files):
+        series = read_value(file, TrialSeries)
+        if (series.benchmark, series.synthetic) != (benchmark.name, asked.synthetic):
+            continue
+        alive = series.controller is not None and is_alive(series.controller)
+        return SeriesAnswer(
+            series=series,
+            folder=str(file.parent),
+            status=status_of(series, alive),
+            label=series.label,
+            score=None if series.synthetic else _score(file.parent, series),
+        )
+    raise UserError(str(place), f"holds no such series of {benchmark.name}",
+                    remedy="the same command without --status begins one")  # fmt: skip
+
+
+def _score(folder: Path, series: TrialSeries) -> Score | None:
+    """What the logs so far are worth; None while none says anything."""
+    logs = [folder / trial.file for trial in series.trials if trial.file]
+    return score(folder) if any(log.is_file() and log.stat().st_size for log in logs) else None
+
+
+def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
+    """The time that training would take at the measured speed; None without speed or reference."""
+    speeds = [s for t in series.trials if t.status == "measured" and t.run
+              for s in [_speed(trials.root / t.run)] if s]  # fmt: skip
+    recipe = load_recipe(series.recipe, series.variant, series.overrides)
+    evaluation = recipe.training.evaluation
+    if not speeds or evaluation is None:
+        return None
+    plan = trials.planned(TrialState(number=0, seed=0))
+    batch = plan.spec.training.global_batch
+    at = reference_at(trials.benchmark.name, DEFAULT_RULESET, batch, trials.benchmark.num_runs)
+    if at is None:
+        return None
+    speed = sorted(speeds, key=lambda s: s.samples_per_s)[len(speeds) // 2]
+    return expected_time(at, speed, evaluation.every_samples, evaluation.skip_first)
+
+
+def _speed(run: Path) -> Speed | None:
+    """Samples/s of the steady steps and the median evaluation time of a run."""
+    result, first = evaluate(run).result, read_ranks(run, "native").get(0)
+    rate = result.metrics.get("samples_per_s")
+    times = [event.eval_time_s for event in first.evaluations] if first else []
+    if rate is None or rate.value is None or not times:
+        return None
+    return Speed(samples_per_s=rate.value, relative_spread=rate.spread or 0.0,
+                 num_steps=rate.n or 1, evaluation_s=median(times))  # fmt: skip

@@ -1,0 +1,68 @@
+"""A series of MLPerf trials as text lines and table rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.core.units import significant
+from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
+from paceline.mlperf.score.expected import ExpectedTime
+from paceline.mlperf.score.text import score_lines
+from paceline.report.figures import one_line
+
+
+def trial_row(series: TrialSeries, trial: TrialState) -> dict[str, Any]:
+    """One trial as a row of a table."""
+    return {
+        **trial.model_dump(mode="json"),
+        "benchmark": series.benchmark,
+        "series": series.name,
+        "label": series.label,
+    }
+
+
+def trial_text(trial: TrialState) -> str:
+    """What has become of a trial, in one line."""
+    parts = [f"trial {trial.number}, seed {trial.seed}: {trial.status}"]
+    if trial.samples_to_target is not None:
+        parts.append(f"{trial.samples_to_target:,} samples to the target")
+    if trial.minutes is not None:
+        parts.append(f"{trial.minutes:.4f} minutes")
+    if trial.last_loss is not None:
+        parts.append(f"last loss {trial.last_loss:.4f}")
+    if trial.samples_per_s is not None:
+        parts.append(f"{significant(trial.samples_per_s, 4)} samples/s")
+    told = " · ".join(parts)
+    return one_line(f"{told}: {trial.reason}" if trial.reason else told)
+
+
+def answer_lines(found: SeriesAnswer) -> Iterator[str]:
+    """How a series stands and what it yields, for a terminal."""
+    series = found.series
+    done = len(series.trials) - len(series.missing)
+    yield one_line(f"{series.benchmark} · {series.label}")
+    yield f"  series       {found.status}: {done} of {len(series.trials)} trials have ended"
+    yield one_line(f"  logs         {found.folder}")
+    if found.expected is not None:
+        yield from _expected(found.expected)
+    elif series.synthetic and found.status == "complete":
+        yield "  expected     no time: no speed, no evaluation, or no reference reaches this batch"
+    yield from (one_line(f"  warning      {warning}") for warning in found.warnings)
+    if found.resume:
+        yield one_line(f"  go on        {found.resume}")
+    if found.score is not None:
+        yield from score_lines(found.score)
+
+
+def _expected(time: ExpectedTime) -> Iterator[str]:
+    speed, batches = time.speed, " and ".join(f"{batch:,}" for batch in time.reference_batches)
+    yield (
+        f"  expected     {time.minutes:.4g} minutes to train ({time.low_minutes:.4g} to "
+        f"{time.high_minutes:.4g} for {time.coverage:.0%} of runs); not a result"
+    )
+    yield (
+        f"  from         {time.samples:,.0f} samples (references at batch {batches}) at "
+        f"{significant(speed.samples_per_s, 4)} samples/s, median of {speed.num_steps} steps, and "
+        f"{time.num_evaluations} evaluations of {significant(speed.evaluation_s, 3)} s"
+    )

@@ -1,0 +1,151 @@
+"""What the small siblings train on: texts, drawings, and the base that adapters are put on.
+
+Everything lies in the user's cache, under a name that its content gives, and is made on first use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.mmdit import MMDiTShape
+from paceline.core.result import Status
+from paceline.files.recipe import load_recipe
+from paceline.files.run_folder import read_record, run_folders
+from paceline.machines.placement import Request, Where
+from paceline.mlperf.rules import TRIAL_VARIANT, Benchmark
+from paceline.mlperf.run.tiny_images import write_images
+from paceline.mlperf.run.tiny_text import Domain, text_of
+from paceline.runs import flow
+from paceline.runs.plan import CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, Plan, make_plan
+
+NUM_IMAGES = 1152
+BASE_STEPS = 240
+BASE_SEED = 1
+Showing = Callable[[Plan], AbstractContextManager[flow.Watcher]]
+"""Who shows the progress of a run."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a trial is given besides its recipe."""
+
+    overrides: tuple[str, ...]
+    digest: str | None
+    """Of the data: trainings over other data cannot be held against each other."""
+
+
+def cache_folder() -> Path:
+    """Where the data lies: $XDG_CACHE_HOME, else ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "paceline" / "mlperf-tiny"
+
+
+def prepared(benchmark: Benchmark, device: str, show: Showing) -> Prepared:
+    """The data of a small sibling, made if it is not there; a base is trained under `show`.
+
+    Raises SystemFaultError when it cannot be made here.
+    """
+    recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
+    if isinstance(recipe.model, MMDiTShape):
+        return _images(recipe.model)
+    if recipe.lora is None:
+        return _text("code")
+    prose, code = _text("prose"), _text("code")
+    base = _base(benchmark, code, device, show)
+    weights = f"training.initial_weights={base}"
+    return Prepared((*prose.overrides, weights), f"{prose.digest}-{code.digest}")
+
+
+def not_to_be_trained(plan: Plan) -> NoReturn:
+    """Instead of showing how a base model is trained: raises UserError."""
+    raise UserError("the base model", "is not there yet", remedy="run without --dry-run once")
+
+
+def _text(domain: Domain) -> Prepared:
+    content = text_of(domain)
+    digest = hashlib.sha256(content).hexdigest()[:8]
+    path = cache_folder() / f"{domain}-{digest}.txt"
+    if not path.is_file():
+        with _new(path.parent) as folder:
+            (folder / path.name).write_bytes(content)
+            (folder / path.name).replace(path)
+    return Prepared(("data.source=text", f"data.path={path}"), digest)
+
+
+def _images(shape: MMDiTShape) -> Prepared:
+    with _new(cache_folder()) as folder:
+        write_images(folder, shape, NUM_IMAGES)
+        digest = _digest(folder)
+        kept = cache_folder() / f"images-{digest}"
+        try:
+            folder.rename(kept)
+        except OSError:
+            if not kept.is_dir():
+                raise
+    return Prepared(("data.source=latents", f"data.path={kept / 'index.json'}"), digest)
+
+
+def _base(benchmark: Benchmark, code: Prepared, device: str, show: Showing) -> Path:
+    """The checkpoint of the model without adapters, trained on the other text."""
+    changes = (
+        "lora=null", "training.evaluation=null", "mlperf=null", f"steps={BASE_STEPS}",
+        f"seed={BASE_SEED}", "lr=3e-3", "training.lr_schedule.warmup=10", "grad_clip=1.0",
+        f"checkpoint.every={BASE_STEPS}", "layout.zero_stage=0", *code.overrides,
+    )  # fmt: skip
+    here = Where(launcher="local")
+    request = Request(benchmark.recipe, TRIAL_VARIANT, changes, 1, device, where=here)
+    plan = make_plan(request)
+    root = cache_folder() / "bases"
+    known = _checkpoint(root, plan.spec.key)
+    if known is not None:
+        return known
+    try:
+        with show(plan) as watch:
+            report = flow.run(plan, root, flow.command_line(), watch, probe=False)
+    except flow.CancelledRunError:
+        raise KeyboardInterrupt from None
+    made = _checkpoint(root, plan.spec.key)
+    if made is None:
+        status: Status = report.result.status
+        raise SystemFaultError(
+            "the base model", f"was not trained: {status} {report.result.reason or ''}".strip(),
+            remedy=f"its run lies in {root}",
+        )  # fmt: skip
+    return made
+
+
+def _checkpoint(root: Path, key: str) -> Path | None:
+    for folder in run_folders(root):
+        record = read_record(folder)
+        latest = folder / CHECKPOINTS_FOLDER / LATEST_CHECKPOINT
+        if record.key == key and record.status == "ok" and latest.is_file():
+            return latest.parent / latest.read_text().strip()
+    return None
+
+
+@contextmanager
+def _new(beside: Path) -> Iterator[Path]:
+    """A folder for what is being made, gone afterwards unless it got another name."""
+    beside.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=beside, prefix=".new-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(folder: Path) -> str:
+    """Of the names and contents of a folder's files."""
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        total.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""From trials to a score: reference convergence, expected times, energy."""

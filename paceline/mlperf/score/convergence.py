@@ -1,0 +1,188 @@
+"""The test against reference convergence points (RCP): did the runs need as many samples as they must?
+
+A submission that needs fewer samples than the reference by more than chance allows is refused; one that
+needs fewer within chance has its time scaled up to the reference's samples.
+Source: mlcommons/training_policies, training_rules.adoc; mlcommons/logging 4.1, rcp_checker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, pstdev
+from typing import Literal
+
+from scipy.special import stdtrit
+
+from paceline.core.value import Value
+from paceline.files.references import ConvergencePoint, source
+from paceline.mlperf.rules import SIBLINGS
+
+SIGNIFICANCE = 0.05
+POINTS = "mlperf-rcp"
+OWN_POINTS = "mlperf-tiny"
+"""Recorded runs of our own small siblings, which no round has."""
+
+Kind = Literal["exact", "interpolated", "smaller-batch"]
+
+
+class Convergence(Value):
+    """How a set of runs stands to the reference; samples are olympic means of runs."""
+
+    status: Literal["passed", "failed", "missing"]
+    kind: Kind | None = None
+    """`smaller-batch`: the batch lies below every reference, and is held against the smallest."""
+    reason: str | None = None
+    global_batch: int
+    reference_batches: tuple[int, ...]
+    """Batch sizes whose references it is held against."""
+    reference_samples: float | None = None
+    reference_stdev: float | None = None
+    least_samples: float | None = None
+    """The smallest mean that chance explains at 5 %."""
+    samples: float | None = None
+    scaling_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Samples that the reference needs at one batch size, and the least that a submission may."""
+
+    batches: tuple[int, ...]
+    global_batch: int
+    mean: float
+    stdev: float
+    num_runs: int
+    """Reference runs behind the mean, as the test counts them."""
+
+    def least_mean(self, num_submitted: int) -> float:
+        """mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m): where a one-sided t-test turns.
+
+        n are the reference's runs, m those of the submission without its fastest and slowest; both
+        are taken to have the reference's deviation.
+        """
+        n, m = self.num_runs, num_submitted - 2
+        quantile = float(stdtrit(n + m - 2, 1 - SIGNIFICANCE))
+        return self.mean - quantile * self.stdev * sqrt(1 / n + 1 / m)
+
+
+def olympic_mean(values: Sequence[float]) -> float:
+    """Mean without one smallest and one largest value; needs at least three."""
+    return fmean(sorted(values)[1:-1])
+
+
+def rulesets(benchmark: str | None = None) -> list[str]:
+    """Rounds for which references of `benchmark` (None = of any) are known, oldest first."""
+    points = source(POINTS).convergence
+    found = {r for p in points if benchmark in (None, p.benchmark) for r in p.rulesets}
+    return sorted(found, key=lambda name: [int(part) for part in name.split(".")])
+
+
+def references(benchmark: str, ruleset: str) -> list[Reference]:
+    """The references that are used in a round, by batch size, slow ones left out (`pruned`).
+
+    Those of a small sibling are our own, and hold for every round.
+    """
+    if benchmark in SIBLINGS:
+        own = source(OWN_POINTS).convergence
+        return pruned(_reference(point) for point in own if point.benchmark == benchmark)
+    points = source(POINTS).convergence
+    chosen = [p for p in points if p.benchmark == benchmark and ruleset in p.rulesets]
+    return pruned(map(_reference, chosen))
+
+
+def pruned(found: Iterable[Reference]) -> list[Reference]:
+    """Without batches below the fastest, and without any that is slower than its neighbours' line."""
+    kept = sorted(found, key=lambda r: r.global_batch)
+    if not kept:
+        return []
+    fastest = min(kept, key=lambda r: r.mean)
+    kept = [r for r in kept if r.global_batch >= fastest.global_batch]
+    at = 1
+    while at < len(kept) - 1:
+        below, here, above = kept[at - 1 : at + 2]
+        if here.mean > _interpolated(here.global_batch, below, above, 2).mean:
+            del kept[at]
+            # The official tool looks at this place again, not at the one before it.
+            continue
+        at += 1
+    return kept
+
+
+def reference_at(
+    benchmark: str, ruleset: str, global_batch: int, num_runs: int
+) -> Reference | None:
+    """What the reference needs at a batch size, interpolated where it must be; None above the largest."""
+    return _lookup(references(benchmark, ruleset), global_batch, num_runs)[0]
+
+
+def held_against(
+    known: Sequence[Reference], global_batch: int, samples: Sequence[float], num_runs: int
+) -> Convergence:
+    """`samples` to the target of `num_runs` runs at a batch size, held against `known` references.
+
+    A run that did not converge counts as infinite.
+    """
+    found, kind = _lookup(known, global_batch, num_runs)
+    if found is None:
+        largest = max((r.global_batch for r in known), default=0)
+        why = f"no reference reaches a batch of {global_batch:,}: the largest is {largest:,}"
+        return Convergence(
+            status="missing", reason=why, global_batch=global_batch, reference_batches=()
+        )
+    mean, least = olympic_mean(samples), found.least_mean(num_runs)
+    passed = mean >= least
+    missing = kind == "smaller-batch" and not passed
+    return Convergence(
+        status="passed" if passed else "missing" if missing else "failed",
+        kind=kind,
+        reason=None if passed else _too_few(mean, least, found),
+        global_batch=global_batch,
+        reference_batches=found.batches,
+        reference_samples=found.mean,
+        reference_stdev=found.stdev,
+        least_samples=least,
+        samples=mean,
+        scaling_factor=max(1.0, found.mean / mean) if passed else None,
+    )
+
+
+def _too_few(mean: float, least: float, found: Reference) -> str:
+    return (
+        f"the runs needed {mean:,.1f} samples on average, and the reference at a batch of "
+        f"{found.global_batch:,} allows no fewer than {least:,.1f}"
+    )
+
+
+def _lookup(
+    known: Sequence[Reference], global_batch: int, num_runs: int
+) -> tuple[Reference | None, Kind | None]:
+    """The reference at a batch size, between its neighbours, or the smallest for a smaller one."""
+    below = [r for r in known if r.global_batch <= global_batch]
+    above = [r for r in known if r.global_batch >= global_batch]
+    if not above:
+        return None, None
+    if not below:
+        return above[0], "smaller-batch"
+    if below[-1].global_batch == global_batch:
+        return below[-1], "exact"
+    return _interpolated(global_batch, below[-1], above[0], 2 * num_runs), "interpolated"
+
+
+def _reference(point: ConvergencePoint) -> Reference:
+    """Mean without the extremes, deviation with them, as the official tool takes both."""
+    samples = point.samples_to_target
+    return Reference((point.global_batch,), point.global_batch, olympic_mean(samples),
+                     pstdev(samples), len(samples) - 2)  # fmt: skip
+
+
+def _interpolated(batch: int, below: Reference, above: Reference, num_runs: int) -> Reference:
+    share = (batch - below.global_batch) / (above.global_batch - below.global_batch)
+    return Reference(
+        (below.global_batch, above.global_batch),
+        batch,
+        below.mean + share * (above.mean - below.mean),
+        below.stdev + share * (above.stdev - below.stdev),
+        num_runs,
+    )

@@ -1,0 +1,1 @@
+"""Submissions: systems described, packages laid out and checked."""

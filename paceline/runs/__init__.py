@@ -1,0 +1,1 @@
+"""One run from plan to result, and many runs: repeats, comparisons, history."""

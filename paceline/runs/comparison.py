@@ -1,0 +1,200 @@
+"""Two sides found by name and held against each other: runs, repeats, tags, files, references."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.compare.comparability import KEYS
+from paceline.compare.equivalence import MARGIN
+from paceline.compare.judge import judge
+from paceline.compare.judgement import Comparison
+from paceline.compare.over_time.environment import environment_items
+from paceline.compare.published import nearest_row, published_side, timed
+from paceline.compare.sides import Member, Side, printed_step_s
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.facts import Facts
+from paceline.core.metrics import METRICS
+from paceline.core.result import Result
+from paceline.files import references
+from paceline.files.run_folder import RUN_FILE, find_runs
+from paceline.logs.parsed_log import ParsedLog
+from paceline.report.page import RunReport, window_mask
+from paceline.runs.log_result import RUN_STATUS
+from paceline.runs.outcome import evaluate
+
+BEST_REFERENCE = "reference"
+"""Stands for the published row that comes nearest to the run."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How two sides are to be judged."""
+
+    margin: float = MARGIN
+    allowed: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in self.allowed:
+            _known("--allow", key, KEYS)
+        for name in self.metrics:
+            _known("--metric", name, METRICS)
+
+
+def compare_runs(root: Path, first: str, second: str, gate: Gate) -> Comparison:
+    """The runs called `second` judged against those called `first`.
+
+    Raises UserError when a name stands for no run.
+    """
+    return _judge(side_of(root, first), side_of(root, second), gate)
+
+
+def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) -> Comparison:
+    """The runs called `name` judged against a published row, or the nearest row of a table.
+
+    Raises UserError when a name is unknown or no row has a step time.
+    """
+    side = side_of(root, name)
+    rows = timed(_rows(reference, side))
+    if not rows:
+        raise UserError(f"--against {reference}", "has no row with a step time to compare with")
+    known = [member.facts for member in side.used or side.members]
+    found = _judge(published_side(nearest_row(rows, known, gate.allowed)), side, gate)
+    if reference != BEST_REFERENCE or _rows_of_recipe(side):
+        return found
+    note = "no published row is known for the recipe; the nearest of all was taken"
+    return found.model_copy(update={"notes": (*found.notes, note)})
+
+
+def side_of(root: Path, name: str) -> Side:
+    """The runs that `name` stands for: a run, repeats, a tag, files of results, or several by commas.
+
+    Raises UserError when it stands for none.
+    """
+    parts = [part.strip() for part in name.split(",") if part.strip()]
+    parts = [name] if _is_result_file(name) else parts
+    members: list[Member] = []
+    for part in parts or [name]:
+        if _is_result_file(part):
+            members += _members_in(Path(part))
+        else:
+            members += [member_of_run(evaluate(folder)) for folder in find_runs(root, part)]
+    if not members:
+        raise UserError(f"side {name!r}", "names no run")
+    unique = tuple({member.identity: member for member in members}.values())
+    # Names of files that are no UTF-8 could not be printed.
+    shown = name.encode(errors="replace").decode()
+    return Side(unique[0].name if len(unique) == 1 else shown, unique)
+
+
+def _is_result_file(name: str) -> bool:
+    # Path.is_file raises for a list of runs that is longer than a file name may be.
+    return name.endswith(".json") and os.path.isfile(name)  # noqa: PTH113
+
+
+def parse_margin(text: str) -> float:
+    """`1%`, `1 %` or `0.01` as a fraction; raises UserError for anything else."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if rest.strip() or not 0 <= value < 0.5:
+        raise UserError(f"--margin {text}", "is no margin", allowed="0 to 50 %, written 1% or 0.01")
+    return value
+
+
+def _judge(baseline: Side, candidate: Side, gate: Gate) -> Comparison:
+    return judge(
+        baseline, candidate, margin=gate.margin, allowed=gate.allowed, metrics=gate.metrics
+    )
+
+
+def member_of_run(report: RunReport) -> Member:
+    """A run as a comparison sees it."""
+    result = report.result
+    times = report.steps["step_time_s"][window_mask(report)]
+    return Member(
+        name=result.run,
+        place=report.folder,
+        status=result.status,
+        facts=_settled_facts(report.facts, result),
+        metrics=result.metrics,
+        reason=result.reason,
+        window=result.window,
+        printed_step_s=printed_step_s(times),
+        created=result.created,
+        environment=environment_items(report.inventory, result.versions),
+    )
+
+
+def _settled_facts(facts: Facts, result: Result | ParsedLog) -> Facts:
+    """The facts with the window's own batch and sequence length, which a ramp-up leaves open."""
+    window = result.window
+    if window is None:
+        return facts
+    batch, seq_len = window.global_batch, window.seq_len
+    return facts.model_copy(
+        update={"global_batch": batch or facts.global_batch, "seq_len": seq_len or facts.seq_len}
+    )
+
+
+def _members_in(path: Path) -> list[Member]:
+    """The runs in a JSON file: one result.json, or what `paceline parse --json` printed."""
+    if path.name == "result.json" and (path.parent / RUN_FILE).is_file():
+        return [member_of_run(evaluate(path.parent))]
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(str(path), f"cannot be read as JSON: {error}") from error
+    entries: list[Any] = document if isinstance(document, list) else [document]
+    try:
+        return [_member_in(entry) for entry in entries]
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            str(path), f"is no result of a run: {field}: {first['msg']}",
+            allowed="result.json, or the output of `paceline parse --json`",
+        ) from error  # fmt: skip
+
+
+def _member_in(entry: Any) -> Member:
+    if isinstance(entry, dict) and "file" in entry:
+        log = ParsedLog.model_validate(entry)
+        status = RUN_STATUS.get(log.status, "failed")
+        facts = _settled_facts(log.facts, log)
+        return Member(log.file, status, facts, log.metrics, log.reason or log.status, log.window)
+    result = Result.model_validate(entry)
+    facts = _settled_facts(Facts(origin="imported"), result)
+    return Member(
+        result.run, result.status, facts, result.metrics, result.reason, result.window,
+        created=result.created, environment=environment_items({}, result.versions),
+    )  # fmt: skip
+
+
+def _rows(reference: str, side: Side) -> Sequence[references.Row]:
+    """The published rows that `reference` stands for."""
+    if reference != BEST_REFERENCE:
+        return references.named(reference)
+    return _rows_of_recipe(side) or references.rows()
+
+
+def _rows_of_recipe(side: Side) -> list[references.Row]:
+    recipes = {member.facts.recipe for member in side.members if member.facts.recipe}
+    return [row for recipe in sorted(recipes) for row in references.for_recipe(recipe)]
+
+
+def _known(option: str, word: str, choices: Collection[str]) -> None:
+    if word not in choices:
+        raise UserError(
+            f"{option} {word}", "is unknown", allowed=", ".join(choices),
+            remedy=did_you_mean(word, choices) or None,
+        )  # fmt: skip

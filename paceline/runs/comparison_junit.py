@@ -1,0 +1,70 @@
+"""A comparison as JUnit XML, which continuous-integration servers show as tests."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from paceline.compare.judgement import Comparison, MetricComparison
+from paceline.compare.phrases import change_text
+from paceline.report.figures import printable
+from paceline.runs.comparison_text import finding_lines, summary_lines
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold, escaped or not."""
+
+FAILURES = frozenset({"slower", "worse", "differs"})
+
+
+def junit_xml(comparison: Comparison) -> str:
+    """One test suite: whether the sides are comparable and valid, and a test a primary metric.
+
+    A regression is a failure; what could not be decided is an error.
+    """
+    suite = ElementTree.Element("testsuite", name="paceline compare")
+    where = f"{comparison.candidate.name} against {comparison.baseline.name}"
+    tests = [_comparable(suite, where, comparison)]
+    tests += [_metric(suite, where, one, comparison) for one in comparison.metrics if one.primary]
+    suite.set("tests", str(len(tests)))
+    suite.set("failures", str(sum(test.find("failure") is not None for test in tests)))
+    suite.set("errors", str(sum(test.find("error") is not None for test in tests)))
+    told = ElementTree.SubElement(suite, "system-out")
+    told.text = _clean(
+        "\n".join([comparison.sentence, *summary_lines(comparison), *finding_lines(comparison)])
+    )
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"
+
+
+def _comparable(
+    suite: ElementTree.Element, where: str, comparison: Comparison
+) -> ElementTree.Element:
+    test = _case(suite, where, "comparable")
+    if not comparison.metrics:
+        _fault(test, "error", comparison.verdict, comparison.sentence)
+    return test
+
+
+def _metric(
+    suite: ElementTree.Element, where: str, one: MetricComparison, comparison: Comparison
+) -> ElementTree.Element:
+    test = _case(suite, where, one.metric)
+    if one.verdict in FAILURES:
+        # Of several primary metrics a difference may be within chance once corrected.
+        sure = one.metric == comparison.metric or comparison.verdict in FAILURES
+        _fault(test, "failure" if sure else "error", one.verdict, change_text(one))
+    elif one.verdict in ("undecided", "unknown"):
+        _fault(test, "error", one.verdict, one.note or change_text(one))
+    return test
+
+
+def _case(suite: ElementTree.Element, where: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=_clean(where), name=_clean(name))
+
+
+def _fault(test: ElementTree.Element, tag: str, kind: str, message: str) -> None:
+    ElementTree.SubElement(test, tag, type=kind, message=_clean(message))
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

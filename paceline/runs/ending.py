@@ -1,0 +1,302 @@
+"""How a run ended: the first rank that failed by itself, or that hangs, and why.
+
+What a rank wrote last is heard first, then what the launcher saw of the processes, then the logs. A
+rank that only lost its peer, or waited for it, says nothing of the cause.
+
+Of several ranks that failed by themselves the first is meant, by the clocks of their machines. Where
+those of two nodes differ by more than lies between the failures, a later one on the node whose clock
+is behind is named instead. What torch's launcher calls the first failure cannot settle that: each
+node's knows its own ranks alone, whose clock is the same, and sees them only every 0.1 s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import Signals
+
+from paceline.core.result import Status
+from paceline.engines import engine
+from paceline.files.events import EndEvent, RankLog
+from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
+from paceline.machines import Verdict
+
+TAIL_LINES = 15
+TAIL_BYTES = 16_384
+LOST_PEER = "another rank ended first"
+"""How the trainer's reason begins when a rank only noticed that another was gone."""
+NO_PROGRESS = "no progress for"
+"""How its reason begins when its watchdog ended it."""
+WAITING = "waiting for other ranks"
+"""How that reason ends when the rank was inside a collective."""
+
+NOT_RUNNING = "its watchdog could not run (Python's lock was held, or the process was stopped)"
+
+_AGENT_EXIT = re.compile(r"^@exit rank=(\d+) code=(-?\d+) at=(\d+\.\d+)$", re.MULTILINE)
+_GRAVEST = ("oom", "nan", "failed")
+_STACK_LINE = re.compile(
+    r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
+)
+"""Stack frames and empty lines, which a reason is told without; the whole log keeps them."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, and the sentence that says why if it did not end well."""
+
+    status: Status
+    reason: str | None
+    warnings: tuple[str, ...] = ()
+    rank: int | None = None
+    """The rank that the reason is about."""
+    hosts: tuple[str, ...] = ()
+    """The hosts at fault, where the launcher knows them."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is left of a job whose processes have ended."""
+
+    ranks: Mapping[int, RankLog]
+    world_size: int
+    exit_code: int
+    oom_killed: bool = False
+    """Whether the kernel killed a process for lack of memory meanwhile."""
+    exits: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Exit codes of the ranks that the launcher saw fail, the first one first; -N for signal N."""
+    tails: Mapping[int, Sequence[str]] = field(default_factory=dict[int, Sequence[str]])
+    """The last lines that each rank printed, without stack frames."""
+    tail: Sequence[str] = ()
+    """The last lines of the log that tells most."""
+    machine: Verdict | None = None
+    """What the launcher itself knows of the end."""
+    locked: frozenset[int] = frozenset()
+    """Ranks whose stacks a timer wrote because their watchdog could not run."""
+
+    @property
+    def ends(self) -> dict[int, EndEvent]:
+        """The end lines that there are, by rank."""
+        return {rank: log.end for rank, log in sorted(self.ranks.items()) if log.end is not None}
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks without an end line."""
+        return [rank for rank in range(self.world_size) if rank not in self.ends]
+
+    def told_by(self, rank: int, reason: str) -> str:
+        """The reason with the rank's number, unless there is one rank or all say the same."""
+        said = {end.reason for end in self.ends.values()}
+        alike = len(self.ends) == self.world_size and said == {reason}
+        return reason if self.world_size == 1 or alike else f"rank {rank}: {reason}"
+
+
+def read_ranks(folder: Path, engine_name: str) -> dict[int, RankLog]:
+    """Every rank's event lines in a run folder as its engine reads them, by rank."""
+    reader = engine(engine_name)
+    logs: dict[int, RankLog] = {}
+    for rank, path in _rank_files(folder / STEPS_FOLDER, "jsonl"):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            logs[rank] = reader.read_rank(lines)
+    return logs
+
+
+def read_evidence(
+    folder: Path, engine_name: str, world_size: int, exit_code: int, oom_killed: bool
+) -> Evidence:
+    """What a run folder tells of a job that has ended."""
+    logs = folder / LOGS_FOLDER
+    return Evidence(
+        ranks=read_ranks(folder, engine_name),
+        world_size=world_size,
+        exit_code=exit_code,
+        oom_killed=oom_killed,
+        exits=launcher_exits(file_text(logs / LAUNCHER_LOG, TAIL_BYTES))
+        or agent_exits(file_text(path, TAIL_BYTES) for path in logs.glob("host-*.log")),
+        tails={rank: _tail(path) for rank, path in _rank_files(logs, "log")},
+        tail=log_tail(folder),
+        locked=frozenset(rank for rank, path in _rank_files(logs, "timer") if file_text(path, 1)),
+    )
+
+
+def judge(evidence: Evidence) -> Ending:
+    """How a run ended: by a rank's own fault, by a killed one, by one that hangs, or well."""
+    own = _own_fault(evidence) or _by_machine(evidence) or _killed(evidence) or _hung(evidence)
+    if own is not None:
+        return own
+    ends = evidence.ends
+    if len(ends) == evidence.world_size and all(end.status == "ok" for end in ends.values()):
+        late = f"all ranks finished, yet the launcher ended with code {evidence.exit_code}"
+        return Ending("ok", None, (late,) if evidence.exit_code else ())
+    return _unexplained(evidence)
+
+
+def log_tail(folder: Path, rank: int | None = None) -> list[str]:
+    """The last lines of the logs, without stack frames.
+
+    Of `rank` if it printed anything, else of the first rank that tells an error, else of the launcher,
+    at last of the script that Slurm ran, which ended before it started any.
+    """
+    files = dict(_rank_files(folder / LOGS_FOLDER, "log"))
+    if rank in files and (own := _tail(files[rank])):
+        return own
+    launcher = folder / LOGS_FOLDER / LAUNCHER_LOG
+    tails = [tail for tail in map(_tail, [*files.values(), launcher]) if tail]
+    with_error = [tail for tail in tails if _last_error(tail)]
+    batch = sorted(folder.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
+    return (with_error or tails[-1:] or [_tail(path) for path in batch[-1:]] or [[]])[0]
+
+
+def stacks(folder: Path) -> dict[str, str]:
+    """What each rank did when it was ended: the end of its stack file, by its path.
+
+    The timer's, which a signal may have cut off, stands in only where there is no other.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    for suffix in ("timer", "stack"):
+        for rank, path in _rank_files(folder / LOGS_FOLDER, suffix):
+            if text := file_text(path, TAIL_BYTES):
+                found[rank] = str(path.relative_to(folder)), text
+    return {name: text for _, (name, text) in sorted(found.items())}
+
+
+def launcher_exits(text: str) -> dict[int, int]:
+    """Exit codes by rank of the failures that torch's launcher lists last, the root cause first."""
+    failures = text.rpartition("Failures:")[2]
+    pairs = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", failures)
+    return {int(rank): int(code) for rank, code in reversed(pairs)}
+
+
+def agent_exits(logs: Iterable[str]) -> dict[int, int]:
+    """Exit codes by rank that the nodes' agents tell in their logs, the first failure first."""
+    told = [line for text in logs for line in _AGENT_EXIT.findall(text)]
+    told.sort(key=lambda line: float(line[2]))
+    return {int(rank): int(code) for rank, code, _ in told}
+
+
+def file_text(path: Path, last_bytes: int | None = None) -> str:
+    """A file's text, or the end of it; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            if last_bytes:
+                file.seek(max(0, path.stat().st_size - last_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _own_fault(evidence: Evidence) -> Ending | None:
+    """The first rank that failed by itself; of equally early ones the gravest."""
+    faults = [
+        (end.time_unix, _GRAVEST.index(end.status), rank, end)
+        for rank, end in evidence.ends.items()
+        if end.status != "ok" and not (end.reason or "").startswith((LOST_PEER, NO_PROGRESS))
+    ]
+    if not faults:
+        return None
+    *_, rank, end = min(faults, key=lambda fault: fault[:3])
+    return Ending(end.status, evidence.told_by(rank, end.reason or "no reason given"), rank=rank)
+
+
+def _by_machine(evidence: Evidence) -> Ending | None:
+    """What the launcher knows: a host that is gone, a job that the batch system ended."""
+    told = evidence.machine
+    return Ending(told.status, told.reason, hosts=told.hosts) if told else None
+
+
+def _killed(evidence: Evidence) -> Ending | None:
+    """A rank without a last word that a signal ended; the kernel's and C++'s lack of memory first."""
+    exits = _signals(evidence)
+    for rank in evidence.silent:
+        if any("bad_alloc" in line for line in evidence.tails.get(rank, ())):
+            return Ending("oom", evidence.told_by(rank, "std::bad_alloc in C++ code"), rank=rank)
+    if evidence.oom_killed and evidence.silent:
+        rank = next((rank for rank, number in exits.items() if number == Signals.SIGKILL), None)
+        who = "a rank" if rank is None else f"rank {rank}"
+        reason = f"the kernel killed {who} because the machine ran out of memory"
+        return Ending("oom", reason, rank=rank)
+    for rank, number in exits.items():
+        error = _last_error(evidence.tails.get(rank, ()))
+        reason = f"rank {rank} was killed by {_signal_name(number)}"
+        return Ending("failed", f"{reason}: {error}" if error else reason, rank=rank)
+    return None
+
+
+def _signals(evidence: Evidence) -> dict[int, int]:
+    """Signals that ended a rank without a last word, apart from those that the launcher itself sent.
+
+    It sends SIGTERM, and SIGKILL to a rank that does not answer, when the first one has ended.
+    """
+    first = next(iter(evidence.exits), None)
+    hangs = any((end.reason or "").startswith(NO_PROGRESS) for end in evidence.ends.values())
+    return {
+        rank: -code
+        for rank, code in evidence.exits.items()
+        if code < 0
+        and rank in evidence.silent
+        and (rank == first or not (hangs or code == -Signals.SIGTERM))
+    }
+
+
+def _hung(evidence: Evidence) -> Ending | None:
+    """The rank that holds the others up, once a watchdog has ended one."""
+    hung = {
+        rank: end.reason
+        for rank, end in sorted(evidence.ends.items(), key=lambda item: item[1].time_unix)
+        if end.reason is not None and end.reason.startswith(NO_PROGRESS)
+    }
+    culprit = next((rank for rank, reason in hung.items() if not reason.endswith(WAITING)), None)
+    if culprit is not None:
+        return Ending("failed", evidence.told_by(culprit, hung[culprit]), rank=culprit)
+    waited = next(iter(hung.values()), None)
+    silent = evidence.silent
+    for rank in silent:
+        if rank in evidence.locked:
+            where = waited.removesuffix(f": {WAITING}") if waited else "no progress"
+            reason = f"{where}: {NOT_RUNNING}"
+            return Ending("failed", evidence.told_by(rank, reason), rank=rank)
+    if waited is None:
+        return None
+    if not silent:
+        return Ending("failed", waited.removesuffix(WAITING) + "every rank waits for others")
+    names = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
+    who = f"rank {names}" if len(silent) == 1 else f"ranks {names}"
+    reason = f"{who} gave no sign while rank {next(iter(hung))} waited ({waited})"
+    return Ending("failed", reason, rank=silent[0])
+
+
+def _unexplained(evidence: Evidence) -> Ending:
+    """Nobody said why: an exit without a word, the logs, and at last the one who noticed."""
+    for rank, code in evidence.exits.items():
+        if code > 0 and rank in evidence.silent:
+            error = _last_error(evidence.tails.get(rank, ()))
+            reason = f"ended with exit code {code}" + (f": {error}" if error else "")
+            return Ending("failed", evidence.told_by(rank, reason), rank=rank)
+    lost = next((end.reason for end in evidence.ends.values() if end.status != "ok"), None)
+    reason = _last_error(evidence.tail) or lost
+    return Ending("failed", reason or f"the launcher ended with code {evidence.exit_code}")
+
+
+def _signal_name(number: int) -> str:
+    names = {signal.value: signal.name for signal in Signals}
+    return names.get(number, f"signal {number}")
+
+
+def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
+    """The files rank-NNNNN.<suffix> in a folder, by rank."""
+    for path in sorted(folder.glob(f"rank-*.{suffix}")):
+        number = path.stem.removeprefix("rank-")
+        if number.isdigit():
+            yield int(number), path
+
+
+def _last_error(tail: Sequence[str]) -> str | None:
+    errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
+    return errors[-1][:300] if errors else None
+
+
+def _tail(path: Path) -> list[str]:
+    lines = file_text(path, TAIL_BYTES).splitlines()
+    told = [line[:500] for line in lines if not _STACK_LINE.match(line)]
+    return told[-TAIL_LINES:]

@@ -1,0 +1,386 @@
+"""One run from start to report: the only module that joins engine, launcher, probe and store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import IO
+
+from paceline import __version__
+from paceline.core.errors import PacelineError, SystemFaultError
+from paceline.core.hardware import Dtype
+from paceline.core.run import Job, RunSpec
+from paceline.core.steps import FLOATS, Step, Steps
+from paceline.core.units import si
+from paceline.engines import Engine, engine
+from paceline.files.index import Index
+from paceline.files.run_folder import (
+    INVENTORY_FILE,
+    LOGS_FOLDER,
+    REPORT_FILE,
+    RESULT_FILE,
+    RUN_FILE,
+    STEPS_FILE,
+    STEPS_FOLDER,
+    Repeat,
+    RunRecord,
+    Trial,
+    new_run_folder,
+    read_record,
+    this_controller,
+    write_text,
+    write_value,
+)
+from paceline.machines import Handle, launcher
+from paceline.machines.placement import device_kind
+from paceline.machines.probe.gemm import GemmProbe
+from paceline.machines.probe.inventory import inventory, oom_kills
+from paceline.machines.probe.telemetry import sampled
+from paceline.report.html import render_html
+from paceline.report.page import RunReport
+from paceline.runs import outcome
+from paceline.runs.ending import Ending, file_text, judge, log_tail, read_evidence
+from paceline.runs.plan import Plan, probe_machine, reachable_rate
+
+POLL_S = 0.2
+STEPS_AT_ONCE = 10_000
+TEARDOWN_LIMIT_S = 60.0
+"""How long a launcher may take to end after the first rank has finished all its steps."""
+AFTER_FAILURE_S = 5.0
+"""How long it may take to end the other ranks when one has failed; a stopped one never answers."""
+SILENCE_GRACE_S = 15.0
+"""How much longer than hang_limit_s, at least, all ranks may be silent, watchdogs included."""
+LOOK_S = 1.0
+LAST_LINES_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told: a phase by name, or the latest step."""
+
+    phase: str
+    step: Step | None = None
+    total_steps: int = 0
+    tokens_per_step: int = 0
+
+
+Watcher = Callable[[Progress], None]
+
+
+class UnwrittenReportError(SystemFaultError):
+    """A run was measured and its report cannot be written; `report` can still be shown."""
+
+    def __init__(self, fault: SystemFaultError, report: RunReport) -> None:
+        super().__init__(fault.where, fault.what, allowed=fault.allowed, remedy=fault.remedy)
+        self.report = report
+
+
+class CancelledRunError(Exception):
+    """The user stopped the run; `report` tells what it had measured."""
+
+    def __init__(self, report: RunReport) -> None:
+        super().__init__("the run was cancelled")
+        self.report = report
+
+
+@dataclass
+class _Follower:
+    """Reads the lines that one rank has added to its step file since the last look."""
+
+    path: Path
+    engine: Engine
+    _file: IO[str] | None = None
+    _rest: str = ""
+    finished: bool = field(default=False)
+
+    def new_steps(self) -> list[Step]:
+        if self._file is None:
+            if not self.path.exists():
+                return []
+            self._file = self.path.open(encoding="utf-8", errors="replace")
+        text = self._rest + self._file.read()
+        complete, newline, self._rest = text.rpartition("\n")
+        log = self.engine.read_rank(complete.splitlines() if newline else [])
+        self.finished = self.finished or log.end is not None
+        return list(log.steps)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def run(
+    plan: Plan,
+    root: Path,
+    command: list[str],
+    watch: Watcher,
+    *,
+    tag: str | None = None,
+    probe: bool = True,
+    group: str | None = None,
+    repeat: Repeat | None = None,
+    trial: Trial | None = None,
+    stopped: Callable[[], bool] = bool,
+    submit: Callable[[Job, Path], Handle] | None = None,
+) -> RunReport:
+    """Train as planned and return the report; the run folder holds everything at every moment.
+
+    A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
+    processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
+    `group`, `repeat` and `trial` say what the run is part of. `stopped` is asked
+    again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
+    `submit` starts what the launcher has prepared in the launcher's place, together with other runs.
+    """
+    folder = new_run_folder(root, plan.spec, tag)
+    placed = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
+    record = _new_record(plan, folder, command).model_copy(update=placed)
+    write_value(folder / RUN_FILE, record)
+    write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
+    try:
+        if probe and plan.spec.cluster.launcher == "local":
+            watch(Progress("measuring the reachable rate"))
+            record = _with_reachable_rate(record, plan)
+        watch(Progress("starting"))
+        here = plan.spec.cluster.launcher == "local"
+        with sampled(folder) if here else contextlib.nullcontext():
+            record = _launch_and_wait(plan, folder, record, watch, stopped, submit)
+    except KeyboardInterrupt:
+        record = read_record(folder)  # it may have been launched meanwhile
+        record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
+        write_value(folder / RUN_FILE, record)
+        raise CancelledRunError(finish(folder, root)) from None
+    except PacelineError as fault:
+        with contextlib.suppress(SystemFaultError):
+            ending = Ending("failed", str(fault), hosts=fault.hosts)
+            ended = _ended(read_record(folder), ending, None, folder)
+            write_value(folder / RUN_FILE, ended)
+        raise
+    write_value(folder / RUN_FILE, record)
+    watch(Progress("writing the report"))
+    return finish(folder, root)
+
+
+def finish(folder: Path, root: Path) -> RunReport:
+    """Compute a folder's result from its raw files, write result, merged steps and report, index it."""
+    report = _indexed(outcome.evaluate(folder), folder, root)
+    written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
+    report = replace(report, files=tuple(sorted({*report.files, *written})))
+    try:
+        write_value(folder / RESULT_FILE, report.result)
+        write_text(folder / STEPS_FILE, _merged_lines(report.steps))
+        write_text(folder / REPORT_FILE, render_html(report))
+    except SystemFaultError as fault:
+        raise UnwrittenReportError(fault, report) from fault
+    return report
+
+
+def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
+    """The report of an indexed run; an index that cannot be written costs a warning, not the run."""
+    try:
+        Index.open(root).add(folder, report.result)
+    except SystemFaultError as fault:
+        warnings = (*report.result.warnings, f"the index was not updated: {fault}")
+        return replace(report, result=report.result.model_copy(update={"warnings": warnings}))
+    return report
+
+
+def _new_record(plan: Plan, folder: Path, command: list[str]) -> RunRecord:
+    return RunRecord(
+        name=folder.name,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        command=tuple(command),
+        spec=plan.spec,
+        status="queued",
+        controller=this_controller(),
+        paceline_version=__version__,
+        warnings=plan.notices,
+    )
+
+
+def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
+    probe = reachable_rate(plan.spec, plan.inventory)
+    best = probe.best(plan.spec.training.dtype) if probe else None
+    if probe is None or best is None:
+        warning = "the reachable rate of this machine could not be measured"
+        return record.model_copy(update={"warnings": (*record.warnings, warning)})
+    on_cpu = plan.spec.cluster.device == "cpu"
+    devices = 1 if on_cpu else plan.spec.world_size
+    where = f"{probe.threads} threads" if on_cpu else "one device"
+    source = (
+        f"best of {sum(r.dtype == best.dtype for r in probe.rows)} matrix products on {where}: "
+        f"{best.m}x{best.n}x{best.k} {best.dtype} {si(best.flops_per_s, 'FLOP/s')}, "
+        f"{best.statistic.removesuffix(' n')} {best.repeats}, spread {best.spread:.1%}"
+    )
+    return record.model_copy(
+        update={
+            "achievable_flops_per_s": best.flops_per_s * devices,
+            "achievable_source": source,
+        }
+    )
+
+
+def _launch_and_wait(
+    plan: Plan,
+    folder: Path,
+    record: RunRecord,
+    watch: Watcher,
+    stopped: Callable[[], bool],
+    submit: Callable[[Job, Path], Handle] | None = None,
+) -> RunRecord:
+    machine, here = launcher(plan.spec.cluster.launcher), plan.spec.cluster.launcher == "local"
+    machine.prepare(plan.job, folder)
+    kills_before = oom_kills()
+    record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
+    write_value(folder / RUN_FILE, record)
+    job = (submit or machine.submit)(plan.job, folder)
+    try:
+        code, ending = _watch(job, plan.spec, folder, watch, stopped)
+        while ending is None and job.restart():
+            code, ending = _watch(job, plan.spec, folder, watch, stopped)
+    except BaseException:
+        job.stop()
+        raise
+    record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
+    if ending is None:
+        # Elsewhere the ranks do not share this machine's memory.
+        killed, spec = here and oom_kills() > kills_before, plan.spec
+        evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
+        ending = judge(replace(evidence, machine=job.verdict()))
+    return _ended(record, ending, code, folder)
+
+
+def _watch(
+    job: Handle, spec: RunSpec, folder: Path, watch: Watcher, stopped: Callable[[], bool]
+) -> tuple[int, Ending | None]:
+    """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
+    follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
+    life = _Life(folder, spec.hang_limit_s, engine(spec.engine))
+    finished_at: float | None = None
+    phase = ""
+    try:
+        while True:
+            if stopped():
+                raise KeyboardInterrupt
+            code = job.poll()
+            if job.phase != phase:
+                phase = job.phase
+                watch(Progress(phase))
+            for step in follower.new_steps():
+                watch(_progress(spec, step))
+            if code is not None:
+                job.sweep()
+                return code, None
+            if job.timed_out:
+                limit = f"the time limit of {spec.time_limit_s:g} s passed"
+                return job.stop(), Ending("timeout", limit)
+            life.look()
+            if life.failed_s > AFTER_FAILURE_S:
+                return job.stop(), None
+            if life.silent_s > life.limit_s:
+                silence = f"no rank gave a sign of life for {life.silent_s:.0f} s"
+                return job.stop(), Ending("failed", silence)
+            if follower.finished:
+                finished_at = finished_at or time.monotonic()
+                if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
+                    return job.stop(), None
+            time.sleep(POLL_S)
+    finally:
+        follower.close()
+
+
+@dataclass
+class _Life:
+    """Signs of life in what the ranks write; time in which this process itself was stopped is no silence."""
+
+    folder: Path
+    hang_limit_s: float
+    engine: Engine
+    silent_s: float = 0.0
+    """How long no rank has written anything or shown that its watchdog is alive."""
+    failed_s: float = 0.0
+    """How long ago the first rank wrote that it had failed."""
+    _seen: dict[Path, int] = field(default_factory=dict[Path, int])
+    _looked: float = field(default_factory=time.monotonic)
+
+    @property
+    def limit_s(self) -> float:
+        """Silence after which the ranks' own watchdogs, which come first, cannot act."""
+        return self.hang_limit_s + max(self.hang_limit_s, SILENCE_GRACE_S)
+
+    def look(self) -> None:
+        """Look again, at most once a second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        passed_s, self._looked = min(now - self._looked, 5 * LOOK_S), now
+        times = dict(self._times())
+        changed = [path for path, when in times.items() if self._seen.get(path) != when]
+        self._seen |= times
+        self.silent_s = 0.0 if changed or not times else self.silent_s + passed_s
+        if self.failed_s or any(map(self._has_failed, changed)):
+            self.failed_s += passed_s
+
+    def _has_failed(self, path: Path) -> bool:
+        """Whether a rank's event lines end with one that tells of a failure."""
+        if path.suffix != ".jsonl":
+            return False
+        end = self.engine.read_rank(file_text(path, LAST_LINES_BYTES).splitlines()[-1:]).end
+        return end is not None and end.status != "ok"
+
+    def _times(self) -> Iterator[tuple[Path, int]]:
+        """When each file of a rank was last written; a rank may remove its empty ones meanwhile."""
+        for name in (STEPS_FOLDER, LOGS_FOLDER):
+            for path in (self.folder / name).glob("rank-*"):
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.stat().st_mtime_ns
+
+
+def _progress(spec: RunSpec, step: Step) -> Progress:
+    tokens = spec.training.global_batch * spec.training.seq_len
+    return Progress("training", step, spec.training.steps, tokens)
+
+
+def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
+    tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank))
+    return record.model_copy(
+        update={
+            "status": ending.status,
+            "reason": ending.reason,
+            "faulty_hosts": ending.hosts,
+            "warnings": (*record.warnings, *ending.warnings),
+            "ended_unix": time.time(),
+            "exit_code": code,
+            "log_tail": tail,
+        }
+    )
+
+
+def _merged_lines(steps: Steps) -> Iterator[str]:
+    """The ranks merged, one JSON object a step; null where the log said no number."""
+    for start in range(0, len(steps), STEPS_AT_ONCE):
+        part = steps.select(slice(start, start + STEPS_AT_ONCE))
+        columns = {name: part[name].tolist() for name in FLOATS}
+        for row, number in enumerate(part.index.tolist()):
+            values = {name: column[row] for name, column in columns.items()}
+            said = {name: value if isfinite(value) else None for name, value in values.items()}
+            yield json.dumps({"step": number, **said}) + "\n"
+
+
+def probe_this_machine(dtypes: tuple[Dtype, ...], device: str, fresh: bool) -> GemmProbe:
+    """The matrix-product probe of this machine's device (`auto`, `cpu` or `cuda`)."""
+    found = inventory()
+    kind, _ = device_kind(device, found)
+    return probe_machine(found, kind, dtypes, fresh=fresh)
+
+
+def command_line() -> list[str]:
+    """How this process was called, for the record."""
+    return [os.path.basename(sys.argv[0]), *sys.argv[1:]]  # noqa: PTH119

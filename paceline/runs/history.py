@@ -1,0 +1,371 @@
+"""All runs of one recipe in time order: when its speed changed, and what changed with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.compare.comparability import likeness
+from paceline.compare.directions import better
+from paceline.compare.equivalence import MARGIN
+from paceline.compare.over_time.environment import (
+    EnvironmentChange,
+    Items,
+    environment_changes,
+    environment_items,
+)
+from paceline.compare.over_time.settings import distinguishing, flat_settings
+from paceline.compare.over_time.step_changes import Drift, SeriesFit, StepChange, fit_series
+from paceline.compare.over_time.timeline import Change, History, Point, RunSeries, SlowDrift
+from paceline.compare.sides import finite, printed_step_s
+from paceline.core.errors import PacelineError, UserError, did_you_mean
+from paceline.core.facts import Facts
+from paceline.core.metrics import METRICS
+from paceline.core.result import Result
+from paceline.core.units import percent
+from paceline.files.recipe import load_recipe
+from paceline.files.run_folder import (
+    INVENTORY_FILE,
+    RESULT_FILE,
+    RunRecord,
+    read_json,
+    read_record,
+    read_value,
+)
+from paceline.runs.outcome import evaluate
+
+TRAINER_FILES = "native/*.py"
+
+FEWEST_OCCASIONS = 6
+"""With fewer groups of repeats, each repeat counts for itself."""
+
+WORTH_TELLING = 0.001
+"""A resolution of the printed values below this is no matter."""
+
+MOST_SETTINGS = 6
+ALWAYS_TOLD = frozenset({"variant", "device", "device_label", "dtype", "seq_len", "global_batch"})
+"""Settings that a series' name holds whether they tell it from others or not."""
+
+TAKEN_ALIKE = "nobody stated {}; taken to be alike in all runs"
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run with what its series needs."""
+
+    folder: Path
+    record: RunRecord
+    result: Result
+    value: float
+
+    @property
+    def facts(self) -> Facts:
+        window, known = self.result.window, self.record.known
+        batch = window.global_batch if window else None
+        return known.model_copy(update={"global_batch": batch}) if batch else known
+
+
+@dataclass
+class _Alike:
+    """Runs that may be held against each other."""
+
+    runs: list[_Run] = field(default_factory=list[_Run])
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> _Run:
+        return self.runs[0]
+
+
+def recipe_history(
+    recipe: str,
+    folders: Iterable[Path],
+    metric: str = "step_time_s",
+    margin: float = MARGIN,
+) -> History:
+    """The history of `metric` over the runs in `folders`, which are all of one recipe.
+
+    Raises UserError for a metric that does not exist.
+    """
+    if metric not in METRICS:
+        raise UserError(f"--metric {metric}", "is no metric",
+                        remedy=did_you_mean(metric, METRICS) or "docs/metrics.md lists them")  # fmt: skip
+    left_out: dict[str, list[str]] = {}
+    units: set[str] = set()
+    runs: list[_Run] = []
+    for folder in folders:
+        reason, run = _read(folder, metric, units)
+        if run is not None:
+            runs.append(run)
+        else:
+            left_out.setdefault(reason, []).append(folder.name)
+    runs.sort(key=lambda run: (_moment(run.record), run.record.name))
+    alike = _sorted_out(runs)
+    return History(
+        recipe=recipe,
+        metric=metric,
+        unit=units.pop() if units else "",
+        margin=margin,
+        series=tuple(
+            _series(one, name, metric, margin)
+            for one, name in zip(alike, _names(alike), strict=True)
+        ),
+        left_out={reason: tuple(names) for reason, names in left_out.items()},
+    )
+
+
+def recipe_named(name: str, known: Iterable[str]) -> str:
+    """The recipe's name as runs have it, of a name or a file; `known` are the recipes with runs."""
+    if name.endswith((".yaml", ".yml")):
+        name = load_recipe(name).name
+    choices = sorted(set(known))
+    if name not in choices:
+        raise UserError(f"recipe {name!r}", "has no runs here", allowed=", ".join(choices) or None,
+                        remedy=did_you_mean(name, choices) or f"`paceline run {name}` makes one")  # fmt: skip
+    return name
+
+
+def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _Run | None]:
+    """A run with a figure, or why it has none."""
+    try:
+        record = read_record(folder)
+        result = _result(folder, record)
+    except PacelineError as error:
+        return str(error), None
+    if result.status != "ok":
+        return f"ended as {result.status}", None
+    if record.known.profiled:
+        return "with a profiler attached", None
+    value = finite(result.metrics.get(metric))
+    if value is None or value <= 0:
+        return f"without {metric}" if value is None else f"with {metric} not above 0", None
+    units.add(result.metrics[metric].unit)
+    return "", _Run(folder, record, result, value)
+
+
+def _result(folder: Path, record: RunRecord) -> Result:
+    """As it was written at the run's end; computed anew where that is missing or torn."""
+    try:
+        return read_value(folder / RESULT_FILE, Result)
+    except PacelineError:
+        return evaluate(folder).result
+
+
+def _moment(record: RunRecord) -> datetime:
+    try:
+        moment = datetime.fromisoformat(record.created)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _sorted_out(runs: Sequence[_Run]) -> list[_Alike]:
+    """Series of comparable runs: of one key and one kind of CPU, measured over the same window.
+
+    An imported log has no key. It joins the series whose facts are all known and equal to its own,
+    else that of another imported log with the same facts, whatever nobody stated taken to be alike.
+    """
+    found: dict[tuple[str, ...], _Alike] = {}
+    for run in (run for run in runs if run.record.spec):
+        found.setdefault(_identity(run), _Alike()).runs.append(run)
+    imported: list[_Alike] = []
+    for run in (run for run in runs if not run.record.spec):
+        place = next((s for s in (*found.values(), *imported) if _belongs(run, s)), None)
+        if place is None:
+            imported.append(place := _Alike())
+            place.unknown = likeness([run.facts], [run.facts]).unknown
+        place.runs.append(run)
+    for alike in found.values():
+        alike.runs.sort(key=lambda run: _moment(run.record))
+    return sorted([*found.values(), *imported], key=lambda s: _moment(s.first.record))
+
+
+def _identity(run: _Run) -> tuple[str, ...]:
+    facts = run.record.known
+    cpu = facts.device_label if facts.device == "cpu" else None
+    return (run.record.key or "", cpu or "", *_manner(run))
+
+
+def _manner(run: _Run) -> tuple[str, str]:
+    """By what program and which rule the figure was taken."""
+    return run.record.known.engine or "", run.result.window.rule if run.result.window else ""
+
+
+def _belongs(run: _Run, alike: _Alike) -> bool:
+    if _manner(run) != _manner(alike.first):
+        return False
+    found = likeness([alike.first.facts], [run.facts])
+    return not found.differences and (not found.unknown or alike.first.record.spec is None)
+
+
+def _names(alike: Sequence[_Alike]) -> list[str]:
+    """What each series runs, and in which settings it differs from the others."""
+    settings = [flat_settings(s.first.record.spec or s.first.facts) for s in alike]
+    apart = distinguishing(settings) if len(alike) > 1 else [{} for _ in alike]
+    names: list[str] = []
+    for one, own in zip(alike, apart, strict=True):
+        facts = one.first.facts
+        label = f" ({facts.device_label})" if facts.device_label else ""
+        untold = [(k, v) for k, v in own.items() if k.rpartition(".")[2] not in ALWAYS_TOLD]
+        parts = [
+            facts.variant,
+            f"{facts.num_devices or '?'} x {facts.device}{label}" if facts.device else None,
+            facts.dtype,
+            facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None,
+            f"seq {facts.seq_len:,}" if facts.seq_len else None,
+            f"global batch {facts.global_batch:,}" if facts.global_batch else None,
+            *(f"{name.rpartition('.')[2]} {value}" for name, value in untold[:MOST_SETTINGS]),
+        ]
+        names.append(" · ".join(part for part in parts if part) or f"{facts.engine} log")
+    return names
+
+
+def _series(alike: _Alike, name: str, metric: str, margin: float) -> RunSeries:
+    points, notes = _occasions(alike.runs)
+    values = np.array([float(np.median([run.value for run in point])) for point in points])
+    imported = [run.value for run in alike.runs if run.record.spec is None]
+    resolution = printed_step_s(np.array(imported)) / float(np.median(values))
+    if resolution > WORTH_TELLING:
+        notes.append(f"the logs round to {percent(resolution, 2)}: smaller changes are not named")
+    fit = fit_series(values, margin + resolution)
+    surroundings = _Surroundings(points)
+    if imported:
+        notes.append("imported logs stand at the time of their import")
+    if alike.unknown:
+        notes.append(TAKEN_ALIKE.format(", ".join(alike.unknown)))
+    return RunSeries(
+        name=name,
+        key=alike.first.record.key,
+        n_runs=len(alike.runs),
+        points=tuple(
+            Point(runs=tuple(run.record.name for run in point), date=point[0].record.created,
+                  value=float(value), level=float(level))
+            for point, value, level in zip(points, values, fit.fitted, strict=True)
+        ),
+        changes=tuple(
+            _change(c, points, fit, metric, surroundings, resolution) for c in fit.changes
+        ),
+        drift=_told_drift(fit.drift, metric) if fit.drift else None,
+        noise=fit.noise,
+        findable=fit.findable,
+        findable_points=fit.findable_runs,
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _occasions(runs: Sequence[_Run]) -> tuple[list[list[_Run]], list[str]]:
+    """Runs that count as one value each, and what should be told about it.
+
+    Repeats made within an hour do not show how the machine varies from day to day: counted one by
+    one they would make every day's luck look like a change. So a group on one day is one value, its
+    median, as soon as there are enough of these.
+    """
+    found: dict[tuple[str, str], list[_Run]] = {}
+    for run in runs:
+        group, day = run.record.group, run.record.created[:10]
+        found.setdefault((group, day) if group else ("", run.record.name), []).append(run)
+    if len(found) == len(runs):
+        return [[run] for run in runs], []
+    if len(found) >= FEWEST_OCCASIONS:
+        told = f"{len(found)} values: repeats of a group on one day are one, their median"
+        return list(found.values()), [told]
+    count = "1 occasion" if len(found) == 1 else f"{len(found)} occasions"
+    return [[run] for run in runs], [
+        f"the {len(runs)} runs come from {count}, too few to know how the machine varies from one "
+        "to the next; a step between occasions may be that alone"
+    ]
+
+
+def _change(
+    step: StepChange, points: list[list[_Run]], fit: SeriesFit, metric: str, around: _Surroundings,
+    resolution: float,
+) -> Change:  # fmt: skip
+    last, first = points[step.at - 1][-1].record, points[step.at][0].record
+    levels = {one.start: one.value for one in fit.levels} | {
+        -one.stop: one.value for one in fit.levels
+    }
+    environment, note = around.of(step)
+    return Change(
+        last_before=last.name,
+        first_after=first.name,
+        date_before=last.created,
+        date=first.created,
+        ratio=step.ratio,
+        low=step.low / (1 + resolution),
+        high=step.high * (1 + resolution),
+        old_level=levels[-step.at],
+        new_level=levels[step.at],
+        n_before=sum(map(len, points[step.at - step.n_before : step.at])),
+        n_after=sum(map(len, points[step.at : step.at + step.n_after])),
+        worse=_worse(metric, step.ratio),
+        environment=environment,
+        environment_note=note,
+    )
+
+
+def _told_drift(drift: Drift, metric: str) -> SlowDrift:
+    worse = _worse(metric, drift.ratio)
+    return SlowDrift(ratio=drift.ratio, low=drift.low, high=drift.high, worse=worse)
+
+
+def _worse(metric: str, ratio: float) -> bool | None:
+    direction = better(metric)
+    return None if direction is None else (ratio > 1) == (direction == "lower")
+
+
+class _Surroundings:
+    """What each value's run recorded of its machine and versions, read when it is asked for."""
+
+    def __init__(self, points: list[list[_Run]]) -> None:
+        self._points = points
+        self._items: dict[int, Items] = {}
+
+    def of(self, step: StepChange) -> tuple[tuple[EnvironmentChange, ...], str | None]:
+        """What changed at a step, else one value beside it; and a remark when that needs one."""
+        start, stop = step.at - step.n_before, step.at + step.n_after
+        for shift, place in ((0, ""), (-1, "one value earlier"), (1, "one value later")):
+            at = step.at + shift
+            if not start < at < stop:
+                continue
+            found = environment_changes(self._of(start, at), self._of(at, stop))
+            told = [change for change in found if change.only_here or not shift]
+            if told:
+                return tuple(told), f"seen {place}" if place else None
+        sides = self._of(step.at - 1, step.at), self._of(step.at, step.at + 1)
+        if not all(_has_machine(side[0]) for side in sides):
+            return (), "the environment was not recorded on both sides"
+        return (), "nothing that is recorded changed"
+
+    def _of(self, start: int, stop: int) -> list[Items]:
+        return [self._at(row) for row in range(start, stop)]
+
+    def _at(self, row: int) -> Items:
+        if row not in self._items:
+            self._items[row] = _recorded(self._points[row][0])
+        return self._items[row]
+
+
+def _recorded(run: _Run) -> Items:
+    inventory: Mapping[str, Any] = read_json(run.folder / INVENTORY_FILE)
+    return environment_items(inventory, run.result.versions, _trainer(run.folder))
+
+
+def _has_machine(items: Items) -> bool:
+    return any(not name.startswith("versions.") for name in items)
+
+
+def _trainer(folder: Path) -> str | None:
+    """Eight hexadecimal digits of the trainer's files that travelled with the run."""
+    digest, files = hashlib.sha256(), sorted(folder.glob(TRAINER_FILES))
+    for file in files:
+        try:
+            digest.update(file.name.encode() + file.read_bytes())
+        except OSError:
+            return None
+    return digest.hexdigest()[:8] if files else None

@@ -1,0 +1,97 @@
+"""A foreign log becomes a run: its folder holds the raw log, and every verb knows it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline import __version__
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.files.run_folder import (
+    LOGS_FOLDER,
+    RUN_FILE,
+    RunRecord,
+    imported_name,
+    new_folder,
+    read_json,
+    run_folders,
+    write_value,
+)
+from paceline.logs.facts import Given
+from paceline.logs.parser import as_text, parse_log
+from paceline.report.page import RunReport
+from paceline.runs.flow import finish
+from paceline.runs.log_result import RUN_STATUS
+
+
+def import_log(
+    path: Path, given: Given, root: Path, command: list[str], *, tag: str | None = None,
+    again: bool = False,
+) -> RunReport:  # fmt: skip
+    """Store the log at `path` as a run under `root` and return its report.
+
+    The log is copied, never edited. Raises UserError for a log that tells of no run, and for one
+    that was imported before unless `again`; SystemFaultError when it cannot be copied.
+    """
+    given.check()
+    if not path.is_file():
+        raise UserError(str(path), "is not a file", remedy="give one log, plain or .gz")
+    document = parse_log(path, given).document
+    if document.status not in RUN_STATUS:
+        raise UserError(
+            str(path), f"{document.status}: {document.reason}",
+            remedy="`paceline parse` shows what it holds; --engine names its dialect",
+        )  # fmt: skip
+    digest = _digest(path)
+    before = None if again else _imported_before(root, digest)
+    if before is not None:
+        raise UserError(str(path), f"was imported as {before.name}",
+                        remedy="give --again to import it once more")  # fmt: skip
+    now = datetime.now(UTC)
+    folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
+    log = f"{LOGS_FOLDER}/{as_text(path.name)}"
+    _copy(path, folder / log)
+    write_value(
+        folder / RUN_FILE,
+        RunRecord(
+            name=folder.name,
+            tag=tag,
+            created=now.isoformat(timespec="milliseconds"),
+            command=tuple(map(as_text, command)),
+            spec=None,
+            facts=document.facts,
+            log=log,
+            log_sha256=digest,
+            window=given.window,
+            status=RUN_STATUS[document.status],
+            reason=document.reason,
+            paceline_version=__version__,
+        ),
+    )
+    return finish(folder, root)
+
+
+def _copy(path: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    except OSError as error:
+        shutil.rmtree(target.parents[1], ignore_errors=True)
+        raise SystemFaultError(str(target), f"cannot be written: {error.strerror}") from error
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _imported_before(root: Path, digest: str) -> Path | None:
+    folders = run_folders(root)
+    return next((f for f in folders if read_json(f / RUN_FILE).get("log_sha256") == digest), None)
+
+
+def _stem(path: Path) -> str:
+    name = as_text(path.name.removesuffix(".gz"))
+    return name.rpartition(".")[0] or name

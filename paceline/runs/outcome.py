@@ -1,0 +1,321 @@
+"""From a run folder to its result: what happened, how fast, how sure.
+
+It reads only files, so it works while a run goes on, after it was killed, and years later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from paceline.compare.published import compare_with_references
+from paceline.compare.verdict import single_run_verdict
+from paceline.core.binding import Place, binding_warnings
+from paceline.core.facts import Facts
+from paceline.core.metrics import Measured, measure, measured
+from paceline.core.rank_memory import memory_by_part
+from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
+from paceline.core.result import (
+    MemoryByPart,
+    Metric,
+    RankMemory,
+    Result,
+    Status,
+    WindowRecord,
+)
+from paceline.core.steps import Steps
+from paceline.core.window import MIN_STEADY, Window, steady_window
+from paceline.files.events import RankLog
+from paceline.files.run_folder import (
+    INVENTORY_FILE,
+    SCRIPT_FILE,
+    RunRecord,
+    current_status,
+    read_json,
+    read_record,
+    run_files,
+)
+from paceline.machines.placement import find_device
+from paceline.machines.slurm.record import left_job
+from paceline.report.page import RunReport
+from paceline.runs.ending import file_text, judge, log_tail, read_evidence, read_ranks, stacks
+from paceline.runs.log_result import evaluate_log
+
+JITTER_WARNING = 0.1
+SPREAD_WARNING = 0.1
+LEAST_TIMED = 30
+"""Steps from which the published fine-tuning benchmarks take their figure at the least."""
+
+
+def evaluate(folder: Path) -> RunReport:
+    """The report of a run folder, computed from its raw files.
+
+    Raises UserError when run.json is missing or not readable.
+    """
+    record = read_record(folder)
+    if record.spec is None:
+        return evaluate_log(folder, record)
+    facts = record.known
+    ranks = read_ranks(folder, record.spec.engine)
+    series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
+    merged = merge_ranks(series)
+    status = current_status(record)
+    window = steady_window(merged) if len(merged) else None
+    if status == "incomplete":
+        status, reason = left_alone(record, folder)
+        record = record.model_copy(update={"reason": reason})
+    status, reason = _final(record, status, window)
+    if status == "ok" and (other := another_model(record, ranks)):
+        status, reason = "failed", other
+    result = _result(folder, record, ranks, series, merged, window, status, reason)
+    return RunReport(
+        result=result,
+        steps=merged,
+        spec=record.spec,
+        facts=facts,
+        command=shlex.join(record.command),
+        job_script=file_text(folder / SCRIPT_FILE),
+        inventory=read_json(folder / INVENTORY_FILE),
+        folder=str(folder),
+        files=run_files(folder),
+        stacks={} if status == "ok" else stacks(folder),
+    )
+
+
+def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
+    """How a run stands whose controller is gone: a job in Slurm's queue goes on to its own end."""
+    gone = record.reason or "the controller ended before the run did"
+    left = left_job(folder)
+    if left is None or record.spec is None:
+        return "incomplete", gone + full_disk(folder)
+    if left.code is None:
+        told = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
+        return "incomplete", f"{gone}; {told}"
+    spec = record.spec
+    ending = judge(read_evidence(folder, spec.engine, spec.world_size, left.code, False))
+    return ending.status, ending.reason
+
+
+def full_disk(folder: Path) -> str:
+    """That the ranks found the disk full, which kept the controller from writing the cause; or nothing."""
+    words = os.strerror(errno.ENOSPC)
+    told = next((line.strip() for line in log_tail(folder) if words in line), None)
+    return f"; a rank's log ends with: {told}" if told else ""
+
+
+def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:
+    if status == "ok" and (window is None or window.record.n < MIN_STEADY):
+        found = window.record.n if window else 0
+        return "incomplete", f"{found} steady steps; a figure needs at least {MIN_STEADY}"
+    return status, record.reason
+
+
+def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
+    """That a rank trained a model of another size than the recipe's, whose figures say nothing."""
+    expected = record.spec.num_parameters if record.spec else None
+    found = {log.start.num_parameters for log in ranks.values() if log.start} - {expected}
+    if expected is None or not found:
+        return None
+    return (
+        f"the ranks trained {', '.join(f'{n:,}' for n in sorted(found))} parameters and the recipe's "
+        f"model has {expected:,}: figures of another model are not its own"
+    )
+
+
+def _result(
+    folder: Path,
+    record: RunRecord,
+    ranks: Mapping[int, RankLog],
+    series: Mapping[int, Steps],
+    merged: Steps,
+    window: Window | None,
+    status: Status,
+    reason: str | None,
+) -> Result:
+    facts, names = record.known, record.spec.references if record.spec else ()
+    hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
+    stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
+    places = [place for rank, log in sorted(ranks.items()) if (place := _place(rank, log))]
+    numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
+    trusted = window is not None and window.record.state in ("steady", "drifting")
+    metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
+    comparisons = compare_with_references(facts, names, metrics)
+    return Result(
+        run=folder.name,
+        recipe=facts.recipe or "unknown",
+        status=status,
+        reason=reason,
+        log_tail=record.log_tail if status not in ("ok", "queued", "running") else (),
+        created=record.created,
+        metrics=metrics,
+        headline=facts.headline,
+        window=window.record if window else None,
+        conventions=_conventions(facts),
+        verdict=single_run_verdict(
+            status, reason, window.record if window and trusted else None, comparisons
+        ),
+        references=comparisons,
+        ranks=rank_summaries(series, hosts, numbers, stages, places),
+        memory=_memory(record, ranks, metrics),
+        straggler=find_straggler(series, hosts, numbers, stages),
+        versions=_versions(record, ranks),
+        num_parameters=next(
+            (log.start.num_parameters for log in ranks.values() if log.start), None
+        ),
+        resumed_after=max((log.start.first_step for log in ranks.values() if log.start), default=1)
+        - 1,
+        steps_done=len(merged),
+        steps_asked=record.spec.training.steps if record.spec else 0,
+        warnings=(
+            *_unread(ranks),
+            *binding_warnings(places),
+            *(_checkpoints(merged.select(window.rows)) if window and trusted else ()),
+            *_warnings(record, window.record if window else None, metrics),
+        ),
+    )
+
+
+def _measured(
+    record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
+) -> Measured:
+    facts = record.known
+    device = find_device(facts.device) if facts.device else None
+    no_peak = tensor_float_note(facts)
+    peak = device.peaks.get(facts.dtype) if device and facts.dtype and not no_peak else None
+    ready = [log.start.time_unix for log in ranks.values() if log.start]
+    started = record.launched_unix
+    return measured(
+        facts,
+        merged,
+        merged.select(window.rows),
+        peak_flops_per_s=peak.flops_per_s if peak else None,
+        peak_source=peak.source if peak else None,
+        achievable_flops_per_s=record.achievable_flops_per_s,
+        achievable_source=record.achievable_source,
+        startup_s=max(ready) - started if ready and started else None,
+        no_peak=no_peak,
+    )
+
+
+def _memory(
+    record: RunRecord, ranks: Mapping[int, RankLog], metrics: Mapping[str, Metric]
+) -> MemoryByPart | None:
+    """Memory by part of every rank that told it."""
+    told = [
+        RankMemory(
+            rank=rank, step=log.memory.step, kind=log.memory.kind, why=log.memory.why,
+            parts_bytes=log.memory.parts_bytes, at_peak_bytes=log.memory.at_peak_bytes,
+            peak_bytes=log.memory.peak_bytes, watcher_bytes=log.memory.watcher_bytes,
+            watched_step_s=log.tracked.step_time_s if log.tracked else None,
+        )
+        for rank, log in ranks.items()
+        if log.memory
+    ]  # fmt: skip
+    facts, step = record.known, metrics.get("step_time_s")
+    device = find_device(facts.device) if facts.device else None
+    return memory_by_part(
+        told, record.spec, facts, device.memory_bytes if device else None,
+        (device and device.context_bytes) or 0.0, step.value if step else None,
+    )  # fmt: skip
+
+
+def tensor_float_note(facts: Facts) -> str | None:
+    """Why fp32 on an accelerator has no MFU unless its products are kept in full fp32."""
+    full = facts.dtype != "fp32" or facts.matmul_precision in (None, "highest")
+    if full or facts.device == "cpu":
+        return None
+    return (
+        f"matmul_precision {facts.matmul_precision} lets fp32 products run in reduced precision, "
+        "whose peak is not the fp32 one; matmul_precision=highest has an MFU"
+    )
+
+
+def _conventions(facts: Facts) -> dict[str, str]:
+    images = facts.model is not None and facts.model.kind == "mmdit"
+    return {
+        "flops": facts.flops_convention or "unknown",
+        "peak": "dense data-sheet peak of one device",
+        "step_time": "median of the steady window; step_time_mean_s includes spikes",
+        "samples": "samples_per_s at the median step; samples_per_s_mean, the samples of the steady "
+        "steps over their seconds, is what published averages are held against",
+        "memory": "largest rank's peak; the kind is in the metric's name",
+        "tokens": "text and image tokens of a sample together"
+        if images
+        else "real tokens; padded_tokens_per_s counts every position",
+    }
+
+
+def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]:
+    versions = {"paceline": record.paceline_version}
+    start = next((log.start for log in ranks.values() if log.start), None)
+    if start:
+        versions |= {"torch": start.torch, "python": start.python}
+        versions |= {"cuda": start.cuda} if start.cuda else {}
+    return versions
+
+
+def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
+    """What was passed over in the ranks' event lines, one sentence a rank."""
+    told = {rank: log.unread.sentence for rank, log in ranks.items()}
+    return [f"rank {rank}: {sentence}" for rank, sentence in sorted(told.items()) if sentence]
+
+
+def _place(rank: int, log: RankLog) -> Place | None:
+    """Where the rank ran by its start line, None without one."""
+    start = log.start
+    if start is None:
+        return None
+    told = start.bound
+    return Place(
+        rank, start.host, start.cores, start.threads, told.by if told else None, told is not None,
+        told.why if told else None, told.host_cores if told else None, start.numa_nodes,
+    )  # fmt: skip
+
+
+def _checkpoints(window: Steps) -> list[str]:
+    """What saving checkpoints did to the steady steps; empty when none waited for one."""
+    waited = window["checkpoint_s"]
+    waited = waited[np.isfinite(waited)]
+    if not len(waited):
+        return []
+    share = waited.sum() / window["step_time_s"].sum()
+    rare = len(waited) < len(window) / 4
+    return [
+        f"{len(waited)} of {len(window)} steady steps waited for a checkpoint, {share:.1%} of their "
+        "time: the mean step counts that, "
+        + ("the median hardly" if rare else "and so does the median; checkpoint.every is small")
+    ]
+
+
+def _warnings(
+    record: RunRecord, window: WindowRecord | None, metrics: Mapping[str, Metric]
+) -> tuple[str, ...]:
+    found = list(record.warnings)
+    if window and window.state == "drifting" and window.drift is not None:
+        found.append(f"the step time drifts by {window.drift:+.1%} over the window")
+    padded = record.spec is not None and record.spec.data.packing == "padded"
+    if padded and window and window.n < LEAST_TIMED:
+        found.append(
+            f"{window.n} timed steps: samples/s of fine-tuning is taken from at least {LEAST_TIMED}; "
+            "training.steps asks for more, and the data is gone over again"
+        )
+    jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")
+    if jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
+        found.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
+    if step and step.spread is not None and step.spread > SPREAD_WARNING:
+        found.append(
+            f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
+            "this machine, and the figures are uncertain"
+        )
+    share = metrics.get("of_achievable")
+    if share and share.value is not None and share.value > 1:
+        found.append(
+            "the run was faster than the reachable rate that was probed; something disturbed the "
+            "probe: `paceline probe gemm --fresh` repeats it"
+        )
+    return tuple(found)

@@ -1,0 +1,56 @@
+"""One part of a cluster or of a machine, and a run moved to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.core.hosts import compress
+from paceline.core.run import RunSpec
+from paceline.engines import engine
+from paceline.machines.node.bind import Core, even_shares
+from paceline.machines.node.bound_job import bound, bound_to
+from paceline.runs.plan import Plan
+
+MOST_AT_ONCE = 128
+"""Trials at the same time, unless fewer are asked for: each costs this process a thread."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where one trial at a time runs; without anything it is a place in Slurm's queue."""
+
+    number: int
+    """From 1."""
+    hosts: tuple[str, ...] = ()
+    cores: tuple[Core, ...] = ()
+    """On one machine: its share of the cores."""
+    devices: tuple[str, ...] = ()
+    """On one machine: its share of the GPUs, as CUDA_VISIBLE_DEVICES names them."""
+
+    @property
+    def name(self) -> str:
+        """Its hosts in short, else its number."""
+        return compress(self.hosts) if self.hosts else f"part {self.number}"
+
+
+def on_hosts(spec: RunSpec, hosts: Sequence[str]) -> RunSpec:
+    """The same run on these hosts."""
+    local = spec.cluster.launcher == "local"
+    # Another node in the place of a lost one would be measured under its name.
+    slurm_settings = spec.cluster.slurm.model_copy(update={"retries": 0})
+    where = {"nodes": len(hosts), "hosts": () if local else tuple(hosts), "slurm": slurm_settings}
+    return spec.model_copy(update={"cluster": spec.cluster.model_copy(update=where)})
+
+
+def plan_on(plan: Plan, part: Part) -> Plan:
+    """The plan moved to a part."""
+    if part.hosts:
+        spec = on_hosts(plan.spec, part.hosts)
+        return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
+    job = plan.job
+    if part.cores:
+        job = bound_to(job, even_shares(list(part.cores), job.devices_per_node))
+    if part.devices:
+        job = replace(job, env={**job.env, "CUDA_VISIBLE_DEVICES": ",".join(part.devices)})
+    return replace(plan, job=job)

@@ -1,0 +1,345 @@
+"""From a recipe and this machine to what exactly will run, or why it cannot."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Cluster, Dtype
+from paceline.core.memory import memory_per_device, smallest_fit
+from paceline.core.quality import Evaluation
+from paceline.core.run import Data, Job, MatmulPrecision, RunSpec
+from paceline.core.shape import num_parameters
+from paceline.core.units import gib, percent
+from paceline.engines import engine
+from paceline.files import catalog, references
+from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_path, resolve
+from paceline.files.run_folder import find_run, runs_root
+from paceline.machines import launcher
+from paceline.machines.node.bound_job import bound
+from paceline.machines.placement import Request, choose_cluster, find_device
+from paceline.machines.probe.gemm import GemmProbe, probe_gemm
+from paceline.machines.probe.inventory import inventory
+from paceline.machines.slurm import client
+
+NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
+BUSY_LIMIT = 0.2
+"""Share of the cores in use beyond which a run is told to be disturbed."""
+
+CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest", "state.json"
+"""Names that the native trainer gives."""
+
+SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
+"""Devices that a refusal names as places where the run would fit."""
+
+V = TypeVar("V", Data, Evaluation)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before anything starts."""
+
+    spec: RunSpec
+    job: Job
+    inventory: dict[str, Any]
+    notices: tuple[str, ...] = field(default=())
+
+    @property
+    def script(self) -> str:
+        """The very text that runs."""
+        return launcher(self.spec.cluster.launcher).render(self.job)
+
+
+def make_plan(request: Request, found: dict[str, Any] | None = None) -> Plan:
+    """The plan for a request on this machine; raises UserError when it cannot run here.
+
+    `found` is this machine's inventory where it was taken just before.
+    """
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    for name in recipe.references:
+        references.named(name)
+    recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
+    recipe = with_checkpoint(recipe, runs_root(request.runs_dir))
+    found = found or inventory()
+    cluster, notices = choose_cluster(request, recipe, found)
+    if not request.force:
+        refuse_what_cannot_fit(recipe, cluster)
+    spec = resolve(recipe, cluster, _native_bf16(cluster, found), request.variant)
+    if request.timeout_s is not None:
+        spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
+    _check(spec, request.force)
+    notices += busy_notice(found)
+    job = bound(engine(spec.engine).job(spec, spec.recipe))
+    return Plan(spec, job, found, tuple(notices))
+
+
+def plan_again(spec: RunSpec) -> Plan:
+    """The plan for one more run of `spec`; raises UserError where this machine is another one."""
+    found, cluster = inventory(), spec.cluster
+    gpus = [gpu["name"] for gpu in found["gpus"]]
+    here = found["cpu"]["model"] if cluster.device == "cpu" else ", ".join(dict.fromkeys(gpus))
+    same = cluster.device_label in (None, here) or cluster.launcher != "local"
+    gpus_here = len(gpus) if cluster.launcher == "local" else cluster.devices_per_node
+    if not same or (cluster.device != "cpu" and gpus_here < cluster.devices_per_node):
+        raise UserError(
+            f"{spec.recipe} on {_describe(cluster)}",
+            f"was measured on {cluster.device_label or cluster.device}; here is {here or 'no GPU'}",
+            remedy="repeats of one group must run on one kind of machine",
+        )
+    _check(spec, force=True)
+    spec, notices = _in_what_runs(spec)
+    job = bound(engine(spec.engine).job(spec, spec.recipe))
+    return Plan(spec, job, found, (*notices, *busy_notice(found)))
+
+
+def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
+    """The plan with what the machine is and does at this moment; runs beside it are no notice."""
+    now = inventory()
+    lasting = [notice for notice in plan.notices if notice not in busy_notice(plan.inventory)]
+    busy = [] if beside_others else busy_notice(now)
+    return replace(plan, inventory=now, notices=(*lasting, *busy))
+
+
+def _in_what_runs(spec: RunSpec) -> tuple[RunSpec, list[str]]:
+    """The run inside the allocation of this shell, or its own while that runs, else in the queue."""
+    cluster, then = spec.cluster, spec.cluster.slurm.allocation
+    if cluster.launcher != "slurm" or then is None:
+        return spec, []
+    now, notices = os.environ.get("SLURM_JOB_ID"), list[str]()
+    if now is None:
+        state = (client.states([then]) or {}).get(then)
+        now = then if state and state.state == "RUNNING" else None
+        notices = [] if now else [f"allocation {then} has ended: this is a job of its own"]
+    settings = cluster.slurm.model_copy(update={"allocation": now})
+    return spec.model_copy(
+        update={"cluster": cluster.model_copy(update={"slurm": settings})}
+    ), notices
+
+
+def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
+    """Raise UserError when even the training states exceed all memory of the cluster together."""
+    memory_bytes = _device_memory_bytes(cluster)
+    if memory_bytes is None:
+        return
+    whole = memory_per_device(
+        recipe.model, recipe.layout.model_copy(update=_ONE_DEVICE), 1,
+        recipe.training.seq_len, _dtype(recipe), recipe.lora,
+    )  # fmt: skip
+    total = memory_bytes * cluster.world_size
+    if whole.states_bytes > total:
+        raise UserError(
+            f"{recipe.name} on {_describe(cluster)}",
+            f"cannot fit: weights, gradients and optimizer of {num_parameters(recipe.model):,} "
+            f"parameters take {gib(whole.states_bytes)}, all memory here is {gib(total)}",
+            remedy=f"would fit: {would_fit(recipe)}; here try `paceline run {_sibling(recipe)}`",
+        )
+
+
+def _sibling(recipe: Recipe) -> str:
+    """The recipe of the same structure that every machine can run, else the first one to try."""
+    tiny = f"{recipe.name}-tiny"
+    return tiny if tiny in recipe_names() else "tiny-llama"
+
+
+_ONE_DEVICE = {
+    "tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "sequence_parallel": False, "dp_shard": None,
+    "schedule": "1f1b", "cp_exchange": "all-gather",
+}  # fmt: skip
+
+
+def _dtype(recipe: Recipe) -> Dtype:
+    return "bf16" if recipe.training.dtype == "auto" else recipe.training.dtype
+
+
+def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
+    """The recipe with absolute paths of its data, sought from the current folder, then `beside`.
+
+    Raises UserError when the source needs a file and there is none.
+    """
+    data = recipe.data
+    if data.source in ("synthetic", "stdlib"):
+        return recipe
+    if data.path is None:
+        raise UserError(f"{recipe.name}: data.path", f"source {data.source} needs a file",
+                        remedy="--set data.path=FILE")  # fmt: skip
+    update: dict[str, Any] = {"data": _with_files(recipe, "data", data, beside)}
+    evaluation = recipe.training.evaluation
+    if evaluation is not None:
+        found = _with_files(recipe, "training.evaluation", evaluation, beside)
+        update["training"] = recipe.training.model_copy(update={"evaluation": found})
+    return recipe.model_copy(update=update)
+
+
+def _with_files(recipe: Recipe, where: str, part: V, beside: Path) -> V:
+    """A part of the recipe with absolute paths of its file and its mask, as far as it names them."""
+    named = {name: getattr(part, name) for name in ("path", "loss_mask")}
+    return part.model_copy(update={
+        name: _file(recipe, f"{where}.{name}", file, beside) for name, file in named.items() if file
+    })  # fmt: skip
+
+
+def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:
+    for path in (Path(name).expanduser(), beside / name):
+        if path.is_file():
+            return str(path.resolve())
+    raise UserError(f"{recipe.name}: {field}", f"{name} is not a file")
+
+
+def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
+    """The recipe with absolute checkpoints: one each that it begins with, not the latest of a moment.
+
+    They may name a checkpoint, a folder of them, or a run, by path or as everywhere (`last`, a prefix).
+    Raises UserError when there is none.
+    """
+    update: dict[str, Any] = {}
+    if recipe.checkpoint.resume is not None:
+        folder = _checkpoint(recipe, "checkpoint.resume", recipe.checkpoint.resume, runs)
+        update["checkpoint"] = recipe.checkpoint.model_copy(update={"resume": folder})
+    if recipe.training.initial_weights is not None:
+        field = "training.initial_weights"
+        folder = _checkpoint(recipe, field, recipe.training.initial_weights, runs)
+        update["training"] = recipe.training.model_copy(update={"initial_weights": folder})
+    return recipe.model_copy(update=update) if update else recipe
+
+
+def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
+    path = Path(name).expanduser()
+    found = path if path.is_dir() else find_run(runs, name)
+    for place in (found, found / CHECKPOINTS_FOLDER):
+        latest = place / LATEST_CHECKPOINT
+        folder = place / latest.read_text().strip() if latest.is_file() else place
+        if (folder / CHECKPOINT_STATE).is_file():
+            return str(folder.resolve())
+    raise UserError(f"{recipe.name}: {field}", f"{found} holds no whole checkpoint",
+                    remedy="checkpoint.every=N saves one every N steps")  # fmt: skip
+
+
+def would_fit(recipe: Recipe) -> str:
+    """The fewest devices (power of two) of some catalog kinds that hold the run, as a phrase."""
+    phrases: list[str] = []
+    for name in SUGGESTED:
+        device = catalog.device(name)
+        count = smallest_fit(
+            recipe.model, recipe.training.seq_len, _dtype(recipe), device.memory_bytes or 0.0,
+            recipe.lora, device.context_bytes or 0.0,
+        )  # fmt: skip
+        if count:
+            phrases.append(f"{count} x {name}")
+    if not phrases:
+        return f"no number of {' or '.join(SUGGESTED)} with data parallelism alone"
+    layout = {"zero_stage": 3, "recompute": "full", "micro_batch": 1, **_ONE_DEVICE}
+    changed = [
+        f"--set layout.{name}={'null' if value is None else str(value).lower()}"
+        for name, value in layout.items()
+        if getattr(recipe.layout, name) != value
+    ]
+    with_changes = f" with {' '.join(changed)}" if changed else ""
+    return f"{' or '.join(phrases)}{with_changes}, by the static memory bound"
+
+
+def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:
+    """The matrix-product probe for the run's dtype and device; None when it cannot be measured."""
+    kind = "cpu" if spec.cluster.device == "cpu" else "cuda"
+    try:
+        return probe_machine(
+            found, kind, (spec.training.dtype,), spec.training.matmul_precision,
+            python=spec.cluster.python,
+        )  # fmt: skip
+    except SystemFaultError:
+        return None
+
+
+def probe_machine(
+    found: dict[str, Any],
+    kind: str,
+    dtypes: tuple[Dtype, ...],
+    matmul_precision: MatmulPrecision = "high",
+    *,
+    python: str | None = None,
+    fresh: bool = False,
+) -> GemmProbe:
+    """The matrix-product probe of one GPU, or of all cores of a CPU (`kind` cpu or cuda)."""
+    cores = found["cpu"]["usable_cores"]
+    identity = {
+        "device": found["cpu"]["model"] if kind == "cpu" else found["gpus"],
+        "cores": cores,
+        "torch": found["packages"].get("torch"),
+    }
+    threads = cores if kind == "cpu" else None
+    return probe_gemm(
+        python or sys.executable, identity, kind, dtypes, threads, matmul_precision, fresh
+    )
+
+
+def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:
+    if cluster.device == "cpu":
+        return bool(found["cpu"]["native_bf16"])
+    device = find_device(cluster.device)
+    return device is None or device.peak_flops_per_s("bf16") is not None
+
+
+def _no_such_dtype(spec: RunSpec) -> list[str]:
+    """That a narrow dtype is none of the device's, where the catalog knows the device."""
+    device, dtype = find_device(spec.cluster.device), spec.training.dtype
+    if device is None or dtype not in NARROW or device.peak_flops_per_s(dtype) is not None:
+        return []
+    can = ", ".join(device.peaks) or "none that the catalog knows"
+    return [f"{device.name} does not compute in {dtype}; it does in {can}"]
+
+
+def _check(spec: RunSpec, force: bool) -> None:
+    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec)]
+    if problems:
+        raise UserError(f"{spec.recipe} on {_describe(spec.cluster)}", _listed(problems),
+                        remedy="change it with --set")  # fmt: skip
+    absent = engine(spec.engine).missing(spec)
+    if absent:
+        raise UserError(f"engine {spec.engine}", absent)
+    limit = _device_memory_bytes(spec.cluster)
+    if force or limit is None:
+        return
+    device = find_device(spec.cluster.device)
+    need = memory_per_device(
+        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora,
+        spec.layout.num_microbatches(spec.world_size, spec.training.global_batch),
+        (device and device.context_bytes) or 0.0,
+    )  # fmt: skip
+    if need.total_bytes > limit:
+        raise UserError(
+            f"{spec.recipe} on {_describe(spec.cluster)}",
+            f"cannot fit: a device needs at least {gib(need.total_bytes)} "
+            f"(states {gib(need.states_bytes)}, activations {gib(need.activations_bytes)}) "
+            f"and has {gib(limit)}",
+            remedy="try --set layout.zero_stage=3, --set layout.recompute=full or a smaller "
+            "layout.micro_batch; --force runs it all the same",
+        )
+
+
+def busy_notice(found: dict[str, Any]) -> list[str]:
+    """What should be told when other programs use the cores before the run begins."""
+    busy = found["cpu_busy_fraction"]
+    if busy <= BUSY_LIMIT:
+        return []
+    return [f"other programs use {percent(busy, 0)} of the cores: expect a wider spread"]
+
+
+def _device_memory_bytes(cluster: Cluster) -> float | None:
+    if cluster.device_memory_bytes:
+        return cluster.device_memory_bytes
+    device = find_device(cluster.device)
+    return device.memory_bytes if device else None
+
+
+def _describe(cluster: Cluster) -> str:
+    memory = _device_memory_bytes(cluster)
+    room = f" with {gib(memory)} each" if memory else ""
+    return f"{cluster.world_size} x {cluster.device}{room}"
+
+
+def _listed(problems: Sequence[str]) -> str:
+    return "; ".join(problems)

@@ -1,0 +1,121 @@
+"""A group of repeats as terminal text and as table rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_figure
+from paceline.core.result import Result
+from paceline.core.units import percent
+from paceline.report.figures import (
+    known,
+    plus_minus,
+    printable,
+    split_unit,
+    value_text,
+    written,
+)
+from paceline.runs.comparison_text import headline
+
+HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")
+MOST_CHANGES = 4
+ROW_METRICS = ("step_time_s", "step_time_mean_s", "tokens_per_s", "mfu", "of_achievable")
+
+
+def series_lines(series: SeriesResult) -> Iterator[str]:
+    """The report of a series: every group, then how to compare and how to go on."""
+    for group in series.groups:
+        yield from group_lines(group)
+    if series.interrupted:
+        yield "interrupted: what had ended is kept"
+    if series.verdict:
+        yield headline(series.verdict)
+    if series.compare:
+        yield f"compare: {series.compare}"
+    elif len(series.groups) == 1 and series.groups[0].ok:
+        yield f"compare: paceline compare {series.groups[0].group} OTHER (a run, a group, a tag)"
+    if series.resume:
+        yield f"add what is missing: {series.resume}"
+
+
+def group_lines(group: GroupResult) -> Iterator[str]:
+    """One group: its figures with their spread from run to run, and each run's value."""
+    failed = f", {group.failed} without a figure" if group.failed else ""
+    yield f"{group.group}: {group.ok} of {group.wanted} repeats{failed}"
+    if group.changes:
+        yield f"  {configuration(group.changes)}"
+    figures = group.figures
+    names = (*{run.headline: None for run in group.runs}, *HEADLINES)
+    lead = next((figures[n] for n in names if known(figures.get(n)) is not None), None)
+    if lead is not None:
+        sure = plus_minus(lead)
+        interval = f"  {sure}" if sure else ""
+        kind = "run-to-run 95 %" if sure else "no interval: it takes 3 runs"
+        yield f"  {value_text(lead)}{interval}      median of {_runs(lead.n or 0)}; {kind}"
+    step = figures.get("step_time_s")
+    if step is not None and known(step) is not None:
+        spread = (
+            "" if step.spread is None else f"; spread from run to run {percent(step.spread, 2)}"
+        )
+        yield f"  step {value_text(step)}{spread}"
+        yield f"  each {_each(group)}"
+    for number, run in enumerate(group.runs, start=1):
+        if not has_figure(run):
+            yield f"  run {number} {run.status}: {printable(run.reason or 'no step time')} ({run.run})"
+    warned = [run for run in group.runs if run.warnings]
+    if warned:
+        told = f"{len(warned)} of {_runs(len(group.runs))} with warnings"
+        yield f"  {told}, the last: {printable(warned[-1].warnings[0])}"
+    for fault in group.faults:
+        yield f"  no run: {printable(fault)}"
+
+
+def configuration(changes: tuple[str, ...]) -> str:
+    """What sets a configuration apart, in a line."""
+    told = [printable(change) for change in changes[:MOST_CHANGES]]
+    more = len(changes) - len(told)
+    return ", ".join(told) + (f" and {more} more" if more > 0 else "")
+
+
+def run_text(result: Result) -> str:
+    """How one repeat ended, in a few words: `ok · 0.2310 s · 17,731 tokens/s`."""
+    named = [result.metrics.get(name) for name in ("step_time_s", result.headline)]
+    figures = [value_text(metric) for metric in named if known(metric) is not None]
+    reason = printable(result.reason) if result.reason else None
+    return " · ".join(filter(None, [result.status, *figures, reason]))
+
+
+def group_rows(series: SeriesResult) -> list[dict[str, Any]]:
+    """One row for each run, and one for each group's median."""
+    rows: list[dict[str, Any]] = []
+    for group in series.groups:
+        for number, run in enumerate(group.runs, start=1):
+            rows.append({"group": group.group, "repeat": str(number), "run": run.run,
+                         "status": run.status, "n": _count(run, "step_time_s"),
+                         **{name: known(run.metrics.get(name)) for name in ROW_METRICS}})  # fmt: skip
+        step = group.figures.get("step_time_s")
+        rows.append({"group": group.group, "repeat": "median", "run": None, "status": None,
+                     "n": group.ok, "spread": step.spread if step else None,
+                     **{name: known(group.figures.get(name)) for name in ROW_METRICS}})  # fmt: skip
+    return rows
+
+
+def _count(run: Result, name: str) -> int | None:
+    metric = run.metrics.get(name)
+    return metric.n if metric else None
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
+
+
+def _each(group: GroupResult) -> str:
+    """`0.2301 0.2310 0.2322 s`: every run's step time, in the order in which they ran."""
+    counted = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
+    times = [time for metric in counted if (time := known(metric)) is not None]
+    told = [split_unit(written(time, "s")) for time in times]
+    units = {unit for _, unit in told}
+    if len(units) != 1:
+        return " ".join(written(time, "s") for time in times)
+    return f"{' '.join(number for number, _ in told)} {units.pop()}"

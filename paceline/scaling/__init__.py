@@ -1,0 +1,1 @@
+"""How a cluster scales and which node costs it speed: campaigns, their analysis, checks of hosts."""

@@ -1,0 +1,1 @@
+"""What measured groups of nodes say: efficiency by cause, slow nodes, what to measure next."""

@@ -1,0 +1,218 @@
+"""Everything that measured groups say together: factors, blame, and what to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.core.node_groups import Measured, Purpose, by_size, main_series
+from paceline.core.scale_result import ScalingKind
+from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
+from paceline.scaling.analysis.blame import Blame, Gain, Judged, Reference, gains, judge_nodes
+from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
+from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
+from paceline.scaling.analysis.reliability import Lasting, NotSeparable, lasting_differences
+from paceline.scaling.analysis.second_pass import (
+    Confirmation,
+    confirmations,
+    proven_hosts,
+    second_pass,
+)
+
+MOST_SEARCHES = 4
+"""Slow groups that are searched at a time, the smallest first."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What the analysis knows besides the measured values."""
+
+    scaling: ScalingKind = "weak"
+    resolution: float = 0.0
+    """Step of the printed values, in samples/s."""
+    reference: Reference | None = None
+    history: Mapping[str, Sequence[float]] | None = None
+    """Each node's own earlier values, in samples/s."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Measured groups with all that follows from them."""
+
+    judging: Judging
+    measured: tuple[Measured, ...]
+    apart: tuple[Measured, ...]
+    """Left out: measured with another, smaller hostfile."""
+    base_nodes: int
+    base: float
+    """Samples/s of one node that counts as ideal."""
+    speeds: NodeSpeeds | None
+    lasting: Lasting | NotSeparable
+    sizes: tuple[SizeFactors, ...]
+    blame: Blame
+    gains: tuple[Gain, ...]
+    confirmed: tuple[Confirmation, ...]
+    slow: tuple[Slow, ...]
+    """Groups slower than their slowest member and their size explain."""
+    searches: tuple[Bisection, ...]
+
+    @property
+    def flagged(self) -> tuple[Judged, ...]:
+        """Nodes that are slow, the slowest first."""
+        return _flagged(self.blame, self.confirmed)
+
+    @property
+    def cleared(self) -> tuple[Judged, ...]:
+        """Nodes that were slow alone, and not in the second pass."""
+        refuted = {one.host for one in self.confirmed if one.confirmed is False}
+        return tuple(node for node in self.blame.flagged if node.host in refuted)
+
+    @property
+    def suspected(self) -> tuple[Judged, ...]:
+        """Nodes that only a second pass could have flagged, and that it did not."""
+        return tuple(node for node in self.blame.suspected if node not in self.flagged)
+
+    @property
+    def failed(self) -> int:
+        return sum(one.samples_per_s is None for one in self.measured)
+
+    @property
+    def largest(self) -> SizeFactors:
+        return self.sizes[-1]
+
+
+def analyse(measured: Sequence[Measured], judging: Judging | None = None) -> Analysis:
+    """The analysis of all groups; raises UserError when none of them has a value."""
+    judging = judging or Judging()
+    if not any(one.samples_per_s is not None for one in measured):
+        raise UserError("results", "no sub-cluster has a value", allowed="samples/s above 0")
+    kept, apart = main_series(measured)
+    sizes = by_size(kept)
+    if not sizes:
+        raise UserError("results", "the hostfile with the most hosts has no values")
+    speeds = node_speeds([one for one in kept if one.purpose == "plan"])
+    base_nodes, base = _base(sizes, speeds)
+    lasting = (
+        NotSeparable("no node was measured alone")
+        if speeds is None
+        else lasting_differences(speeds, sizes)
+    )
+    blame = (
+        Blame((), None)
+        if speeds is None
+        else judge_nodes(speeds, judging.resolution, judging.reference, judging.history)
+    )
+    confirmed = confirmations(blame, kept)
+    flagged = {node.host for node in _flagged(blame, confirmed)}
+    explained = flagged | (speeds.noisy_hosts if speeds is not None else set[str]())
+    slow = _slow_without_reason(kept, base, speeds, lasting, explained)
+    return Analysis(
+        judging=judging,
+        measured=tuple(kept),
+        apart=tuple(apart),
+        base_nodes=base_nodes,
+        base=base,
+        speeds=speeds,
+        lasting=lasting,
+        sizes=tuple(size_factors(sizes, base_nodes, base, speeds, lasting)),
+        blame=blame,
+        gains=(
+            tuple(gains(speeds, lasting, len(flagged)))
+            if speeds is not None and isinstance(lasting, Lasting)
+            else ()
+        ),
+        confirmed=tuple(confirmed),
+        slow=tuple(slow),
+        searches=tuple(_searches(slow, kept, blame)),
+    )
+
+
+def next_groups(
+    analysis: Analysis, planned: Collection[Group] = ()
+) -> tuple[Purpose, list[list[Group]]] | None:
+    """What should be measured next, in rounds of groups that can run at once; None at the end.
+
+    First the second pass of flagged and suspected nodes, then the bisection of slow groups. Called again with
+    the new values it goes on where it was; what failed, or is one of `planned`, is not asked for again.
+    """
+    tried = {*planned, *(one.hosts for one in analysis.measured if one.purpose != "plan")}
+    proven = {*proven_hosts(analysis.blame)}
+    rounds = [
+        list(one)
+        for one in second_pass(analysis.blame)
+        if not all(pair in tried for pair in one if not proven >= {*pair})
+    ]
+    if rounds:
+        return "second pass", rounds
+    asked = [group for search in analysis.searches for group in search.ask]
+    rounds = _disjoint(dict.fromkeys(group for group in asked if group not in tried))
+    return ("bisection", rounds) if rounds else None
+
+
+def _flagged(blame: Blame, confirmed: Sequence[Confirmation]) -> tuple[Judged, ...]:
+    """Flagged nodes that were not cleared and suspected ones that were confirmed, slowest first."""
+    told = {one.host: one.confirmed for one in confirmed}
+    return tuple(
+        node
+        for node in blame.nodes
+        if (node.flagged and told.get(node.host) is not False)
+        or (node.suspected and told.get(node.host))
+    )
+
+
+def _base(sizes: Mapping[int, Sequence[Measured]], speeds: NodeSpeeds | None) -> tuple[int, float]:
+    """Nodes of the base group, and its samples/s a node: the median of the smallest size."""
+    if speeds is not None:
+        return 1, speeds.base
+    nodes, groups = next(iter(sizes.items()))
+    return nodes, float(np.median([one.samples_per_s or 0.0 for one in groups])) / nodes
+
+
+def _slow_without_reason(
+    measured: Sequence[Measured],
+    base: float,
+    speeds: NodeSpeeds | None,
+    lasting: Lasting | NotSeparable,
+    explained: set[str],
+) -> list[Slow]:
+    """Slow groups without a flagged or noisy member, the smallest first."""
+    if speeds is None:
+        return []
+    minimum = corrected_logs(speeds, lasting) if isinstance(lasting, Lasting) else {}
+    found = slow_groups(measured, base, minimum)
+    kept = [one for one in found if not explained & set(one.hosts)]
+    return sorted(kept, key=lambda one: (len(one.hosts), -one.loss))
+
+
+def _searches(slow: Sequence[Slow], measured: Sequence[Measured], blame: Blame) -> list[Bisection]:
+    """The search in each slow group of the smallest slow size that was planned."""
+    known = [one for one in measured if one.samples_per_s is not None]
+    by_hosts = {frozenset(one.hosts) for one in known}
+    in_plan = {frozenset(one.hosts) for one in known if one.purpose == "plan"}
+    planned = [one for one in slow if frozenset(one.hosts) in in_plan]
+    slow_sets = {frozenset(one.hosts) for one in slow}
+    smallest = [one for one in planned if len(one.hosts) == len(planned[0].hosts)]
+    in_slow = {host for one in smallest for host in one.hosts}
+
+    def is_slow(group: Group) -> bool | None:
+        hosts = frozenset(group)
+        return True if hosts in slow_sets else False if hosts in by_hosts else None
+
+    proven = [host for host in proven_hosts(blame) if host not in in_slow]
+    return [bisect(one, is_slow, proven) for one in smallest[:MOST_SEARCHES]]
+
+
+def _disjoint(groups: Mapping[Group, None]) -> list[list[Group]]:
+    """The groups in as few rounds as it takes first come, first served; no host twice in a round."""
+    rounds: list[tuple[set[str], list[Group]]] = []
+    for group in groups:
+        free = next((one for one in rounds if not one[0] & set(group)), None)
+        if free is None:
+            free = (set[str](), list[Group]())
+            rounds.append(free)
+        free[0].update(group)
+        free[1].append(group)
+    return [one for _, one in rounds]

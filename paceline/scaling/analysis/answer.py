@@ -1,0 +1,73 @@
+"""The analysis as the value that is printed and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.core.scale_result import (
+    Base,
+    GainResult,
+    NaiveFactors,
+    NodeResult,
+    ScaleResult,
+    SizeResult,
+    SuspectResult,
+)
+from paceline.scaling.analysis.analysis import Analysis
+from paceline.scaling.analysis.factors import SizeFactors
+from paceline.scaling.analysis.sentences import sentences
+
+
+def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
+    """The frozen result; `notes` are further sentences, such as on left-over hosts."""
+    alone = analysis.base_nodes == 1
+    n = analysis.sizes[0].n if analysis.speeds is None else len(analysis.speeds.hosts)
+    return ScaleResult(
+        base=Base(
+            nodes=analysis.base_nodes,
+            value=analysis.base * analysis.base_nodes,
+            statistic=f"median of {n} {'node' if alone else 'group'}{'' if n == 1 else 's'}",
+        ),
+        scaling=analysis.judging.scaling,
+        sizes=tuple(_size(one) for one in analysis.sizes),
+        flagged=tuple(node.host for node in analysis.flagged),
+        suspects=tuple(_suspects(analysis)),
+        nodes=tuple(
+            NodeResult(host=n.host, value=n.value, z=n.z, loss=n.loss, n=n.repeats)
+            for n in analysis.blame.nodes
+        ),
+        smallest_fault_found=analysis.blame.smallest_fault,
+        gains=tuple(
+            GainResult(replaced=g.hosts, gain=g.value, low=g.low, high=g.high)
+            for g in analysis.gains
+        ),
+        failed=analysis.failed,
+        sentences=(*sentences(analysis), *notes),
+    )
+
+
+def _suspects(analysis: Analysis) -> Iterator[SuspectResult]:
+    told = {one.host: one for one in analysis.confirmed}
+    for node in analysis.blame.suspected:
+        one = told[node.host]
+        yield SuspectResult(host=node.host, confirmed=one.confirmed, pair_loss=one.loss)
+
+
+def _size(one: SizeFactors) -> SizeResult:
+    straggler, communication = one.straggler, one.communication
+    return SizeResult(
+        nodes=one.nodes,
+        n=one.n,
+        value=one.samples_per_s,
+        spread=one.scatter,
+        efficiency=one.efficiency.value,
+        low=one.efficiency.low,
+        high=one.efficiency.high,
+        straggler=straggler and straggler.value,
+        straggler_low=straggler and straggler.low,
+        straggler_high=straggler and straggler.high,
+        communication=communication and communication.value,
+        communication_low=communication and communication.low,
+        communication_high=communication and communication.high,
+        naive=NaiveFactors(straggler=one.naive_straggler, communication=one.naive_communication),
+    )

@@ -1,0 +1,146 @@
+"""When only large groups are slow: which groups to measure next, until the place is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, log2
+from statistics import median
+
+import numpy as np
+
+from paceline.core.node_groups import Measured, by_size
+from paceline.core.stats import NORMAL_MAD
+from paceline.scaling.analysis.blame import LEAST_LOSS, WORST_Z
+
+FEWEST_ALIKE = 3
+"""Groups of one size whose median says what is usual there."""
+Group = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A group that is slower than its slowest member and its size explain."""
+
+    hosts: Group
+    loss: float
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """How far the search in one slow group has come."""
+
+    group: Slow
+    ask: tuple[Group, ...]
+    """Groups to measure next; empty when it is at its end."""
+    sides: tuple[Group, ...] = ()
+    """Hosts that the loss lies in (one entry) or between (two)."""
+
+
+def slow_groups(
+    measured: Sequence[Measured], base: float, minimum: Mapping[str, float]
+) -> list[Slow]:
+    """Groups more than 1 %, and four times the common scatter, below what is usual at their size.
+
+    Held against each other is log(group / (nodes x base)) less the slowest member's own loss
+    (`minimum`: host -> log(speed / base)). Usual is the median of a size with three groups and
+    more, else the line through the smaller sizes over log2(nodes).
+    """
+    planned = by_size(measured)
+    every = {
+        size: [_rest(one, base, minimum) for one in groups] for size, groups in planned.items()
+    }
+    rest = {
+        size: [value for _, value in _by_hosts(groups, base, minimum)]
+        for size, groups in planned.items()
+    }
+    least = max(-log(1 - LEAST_LOSS), -WORST_Z * _scatter(every))
+    found: list[Slow] = []
+    for size, groups in by_size(measured, planned=False).items():
+        usual = _usual(size, rest) if size > 1 else None
+        for hosts, value in _by_hosts(groups, base, minimum) if usual is not None else ():
+            below = (usual or 0.0) - value
+            if below > least:
+                found.append(Slow(hosts, 1 - exp(-below)))
+    return found
+
+
+def bisect(
+    group: Slow, is_slow: Callable[[Group], bool | None], proven: Sequence[str]
+) -> Bisection:
+    """The next step in a slow group, by what `is_slow` knows of groups (None: not measured).
+
+    Halves are measured until one of them alone is slow no more. Then the loss lies between the
+    halves, and each is put beside as many of the `proven` hosts from outside: the half that is slow
+    there as well has the slow way out.
+    """
+    hosts = group.hosts
+    while len(hosts) > 1:
+        halves = (hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :])
+        known = [is_slow(half) if len(half) > 1 else False for half in halves]
+        unknown = tuple(h for h, slow in zip(halves, known, strict=True) if slow is None)
+        if unknown:
+            return Bisection(group, unknown)
+        if not any(known):
+            return _between(group, halves, is_slow, proven)
+        hosts = halves[known.index(True)]
+    return Bisection(group, (), (hosts,))
+
+
+def _between(
+    group: Slow,
+    halves: tuple[Group, Group],
+    is_slow: Callable[[Group], bool | None],
+    proven: Sequence[str],
+) -> Bisection:
+    outside = [host for host in proven if host not in group.hosts]
+    beside = [(*half, *outside[: len(half)]) for half in halves]
+    if len(outside) < max(map(len, halves)) or len(halves[0]) == len(group.hosts):
+        return Bisection(group, (), halves)
+    known = [is_slow(one) for one in beside]
+    unknown = tuple(one for one, slow in zip(beside, known, strict=True) if slow is None)
+    if unknown:
+        return Bisection(group, unknown)
+    slow = [half for half, found in zip(halves, known, strict=True) if found]
+    return Bisection(group, (), tuple(slow) if len(slow) == 1 else halves)
+
+
+def _rest(one: Measured, base: float, minimum: Mapping[str, float]) -> float:
+    slowest = min(minimum.get(host, 0.0) for host in one.hosts)
+    return log((one.samples_per_s or 0.0) / (one.nodes * base)) - slowest
+
+
+def _by_hosts(
+    groups: Sequence[Measured], base: float, minimum: Mapping[str, float]
+) -> list[tuple[Group, float]]:
+    """What each group has left, once: repeats of one group are no evidence of what others do."""
+    found: dict[frozenset[str], list[Measured]] = {}
+    for one in groups:
+        found.setdefault(frozenset(one.hosts), []).append(one)
+    return [
+        (same[0].hosts, median(_rest(one, base, minimum) for one in same))
+        for same in found.values()
+    ]
+
+
+def _usual(size: int, rest: Mapping[int, Sequence[float]]) -> float | None:
+    """What a group of this size has left after its slowest member; None where nothing tells it."""
+    if len(rest.get(size, ())) >= FEWEST_ALIKE:
+        return float(np.median(rest[size]))
+    smaller = [(log2(k), float(np.median(v))) for k, v in rest.items() if k < size]
+    if len(smaller) < 2:
+        return None
+    x, y = np.array(smaller).T
+    slope = float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+    return float(y.mean() + slope * (log2(size) - x.mean()))
+
+
+def _scatter(rest: Mapping[int, Sequence[float]]) -> float:
+    """1.4826 x median distance of groups from the median of their size, where there are three."""
+    distances = [
+        abs(value - float(np.median(values))) * (len(values) / (len(values) - 1)) ** 0.5
+        for size, values in rest.items()
+        if size > 1 and len(values) >= FEWEST_ALIKE
+        for value in values
+    ]
+    return NORMAL_MAD * float(np.median(distances)) if distances else 0.0

@@ -1,0 +1,187 @@
+"""Scaling efficiency of each size as straggler factor x communication-and-synchronisation factor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, hypot, log
+
+import numpy as np
+
+from paceline.compare.equivalence import student_t
+from paceline.core.node_groups import Measured
+from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, MEDIAN_ERROR, NodeSpeeds
+from paceline.scaling.analysis.reliability import Lasting, NotSeparable
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A share of the ideal, with its 95 % interval where that is known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of_log(cls, value: float, half_width: float | None) -> Factor:
+        """The factor whose logarithm is `value`, give or take `half_width`."""
+        if half_width is None:
+            return cls(exp(value))
+        return cls(exp(value), exp(value - half_width), exp(value + half_width))
+
+
+@dataclass(frozen=True)
+class SizeFactors:
+    """What all groups of one size say together."""
+
+    nodes: int
+    n: int
+    samples_per_s: float
+    """Geometric mean of the groups' values."""
+    scatter: float | None
+    """Relative standard deviation between the groups; None for one."""
+    efficiency: Factor
+    naive_straggler: float | None
+    naive_communication: float | None
+    straggler: Factor | None
+    communication: Factor | None
+
+
+def size_factors(
+    sizes: Mapping[int, Sequence[Measured]],
+    base_nodes: int,
+    base: float,
+    speeds: NodeSpeeds | None,
+    lasting: Lasting | NotSeparable,
+) -> list[SizeFactors]:
+    """The factors of every size; `base` is the samples/s of one node that counts as ideal.
+
+    Means are geometric, so that the two factors of a size give its efficiency exactly; the base
+    itself is shown for its own size. naive: straggler = slowest member / base, communication =
+    group / (nodes x slowest member).
+    """
+    measured: dict[str, float] = {}
+    corrected: tuple[Mapping[str, float], ...] = ()
+    error = luck = 0.0
+    if speeds is not None:
+        measured = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
+        error = MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
+        error *= student_t(0.975, MAD_EFFICIENCY * max(1, len(speeds.hosts) - 1))
+    if speeds is not None and isinstance(lasting, Lasting):
+        shares = (lasting.reliability, lasting.low, lasting.high)
+        corrected = tuple(corrected_logs(speeds, lasting, share) for share in shares)
+        luck = student_t(0.975, lasting.degrees) * lasting.noise
+    pooled = pooled_scatter(sizes, corrected[0] if corrected else {})
+    known = _Known(base_nodes, base, error, measured, corrected, luck, pooled)
+    return [_of_size(nodes, groups, known) for nodes, groups in sizes.items()]
+
+
+def corrected_logs(
+    speeds: NodeSpeeds, lasting: Lasting, reliability: float | None = None
+) -> dict[str, float]:
+    """log(speed / base) of each node, pulled to 0 by the root of the reliability (or another one).
+
+    The root keeps the spread of the lasting speeds, and with it their minimum, unbiased (Louis,
+    J. Amer. Statist. Assoc. 79 (1984) 393); the reliability itself, the best guess for one node,
+    would pull the slowest of many too far in. An outlying node is no draw from the healthy ones
+    and stays as measured.
+    """
+    share = lasting.reliability if reliability is None else reliability
+    kept = np.where(speeds.is_outlying, 1.0, share**0.5)
+    return dict(zip(speeds.hosts, (speeds.logs * kept).tolist(), strict=True))
+
+
+def pooled_scatter(
+    sizes: Mapping[int, Sequence[Measured]], minimum: Mapping[str, float]
+) -> tuple[float, int] | None:
+    """Relative standard deviation between groups of one size above 1, and its degrees of freedom.
+
+    What `minimum` (host -> log speed) explains by the groups' slowest members is taken off first.
+    """
+    logs = [
+        np.array([_log_value(one) - _slowest(one, minimum) for one in groups])
+        for size, groups in sizes.items()
+        if size > 1 and len(groups) > 1
+    ]
+    degrees = sum(len(one) - 1 for one in logs)
+    if not degrees:
+        return None
+    return float(np.sqrt(sum(float(((v - v.mean()) ** 2).sum()) for v in logs) / degrees)), degrees
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What all sizes are held against."""
+
+    base_nodes: int
+    base: float
+    base_error: float
+    """95 % half-width of the logarithm of the base."""
+    measured: Mapping[str, float]
+    """log(speed / base) of each node, as measured."""
+    corrected: tuple[Mapping[str, float], ...]
+    """The same corrected: at the reliability, and at both ends of its interval."""
+    luck: float
+    """95 % half-width of one node's lasting speed."""
+    pooled: tuple[float, int] | None
+
+
+def _of_size(nodes: int, groups: Sequence[Measured], known: _Known) -> SizeFactors:
+    logs = np.array([_log_value(one) for one in groups])
+    is_base = nodes == known.base_nodes
+    value = log(nodes * known.base) if is_base else float(np.mean(logs))
+    efficiency = value - log(nodes * known.base)
+    own = None if is_base else _mean_error(len(logs), known.pooled)
+    naive = None if is_base else _mean_minimum(groups, known.measured)
+    straggler = communication = None
+    minima = [_mean_minimum(groups, logs) for logs in known.corrected]
+    found = [] if is_base else [one for one in minima if one is not None]
+    if found:
+        minimum = found[0]
+        unsure = (max(found) - min(found)) / 2
+        wide = hypot(
+            known.luck / _num_slowest(groups, known.measured) ** 0.5, unsure, known.base_error
+        )
+        straggler = Factor.of_log(minimum, wide)
+        rest = None if own is None else hypot(own, wide)
+        communication = Factor.of_log(efficiency - minimum, rest)
+    return SizeFactors(
+        nodes=nodes,
+        n=len(groups),
+        samples_per_s=exp(value),
+        scatter=float(np.std(logs, ddof=1)) if len(groups) > 1 else None,
+        efficiency=Factor.of_log(efficiency, None if own is None else hypot(own, known.base_error)),
+        naive_straggler=None if naive is None else exp(naive),
+        naive_communication=None if naive is None else exp(efficiency - naive),
+        straggler=straggler,
+        communication=communication,
+    )
+
+
+def _log_value(one: Measured) -> float:
+    assert one.samples_per_s is not None, "by_size leaves failed groups out"
+    return log(one.samples_per_s)
+
+
+def _slowest(one: Measured, logs: Mapping[str, float]) -> float:
+    return min(logs.get(host, 0.0) for host in one.hosts)
+
+
+def _num_slowest(groups: Sequence[Measured], logs: Mapping[str, float]) -> int:
+    """How many different nodes are the slowest of their groups: their luck averages out."""
+    return len({min(one.hosts, key=logs.__getitem__) for one in groups})
+
+
+def _mean_minimum(groups: Sequence[Measured], logs: Mapping[str, float]) -> float | None:
+    """Mean over the groups of their slowest member; None when a member was not measured alone."""
+    if any(host not in logs for one in groups for host in one.hosts):
+        return None
+    return float(np.mean([_slowest(one, logs) for one in groups]))
+
+
+def _mean_error(n: int, pooled: tuple[float, int] | None) -> float | None:
+    """95 % half-width of the mean of n groups, by the scatter of groups of all sizes."""
+    if pooled is None:
+        return None
+    scatter, degrees = pooled
+    return student_t(0.975, degrees) * scatter / n**0.5

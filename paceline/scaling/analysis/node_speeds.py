@@ -1,0 +1,114 @@
+"""The speed of each node alone, and how well it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+import numpy as np
+
+from paceline.core.node_groups import Measured
+from paceline.core.stats import NORMAL_MAD
+from paceline.core.steps import FloatColumn, IntColumn
+
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
+MAD_EFFICIENCY = 0.368
+"""What a value tells of a deviation through the median absolute one, over what it tells through the
+squares, of normal values (Rousseeuw and Croux, J. Amer. Statist. Assoc. 88 (1993) 1273)."""
+OUTLYING = 4.0
+"""Robust standard deviations beyond which a node is not one of the healthy population."""
+NOISY = 4.0
+"""A node whose repeats scatter by so many times the common scatter is called noisy."""
+
+
+@dataclass(frozen=True)
+class NodeSpeeds:
+    """Single-node values, one a host, in the order in which the hosts were first measured."""
+
+    hosts: tuple[str, ...]
+    values: FloatColumn
+    """Samples/s: the median of the node's repeats."""
+    mean_logs: FloatColumn
+    """Mean of the logarithms of the repeats."""
+    repeats: IntColumn
+    common_scatter: float | None
+    """Relative standard deviation of a single measurement; None without repeats."""
+    own_scatter: FloatColumn
+    """The same of each node's own repeats; 0 with a single one."""
+
+    @cached_property
+    def base(self) -> float:
+        """Samples/s of the median node."""
+        return float(np.median(self.values))
+
+    @cached_property
+    def logs(self) -> FloatColumn:
+        """log(value / base) of each node."""
+        return np.log(self.values / self.base)
+
+    @cached_property
+    def spread(self) -> float:
+        """1.4826 x MAD of the nodes' values, over the median."""
+        return NORMAL_MAD * float(np.median(np.abs(self.values - self.base))) / self.base
+
+    @cached_property
+    def errors(self) -> FloatColumn:
+        """Relative standard error of each node's value by its repeats; 0 where nothing tells it."""
+        single = np.maximum(
+            self.common_scatter or 0.0, np.where(self.is_noisy, self.own_scatter, 0)
+        )
+        return single * np.where(self.repeats > 2, MEDIAN_ERROR, 1.0) / np.sqrt(self.repeats)
+
+    @cached_property
+    def is_noisy(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which nodes' own repeats scatter far more than the nodes' in common."""
+        return self.own_scatter > NOISY * max(self.common_scatter or np.inf, 1e-4)
+
+    @property
+    def noisy_hosts(self) -> set[str]:
+        """Hosts that are noisy."""
+        return {
+            host for host, noisy in zip(self.hosts, self.is_noisy.tolist(), strict=True) if noisy
+        }
+
+    @cached_property
+    def is_outlying(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which nodes lie so far off that they do not tell of the healthy ones."""
+        return np.abs(self.logs) > OUTLYING * np.maximum(self.spread, self.errors)
+
+
+def node_speeds(measured: Sequence[Measured]) -> NodeSpeeds | None:
+    """The speeds of all hosts that were measured alone; None when none was."""
+    found: dict[str, list[float]] = {}
+    for one in measured:
+        if one.nodes == 1 and one.samples_per_s is not None:
+            found.setdefault(one.hosts[0], []).append(one.samples_per_s)
+    if not found:
+        return None
+    return NodeSpeeds(
+        hosts=tuple(found),
+        values=np.array([median(values) for values in found.values()]),
+        mean_logs=np.array([float(np.mean(np.log(values))) for values in found.values()]),
+        repeats=np.array([len(values) for values in found.values()]),
+        common_scatter=common_scatter(found),
+        own_scatter=np.array([_deviation(values) for values in found.values()]),
+    )
+
+
+def common_scatter(found: Mapping[str, Sequence[float]]) -> float | None:
+    """1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)), of the logarithms.
+
+    Robust, so that one noisy node does not hide slow ones behind its own scatter.
+    """
+    logs = [np.log(values) for values in found.values() if len(values) > 1]
+    if not logs:
+        return None
+    deviations = [(one - one.mean()) * np.sqrt(len(one) / (len(one) - 1)) for one in logs]
+    return NORMAL_MAD * float(np.median(np.abs(np.concatenate(deviations))))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return float(np.std(np.log(values), ddof=1)) if len(values) > 1 else 0.0

@@ -1,0 +1,214 @@
+"""Is there evidence that nodes differ for good, and how much of what was measured is that?
+
+A node's measured speed is its lasting speed and the luck of the measurement. The reliability is the
+share of the variance between nodes that lasts. It comes from repeats, or without any from the slope
+of group speed on the slowest member: groups follow what lasts, not the luck of another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from paceline.compare.equivalence import student_t, student_t_tail
+from paceline.core.hosts import compress
+from paceline.core.node_groups import Measured
+from paceline.core.steps import FloatColumn
+from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, NodeSpeeds
+
+MOST_CHANCE = 0.01
+"""Evidence is what chance gives less often."""
+FEWEST_GROUPS = 8
+"""Groups of one size, at least, that tell a slope."""
+FEWEST_NODES = 8
+LARGE_ERROR = 0.01
+"""A noisy node whose value is known no better than this has no part in a straggler factor."""
+FOLLOWING = 0.5
+"""Groups whose slope is surely below this share of the expected one do not follow."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Of log group speed on the log speed of its slowest member, within sizes."""
+
+    value: float
+    error: float
+    degrees: int
+    scatter: float
+    """Relative standard deviation of groups about it."""
+
+    @property
+    def p(self) -> float:
+        """Probability of such a slope, or a larger one, by chance alone."""
+        return student_t_tail(self.value / max(self.error, 1e-12), self.degrees)
+
+    @property
+    def low(self) -> float:
+        return self.value - student_t(0.975, self.degrees) * self.error
+
+    @property
+    def high(self) -> float:
+        return self.value + student_t(0.975, self.degrees) * self.error
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """What of the nodes' differences lasts."""
+
+    reliability: float
+    """Share of the variance between healthy nodes that lasts, 0 to 1."""
+    low: float
+    high: float
+    noise: float
+    """Relative standard deviation of a node's value from its lasting speed."""
+    degrees: float
+    """Degrees of freedom of the values that `noise` is known from."""
+    how: str
+    """Where it is known from, in words."""
+
+
+@dataclass(frozen=True)
+class NotSeparable:
+    """There is no straggler factor, for this reason."""
+
+    why: str
+
+
+def lasting_differences(
+    speeds: NodeSpeeds, measured: Mapping[int, Sequence[Measured]]
+) -> Lasting | NotSeparable:
+    """The reliability of single-node values, or why it cannot be told.
+
+    `measured` holds the groups by size. Where enough groups exist they must follow their slowest
+    member, whatever the repeats say: a workload bound by the network does not wait for a GPU.
+    """
+    if len(speeds.hosts) < FEWEST_NODES:
+        return NotSeparable(f"fewer than {FEWEST_NODES} nodes were measured alone")
+    shaky = sorted(speeds.noisy_hosts)
+    if shaky and float(speeds.errors[speeds.is_noisy].max()) > LARGE_ERROR:
+        return NotSeparable(f"what noisy nodes cost changes from run to run: {compress(shaky)}")
+    slope = group_slope(speeds, measured)
+    found = None if speeds.common_scatter is None else _by_repeats(speeds)
+    expected = 1.0 if found is None else found.reliability if isinstance(found, Lasting) else 0.0
+    if slope is not None and slope.p > MOST_CHANCE and slope.high < FOLLOWING * expected:
+        return NotSeparable(
+            "groups do not follow their slowest member: slope of their speed on its speed "
+            f"{slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f}), 1 would be following"
+        )
+    if found is not None:
+        return found
+    if slope is None:
+        return NotSeparable(
+            f"every node was measured alone only once, and no size has {FEWEST_GROUPS} groups"
+        )
+    if slope.p > MOST_CHANCE:
+        return NotSeparable(
+            "whether groups follow their slowest member is not known well enough: slope "
+            f"{slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f})"
+        )
+    return _by_slope(speeds, slope, group_slope(speeds, measured, healthy=True))
+
+
+def group_slope(
+    speeds: NodeSpeeds, measured: Mapping[int, Sequence[Measured]], healthy: bool = False
+) -> Slope | None:
+    """The slope over all sizes with at least eight groups, each size about its own means.
+
+    `healthy` leaves out groups with an outlying node, which would tell of that node alone. Groups
+    of different sizes share nodes, so the error is widened by the root of the number of sizes.
+    None with too few groups, or nodes that do not differ.
+    """
+    logs = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
+    outlying = {h for h, out in zip(speeds.hosts, speeds.is_outlying, strict=True) if out}
+    pairs = [
+        found
+        for size, groups in measured.items()
+        if size > 1
+        and len(found := _minimum_and_speed(groups, logs, speeds.base, outlying if healthy else ()))
+        >= FEWEST_GROUPS
+    ]
+    if not pairs:
+        return None
+    centred = np.concatenate([found - found.mean(axis=0) for found in pairs])
+    x, y = centred.T
+    power = float(x @ x)
+    if power <= 0:
+        return None
+    value = float(x @ y) / power
+    residual = y - value * x
+    variance = float(residual @ residual) / max(1, len(x) - len(pairs) - 1)
+    error = (variance / power * len(pairs)) ** 0.5
+    return Slope(value, error, max(map(len, pairs)) - 2, variance**0.5)
+
+
+def _minimum_and_speed(
+    groups: Sequence[Measured],
+    logs: Mapping[str, float],
+    base: float,
+    without: Sequence[str] | set[str],
+) -> FloatColumn:
+    """Rows (log of the slowest member, log of the group's speed a node), both over the base."""
+    rows = [
+        (min(logs[host] for host in one.hosts), np.log(one.samples_per_s / one.nodes / base))
+        for one in groups
+        if one.samples_per_s is not None
+        and all(host in logs for host in one.hosts)
+        and not any(host in without for host in one.hosts)
+    ]
+    return np.array(rows).reshape(-1, 2)
+
+
+def _by_repeats(speeds: NodeSpeeds) -> Lasting | NotSeparable:
+    """1 - error^2 / spread^2 with its interval by F, if an F test finds that nodes differ."""
+    between, within = len(speeds.hosts) - 1, int((speeds.repeats - 1).sum())
+    if _chance_of_difference(speeds) > MOST_CHANCE:
+        return NotSeparable("nodes differ by no more than the repeats of one node do")
+    error = float(np.median(speeds.errors))
+    ratio = (max(speeds.spread, 1e-12) / max(error, 1e-12)) ** 2
+    low, high = (1 - float(_special().fdtri(between, within, q)) / ratio for q in (0.975, 0.025))
+    how = f"{between + 1 + within} single-node values of {between + 1} nodes"
+    return Lasting(
+        _share(1 - 1 / ratio), _share(low), _share(high), error, MAD_EFFICIENCY * within, how
+    )
+
+
+def _chance_of_difference(speeds: NodeSpeeds) -> float:
+    """Probability of such differences between nodes by the scatter within them (one-way F test).
+
+    Noisy nodes are left out: they would hide the differences of the others.
+    """
+    kept = ~speeds.is_noisy
+    repeats, own = speeds.repeats[kept], speeds.own_scatter[kept]
+    within, between = int((repeats - 1).sum()), int(kept.sum()) - 1
+    if within < 1 or between < 1:
+        return 1.0
+    means = speeds.mean_logs[kept]
+    centre = float(np.average(means, weights=repeats))
+    above = float((repeats * (means - centre) ** 2).sum()) / between
+    below = float(((repeats - 1) * own**2).sum()) / within
+    return float(_special().fdtrc(between, within, above / max(below, 1e-24)))
+
+
+def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> Lasting:
+    """The slope of groups of healthy nodes; without enough of those, everybody's with no lower end."""
+    slope = healthy or everybody
+    reliability = _share(slope.value)
+    low = 0.0 if healthy is None else _share(slope.low)
+    # A slope of 1 by chance does not make the values exact: half of its interval is allowed for.
+    noise = (1 - (reliability + low) / 2) ** 0.5 * speeds.spread
+    how = f"the slope of group speed on the slowest member, {slope.value:.2f} +- {slope.error:.2f}"
+    degrees = MAD_EFFICIENCY * (len(speeds.hosts) - 1)
+    return Lasting(reliability, low, _share(slope.high), noise, degrees, how)
+
+
+def _special() -> Any:
+    # By name, because it has no type declarations.
+    return import_module("scipy.special")
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0)

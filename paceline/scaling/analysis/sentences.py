@@ -1,0 +1,251 @@
+"""The answer in sentences: does it scale, and which node costs how much?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from paceline.core.hosts import compress
+from paceline.core.units import percent
+from paceline.scaling.analysis.analysis import Analysis
+from paceline.scaling.analysis.bisection import Bisection, Group
+from paceline.scaling.analysis.blame import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, Judged
+from paceline.scaling.analysis.factors import Factor
+from paceline.scaling.analysis.reliability import NotSeparable
+
+MOST_NAMED = 6
+WORTH_REPLACING = 0.005
+"""Gain from which on a replacement is called a help."""
+
+
+def sentences(analysis: Analysis) -> tuple[str, ...]:
+    """Scaling, blame, gains, what could not be found, and what was left out, in this order."""
+    return (
+        *_scaling(analysis),
+        *_against_reference(analysis),
+        *_flagged(analysis),
+        *_gains(analysis),
+        *_searches(analysis),
+        *_noisy(analysis),
+        *_findable(analysis),
+        *_left_out(analysis),
+    )
+
+
+def _scaling(analysis: Analysis) -> Iterator[str]:
+    largest = analysis.largest
+    if largest.nodes == analysis.base_nodes:
+        yield f"Only groups of {_nodes(largest.nodes)} were measured: scaling takes larger ones too."
+        return
+    efficiency = f"{_with_interval(largest.efficiency)} of {_ideal(analysis)}"
+    yield (
+        f"{_nodes(largest.nodes)} reach {efficiency} ({analysis.judging.scaling} scaling, base: "
+        f"{_base(analysis)})."
+    )
+    if largest.straggler and largest.communication:
+        yield (
+            f"That is {_with_interval(largest.straggler)} for waiting for the slowest node x "
+            f"{_with_interval(largest.communication)} for communication and synchronisation."
+        )
+    elif isinstance(analysis.lasting, NotSeparable):
+        loss = 1 - largest.efficiency.value
+        blamed = (
+            f" No node is held to account for the loss of {percent(loss, 2)}." if loss > 0 else ""
+        )
+        yield f"Straggler and communication are not separable: {analysis.lasting.why}.{blamed}"
+
+
+def _flagged(analysis: Analysis) -> Iterator[str]:
+    blame = analysis.blame
+    if not blame.nodes:
+        return
+    judged = [node for node in blame.nodes if node.by != "nothing"]
+    if not judged:
+        yield (
+            f"Too few to judge: {_nodes(len(blame.nodes))} measured alone, {FEWEST_JUDGED} are "
+            "needed, or a reference, or the nodes' own history."
+        )
+        return
+    rule = f"z below {WORST_Z:.0f} and more than {percent(LEAST_LOSS, 0)} slower"
+    if not analysis.flagged:
+        slowest = max(judged, key=lambda node: node.loss)
+        which = "." if blame.flagged or blame.suspected else f"; the slowest, {_judged(slowest)}."
+        yield f"No node is flagged ({rule}){which}"
+    for node in analysis.flagged[:MOST_NAMED]:
+        yield f"{_judged(node, 'is')}{_confirmed(analysis, node)}."
+    if len(analysis.flagged) > MOST_NAMED:
+        rest = [node.host for node in analysis.flagged[MOST_NAMED:]]
+        yield f"{len(rest)} more nodes are flagged: {_names(rest)}."
+    for node in analysis.cleared:
+        yield f"{_judged(node, 'was')}, but beside proven nodes it is not slow: not flagged."
+    for node in analysis.suspected[:MOST_NAMED]:
+        yield f"{_judged(node, 'was')}: suspected, {_suspicion(analysis, node)}."
+    if len(analysis.suspected) > MOST_NAMED:
+        rest = [node.host for node in analysis.suspected[MOST_NAMED:]]
+        yield f"{len(rest)} more nodes were suspected and not confirmed: {_names(rest)}."
+
+
+def _against_reference(analysis: Analysis) -> Iterator[str]:
+    reference = analysis.judging.reference
+    if reference is not None:
+        share = percent(analysis.base / reference.samples_per_s, 2)
+        yield f"The median node reaches {share} of the reference, {reference.samples_per_s:.6g} samples/s."
+
+
+def _gains(analysis: Analysis) -> Iterator[str]:
+    if not analysis.gains or not analysis.largest.straggler:
+        return
+    first = analysis.gains[0]
+    refuted = {one.host for one in analysis.confirmed if one.confirmed is False}
+    if first.hosts[0] in refuted:
+        return
+    tail = 1 - analysis.largest.straggler.value
+    interval = f"({_signed(first.low)} to {_signed(first.high)})"
+    if first.value < WORTH_REPLACING:
+        yield (
+            f"No single replacement helps: replacing {first.hosts[0]} alone gives "
+            f"{_signed(first.value)} {interval}; the slow tail together costs about "
+            f"{percent(tail)}."
+        )
+    else:
+        yield f"Replacing {first.hosts[0]} gives {_signed(first.value)} {interval}."
+    num_flagged = len(analysis.flagged)
+    others = [
+        gain for gain in analysis.gains[1:] if num_flagged < 2 or len(gain.hosts) == num_flagged
+    ]
+    if others and (num_flagged > 1 or first.value < WORTH_REPLACING):
+        many = others[-1]
+        yield (
+            f"Replacing the {len(many.hosts)} slowest nodes gives {_signed(many.value)} "
+            f"({_signed(many.low)} to {_signed(many.high)})."
+        )
+
+
+def _searches(analysis: Analysis) -> Iterator[str]:
+    failed = {
+        one.hosts
+        for one in analysis.measured
+        if one.purpose == "bisection" and one.samples_per_s is None
+    }
+    for search in analysis.searches:
+        group = search.group
+        head = (
+            f"{_names(group.hosts)} together are {percent(group.loss)} slower than their nodes "
+            "and their number explain"
+        )
+        yield f"{head}: {_place(search, failed)}."
+    named = {search.group.hosts for search in analysis.searches}
+    rest = [one for one in analysis.slow if one.hosts not in named]
+    if rest:
+        yield f"{len(rest)} more groups are slower than their nodes and their number explain."
+
+
+def _place(search: Bisection, failed: Collection[Group]) -> str:
+    if gone := [group for group in search.ask if group in failed]:
+        return f"where is not known, as {'; '.join(map(_names, gone))} gave no value"
+    if search.ask:
+        asked = "; ".join(_names(group) for group in search.ask)
+        return f"to be measured next: {asked}"
+    if len(search.sides) == 2:
+        first, second = map(_names, search.sides)
+        return f"each half alone is as fast as it should be, so the loss lies between {first} and {second}"
+    (side,) = search.sides
+    if len(side) == 1:
+        return f"the loss goes with {side[0]}, though it is fast alone"
+    return f"the loss goes with {_names(side)}, on their way to other nodes"
+
+
+def _noisy(analysis: Analysis) -> Iterator[str]:
+    speeds = analysis.speeds
+    if speeds is None or speeds.common_scatter is None:
+        return
+    for at in speeds.is_noisy.nonzero()[0][:MOST_NAMED]:
+        yield (
+            f"{speeds.hosts[at]} is noisy: its repeats scatter by "
+            f"{percent(float(speeds.own_scatter[at]), 2)}, those of all nodes by "
+            f"{percent(speeds.common_scatter, 2)}."
+        )
+
+
+def _findable(analysis: Analysis) -> Iterator[str]:
+    smallest = analysis.blame.smallest_fault
+    if smallest is None and any(node.by != "nothing" for node in analysis.blame.nodes):
+        yield (
+            "How small a fault would have been found is not known: one value a node, and no spread "
+            "to hold it against."
+        )
+    if smallest is not None:
+        yield (
+            f"Smallest fault that would have been found here in 9 of 10 cases: a node "
+            f"{percent(smallest)} slower."
+        )
+
+
+def _left_out(analysis: Analysis) -> Iterator[str]:
+    if analysis.failed:
+        failed = sorted({h for m in analysis.measured if m.samples_per_s is None for h in m.hosts})
+        yield f"{analysis.failed} of {len(analysis.measured)} sub-clusters have no value: {_names(failed)}."
+    if analysis.apart:
+        series = sorted({one.series for one in analysis.apart})
+        n = len(analysis.apart)
+        yield (
+            f"{n} value{' of' if n == 1 else 's of'} {', '.join(series)} left out: measured apart "
+            "from the others, with a smaller hostfile."
+        )
+
+
+def _judged(node: Judged, verb: str = "") -> str:
+    words = f"{node.host} {verb}".strip() if verb else f"{node.host}, is"
+    against = {"the other nodes": "the median node"}.get(node.by, node.by)
+    z = "by the margin alone: low confidence" if node.z is None else f"z {node.z:.1f}"
+    times = f"median of {node.repeats} values" if node.repeats > 1 else "one value"
+    return f"{words} {percent(node.loss, 2)} below {against} ({z}, {times})"
+
+
+def _confirmed(analysis: Analysis, node: Judged) -> str:
+    found = next((one for one in analysis.confirmed if one.host == node.host), None)
+    if found is None or found.confirmed is None or found.loss is None:
+        return ""
+    return f", and its pairs with proven nodes are {percent(found.loss)} slower: confirmed"
+
+
+def _suspicion(analysis: Analysis, node: Judged) -> str:
+    """What became of the suspicion against a node that is not flagged."""
+    found = next(one for one in analysis.confirmed if one.host == node.host)
+    if found.loss is None:
+        return "not confirmed without a second pass beside proven nodes"
+    beside = f"its pairs with proven nodes are {percent(abs(found.loss))}"
+    beside += " slower" if found.loss > 0 else " faster"
+    if found.confirmed is None:
+        return f"and {beside} than others, but these are too few to confirm it"
+    return f"but {beside} than others, which does not confirm it: not flagged"
+
+
+def _base(analysis: Analysis) -> str:
+    if analysis.speeds is None:
+        return f"median group of {_nodes(analysis.base_nodes)}"
+    return f"median of {_nodes(len(analysis.speeds.hosts))}, {analysis.base:.6g} samples/s"
+
+
+def _ideal(analysis: Analysis) -> str:
+    times = analysis.largest.nodes / analysis.base_nodes
+    unit = "node" if analysis.base_nodes == 1 else f"group of {analysis.base_nodes}"
+    return f"{times:g} times the median {unit}"
+
+
+def _with_interval(factor: Factor) -> str:
+    if factor.low is None or factor.high is None:
+        return percent(factor.value, 2)
+    return f"{percent(factor.value, 2)} ({100 * factor.low:.2f} to {100 * factor.high:.2f})"
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.2f} %"
+
+
+def _nodes(n: int) -> str:
+    return f"{n} node{'' if n == 1 else 's'}"
+
+
+def _names(hosts: Sequence[str]) -> str:
+    text = compress(list(hosts))
+    return text if len(text) <= 200 else f"{hosts[0]} and {len(hosts) - 1} more"

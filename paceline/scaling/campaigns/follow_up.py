@@ -1,0 +1,50 @@
+"""What a suspicion asks for: further rounds, as many as are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.core.layout_sizes import layout_problems
+from paceline.scaling.analysis.analysis import Judging, analyse, next_groups
+from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
+from paceline.scaling.campaigns.sub_cluster import Place, TrialResult, measured
+
+
+def with_follow_up(
+    campaign: Campaign, trials: Mapping[Place, TrialResult], most: int, judging: Judging
+) -> Campaign | None:
+    """The campaign with the next rounds that the analysis asks for; None when it asks for none.
+
+    `most` bounds such rounds, those of earlier calls among them. Sub-clusters on which the layout
+    cannot run are left out.
+    """
+    known = measured(trials.values(), campaign.whole_node)
+    followed = [one for one in campaign.plan if one.purpose != "plan"]
+    room = most - len(followed)
+    if room <= 0 or not any(one.samples_per_s for one in known):
+        return None
+    planned = {group for one in followed for group in one.groups}
+    asked = next_groups(analyse(known, replace(judging, scaling=campaign.scaling)), planned)
+    if asked is None:
+        return None
+    purpose, rounds = asked
+    added: list[PlannedRound] = []
+    for groups in rounds:
+        for nodes in sorted({len(hosts) for hosts in groups}):
+            alike = tuple(g for g in groups if len(g) == nodes and can_run(campaign, g))
+            if alike and len(added) < room:
+                added.append(PlannedRound(
+                    number=len(campaign.plan) + len(added) + 1, purpose=purpose, nodes=nodes,
+                    devices_per_node=campaign.whole_node, groups=alike,
+                ))  # fmt: skip
+    if not added:
+        return None
+    return campaign.model_copy(update={"plan": (*campaign.plan, *added)})
+
+
+def can_run(campaign: Campaign, hosts: Group) -> bool:
+    """Whether the layout fits so many nodes."""
+    spec = campaign.spec(hosts, campaign.whole_node)
+    batch, seq_len = spec.training.global_batch, spec.training.seq_len
+    return not layout_problems(spec.layout, spec.model, spec.world_size, batch, seq_len)

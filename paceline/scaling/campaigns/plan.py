@@ -1,0 +1,231 @@
+"""From a recipe, hosts and sizes to the campaign that measures them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.core.host_split import Split, split_rounds
+from paceline.core.scale_result import ScalingKind
+from paceline.files.recipe import Recipe, load_recipe
+from paceline.files.run_folder import new_folder, run_folders
+from paceline.machines.host_lists import from_allocation
+from paceline.machines.placement import Request, choose_cluster
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.places.division import hosts_of, on_slurm
+from paceline.runs.plan import make_plan
+from paceline.scaling.analysis.sizes import parse_sizes
+from paceline.scaling.campaigns.batches import batch_on, scaling_kind
+from paceline.scaling.campaigns.record import (
+    CAMPAIGN_FILE,
+    LOCK_FILE,
+    Campaign,
+    PlannedRound,
+    Point,
+    campaign_folders,
+    read_campaign,
+    write_campaign,
+)
+from paceline.scaling.campaigns.topology import read_topology
+
+UNNAMED = "-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for."""
+
+    request: Request
+    sizes: str | None = None
+    devices_per_node: tuple[int, ...] = ()
+    """Devices used of a node; empty for the whole node alone."""
+    scaling: ScalingKind | None = None
+    split: Split = "contiguous"
+    topology: Path | None = None
+    rounds: int = 1
+    repeats: int = 1
+    seed: int = 0
+    name: str | None = None
+
+
+def new_campaign(root: Path, wanted: Wanted, command: Sequence[str]) -> Campaign:
+    """The campaign that was asked for, not yet written.
+
+    One of that name that measures the same is gone on with. Raises UserError when something of it
+    cannot run, or the name is taken.
+    """
+    recipe = load_recipe(wanted.request.recipe, wanted.request.variant, wanted.request.overrides)
+    request = on_slurm(wanted.request, wanted.sizes != "1")
+    if wanted.devices_per_node and request.cluster:
+        raise UserError(
+            "--gpus-per-node", "is settled by --cluster", remedy="leave one of them out"
+        )
+    cluster, _ = choose_cluster(request, recipe, inventory())
+    hosts = hosts_of(request, cluster)
+    devices = tuple(sorted({*wanted.devices_per_node})) or (cluster.devices_per_node,)
+    names = [host.name for host in hosts]
+    sizes = parse_sizes(wanted.sizes, len(names))
+    kind = scaling_kind(recipe, wanted.scaling)
+    topology = read_topology(wanted.topology) if wanted.topology else {}
+    there = () if cluster.launcher == "local" else hosts
+    where = replace(request.where, hosts=there, launcher=cluster.launcher)
+    points, notices = _points(replace(request, where=where), recipe, kind, sizes, devices)
+    campaign = Campaign(
+        name=UNNAMED,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        command=tuple(command),
+        recipe=recipe.name,
+        variant=request.variant,
+        scaling=kind,
+        hosts=tuple(names),
+        sizes=sizes,
+        devices_per_node=devices,
+        split=wanted.split,
+        rounds=wanted.rounds,
+        repeats=wanted.repeats,
+        seed=wanted.seed,
+        points=points,
+        plan=tuple(_rounds(wanted, names, points, topology)),
+        notices=notices,
+    )
+    return _named(root, campaign, wanted.name)
+
+
+def with_folder(root: Path, campaign: Campaign) -> Campaign:
+    """The campaign with a name, and an empty folder of its own where it had none."""
+    if campaign.name != UNNAMED:
+        return campaign
+    parts = [f"{datetime.now(UTC):%Y-%m-%d}", "scale", campaign.recipe, campaign.variant,
+             f"{len(campaign.hosts)}-hosts", campaign.key]  # fmt: skip
+    base = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts if part)
+    return campaign.model_copy(update={"name": new_folder(root, base).name})
+
+
+def begin(root: Path, campaign: Campaign) -> Campaign:
+    """The campaign with its file written, and the rounds that another process has added meanwhile."""
+    if (root / campaign.name / CAMPAIGN_FILE).exists():
+        there = read_campaign(root, campaign.name)
+        campaign = campaign.model_copy(update={"plan": there.plan})
+    write_campaign(root, campaign)
+    return campaign
+
+
+def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Campaign:
+    """The campaign of that name as it was planned; `allocation` is a new Slurm job for what is left.
+
+    Raises UserError when there is none, or the new job lacks hosts of it.
+    """
+    campaign = read_campaign(root, name)
+    job = allocation or os.environ.get("SLURM_JOB_ID")
+    if campaign.points[0].spec.cluster.launcher != "slurm" or job is None:
+        return campaign
+    missing = sorted({*campaign.hosts} - {host.name for host in from_allocation(job)})
+    if missing:
+        raise UserError(f"campaign {campaign.name}", f"needs {missing[0]}, which job {job} lacks",
+                        remedy="start a new campaign, or get the same nodes (--nodelist)")  # fmt: skip
+    points = tuple(_in_allocation(point, job) for point in campaign.points)
+    return campaign.model_copy(update={"points": points})
+
+
+def twins(root: Path, campaign: Campaign) -> list[str]:
+    """Names of other campaigns that measure the same; those that cannot be read are passed over."""
+    found: list[str] = []
+    for folder in campaign_folders(root):
+        # A broken file of another campaign is no reason not to measure.
+        with suppress(UserError):
+            if (
+                folder.name != campaign.name
+                and read_campaign(root, folder.name).key == campaign.key
+            ):
+                found.append(folder.name)
+    return found
+
+
+def _points(
+    request: Request,
+    recipe: Recipe,
+    kind: ScalingKind,
+    sizes: Sequence[int],
+    devices: Sequence[int],
+) -> tuple[tuple[Point, ...], tuple[str, ...]]:
+    """What runs at each size, points below one node first, and what is to be told about it."""
+    below = [(1, count) for count in devices[:-1]]
+    points: list[Point] = []
+    notices: dict[str, None] = {}
+    for nodes, count in [*below, *((size, devices[-1]) for size in sizes)]:
+        batch = batch_on(recipe, kind, nodes, count, devices[-1])
+        plan = make_plan(_request_on(request, nodes, count, batch))
+        notices |= dict.fromkeys(plan.notices)
+        points.append(Point(nodes=nodes, devices_per_node=count, spec=plan.spec))
+    return tuple(points), tuple(notices)
+
+
+def _request_on(request: Request, nodes: int, count: int, batch: int) -> Request:
+    hosts = request.where.hosts[:nodes]
+    return replace(
+        request,
+        devices=None if request.cluster else count,
+        overrides=(*request.overrides, f"training.global_batch={batch}"),
+        where=replace(request.where, hosts=hosts, nodes=nodes),
+    )
+
+
+def _rounds(
+    wanted: Wanted, hosts: Sequence[str], points: Sequence[Point], topology: Mapping[str, str]
+) -> list[PlannedRound]:
+    """Every repeat of every size; sizes fall again in every other repeat, so that a drift cancels."""
+    planned: list[PlannedRound] = []
+    for repeat in range(1, wanted.repeats + 1):
+        for point in points if repeat % 2 else reversed(points):
+            rounds = split_rounds(
+                hosts, point.nodes, wanted.split, num_rounds=wanted.rounds, seed=wanted.seed,
+                topology=topology,
+            )  # fmt: skip
+            planned += [
+                PlannedRound(
+                    number=len(planned) + at,
+                    nodes=point.nodes,
+                    devices_per_node=point.devices_per_node,
+                    repeat=repeat,
+                    groups=one.groups,
+                    left_over=one.left_over,
+                    made_up=one.made_up,
+                )
+                for at, one in enumerate(rounds, start=1)
+            ]
+    return planned
+
+
+def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
+    """The campaign under its name, or the one that stands there already and measures the same."""
+    if name is None:
+        return campaign
+    if not _NAME.fullmatch(name) or name == "last":
+        raise UserError(f"--name {name}", "cannot name a campaign",
+                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+    if name in {folder.name for folder in run_folders(root)}:
+        raise UserError(f"--name {name}", "is the name of a run")
+    if name not in {folder.name for folder in campaign_folders(root)}:
+        if {path.name for path in (root / name).glob("*")} - {LOCK_FILE}:
+            raise UserError(f"--name {name}", "is a folder of something else",
+                            remedy="give another name")  # fmt: skip
+        return campaign.model_copy(update={"name": name})
+    there = read_campaign(root, name)
+    if there.key != campaign.key:
+        raise UserError(f"--name {name}", "is a campaign that measures something else",
+                        remedy="give another name")  # fmt: skip
+    return there
+
+
+def _in_allocation(point: Point, job: str) -> Point:
+    cluster = point.spec.cluster
+    moved = cluster.slurm.model_copy(update={"allocation": job})
+    spec = point.spec.model_copy(update={"cluster": cluster.model_copy(update={"slurm": moved})})
+    return point.model_copy(update={"spec": spec})

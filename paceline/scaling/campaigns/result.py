@@ -1,0 +1,180 @@
+"""What a campaign yields: the analysis, every sub-cluster, and what it could not measure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from paceline.core.host_split import Round
+from paceline.core.hosts import compress
+from paceline.core.scale_result import ScaleResult
+from paceline.core.value import Value
+from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.procedure import left_over_notes
+from paceline.scaling.campaigns.record import Campaign, Group
+from paceline.scaling.campaigns.sub_cluster import TrialResult, measured
+
+LAMBDA_HEAD = ("Hostnames", "Throughput (samples/sec)", "Status")
+FAILED = -1
+COLUMNS = ("round", "purpose", "nodes", "gpus_per_node", "hosts", "samples_per_s", "spread", "n",
+           "step_time_s", "global_batch", "scaling", "status", "reason", "started_unix",
+           "ended_unix", "run")  # fmt: skip
+
+
+class PartResult(Value):
+    """A part of a node's devices, as a share of what the median node does with all of them."""
+
+    devices: PositiveInt
+    n: PositiveInt
+    """Runs with a value."""
+    value: float
+    """Samples/s: the geometric mean of the runs."""
+    spread: float | None
+    """Relative standard deviation between the runs."""
+    efficiency: float | None
+    """value / (devices x base per device)."""
+
+
+class CampaignResult(ScaleResult):
+    """What `paceline scale RECIPE` prints as JSON and keeps as scale.json."""
+
+    schema_version: int = 1
+    campaign: str
+    recipe: str
+    variant: str | None
+    devices_per_node: PositiveInt
+    below_one_node: tuple[PartResult, ...] = ()
+    runs: tuple[TrialResult, ...]
+    """Every sub-cluster that was run, in order."""
+    lost: dict[str, str] = {}
+    """Hosts that took no part any more, and why."""
+    sizes_without_value: tuple[PositiveInt, ...] = ()
+    """Planned sizes of which no sub-cluster has a value."""
+    missing: NonNegativeInt
+    """Planned sub-clusters that were not run."""
+    interrupted: bool = False
+    resume: str | None = None
+    """The command that measures what is missing."""
+
+
+def campaign_analysis(
+    campaign: Campaign, trials: Iterable[TrialResult], judging: Judging
+) -> Analysis:
+    """The analysis of all trials on whole nodes; raises UserError when none has a value."""
+    known = measured(trials, campaign.whole_node)
+    return analyse(known, replace(judging, scaling=campaign.scaling))
+
+
+def campaign_result(
+    campaign: Campaign,
+    trials: Sequence[TrialResult],
+    analysis: Analysis,
+    *,
+    lost: Mapping[str, str],
+    unplaced: Mapping[int, Group],
+    missing: int,
+    interrupted: bool,
+    resume: str | None,
+) -> CampaignResult:
+    """The value that is printed and kept."""
+    notes = [*_left_over(campaign), *_failures(trials), *_lost(lost, unplaced)]
+    found = scale_result(analysis, notes)
+    return CampaignResult(
+        **{name: getattr(found, name) for name in ScaleResult.model_fields},
+        campaign=campaign.name,
+        recipe=campaign.recipe,
+        variant=campaign.variant,
+        devices_per_node=campaign.whole_node,
+        below_one_node=tuple(_parts(campaign, trials, analysis)),
+        runs=tuple(sorted(trials, key=lambda one: (one.round, one.hosts))),
+        lost=dict(lost),
+        sizes_without_value=tuple(
+            size for size in campaign.sizes if size not in {one.nodes for one in found.sizes}
+        ),
+        missing=missing,
+        interrupted=interrupted,
+        resume=resume,
+    )
+
+
+def lambda_csv(trials: Iterable[TrialResult], whole_node: int) -> str:
+    """Host names, samples/s and Success or Fail, as Lambda's eval_batch.py writes them.
+
+    Only planned sub-clusters of whole nodes: no column could tell others from them.
+    """
+    rows = [
+        (", ".join(one.hosts), f"{one.samples_per_s:.4f}" if one.samples_per_s else FAILED,
+         "Success" if one.ok else "Fail")
+        for one in trials
+        if one.purpose == "plan" and one.devices_per_node == whole_node
+    ]  # fmt: skip
+    return _csv(LAMBDA_HEAD, rows)
+
+
+def trials_csv(trials: Iterable[TrialResult], scaling: str) -> str:
+    """Everything that is known of every sub-cluster; `paceline scale --from` reads it."""
+    rows: list[list[object]] = []
+    for one in trials:
+        known = {**one.model_dump(), "gpus_per_node": one.devices_per_node, "scaling": scaling,
+                 "hosts": ", ".join(one.hosts)}  # fmt: skip
+        rows.append([known[name] for name in COLUMNS])
+    return _csv(COLUMNS, rows)
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _parts(
+    campaign: Campaign, trials: Sequence[TrialResult], analysis: Analysis
+) -> Iterator[PartResult]:
+    for devices in campaign.devices_per_node[:-1]:
+        values = [t.samples_per_s for t in trials if t.devices_per_node == devices]
+        logs = np.log([value for value in values if value])
+        if not len(logs):
+            continue
+        value = float(np.exp(logs.mean()))
+        yield PartResult(
+            devices=devices,
+            n=len(logs),
+            value=value,
+            spread=float(logs.std(ddof=1)) if len(logs) > 1 else None,
+            efficiency=value / (devices * analysis.base / campaign.whole_node),
+        )
+
+
+def _left_over(campaign: Campaign) -> list[str]:
+    planned = [one for one in campaign.plan if one.purpose == "plan"]
+    return left_over_notes([Round(one.groups, one.left_over, one.made_up) for one in planned])
+
+
+def _failures(trials: Sequence[TrialResult]) -> Iterator[str]:
+    """Every cause of a missing value once, with the sub-clusters that it befell."""
+    causes: dict[str, list[TrialResult]] = {}
+    for one in trials:
+        if not one.ok:
+            causes.setdefault(one.reason or one.status, []).append(one)
+    for why, failed in causes.items():
+        names = "; ".join(dict.fromkeys(compress(one.hosts) for one in failed[:4]))
+        more = f" and {len(failed) - 4} more" if len(failed) > 4 else ""
+        yield f"No value of {names}{more}: {why.rstrip('.')}."
+
+
+def _lost(lost: Mapping[str, str], unplaced: Mapping[int, Group]) -> Iterator[str]:
+    if lost:
+        yield f"Taken out of what followed: {compress(sorted(lost))}."
+    rounds = [number for number, hosts in sorted(unplaced.items()) if hosts]
+    if rounds:
+        hosts = sorted({host for number in rounds for host in unplaced[number]})
+        where = "1 round" if len(rounds) == 1 else f"{len(rounds)} rounds"
+        yield f"Without partners in {where} because of that: {compress(hosts)}."

@@ -1,0 +1,131 @@
+"""One sub-cluster's run as the campaign sees it, read from the run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from paceline.compare.over_time.repeats import has_figure
+from paceline.core.node_groups import Measured, Purpose
+from paceline.core.result import Result, Status
+from paceline.core.value import Value
+from paceline.files.run_folder import (
+    RUN_FILE,
+    RunRecord,
+    Trial,
+    read_json,
+    read_record,
+    run_folders,
+)
+from paceline.runs.outcome import evaluate
+from paceline.scaling.campaigns.record import Campaign, Group
+
+FIGURE = "samples_per_s"
+Place = tuple[int, Group]
+"""Round and hosts of a trial."""
+
+
+class TrialResult(Value):
+    """What one sub-cluster gave in one round."""
+
+    round: PositiveInt
+    purpose: Purpose
+    nodes: PositiveInt
+    devices_per_node: PositiveInt
+    hosts: Group
+    run: str | None
+    """The run's folder; None when there is none."""
+    status: Status
+    reason: str | None = None
+    samples_per_s: float | None = None
+    """Of the whole sub-cluster, at its median step; None when it failed."""
+    spread: float | None = None
+    """Robust relative spread of the steps."""
+    n: NonNegativeInt | None = None
+    """Steps behind the value."""
+    step_time_s: float | None = None
+    global_batch: PositiveInt
+    started_unix: float | None = None
+    ended_unix: float | None = None
+    faulty_hosts: Group = ()
+    """Hosts that the launcher names as the cause."""
+
+    @property
+    def place(self) -> Place:
+        return self.round, self.hosts
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has a value."""
+        return self.samples_per_s is not None
+
+
+def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult:
+    """The trial that a run was."""
+    assert record.spec is not None
+    metric = result.metrics.get(FIGURE)
+    step = result.metrics.get("step_time_s")
+    counted = has_figure(result) and metric is not None
+    unjudged = "the run has no steady step time" if result.status == "ok" and not counted else None
+    return TrialResult(
+        round=trial.round,
+        purpose=trial.purpose,
+        nodes=len(trial.hosts),
+        devices_per_node=record.spec.cluster.devices_per_node,
+        hosts=trial.hosts,
+        run=record.name,
+        status=result.status,
+        reason=result.reason or unjudged,
+        samples_per_s=metric.value if metric and counted else None,
+        spread=metric.spread if metric and counted else None,
+        n=metric.n if metric and counted else None,
+        step_time_s=step.value if step and counted else None,
+        global_batch=record.spec.training.global_batch,
+        started_unix=record.launched_unix,
+        ended_unix=record.ended_unix,
+        faulty_hosts=record.faulty_hosts,
+    )
+
+
+def known_trials(root: Path, campaign: Campaign) -> dict[Place, TrialResult]:
+    """What the run folders hold of a campaign: of each trial the latest run, one with a value first.
+
+    A run of another configuration under the campaign's name does not count.
+    """
+    found: dict[Place, TrialResult] = {}
+    for record, folder in sorted(_runs(root, campaign.name), key=lambda run: run[0].created):
+        trial = record.trial
+        devices = record.spec.cluster.devices_per_node if record.spec else None
+        if trial is None or devices not in campaign.devices_per_node:
+            continue
+        expected = campaign.spec(trial.hosts, devices)
+        if record.key != expected.key:
+            continue
+        told = trial_result(record, evaluate(folder).result, trial)
+        if told.ok or not (earlier := found.get(told.place)) or not earlier.ok:
+            found[told.place] = told
+    return found
+
+
+def measured(trials: Iterable[TrialResult], whole_node: int) -> list[Measured]:
+    """Trials on whole nodes, as the statistics take them."""
+    return [
+        Measured(one.hosts, one.samples_per_s, purpose=one.purpose)
+        for one in trials
+        if one.devices_per_node == whole_node
+    ]
+
+
+def campaign_runs(root: Path, campaign: str) -> list[Path]:
+    """The folders of all runs of a campaign."""
+    return [
+        folder
+        for folder in run_folders(root)
+        if (read_json(folder / RUN_FILE).get("trial") or {}).get("campaign") == campaign
+    ]
+
+
+def _runs(root: Path, campaign: str) -> list[tuple[RunRecord, Path]]:
+    return [(read_record(folder), folder) for folder in campaign_runs(root, campaign)]

@@ -1,0 +1,179 @@
+"""Charts of a scaling analysis: throughput, efficiency, and nodes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import altair as alt
+
+from paceline.core.node_groups import Measured, by_size
+from paceline.core.scale_result import ScaleResult
+from paceline.report.figures import printable
+from paceline.report.step_charts import finish
+from paceline.report.theme import Look
+
+HEIGHT = 260
+T = TypeVar("T")
+MOST_DOTS = 500
+"""Dots of one size, or nodes, at most; the ends are always among them."""
+
+
+def scaling_charts(
+    result: ScaleResult, measured: Sequence[Measured], look: Look, reference: float | None = None
+) -> dict[str, alt.LayerChart]:
+    """The charts by name; `reference` is a healthy node's samples/s from elsewhere."""
+    charts = {
+        "throughput": throughput(result, measured, look, reference),
+        "efficiency": efficiency(result, measured, look, reference),
+    }
+    if len(result.nodes) > 1:
+        charts["nodes"] = nodes(result, look)
+    return charts
+
+
+def throughput(
+    result: ScaleResult, measured: Sequence[Measured], look: Look, reference: float | None = None
+) -> alt.LayerChart:
+    """Samples/s over nodes, both logarithmic: sub-clusters as dots, ideal and reference as lines."""
+    y = alt.Y("value:Q", title="throughput (samples/s)", scale=alt.Scale(type="log", nice=False),
+              axis=alt.Axis(tickCount=5, format=",~r"))  # fmt: skip
+    per_node = result.base.value / result.base.nodes
+    lines = [("ideal", per_node)] + ([("reference", reference)] if reference else [])
+    ends = [result.sizes[0].nodes, result.sizes[-1].nodes]
+    ideal = [
+        _line(name, [{"nodes": n, "value": rate * n} for n in ends], y, look)
+        for name, rate in lines
+    ]
+    return finish(
+        [*ideal, _dots(measured, y, look, 1.0)], look, "Throughput",
+        [f"Dot: one sub-cluster. Dashed: {_ideal_words(result)}.{_reference_words(reference)}"],
+        HEIGHT,
+    )  # fmt: skip
+
+
+def efficiency(
+    result: ScaleResult, measured: Sequence[Measured], look: Look, reference: float | None = None
+) -> alt.LayerChart:
+    """Share of the ideal over nodes: every sub-cluster, the mean of each size with its interval."""
+    per_node = result.base.value / result.base.nodes
+    y = alt.Y("value:Q", title="efficiency (%)", scale=alt.Scale(zero=False, padding=14))
+    rows: list[dict[str, Any]] = [
+        {"nodes": one.nodes, "value": 100 * one.efficiency,
+         "low": 100 * (one.low or one.efficiency), "high": 100 * (one.high or one.efficiency)}
+        for one in result.sizes
+    ]  # fmt: skip
+    mean = alt.Chart(alt.Data(values=rows)).encode(x=_x(), y=y)
+    ends = [result.sizes[0].nodes, result.sizes[-1].nodes]
+    lines = [("ideal", 100.0)] + ([("reference", 100 * reference / per_node)] if reference else [])
+    layers = [
+        *(
+            _line(name, [{"nodes": n, "value": v} for n in ends], y, look)
+            for name, v in lines
+        ),
+        _dots(measured, y, look, 100 / per_node, per_node=True),
+        mean.properties(name="intervals").mark_rule(color=look.palette.accent, strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
+        mean.properties(name="means").mark_tick(color=look.palette.accent, thickness=2.5, width=16).encode(
+            tooltip=[alt.Tooltip("nodes:Q"), alt.Tooltip("value:Q", title="%", format=".2f")]
+        ),
+    ]  # fmt: skip
+    note = (
+        f"Dot: one sub-cluster. Mark: mean of the size, line: its 95 % interval. 100 %: "
+        f"{_ideal_words(result)}, {result.scaling} scaling.{_reference_words(reference)}"
+    )
+    return finish(layers, look, "Efficiency", [note], HEIGHT)
+
+
+def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
+    """Every node alone, the slowest first; flagged ones named and in another colour."""
+    rows = [
+        {"rank": at, "host": printable(node.host), "value": 100 * (1 - node.loss),
+         "flagged": node.host in result.flagged}
+        for at, node in enumerate(result.nodes, start=1)
+    ]  # fmt: skip
+    num_nodes = len(rows)
+    half = MOST_DOTS // 2
+    # The slow end is what the chart is for.
+    rows = rows[:half] + _every(rows[half:], half) if num_nodes > MOST_DOTS else rows
+    x = alt.X("rank:Q", title="node, the slowest first", axis=alt.Axis(format=",d", tickMinStep=1),
+              scale=alt.Scale(domain=[0.5, num_nodes + 0.5], nice=False))  # fmt: skip
+    y = alt.Y("value:Q", title="speed alone (% of its measure)",
+              scale=alt.Scale(zero=False, padding=14))  # fmt: skip
+    base = alt.Chart(alt.Data(values=rows), name="alone").encode(x=x, y=y)
+    dots = base.mark_circle(opacity=1, size=60 if len(rows) <= 128 else 22).encode(
+        color=alt.condition(
+            alt.datum["flagged"], alt.value(look.palette.accent), alt.value(look.palette.steady)
+        ),
+        tooltip=[alt.Tooltip("host:N"), alt.Tooltip("value:Q", title="%", format=".2f")],
+    )
+    named = [row for row in rows if row["flagged"]][:8]
+    names = (
+        alt.Chart(alt.Data(values=named), name="names")
+        .mark_text(color=look.palette.accent, align="left", dx=8, fontWeight="bold")
+        .encode(x=x, y=y, text="host:N")
+    )
+    found = result.smallest_fault_found
+    note = "How slow a node would have been found is not known." if found is None else (
+        f"A node {100 * found:.1f} % slower would have been found in 9 of 10 cases."
+    )  # fmt: skip
+    return finish([dots, names] if named else [dots], look, "Nodes", [note], HEIGHT)
+
+
+def _x() -> alt.X:
+    return alt.X("nodes:Q", title="nodes", scale=alt.Scale(type="log", base=2, padding=14),
+                 axis=alt.Axis(format=",d"))  # fmt: skip
+
+
+def _dots(
+    measured: Sequence[Measured], y: alt.Y, look: Look, times: float, per_node: bool = False
+) -> alt.Chart:
+    rows = [
+        {
+            "nodes": size,
+            "value": (one.samples_per_s or 0.0) * times / (size if per_node else 1),
+            "hosts": printable(one.hosts[0]) + (f" and {size - 1} more" if size > 1 else ""),
+        }
+        for size, groups in by_size(measured).items()
+        for one in _thinned(groups)
+    ]
+    return (
+        alt.Chart(alt.Data(values=rows), name="sub-clusters")
+        .mark_circle(opacity=0.45, size=34, color=look.palette.steady)
+        .encode(
+            x=_x(),
+            y=y,
+            tooltip=[
+                alt.Tooltip("hosts:N"),
+                alt.Tooltip("nodes:Q"),
+                alt.Tooltip("value:Q", format=",.5~r"),
+            ],
+        )
+    )
+
+
+def _thinned(groups: Sequence[Measured]) -> list[Measured]:
+    return _every(sorted(groups, key=lambda one: one.samples_per_s or 0.0), MOST_DOTS)
+
+
+def _every(ordered: Sequence[T], most: int) -> list[T]:
+    """At most `most` of them at equal distances, and the last."""
+    step = -(-len(ordered) // most)
+    return list(ordered[::step]) + ([ordered[-1]] if step > 1 else [])
+
+
+def _line(name: str, rows: list[dict[str, float]], y: alt.Y, look: Look) -> alt.Chart:
+    colour = look.palette.ink if name == "ideal" else look.palette.good
+    return (
+        alt.Chart(alt.Data(values=rows), name=name)
+        .mark_line(color=colour, strokeDash=[4, 3], strokeWidth=1.2)
+        .encode(x=_x(), y=y)
+    )
+
+
+def _ideal_words(result: ScaleResult) -> str:
+    group = "" if result.base.nodes == 1 else f" of {result.base.nodes}"
+    return f"ideal, {result.base.statistic}{group} ({result.base.value:.6g} samples/s)"
+
+
+def _reference_words(reference: float | None) -> str:
+    return f" Green: the reference, {reference:.6g} samples/s a node." if reference else ""

@@ -1,0 +1,1 @@
+"""Hosts checked before they are run on."""

@@ -1,0 +1,265 @@
+"""Which hosts are fit to run on: their rates held against each other or their past, their facts compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paceline.core.hosts import compress
+from paceline.core.node_groups import Measured
+from paceline.core.units import percent, si
+from paceline.core.value import Value
+from paceline.scaling.analysis.blame import (
+    FEWEST_EARLIER,
+    FEWEST_JUDGED,
+    LEAST_LOSS,
+    Blame,
+    Judged,
+    Reference,
+    judge_nodes,
+)
+from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
+
+MEASURES = {
+    "gemm": ("matrix products", "FLOP/s"),
+    "memory": ("memory copies", "B/s"),
+    "collective": ("all-reduce inside the host", "B/s"),
+    "pair": ("all-reduce with another host", "B/s"),
+}
+"""Of each host: the slowest device, the slowest device, the bus rate, the bus rate with the best partner."""
+SAME = (
+    "kernel",
+    "python",
+    "torch",
+    "nccl",
+    "cpu",
+    "num_cores",
+    "governor",
+    "driver",
+    "gpu",
+)
+"""Facts that healthy hosts of one cluster have in common."""
+Verdict = Literal["fit", "look", "drain"]
+
+
+class Figure(Value):
+    """One rate of one host, higher is better."""
+
+    value: float
+    unit: str
+    n: int
+    """Blocks or repeats behind the value."""
+    z: float | None
+    """Robust standard deviations from what it is judged by; None where nothing judges it."""
+    loss: float
+    """1 - value / that measure."""
+    by: str
+    flagged: bool
+
+
+class HostReport(Value):
+    """What is known of one host."""
+
+    host: str
+    verdict: Verdict
+    evidence: tuple[str, ...] = ()
+    """Why it should be drained."""
+    remarks: tuple[str, ...] = ()
+    """What is worth a look."""
+    figures: dict[str, Figure] = {}
+    facts: dict[str, Any] = {}
+
+
+class Measure(Value):
+    """One rate over all hosts."""
+
+    what: str
+    unit: str
+    num_hosts: int
+    median: float
+    spread: float
+    """1.4826 x MAD / median of the hosts."""
+    smallest_fault: float | None
+    """The loss of a host that would have been found in 9 of 10 cases; None when nothing is judged."""
+
+
+class CheckReport(Value):
+    """The check of some hosts at one time."""
+
+    schema_version: int = 1
+    created: str
+    identity: dict[str, Any]
+    """What must be equal for figures of two checks to be held against each other."""
+    elapsed_s: float
+    hosts: tuple[HostReport, ...]
+    measures: dict[str, Measure]
+    drain: tuple[str, ...]
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one host told before anything is judged."""
+
+    host: str
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    """Values of each measure: several of one host are repeats."""
+    faults: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Past:
+    """What figures are held against besides each other."""
+
+    earlier: Mapping[str, Mapping[str, Sequence[float]]] = field(
+        default_factory=dict[str, Mapping[str, Sequence[float]]]
+    )
+    """Earlier values by measure and host."""
+    references: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
+
+
+def judge(
+    readings: Sequence[Reading],
+    past: Past,
+    identity: dict[str, Any],
+    created: str,
+    elapsed_s: float,
+) -> CheckReport:
+    """Every host with its verdict, and what the check could have found."""
+    speeds = {what: found for what in MEASURES if (found := _speeds(readings, what))}
+    blames = {
+        what: judge_nodes(found, 0.0, past.references.get(what), past.earlier.get(what))
+        for what, found in speeds.items()
+    }
+    odd, lost = _odd_ones(readings), _lost_gpus(readings)
+    hosts = tuple(
+        _report(reading, blames, odd.get(reading.host, []), lost.get(reading.host, []))
+        for reading in readings
+    )
+    measures = {
+        what: Measure(
+            what=what, unit=MEASURES[what][1], num_hosts=len(found.hosts), median=found.base,
+            spread=found.spread, smallest_fault=blames[what].smallest_fault,
+        )
+        for what, found in speeds.items()
+    }  # fmt: skip
+    drain = tuple(report.host for report in hosts if report.verdict == "drain")
+    sentences = (
+        _count(hosts, drain, elapsed_s),
+        *(_power(measure, blames[what]) for what, measure in measures.items()),
+    )
+    return CheckReport(
+        created=created, identity=identity, elapsed_s=elapsed_s, hosts=hosts, measures=measures,
+        drain=drain, sentences=sentences,
+    )  # fmt: skip
+
+
+def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
+    return node_speeds(
+        [Measured((one.host,), value) for one in readings for value in one.rates.get(what, ())]
+    )
+
+
+def _report(
+    reading: Reading, blames: Mapping[str, Blame], odd: Sequence[str], lost: Sequence[str]
+) -> HostReport:
+    figures: dict[str, Figure] = {}
+    slow: list[str] = []
+    for what, blame in blames.items():
+        node = next((node for node in blame.nodes if node.host == reading.host), None)
+        if node is None:
+            continue
+        figures[what] = Figure(value=node.value, unit=MEASURES[what][1], n=node.repeats, z=node.z,
+                               loss=node.loss, by=node.by, flagged=node.flagged)  # fmt: skip
+        if node.flagged:
+            slow.append(_slow(what, node))
+    evidence = (*reading.faults, *lost, *slow)
+    remarks = (*reading.remarks, *odd)
+    return HostReport(
+        host=reading.host, verdict="drain" if evidence else "look" if remarks else "fit",
+        evidence=evidence, remarks=remarks, figures=figures, facts=dict(reading.facts),
+    )  # fmt: skip
+
+
+def _slow(what: str, node: Judged) -> str:
+    title, unit = MEASURES[what]
+    z = "by the margin alone: low confidence" if node.z is None else f"z = {node.z:.1f}"
+    return f"{title} at {si(node.value, unit)}: {percent(node.loss)} below {node.by} ({z})"
+
+
+def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
+    """By host, the facts in which it differs from most of the others, or from the only other one."""
+    told = [reading for reading in readings if reading.facts]
+    found: dict[str, list[str]] = {}
+    for name in (*SAME, "memory"):
+        values = {reading.host: _fact(reading.facts, name) for reading in told}
+        counts = Counter(values.values())
+        if len(counts) < 2:
+            continue
+        usual, number = counts.most_common(1)[0]
+        clear = 2 * number > len(values)
+        for host, value in values.items():
+            if not clear or value != usual:
+                others = f"{usual} on {number} of {len(values)} hosts" if clear else "others differ"
+                found.setdefault(host, []).append(f"{name} {value} here, {others}")
+    return found
+
+
+def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
+    """By host, that it has fewer GPUs than most others."""
+    numbers = {one.host: len(one.facts.get("gpus") or []) for one in readings if one.facts}
+    if not numbers:
+        return {}
+    usual, times = Counter(numbers.values()).most_common(1)[0]
+    if 2 * times <= len(numbers):
+        return {}
+    told = f"{usual} on {times} of {len(numbers)} hosts"
+    return {host: [f"{n} GPUs here, {told}"] for host, n in numbers.items() if n < usual}
+
+
+def _fact(facts: Mapping[str, Any], name: str) -> str:
+    gpus: Sequence[Mapping[str, Any]] = facts.get("gpus") or []
+    if name == "memory":
+        size = facts.get("memory_bytes")
+        return "unknown" if size is None else si(size, "B", digits=2)
+    if name in ("gpu", "driver"):
+        key = "name" if name == "gpu" else "driver"
+        return ", ".join(sorted({str(gpu.get(key)) for gpu in gpus})) or "none"
+    return str(facts.get(name) if facts.get(name) is not None else "unknown")
+
+
+def _count(hosts: Sequence[HostReport], drain: Sequence[str], elapsed_s: float) -> str:
+    look = [report.host for report in hosts if report.verdict == "look"]
+    fit = len(hosts) - len(drain) - len(look)
+    parts = [f"{fit} fit"]
+    parts += [f"{len(look)} worth a look ({compress(look)})"] if look else []
+    parts += [f"{len(drain)} to drain ({compress(drain)})"] if drain else []
+    noun = "host" if len(hosts) == 1 else "hosts"
+    return f"{len(hosts)} {noun} checked in {elapsed_s:.1f} s: {', '.join(parts)}."
+
+
+def _power(measure: Measure, blame: Blame) -> str:
+    title, unit = MEASURES[measure.what]
+    noun = "host" if measure.num_hosts == 1 else "hosts"
+    figures = f"{title}: median {si(measure.median, unit)} of {measure.num_hosts} {noun}"
+    if measure.num_hosts > 1:
+        figures += f", spread {percent(measure.spread)}"
+    if measure.smallest_fault is None and any(node.by != "nothing" for node in blame.nodes):
+        return (
+            f"{figures}; judged by the margin of {percent(LEAST_LOSS, 0)} alone, as no spread is known: "
+            "how small a fault is found is not known."
+        )
+    if measure.smallest_fault is None:
+        return (
+            f"{figures}; too few to judge: it takes {FEWEST_JUDGED} hosts, {FEWEST_EARLIER} earlier "
+            "checks of a host, or a check to hold against (--against)."
+        )
+    by = " and ".join(dict.fromkeys(node.by for node in blame.nodes if node.z is not None))
+    return (
+        f"{figures}; judged by {by}, a host slower by {percent(measure.smallest_fault)} is found in "
+        "9 of 10 cases."
+    )

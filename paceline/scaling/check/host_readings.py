@@ -1,0 +1,109 @@
+"""What the processes of a check wrote, put together host by host."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.core.hardware import Cluster
+from paceline.machines import Verdict
+from paceline.machines.probe import health
+from paceline.scaling.check.fitness import Reading
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """Every whole line that the ranks wrote."""
+    found: list[dict[str, Any]] = []
+    for path in sorted((folder / "check").glob("rank-*.jsonl")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                told = json.loads(line)
+            except json.JSONDecodeError:  # the last one of a rank that was killed
+                continue
+            if isinstance(told, dict) and "event" in told and "node" in told:
+                found.append(told)
+    return found
+
+
+def host_readings(
+    cluster: Cluster, lines: Sequence[Mapping[str, Any]], verdict: Verdict | None
+) -> list[Reading]:
+    """What each host of the job told."""
+    names = _names(cluster, lines)
+    return [
+        _reading(
+            name, cluster, node, [line for line in lines if line["node"] == node], names, verdict
+        )
+        for node, name in enumerate(names)
+    ]
+
+
+def _names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The hosts by node; Slurm orders them itself, so there each says its name."""
+    told = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
+    if cluster.launcher == "local":
+        return [platform.node()]
+    if cluster.launcher == "ssh" or (cluster.hosts and set(told.values()) - set(cluster.hosts)):
+        return list(cluster.hosts)
+    silent = [host for host in cluster.hosts if host not in told.values()]
+    return [
+        told[node] if node in told else silent.pop(0) if silent else f"node {node}"
+        for node in range(cluster.nodes)
+    ]
+
+
+def _reading(
+    name: str,
+    cluster: Cluster,
+    node: int,
+    lines: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    verdict: Verdict | None,
+) -> Reading:
+    """One host: its rates are those of its slowest device, its pairs' that with the best partner."""
+    facts = next((line for line in lines if line["event"] == "facts"), {})
+    state = next(
+        (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])
+    )
+    faults = health.faults(facts, state)
+    ended = sum(line["event"] == "end" for line in lines)
+    if ended < cluster.devices_per_node:
+        why = verdict.reason if verdict and (name in verdict.hosts or not verdict.hosts) else ""
+        what = f"{cluster.devices_per_node - ended} of {cluster.devices_per_node} processes"
+        faults.append(f"{what} did not finish the check{f': {why}' if why else ''}")
+    failed = [line for line in lines if line["event"] == "fault"]
+    grave = [line for line in failed if line["part"] in ("gemm", "memory")]
+    faults += dict.fromkeys(f"{line['part']} failed: {line['reason']}" for line in grave)
+    remarks = health.remarks(state)
+    remarks += dict.fromkeys(
+        f"{_part(line['part'], names)} failed: {line['reason']}"
+        for line in failed
+        if line not in grave
+    )
+    kept = {key: value for key, value in facts.items() if key not in ("event", "rank", "schema")}
+    return Reading(name, kept, _rates(lines), tuple(faults), tuple(remarks))
+
+
+def _part(part: str, names: Sequence[str]) -> str:
+    before, word, number = part.rpartition("with node ")
+    return f"{before}with {names[int(number)]}" if word else part
+
+
+def _rates(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {}
+    for what in ("gemm", "memory"):
+        told = [line for line in lines if line["event"] == "rate" and line["what"] == what]
+        if told:
+            rates[what] = list(min(told, key=lambda line: line["value"])["rates"])
+    inside = [line["bus_bytes_per_s"] for line in lines if line["event"] == "collective"]
+    rates |= {"collective": [min(inside)]} if inside else {}
+    partners: dict[int, float] = {}
+    for line in lines:
+        if line["event"] == "pair":  # ranks of one node use the network at the same time
+            partner = line["partner"]
+            partners[partner] = partners.get(partner, 0.0) + line["bus_bytes_per_s"]
+    # A good host has slow pairs with slow partners; a slow one has no other.
+    return rates | ({"pair": [max(partners.values())]} if partners else {})

@@ -1,0 +1,288 @@
+"""The check of hosts before they are run on: one short job over all of them, and what it says of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.core.errors import IncompleteError, UserError
+from paceline.core.hardware import Cluster, with_secrets
+from paceline.core.host_split import split_rounds
+from paceline.core.run import Job
+from paceline.files.run_folder import new_folder, read_value, write_value
+from paceline.machines import Handle, Verdict, launcher
+from paceline.machines.host_lists import from_allocation
+from paceline.machines.node.bound_job import bound
+from paceline.machines.placement import Where, device_kind, placed
+from paceline.machines.probe.inventory import inventory, local_cluster
+from paceline.machines.slurm import client
+from paceline.machines.slurm.states import unusable_nodes
+from paceline.machines.ssh.checks import Questions, check_hosts
+from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
+from paceline.scaling.check.host_readings import host_readings, read_lines
+
+CHECKS_FOLDER = "checks"
+REPORT_FILE = "check.json"
+QUESTION_FILE = "question.json"
+POLL_S = 0.1
+MOST_EARLIER = 20
+"""Earlier checks that a host's history goes back."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants checked."""
+
+    where: Where
+    device: str = "auto"
+    devices: int | None = None
+    """On each host; None takes slots, GPUs as here, or one process."""
+    seconds: float = 2.0
+    """Of each measurement."""
+    num_rounds: int = 7
+    """Partners that each host has in pairs."""
+    at_once: int | None = None
+    """Hosts whose rates are measured at the same time; None measures all."""
+    limit_s: float = 300.0
+    wait_s: float = 600.0
+    """How long the job may wait in Slurm's queue."""
+    against: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished check and where everything about it lies."""
+
+    report: CheckReport
+    folder: Path
+    notices: tuple[str, ...]
+
+
+Watch = Callable[[str], None]
+
+
+def check(asked: Asked, root: Path, watch: Watch) -> Outcome:
+    """Check the hosts; raises UserError or SystemFaultError when not one can be asked.
+
+    IncompleteError when Slurm gave no place to the check in time; its job is cancelled then.
+    """
+    started_s, created = time.monotonic(), datetime.now(UTC)
+    cluster, notices = _cluster(asked)
+    references = _references(asked.against, cluster)
+    folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
+    folder = folder.resolve()
+    if cluster.launcher == "ssh":
+        watch(f"logging in to {cluster.nodes} hosts")
+    unfit = _unfit(cluster, folder)
+    named = cluster.hosts
+    cluster = _without(cluster, unfit)
+    lines: list[dict[str, Any]] = []
+    verdict: Verdict | None = None
+    if cluster is not None:
+        watch(f"measuring {cluster.nodes} host{'s' if cluster.nodes > 1 else ''}")
+        verdict = _run(_job(cluster, asked), folder, asked.wait_s)
+        lines = read_lines(folder)
+    readings = [
+        *(Reading(host, faults=(why,)) for host, why in unfit.items()),
+        *(host_readings(cluster, lines, verdict) if cluster else ()),
+    ]
+    order = {host: at for at, host in enumerate(named)}
+    readings.sort(key=lambda reading: order.get(reading.host, len(order)))
+    identity = _identity(cluster, asked, lines)
+    past = Past(_earlier(root, identity), references)
+    report = judge(
+        readings,
+        past,
+        identity,
+        created.isoformat(timespec="seconds"),
+        time.monotonic() - started_s,
+    )
+    write_value(folder / REPORT_FILE, report)
+    return Outcome(report, folder, tuple(notices))
+
+
+def _cluster(asked: Asked) -> tuple[Cluster, list[str]]:
+    """The hosts as a cluster, each taken to have devices like this machine."""
+    found, where = inventory(), asked.where
+    kind, notices = device_kind(asked.device, found)
+    launcher_name = where.kind(os.environ)
+    if launcher_name == "slurm" and not where.hosts:
+        number = where.allocation or os.environ.get("SLURM_JOB_ID")
+        hosts = from_allocation(number) if number else ()
+        where = replace(where, hosts=hosts[: where.nodes] if hosts else ())
+    slots = {host.slots for host in where.hosts} - {None}
+    if len(slots) > 1:
+        raise UserError(
+            "hosts", "have different numbers of slots", remedy="check them in two parts"
+        )
+    alone = 2 if launcher_name == "local" else 1
+    count = asked.devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
+    device = "cpu" if kind == "cpu" else found["gpus"][0]["name"]
+    here = local_cluster(found, device, None, count)
+    # How many threads a rank has each host decides by its own cores.
+    here = here.model_copy(update={"threads_per_device": None, "bind": "auto"})
+    return placed(here, where), notices
+
+
+def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
+    """Hosts on which nothing can be started, and why."""
+    if cluster.launcher == "ssh":
+        questions = Questions(
+            cluster.python or sys.executable, folder, cluster.interface, cluster.world_size
+        )
+        checks = check_hosts(cluster.hosts, questions, cluster.ssh)
+        return {check.host: check.fault for check in checks if check.fault}
+    if cluster.launcher == "slurm" and cluster.hosts:
+        return {
+            host: f"Slurm says: {why}"
+            for host, why in unusable_nodes(
+                client.node_states(cluster.hosts), bool(cluster.slurm.reservation)
+            ).items()
+        }
+    return {}
+
+
+def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:
+    """The cluster of the other hosts, None when there are none."""
+    hosts = tuple(host for host in cluster.hosts if host not in unfit)
+    if not cluster.hosts:
+        return cluster
+    return cluster.model_copy(update={"hosts": hosts, "nodes": len(hosts)}) if hosts else None
+
+
+def _job(cluster: Cluster, asked: Asked) -> Job:
+    files = {
+        f"native/{file.name}": file.read_text(encoding="utf-8")
+        for file in (resources.files("paceline") / "native").iterdir()
+        if file.name.endswith(".py")
+    }
+    question = {
+        "device": "cpu" if cluster.device == "cpu" else "cuda",
+        "dtype": _dtype(cluster),
+        "seconds": asked.seconds,
+        "at_once": asked.at_once,
+        "rounds": _rounds(cluster.nodes, asked.num_rounds),
+    }
+    files[QUESTION_FILE] = json.dumps(question) + "\n"
+    return bound(
+        Job(
+            name="paceline-check",
+            python=cluster.python or sys.executable,
+            program=("native/node_check.py", QUESTION_FILE),
+            env={"PYTHONUNBUFFERED": "1", **with_secrets(cluster.env, os.environ)},
+            files=files,
+            nodes=cluster.nodes,
+            devices_per_node=cluster.devices_per_node,
+            timeout_s=asked.limit_s,
+            collective_limit_s=max(20.0, asked.limit_s / 5),
+            cluster=cluster,
+        )
+    )
+
+
+def _dtype(cluster: Cluster) -> str:
+    return "fp32" if cluster.device == "cpu" else "bf16"
+
+
+def _rounds(nodes: int, wanted: int) -> list[list[list[int]]]:
+    """Rounds of pairs of nodes, so that every node meets up to `wanted` different others."""
+    if nodes < 2 or wanted < 1:
+        return []
+    names = [str(node) for node in range(nodes)]
+    rounds = split_rounds(names, 2, "pairs", num_rounds=min(wanted, nodes - 1 + nodes % 2))
+    return [[[int(name) for name in group] for group in one.groups] for one in rounds]
+
+
+def _run(job: Job, folder: Path, wait_s: float) -> Verdict | None:
+    """Run the job to its end or its limit; what the launcher knows of its end."""
+    assert job.cluster is not None
+    machine = launcher(job.cluster.launcher)
+    machine.prepare(job, folder)
+    handle = machine.submit(job, folder)
+    try:
+        return _watched(handle, wait_s)
+    finally:
+        handle.sweep()
+
+
+def _watched(handle: Handle, wait_s: float) -> Verdict | None:
+    begun_s = time.monotonic()
+    try:
+        while handle.poll() is None:
+            if handle.waiting and time.monotonic() - begun_s > wait_s:
+                raise IncompleteError("check", f"was not begun within {wait_s:g} s: {handle.phase}",
+                                      remedy="--wait SECONDS, or fewer --nodes")  # fmt: skip
+            if handle.timed_out:
+                handle.stop()
+                return handle.verdict() or Verdict("timeout", "did not end in time")
+            time.sleep(POLL_S)
+    except BaseException:  # an interrupt too must end what runs on the hosts
+        handle.stop()
+        raise
+    return handle.verdict()
+
+
+def _identity(
+    cluster: Cluster | None, asked: Asked, lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    if cluster is None:
+        return {}
+    torch = sorted({str(line.get("torch")) for line in lines if line["event"] == "facts"})
+    return {
+        **_kind(cluster),
+        "torch": ", ".join(torch),
+        "seconds": asked.seconds,
+        "at_once": min(asked.at_once or cluster.nodes, cluster.nodes),
+    }
+
+
+def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Values by measure and host from the last checks of the same kind in which the host was fit."""
+    found: dict[str, dict[str, list[float]]] = {}
+    files = sorted((root / CHECKS_FOLDER).glob(f"*/{REPORT_FILE}"), key=lambda f: f.stat().st_mtime)
+    for file in files[-MOST_EARLIER:]:
+        try:
+            report = CheckReport.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError):
+            continue
+        if report.identity != identity:
+            continue
+        for host in report.hosts:
+            for what, figure in host.figures.items() if host.verdict != "drain" else ():
+                found.setdefault(what, {}).setdefault(host.host, []).append(figure.value)
+    return found
+
+
+def _references(file: Path | None, cluster: Cluster) -> dict[str, Reference]:
+    """What the hosts of another check reached; raises UserError for one that is not comparable."""
+    if file is None:
+        return {}
+    report = read_value(file / REPORT_FILE if file.is_dir() else file, CheckReport)
+    own = _kind(cluster)
+    differ = [
+        f"{name} {report.identity.get(name)}"
+        for name in own
+        if report.identity.get(name) != own[name]
+    ]
+    if differ:
+        raise UserError(f"--against {file}", f"was another kind of check: {', '.join(differ)}")
+    return {what: Reference(m.median, m.spread) for what, m in report.measures.items()}
+
+
+def _kind(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "device": cluster.device,
+        "devices_per_host": cluster.devices_per_node,
+        "dtype": _dtype(cluster),
+    }

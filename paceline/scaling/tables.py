@@ -1,0 +1,234 @@
+"""Scaling of sub-clusters that were measured elsewhere, or of a made-up cluster."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.host_split import Split
+from paceline.core.hosts import expand
+from paceline.core.node_groups import Measured, Purpose
+from paceline.core.scale_result import ScalingKind
+from paceline.files.csv_table import csv_lines
+from paceline.scaling.analysis.analysis import Analysis, Judging
+from paceline.scaling.analysis.procedure import simulate
+from paceline.scaling.analysis.simulation import Cluster, parse_fault
+
+LINE = "line"
+"""The column that every row has: its line in the file."""
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "hosts": ("hosts", "hostnames", "host_names", "host", "hostname", "nodelist", "node_list"),
+    "first_host": ("first_host", "first"),
+    "last_host": ("last_host", "last"),
+    "nodes": ("nodes", "num_nodes", "n_nodes", "subcluster_nodes", "n_hosts", "size"),
+    "samples_per_s": (
+        "samples_per_s", "samples/s", "samples/sec", "samples_per_sec", "samples_per_second",
+        "throughput", "throughput_(samples/sec)", "throughput_(samples/s)",
+    ),
+    "status": ("status",),
+    "series": ("hostfile", "hostfile_group", "campaign", "series"),
+    "scaling": ("scaling",),
+    "purpose": ("purpose",),
+}  # fmt: skip
+"""What a column may be called, in small letters and with _ for a space."""
+ONE_VALUE = (
+    "benchmark",
+    "model",
+    "recipe",
+    "workload",
+    "variant",
+    "scaling",
+    "dtype",
+    "gpus_per_node",
+)
+"""Columns in which the rows of one analysis must not differ."""
+ENDED_BADLY = {"oom", "timeout", "nan", "failed", "incomplete", "cancelled", "error"}
+"""A `Fail` beside a throughput is below somebody's threshold, and a value all the same."""
+FAILED = -1
+MOST_SAMPLES_PER_S = 1e15
+MOST_NAMES_SHOWN = 6
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured groups, and what their table says of all of them."""
+
+    measured: tuple[Measured, ...]
+    resolution: float
+    """Step of the printed samples/s."""
+    scaling: ScalingKind | None
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column name, with their line; raises UserError with the place."""
+    lines = list(csv_lines(path))
+    if not lines:
+        raise UserError(str(path), "is empty", allowed="a header line and rows")
+    (number, names), *rest = lines
+    if len(names) == 1 and re.search("[;\t|]", names[0]):
+        raise UserError(f"{path}:{number}", "has a single column",
+                        remedy="separate the cells by commas, and write decimals with a point")  # fmt: skip
+    names = [re.sub(r"\s+", "_", name.lower()) for name in names]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{path}:{number}", f"two columns are called {twice!r}")
+    for line, cells in rest:
+        if len(cells) != len(names):
+            raise UserError(f"{path}:{line}", f"has {len(cells)} cells, the header {len(names)}")
+    if not rest:
+        raise UserError(str(path), "has a header and no rows")
+    return [{LINE: str(line), **dict(zip(names, cells, strict=True))} for line, cells in rest]
+
+
+def measured_table(rows: Sequence[Row], where: str) -> Table:
+    """The groups that `rows` of the file `where` tell of.
+
+    Hosts come from a list column or from first_host and last_host. Raises UserError for a missing
+    column, a cell that cannot be, and rows of several benchmarks or kinds of scaling.
+    """
+    if not rows:
+        raise UserError(where, "no row is selected", remedy="widen --where")
+    named = _named_columns(rows[0], where)
+    _refuse_mixtures(rows, where)
+    measured = tuple(_measured(row, named, f"{where}:{row[LINE]}") for row in rows)
+    texts = [row[named["samples_per_s"]] for row in rows]
+    plain = [text for text in texts if "e" not in text.lower()]
+    decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
+    return Table(measured, 10.0**-decimals if plain else 0.0, _scaling(rows[0], where))
+
+
+def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
+    """Each host's values alone in the rows of an earlier table, in samples/s."""
+    found: dict[str, list[float]] = {}
+    for one in measured_table(rows, where).measured:
+        if one.nodes == 1 and one.samples_per_s is not None:
+            found.setdefault(one.hosts[0], []).append(one.samples_per_s)
+    return found
+
+
+def simulate_cluster(
+    num_nodes: int,
+    faults: Sequence[str],
+    seed: int,
+    sizes: Sequence[int],
+    how: Split,
+    num_rounds: int,
+    judging: Judging,
+) -> tuple[Analysis, list[str]]:
+    """The procedure on a made-up cluster with these faults, and notes on hosts left over."""
+    cluster = Cluster(num_nodes, tuple(parse_fault(text) for text in faults), seed=seed)
+    return simulate(cluster, sizes, how, num_rounds, judging)
+
+
+def _named_columns(row: Row, where: str) -> dict[str, str]:
+    """Which column of the table holds what."""
+    named = {
+        what: found
+        for what, names in COLUMNS.items()
+        if (found := next((name for name in names if name in row), None))
+    }
+    if "samples_per_s" not in named:
+        _refuse_column(row, where, "samples_per_s", "no column of samples/s")
+    if "hosts" not in named and not {"first_host", "last_host"} <= set(named):
+        _refuse_column(
+            row, where, "hosts", "no column of host names", ", or first_host and last_host"
+        )
+    return named
+
+
+def _refuse_column(row: Row, where: str, what: str, fault: str, more: str = "") -> None:
+    has = [name for name in row if name != LINE]
+    near = next((hint for name in has if (hint := did_you_mean(name, COLUMNS[what]))), None)
+    raise UserError(where, f"has {fault}, but {', '.join(has)}", remedy=near,
+                    allowed=", ".join(COLUMNS[what]) + more)  # fmt: skip
+
+
+def _refuse_mixtures(rows: Sequence[Row], where: str) -> None:
+    for column in ONE_VALUE:
+        found = list(dict.fromkeys(row[column] for row in rows if column in row))
+        if len(found) > 1:
+            shown = ", ".join(found[:MOST_NAMES_SHOWN])
+            raise UserError(where, f"column {column} has {len(found)} values: {shown}",
+                            remedy=f"choose one: --where {column}={found[0]}")  # fmt: skip
+
+
+def _measured(row: Row, named: Mapping[str, str], where: str) -> Measured:
+    hosts = _hosts(row, named, where)
+    if len(set(hosts)) != len(hosts):
+        twice = next(host for host in hosts if hosts.count(host) > 1)
+        raise UserError(where, f"{twice} is named twice")
+    told = row.get(named.get("nodes", ""), "")
+    if told and told != str(len(hosts)):
+        raise UserError(where, f"{named['nodes']} is {told}, but {len(hosts)} hosts are named")
+    series = row.get(named.get("series", ""), "")
+    return Measured(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
+
+
+def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
+    if "hosts" in named and row[named["hosts"]]:
+        # Names are parted by commas, semicolons or spaces; a comma may stand inside a range.
+        return expand(re.sub(r"[;\s]+", ",", row[named["hosts"]]), where)
+    ends = [row.get(named.get(end, ""), "") for end in ("first_host", "last_host")]
+    if not all(ends):
+        raise UserError(where, "names no hosts")
+    (head, low), (other, high) = (_TAIL.fullmatch(end).groups() for end in ends)  # type: ignore[union-attr]
+    if ends[0] == ends[1]:
+        return expand(ends[0], where)
+    if head != other or not low or not high or int(high) < int(low):
+        raise UserError(where, f"{ends[0]} to {ends[1]} is no range of hosts",
+                        allowed="names that end in a rising number")  # fmt: skip
+    return expand(f"{head}[{low}-{high}]", where)
+
+
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
+"""1,234.5; another comma may be a decimal one."""
+_TAIL = re.compile(r"(.*?)(\d*)", re.DOTALL)
+
+
+def _samples_per_s(row: Row, named: Mapping[str, str], where: str) -> float | None:
+    """The value; None for a group that failed: an empty cell, -1, or a status that says so."""
+    text = row[named["samples_per_s"]]
+    status = row.get(named.get("status", ""), "").lower()
+    if text in ("", "-") or status in ENDED_BADLY:
+        return None
+    try:
+        value = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+    except ValueError:
+        value = math.nan
+    if value == FAILED:
+        return None
+    if not 0 < value < MOST_SAMPLES_PER_S:
+        raise UserError(
+            where,
+            f"{named['samples_per_s']}: {text!r} is not a positive number",
+            allowed=f"digits, or {FAILED} for a group that failed",
+        )
+    return value
+
+
+def _purpose(row: Row) -> Purpose:
+    """What followed a suspicion up in a campaign's own table; all else was planned."""
+    match row.get("purpose", "").lower():
+        case "second pass":
+            return "second pass"
+        case "bisection":
+            return "bisection"
+        case _:
+            return "plan"
+
+
+def _scaling(row: Row, where: str) -> ScalingKind | None:
+    match row.get("scaling", "").lower():
+        case "":
+            return None
+        case "weak":
+            return "weak"
+        case "strong":
+            return "strong"
+        case other:
+            raise UserError(where, f"scaling {other!r} is unknown", allowed="weak, strong")

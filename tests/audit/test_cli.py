@@ -1,0 +1,161 @@
+"""`paceline audit` on the command line: forms, selection, exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cli.audit import KEYS, audit
+from paceline.core.errors import UserError
+from tests.cli.test_errors import paceline
+
+app = typer.Typer()
+app.command("audit")(audit)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def findings(*arguments: str) -> list[dict[str, Any]]:
+    """What the verb prints as JSON; it must stand alone on standard output."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_json_is_a_list_of_findings_in_the_agreed_form():
+    found = findings("nvidia-llama31-70b-bf16")
+    assert [tuple(one) for one in found] == [KEYS] * 5
+    (tokens,) = [one for one in found if one["column"] == "tokens_per_s"]
+    assert tokens["printed"] == "2248957"
+    assert tokens["recomputed"] == pytest.approx(2239948.73, abs=0.01)
+    assert tokens["difference"] == pytest.approx(0.00402, abs=1e-5)
+    mfu = next(one for one in found if one["row"] == "llama31-70b-bf16-128")
+    assert mfu["printed"] == "54.06%" and mfu["recomputed"] == pytest.approx(0.5409, abs=1e-4)
+
+
+def test_a_sound_table_is_an_empty_list_and_exit_code_0():
+    assert findings("nvidia-llama31-70b-fp8", "--fail-on-findings") == []
+
+
+def test_truncated_cells_need_all():
+    assert findings("bigscience-1b3") == []
+    cut = findings("bigscience-1b3", "--all")
+    assert [one["printed"] for one in cut] == ["44.4", "44.4", "40.8", "42.5"]
+    assert run("bigscience-1b3", "--all", "--fail-on-findings").exit_code == 0
+
+
+def test_findings_fail_only_where_that_is_asked_for():
+    assert run("nvidia-llama31").exit_code == 0
+    assert run("nvidia-llama31", "--fail-on-findings").exit_code == 3
+    chosen = ["--where", "column=layout", "--fail-on-findings"]
+    assert run("nvidia-llama31", *chosen).exit_code == 0
+
+
+def test_rows_are_selected_by_any_column():
+    found = findings(
+        "nvidia-llama31", "--where", "column=mfu", "--where", "row=llama31-70b-bf16-512"
+    )
+    assert [one["printed"] for one in found] == ["53.48%"]
+    refused = run("nvidia-llama31", "--where", "colour=red")
+    assert isinstance(refused.exception, UserError)
+    assert "table, row, column, printed" in str(refused.exception)
+
+
+def test_text_has_a_line_a_finding_under_its_table_and_says_what_was_checked():
+    lines = run("nvidia-llama31").stdout.splitlines()
+    assert lines[0] == "nvidia-llama31-70b-bf16"
+    line = next(line for line in lines if "2248957" in line)
+    assert "not 2239949" in line and "+0.402 %" in line and "14.92 s" in line
+    assert lines[-3] == (
+        "15 rows, 58 cells checked: 50 follow (3 of them only cut, or only alone: --all), 8 do not."
+    )
+    assert lines[-2:] == [
+        "They follow from 12 printed speeds.",
+        "1 cell could not be checked: nothing else in its row gives it (1).",
+    ]
+
+
+def test_reasons_for_what_could_not_be_checked_are_counted():
+    last = run("megatron-bridge").stdout.splitlines()[-1]
+    assert last.startswith("72 cells could not be checked: ")
+    assert "nothing else in its row gives it (36)" in last and "no known count of FLOPs" in last
+
+
+def test_csv_and_markdown_hold_the_same_rows():
+    rows = list(csv.DictReader(io.StringIO(run("nvidia-llama31", "--format", "csv").stdout)))
+    assert len(rows) == 8 and tuple(rows[0]) == KEYS
+    lines = run("nvidia-llama31", "--format", "md").stdout.splitlines()
+    assert lines[0].startswith("| table | row | column |")
+    assert len([line for line in lines if line.startswith("| nvidia")]) == 8
+
+
+def test_only_findings_go_to_standard_output_in_the_forms_for_machines():
+    result = run("nvidia-llama31", "--format", "csv")
+    assert "cells checked" not in result.stdout and "cells checked" in result.stderr
+
+
+def test_a_file_is_audited_with_what_the_options_declare(tmp_path: Path):
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "gpu,dtype,num_gpus,seq_len,gbs,step_time_s,tokens_per_s,mfu_pct,days,colour\n"
+        "H100,bf16,64,8192,128,14.72,71235,54.18,162.48,red\n"
+        "H100,bf16,128,8192,256,14.73,142373,54.15,80.29,red\n"
+    )
+    options = ["--model", "llama31-70b", "--convention", "full-attention", "--peak", "989TFLOP/s",
+               "--tokens", "1e12"]  # fmt: skip
+    result = run(str(path), *options)
+    assert "line 3  days  80.29  not 81.29" in result.stdout
+    assert "one digit misprinted: 81.29 would follow" in result.stdout
+    assert "note: columns that are not understood: colour" in result.stderr
+
+
+def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "source: A study\nwhere: page 3\nwindow: as printed\n"
+        "common:\n  units: {step_time_s: s, tokens_per_s: tokens/s}\n"
+        "tables:\n  - id: mine\n    title: Mine\n    common: {seq_len: 1024}\n    rows_csv: |\n"
+        "      id,num_devices,global_batch,printed.step_time_s,printed.tokens_per_s\n"
+        "      a,8,16,1.0000,16384\n      b,16,32,1.0000,32786\n"
+    )
+    (found,) = findings(str(path))
+    assert (found["table"], found["row"], found["printed"]) == ("mine", "b", "32786")
+    assert found["cause"] == "two digits swapped: 32768 would follow"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nvidia-lama31"], "did you mean 'nvidia-llama31'"),
+        (["missing.csv"], "cannot be read"),
+        (["nvidia-llama31", "--peak", "1e15"], "declares itself"),
+        (["--convention", "causal"], "declares itself"),
+        (["x.csv", "--peak", "fast"], "--peak fast"),
+        (["x.csv", "--convention", "casual"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], complaint: str):
+    done = paceline("audit", *arguments)
+    assert done.returncode == 1 and done.stdout == ""
+    assert complaint in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_what_samples_per_second_count_is_said_where_they_are_audited(tmp_path: Path):
+    padded = run("opt-350m-8").stderr
+    assert "note: samples/s are read as all samples of a step over its time, padding" in padded
+    assert "the samples of lambda-1cc-opt-350m are records filled up to seq_len" in padded
+    path = tmp_path / "mine.csv"
+    path.write_text("gbs,num_gpus,samples_per_s,tokens_per_s,seq_len\n16,8,32,16384,512\n")
+    own = run(str(path)).stderr
+    assert "tokens/s that follow from them count every position" in own
+    assert "filled up" not in own
+    assert "samples/s" not in run("nvidia-llama31").stderr

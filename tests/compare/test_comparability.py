@@ -1,0 +1,149 @@
+"""Which settings must be alike before a verdict, and what may be missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.compare.comparability import KEYS, fair_metric, likeness
+from paceline.core.facts import Facts, facts_of
+from paceline.core.layout import Layout
+from paceline.core.shape import LoraSpec
+from tests.example import make_spec
+
+FACTS = facts_of(make_spec())
+
+
+def changed(**fields: object) -> Facts:
+    return FACTS.model_copy(update=fields)
+
+
+def test_a_run_is_alike_to_its_repeats():
+    found = likeness([FACTS] * 3, [FACTS] * 2)
+    assert (found.differences, found.unknown, found.unstated) == ((), (), ())
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "model": {"model": FACTS.model and FACTS.model.model_copy(update={"num_layers": 3})},
+    "lora": {"lora": LoraSpec(rank=8, alpha=16, targets=("q",))},
+    "device": {"device": "H100-SXM"},
+    "num_devices": {"num_devices": 4},
+    "dtype": {"dtype": "bf16"},
+    "matmul_precision": {"matmul_precision": "highest"},
+    "seq_len": {"seq_len": 64},
+    "global_batch": {"global_batch": 16},
+    "layout": {"layout": Layout(micro_batch=2)},
+    "recompute": {"layout": Layout(micro_batch=4, recompute="full")},
+    "data": {"data": "synthetic"},
+    "packing": {"packing": "padded"},
+    "profiled": {"profiled": True},
+}
+
+
+def test_every_key_is_tried():
+    assert set(CHANGES) == set(KEYS)
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_each_setting_is_looked_at_by_itself(key: str):
+    found = likeness([FACTS], [changed(**CHANGES[key])])
+    # Another dtype has another matrix-product precision with it.
+    assert found.keys[0] == key and set(found.keys) <= {key, "matmul_precision"}
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key not in ("lora", "recompute")])
+def test_what_is_known_of_one_side_only_differs(key: str):
+    found = likeness([FACTS], [changed(**{key: None})])
+    assert key in found.keys
+    difference = next(d for d in found.differences if d.key == key)
+    assert difference.candidate == "not known"
+
+
+def test_what_is_known_of_neither_is_told_apart():
+    found = likeness([changed(data=None, profiled=None)], [changed(data=None, profiled=None)])
+    assert (found.keys, found.unknown) == ((), ("data", "profiled"))
+
+
+def test_only_the_parts_that_differ_are_told():
+    (found,) = likeness([FACTS], [changed(layout=Layout(micro_batch=4, tp=2))]).differences
+    assert (found.baseline, found.candidate) == ("tp 1", "tp 2")
+
+
+def test_a_side_that_mixes_settings_differs_from_everything():
+    (found,) = likeness(
+        [FACTS, FACTS], [FACTS, changed(dtype="fp16", matmul_precision="highest")]
+    ).differences[:1]
+    assert found.key == "dtype" and found.candidate == "mixed: fp32 / fp16"
+
+
+def test_two_profiled_sides_are_not_comparable():
+    profiled = changed(profiled=True)
+    assert likeness([profiled], [profiled]).keys == ("profiled",)
+
+
+def test_the_precision_of_fp32_products_is_nothing_to_smaller_formats():
+    ours, theirs = changed(dtype="bf16"), changed(dtype="bf16", matmul_precision=None)
+    assert likeness([ours], [theirs]).keys == ()
+
+
+def test_a_schedule_without_a_pipeline_is_no_difference():
+    other = Layout(micro_batch=4, schedule="gpipe")
+    assert likeness([FACTS], [changed(layout=other)]).keys == ()
+    deep, deeper = (Layout(pp=2, schedule=s) for s in ("gpipe", "1f1b"))
+    assert likeness([changed(layout=deep)], [changed(layout=deeper)]).keys == ("layout",)
+
+
+def test_what_the_loss_counts_is_told_of_padded_samples_alone():
+    padded = changed(packing="padded", loss_on="all")
+    (found,) = likeness([padded], [changed(packing="padded", loss_on="text")]).differences
+    assert (found.key, found.baseline, found.candidate) == (
+        "packing",
+        "loss_on all",
+        "loss_on text",
+    )
+    assert likeness([FACTS], [changed(loss_on="text")]).keys == ()
+
+
+def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
+    strong, weak = changed(num_devices=4), changed(num_devices=4, global_batch=16)
+    odd = changed(num_devices=4, global_batch=12)
+    for side, keys, rule in (
+        (strong, ("num_devices",), "strong scaling"),
+        (weak, ("num_devices",), "weak scaling"),
+        (odd, ("num_devices", "global_batch"), "neither"),
+    ):
+        found = likeness([FACTS], [side], allowed=["num_devices"])
+        assert found.keys == keys and rule in found.batch_rule
+    assert likeness([FACTS], [weak]).keys == ("num_devices", "global_batch")
+
+
+def test_a_published_row_is_asked_for_no_more_than_it_states():
+    row = Facts(
+        model=FACTS.model, device="cpu", num_devices=2, dtype="fp32", seq_len=32, global_batch=8,
+        layout=Layout(tp=1),
+    )  # fmt: skip
+    found = likeness([row], [FACTS], published=True)
+    assert found.keys == () and set(found.unstated) == {
+        "matmul_precision",
+        "recompute",
+        "data",
+        "packing",
+        "profiled",
+    }
+    states_more = row.model_copy(update={"layout": Layout(tp=1, micro_batch=8)})
+    assert likeness([states_more], [FACTS], published=True).keys == ("layout",)
+    silent = row.model_copy(update={"dtype": None})
+    assert likeness([silent], [FACTS], published=True).keys == ("dtype",)
+
+
+@pytest.mark.parametrize(
+    ("differing", "metric"),
+    [
+        ([], "step_time_s"), (["dtype", "layout", "device"], "step_time_s"),
+        (["num_devices"], "tokens_per_s_per_device"), (["global_batch"], "tokens_per_s_per_device"),
+        (["seq_len", "global_batch"], "model_flops_per_s_per_device"),
+        (["model"], "model_flops_per_s_per_device"),
+    ],
+)  # fmt: skip
+def test_the_metric_is_one_that_still_means_something(differing: list[str], metric: str):
+    name, why = fair_metric(differing)
+    assert name == metric and (why is None) == (metric == "step_time_s")

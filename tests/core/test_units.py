@@ -1,0 +1,45 @@
+"""Numbers written for people keep their digits and their unit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.units import count, gib, percent, seconds, si, significant
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(9.9e11, "990 GFLOP/s"), (1.234e15, "1.23 PFLOP/s"), (12.0, "12.0 FLOP/s"), (0, "0 FLOP/s")],
+)
+def test_si_prefixes(value: float, text: str):
+    assert si(value, "FLOP/s") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(70_553_706_496, "70.6B"), (3_410_176, "3.41M"), (950, "950")]
+)
+def test_counts(value: float, text: str):
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.2310, "0.2310 s"), (12.5, "12.5 s"), (125, "2 min 05 s"), (7260, "2 h 01 min")],
+)
+def test_seconds(value: float, text: str):
+    assert seconds(value) == text
+
+
+def test_gib_is_not_gb():
+    assert gib(2**30) == "1.00 GiB"
+
+
+def test_percent_takes_a_fraction():
+    assert percent(0.3617, 2) == "36.17 %"
+
+
+@given(st.floats(1e-9, 1e12))
+def test_significant_digits_keep_the_value(value: float):
+    assert float(significant(value, 4).replace(",", "")) == pytest.approx(value, rel=1e-3)

@@ -1,0 +1,68 @@
+"""What NVIDIA's launch scripts print of the machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.mlperf_system import System
+
+LAUNCH = ":::DLPAL reg/image:1 174 18 node[01-18] 'unknown' GB300_18x4x1xtp2pp3cp4_8b\n"
+
+
+def described(**fields: Any) -> str:
+    known = {"system_name": "X", "number_of_nodes": "18", "accelerators_per_node": "4",
+             "accelerator_model_name": "NVIDIA GB300"}  # fmt: skip
+    return f":::SYSJSON {json.dumps({**known, **fields})}\n"
+
+
+def read(*blocks: str) -> Logged:
+    log, system = Logged(), System()
+    for block in blocks:
+        system.read(block.encode())
+    system.keep(log)
+    return log
+
+
+def test_the_configurations_name_states_devices_and_parallel_sizes():
+    assert read(LAUNCH).facts == {"num_devices": 72, "tp": 2, "pp": 3, "cp": 4}
+
+
+def test_the_description_states_devices_and_their_name():
+    assert read(described()).facts == {"num_devices": 72, "device": "NVIDIA GB300"}
+
+
+def test_a_line_that_the_shell_echoes_first_changes_nothing():
+    echoed = f"+ echo '{LAUNCH.rstrip()}'\n+ echo '{described().rstrip()}'\n"
+
+    assert read(echoed + LAUNCH + described()).facts == read(LAUNCH + described()).facts
+
+
+def test_a_description_whose_echo_is_quoted_is_read_from_its_own_line():
+    echoed = described(sw_notes="it's").replace("it's", "it'\\''s")
+
+    assert read(echoed, described()).facts["num_devices"] == 72
+
+
+def test_what_was_launched_goes_before_what_one_node_sees():
+    log = read(LAUNCH + described(number_of_nodes="1"))
+
+    assert log.facts["num_devices"] == 72 and log.facts["device"] == "NVIDIA GB300"
+    assert "18 x 4 devices, the system description 1 x 4" in log.remarks[0]
+
+
+@pytest.mark.parametrize("nodes", ["", "x", "0", "-1", 18, None, "٣", "9" * 30])
+def test_a_description_without_counts_states_none(nodes: object):
+    assert "num_devices" not in read(described(number_of_nodes=nodes)).facts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [":::SYSJSON \n", ":::SYSJSON [1]\n", ":::SYSJSON " + "[" * 20_000, ":::DLPAL a b c\n",
+     ":::DLPAL x_0x0x1xtp1pp1cp1\n", ":::DLPAL"],
+)  # fmt: skip
+def test_lines_that_say_nothing_are_passed_over(text: str):
+    assert read(text).facts == {}

@@ -1,0 +1,139 @@
+"""A calibration is found again by device and dtype, and says where it was measured."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.estimate.calibrate.calibration import (
+    Calibration,
+    Placement,
+    cpu_machine,
+    file_of,
+    find,
+    folder,
+    read_calibration,
+)
+from paceline.estimate.calibrate.lookup import calibration_of
+from paceline.estimate.fit.evidence import read_evidence, shipped
+from paceline.estimate.fit.processors import cpu_prior
+from paceline.files.run_folder import write_value
+
+PLACEMENTS = (
+    Placement(ranks=1, threads=2, flops_per_s=2e11, memory_bytes_per_s=2e10, link_bytes_per_s=None),
+    Placement(ranks=2, threads=1, flops_per_s=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=2e9),
+)
+
+
+def calibration(**changes: object) -> Calibration:
+    """A processor of two cores."""
+    plain = Calibration(
+        device="Some CPU @ 2 GHz", kind="cpu", catalog_device="cpu", dtype="fp32", host=platform.node(),
+        date="2026-01-02T03:04:05+00:00", torch="2.13", cores=2, memory_bytes=8e9, placements=PLACEMENTS,
+        probes=0, steps=(), undetermined=(), alike=(), evidence=cpu_prior("fp32"),
+    )  # fmt: skip
+    return plain.model_copy(update=changes)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "paceline" / "calibrations"
+
+
+def kept(found: Calibration) -> Path:
+    path = file_of(found.device, found.dtype)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_value(path, found)
+    return path
+
+
+def test_it_lies_in_the_users_data_folder_by_device_and_dtype(own_folder: Path):
+    assert folder() == own_folder
+    assert kept(calibration()).name == "some-cpu-2-ghz-fp32.json"
+    assert find("Some CPU @ 2 GHz", "fp32") == calibration()
+    assert find("Some CPU @ 2 GHz", "bf16") is None
+    assert find("cpu", "fp32") is None
+
+
+def test_a_gpu_is_found_by_its_catalog_name_too():
+    card = {"kind": "cuda", "catalog_device": "H100-SXM", "dtype": "bf16"}
+    kept(calibration(device="NVIDIA H100 80GB HBM3", host="other", **card))
+    assert find("H100-SXM", "bf16") is not None
+    here = calibration(device="another H100", date="2020", **card)
+    kept(here)
+    assert find("H100-SXM", "bf16") == here
+
+
+def test_a_gpu_is_found_by_an_alias_of_the_catalog():
+    kept(
+        calibration(
+            device="NVIDIA H100 80GB HBM3", kind="cuda", catalog_device="H100-SXM", dtype="bf16"
+        )
+    )
+    found = calibration_of("H100", "auto")
+    assert found is not None and found == calibration_of("H100-SXM", "bf16")
+    assert calibration_of("H200", "bf16") is None
+
+
+def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):
+    kept(calibration(device="NVIDIA H100", kind="cuda", catalog_device="H100-SXM", dtype="bf16"))
+    (own_folder / "a100-sxm-80gb-bf16.json").write_text('{"schema_version": 0}')
+    assert find("H100-SXM", "bf16") is not None and find("H200-SXM", "bf16") is None
+    with pytest.raises(UserError, match="holds no calibration"):
+        find("A100-SXM-80GB", "bf16")
+
+
+def test_it_says_whether_it_is_from_here():
+    assert calibration().told().title.startswith("measured here: ")
+    assert calibration(host="elsewhere").told().title.startswith("stored profile: ")
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path):
+    path = tmp_path / "x.json"
+    path.write_text('{"device": 1}')
+    with pytest.raises(UserError, match="holds no calibration"):
+        read_calibration(path)
+
+
+def test_its_coefficients_can_be_named_as_evidence(tmp_path: Path):
+    assert read_evidence(kept(calibration())) == cpu_prior("fp32")
+    wrong = tmp_path / "list.json"
+    wrong.write_text("[1]")
+    with pytest.raises(UserError, match="holds no coefficients"):
+        read_evidence(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"residual_sd": {}},
+        {"residual_sd": {"torch": -0.1}},
+        {"medians": {"gemm_hopper": -0.5}},
+        {"medians": {"gemm_hopper": float("nan")}},
+        {"covariance": {"gemm_hopper": {"gemm_hopper": -1.0}}},
+    ],
+)
+def test_figures_that_no_fit_leaves_are_no_evidence(tmp_path: Path, wrong: dict[str, object]):
+    path = tmp_path / "evidence.json"
+    path.write_text(json.dumps({**shipped().model_dump(mode="json"), **wrong}))
+    with pytest.raises(UserError, match="holds no coefficients"):
+        read_evidence(path)
+
+
+def test_processes_share_cores_and_memory():
+    two, four = (cpu_machine(calibration(), ranks) for ranks in (2, 4))
+    assert two.peak_wide("fp32") == 1e11 and two.device.memory_bytes == 4e9
+    assert four.peak_wide("fp32") == 5e10 and four.device.memory_bytes_per_s == 5e9
+    assert any("oversubscribed" in note for note in four.notes)
+    assert not any("oversubscribed" in note for note in two.notes)
+    assert cpu_machine(calibration(), 1).crowding == two.crowding == 1 and four.crowding == 2
+
+
+def test_another_dtype_has_no_rate():
+    with pytest.raises(UserError, match="no 16-bit peak"):
+        cpu_machine(calibration(), 1).peak_16bit()

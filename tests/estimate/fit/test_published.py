@@ -1,0 +1,259 @@
+"""Tables of published measurements as cases: what a gap stands for, and what cannot be modelled."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.estimate.fit.evidence import Evidence, evidence_of, read_evidence, shipped
+from paceline.estimate.fit.interval import bounds, log_sd, residual_sd, undetermined
+from paceline.estimate.fit.posterior import fit, predict
+from paceline.estimate.fit.published import (
+    NO_DEVICE,
+    NO_EXPERTS,
+    NO_LAYOUT,
+    NO_SHAPE,
+    NO_TIME,
+    UnmodelledError,
+    dtype_of,
+    is_gated,
+    kind_of,
+    read_row,
+    stack_of,
+    zero_stage,
+)
+from paceline.estimate.model.case import cases_of
+from paceline.estimate.model.coefficients import CENTRE, WIDTH
+
+ROW = {
+    "id": "a-1", "source": "a", "model": "GPT 7.5B", "layers": "36", "hidden": "4096",
+    "heads": "32", "seq_len": "2048", "gpu": "A100-SXM-80GB", "num_gpus": "128", "gbs": "512",
+    "mbs": "16", "tp": "4", "dtype": "fp16", "recompute": "full", "attention_impl": "unfused-softmax",
+    "step_time_s": "3.696", "zero": "0",
+}  # fmt: skip
+
+
+def test_gaps_have_defaults():
+    case = read_row(ROW).case
+    assert (case.ffn, case.kv_heads, case.head_dim, case.vocab) == (16384, 32, 128, 50688)
+    assert (case.pp, case.cp, case.vp, case.ep) == (1, 1, 1, 1)
+    assert case.full_recompute and not case.flash and case.stack == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"step_time_s": ""}, NO_TIME),
+        ({"layers": ""}, NO_SHAPE),
+        ({"num_gpus": "?"}, NO_LAYOUT),
+        ({"gpu": "Wonder-9000"}, NO_DEVICE),
+        ({"ep": "8"}, NO_EXPERTS),
+        ({"model": "Qwen3_30B_a3B"}, NO_EXPERTS),
+    ],
+)
+def test_a_row_that_cannot_be_modelled_says_why(changes: dict[str, str], reason: str):
+    with pytest.raises(UnmodelledError) as caught:
+        read_row({**ROW, **changes})
+    assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "1e30", "many"])
+def test_what_is_no_positive_number_is_a_gap(value: str):
+    with pytest.raises(UnmodelledError, match=NO_TIME):
+        read_row({**ROW, "step_time_s": value})
+    with pytest.raises(UnmodelledError, match=NO_SHAPE):
+        read_row({**ROW, "hidden": value})
+    same = ("vocab", "seq_len", "gpus_per_node", "ffn", "kv_heads", "cp", "vp", "ep", "pp")
+    assert read_row({**ROW, **dict.fromkeys(same, value)}) == read_row({**ROW, "seq_len": ""})
+
+
+def test_a_network_that_nobody_knows_is_the_usual_one():
+    usual = read_row(ROW).case
+    assert read_row({**ROW, "inter_node_net": "Wonder-1", "intra_node_net": "?"}).case == usual
+    slow = read_row({**ROW, "inter_node_net": "10GbE"}).case
+    assert slow.inter_bytes_per_s < usual.inter_bytes_per_s / 10
+
+
+def test_a_device_without_a_peak_is_left_out():
+    with pytest.raises(UnmodelledError, match=NO_DEVICE):
+        read_row({**ROW, "gpu": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("BF16", "bf16"), ("bf16-mixed", "bf16"), ("amp", "bf16"), ("float16", "fp16"),
+        ("FP8-CS", "fp8"), ("fp8_delayed", "fp8"), ("fp8 (unsplit col)", "fp8"),
+        ("FP8-MX", "mxfp8"), ("fp8_mx", "mxfp8"), ("NVFP4", "nvfp4"), ("float32", "fp32"),
+    ],
+)  # fmt: skip
+def test_words_for_dtypes(text: str, dtype: str):
+    assert dtype_of(text) == dtype
+
+
+def test_fp32_computes_at_its_own_peak():
+    half, whole = read_row(ROW).case, read_row({**ROW, "dtype": "fp32"}).case
+    assert whole.peak_16bit < half.peak_16bit / 10
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("Qwen3-30B-A3B", "moe"), ("Mixtral 8x7B", "moe"), ("DBRX", "moe"), ("LLAMA4_SCOUT", "moe"),
+        ("LLAMA3.1_405B", "dense"), ("Llama-405B", "dense"), ("GPT h2048 l12", "dense"),
+        ("Llama3 8b Finetuning LORA", "lora"),
+    ],
+)  # fmt: skip
+def test_kinds_by_the_name_of_the_model(model: str, kind: str):
+    assert kind_of({"model": model}) == kind
+
+
+def test_a_pipeline_longer_than_the_model_is_taken_as_not_stated():
+    assert read_row({**ROW, "pp": "41"}).case.pp == 1
+
+
+def test_recomputation_that_is_not_stated_follows_from_the_memory():
+    large = {**ROW, "recompute": "", "mbs": "64", "tp": "1", "num_gpus": "8"}
+    assert read_row(large).case.full_recompute
+    assert not read_row({**large, "mbs": "1"}).case.full_recompute
+    assert not read_row({**large, "recompute": "none"}).case.full_recompute
+
+
+@pytest.mark.parametrize(
+    ("attention", "zero", "stack"),
+    [
+        ("unfused-softmax", "1", "softmax"), ("flash (TE)", "1", "fused"),
+        ("flash (TE/cuDNN)", "3", "fused"), ("transformer_engine", "0", "fused"),
+        ("flash", "1", "fused"), ("flash", "3", "torch"), ("flash (SDPA)", "3", "torch"),
+        ("", "0", "torch"),
+    ],
+)  # fmt: skip
+def test_the_stack_follows_from_the_attention(attention: str, zero: str, stack: str):
+    assert stack_of({"attention_impl": attention, "zero": zero}) == stack
+
+
+def test_an_optimizer_with_sharded_states_is_stage_1():
+    assert zero_stage("0 (BF16_Optimizer, sharded optim states)") == 1
+    assert [zero_stage(text) for text in ("0", "1", "2", "3", "")] == [0, 1, 2, 3, 0]
+
+
+def test_a_fit_finds_the_coefficients_that_made_the_times():
+    rng = np.random.default_rng(5)
+    truth = CENTRE + WIDTH * rng.normal(size=len(CENTRE)) * 0.7
+    cases = [
+        read_row({**ROW, "hidden": str(h), "heads": str(h // 128), "mbs": str(b), "tp": str(t)}).case
+        for h in (1024, 2048, 4096, 8192) for b in (1, 2, 4) for t in (1, 2, 4, 8)
+    ]  # fmt: skip
+    x, sources = cases_of(cases), ["a"] * 24 + ["b"] * 24
+    measured = predict(x, truth)
+    found = fit(x, measured, sources)
+    assert np.abs(np.log(predict(x, found.centre) / measured)).mean() < 0.03
+    assert "gemm_blackwell" in undetermined(found, WIDTH)
+    assert "gemm_ampere" not in undetermined(found, WIDTH)
+
+
+def test_intervals_widen_where_nothing_was_measured():
+    evidence = shipped()
+    rows = [ROW, {**ROW, "gpu": "MI300X"}, {**ROW, "num_gpus": str(2**18), "gbs": str(2**20)}]
+    x = cases_of([read_row(row).case for row in rows])
+    known, unknown, far = log_sd(x, evidence.fit(), evidence.residual_sd)
+    assert known < far and 1.5 * known < unknown
+    plain, adapted = (
+        cases_of([read_row(ROW).case]),
+        cases_of([replace(read_row(ROW).case, frozen=True)]),
+    )
+    sd = [log_sd(one, evidence.fit(), evidence.residual_sd)[0] for one in (plain, adapted)]
+    assert sd[1] > 1.3 * sd[0]
+    low, high = bounds(np.array([2.0]), np.array([0.1]))
+    assert low[0] < 2 < high[0] and low[0] * high[0] == pytest.approx(4)
+
+
+def test_coefficients_survive_their_file(tmp_path: Path):
+    x = cases_of([read_row({**ROW, "mbs": str(b)}).case for b in (1, 2, 4)])
+    measured = predict(x, CENTRE + 0.1)
+    found = fit(x, measured, ["a"] * 3)
+    residual = residual_sd(x, measured, ["a"] * 3, found.centre)
+    stored = evidence_of("three rows", found, residual, 3, 1)
+    path = tmp_path / "coefficients.json"
+    path.write_text(stored.model_dump_json())
+    again = read_evidence(path)
+    assert isinstance(again, Evidence) and again == stored
+    assert again.fit().centre == pytest.approx(found.centre, abs=1e-4)
+    path.write_text("{}")
+    with pytest.raises(UserError, match="holds no coefficients"):
+        read_evidence(path)
+
+
+def test_shipped_coefficients_meet_what_they_were_fitted_to(reference_data: Path):
+    rows, reasons = [], set[str]()
+    with (reference_data / "references" / "measured_open.csv").open() as lines:
+        for line in csv.DictReader(lines):
+            try:
+                rows.append(read_row(line))
+            except UnmodelledError as reason:
+                reasons.add(str(reason))
+    dense = [row for row in rows if row.kind == "dense"]
+    x, measured = cases_of([row.case for row in dense]), np.array([row.measured_s for row in dense])
+    error = np.abs(predict(x, shipped().fit().centre) / measured - 1)
+    assert len(dense) >= 700 and reasons == {NO_TIME, NO_EXPERTS}
+    assert error.mean() < 0.11 and np.median(error) < 0.09
+
+
+def test_fine_tuning_packs_short_samples_and_adapts_the_attention():
+    case = read_row({**ROW, "model": "Llama3 8b Finetuning LORA"}).case
+    assert case.frozen and case.document == 512 and case.adapter_rank > 0
+    assert case.adapter_widths == case.hidden + 3 * case.hidden
+    assert read_row({**ROW, "model": "Llama3 8b SFT"}).case.document == 512
+    assert read_row(ROW).case.document == 0
+
+
+def test_fully_sharded_rows_say_so_in_their_notes():
+    assert read_row({**ROW, "zero": "1", "notes": "container; FSDP=1"}).case.zero_stage == 3
+    assert read_row({**ROW, "zero": "1", "notes": "FSDP=0"}).case.zero_stage == 1
+
+
+def test_a_step_right_after_a_start_is_a_kind_of_its_own():
+    assert read_row({**ROW, "notes": "iteration 7 (1st after restart)"}).kind == "first step"
+    assert read_row({**ROW, "notes": "iteration 8"}).kind == "dense"
+
+
+def test_experts_with_their_numbers_are_modelled():
+    row = read_row({**ROW, "model": "Mixtral 8x7B", "num_experts": "8", "topk": "2", "ep": "4"})
+    assert row.kind == "moe" and (row.case.experts, row.case.experts_per_token) == (8, 2)
+    assert predict(cases_of([row.case]), shipped().fit().centre)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "gated"),
+    [
+        ("Yi-34B", 4.0, True), ("OLMo 7B", 4.0, True), ("Phi-3 mini", 4.0, True), ("phi-2", 4.0, False),
+        ("GPT-OSS 120B", 1.0, True), ("Nemotron4 15b", 4.0, False), ("opt-13b", 4.0, False),
+        ("house model", 2.6875, True), ("PaLM 540B", 4.0, True),
+    ],
+)  # fmt: skip
+def test_a_gate_is_known_by_the_family_or_by_an_odd_width(model: str, width: float, gated: bool):
+    assert is_gated(model, width) is gated
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "emulated"),
+    [
+        ("A100-SXM-80GB", "fp8", True), ("H100-SXM-80GB", "mxfp8", True),
+        ("H100-SXM-80GB", "nvfp4", True), ("V100-SXM2-32GB", "fp8", True),
+        ("H100-SXM-80GB", "fp8", False), ("GB200-186GB", "nvfp4", False),
+    ],
+)  # fmt: skip
+def test_what_a_device_does_not_multiply_in_is_multiplied_in_16_bit(
+    gpu: str, dtype: str, emulated: bool
+):
+    narrow, wide = (read_row({**ROW, "gpu": gpu, "dtype": d}) for d in (dtype, "bf16"))
+    assert (narrow.case.peak_narrow == 0) is emulated and wide.case.peak_narrow == 0
+    assert narrow.case.peak_16bit == wide.case.peak_16bit
+    assert narrow.case.assumed_device is (emulated or wide.case.assumed_device)
+    fast, usual = predict(cases_of([narrow.case, wide.case]), shipped().fit().centre).tolist()
+    assert fast == usual if emulated else fast < usual

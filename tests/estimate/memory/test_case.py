@@ -1,0 +1,51 @@
+"""What memory needs to know of a resolved run."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.core.run import Training
+from paceline.core.shape import LoraSpec, num_parameters, trainable_parameters
+from paceline.estimate.memory.case import with_memory
+from paceline.estimate.memory.device_memory import memory
+from paceline.estimate.memory.framework import Framework
+from paceline.estimate.model.case import Case, cases_of
+from paceline.files.recipe import load_recipe
+from tests.estimate.memory.test_device_memory import LLAMA_8B
+from tests.example import SHAPE, make_spec
+
+PLAIN = Framework(weight=2, gradient=4, master=4)
+
+
+def test_schedule_shards_dtype_and_ends_come_from_the_run():
+    layout = Layout(pp=2, schedule="gpipe", zero_stage=2, dp_shard=2, micro_batch=1)
+    found = with_memory(LLAMA_8B, make_spec(ranks=8, layout=layout))
+    assert (found.schedule, found.dp_shard, found.compute_bytes) == ("gpipe", 2, 4)
+    assert (found.vocab, found.tied, found.positions) == (320, False, 0)
+    gpt = SHAPE.model_copy(update={"positions": "learned", "tied_embeddings": True})
+    spec = make_spec(
+        model=gpt, training=Training(seq_len=32, global_batch=8, steps=3, dtype="bf16")
+    )
+    learned = with_memory(LLAMA_8B, spec)
+    assert (learned.tied, learned.positions, learned.compute_bytes) == (True, 64, 2)
+
+
+def test_adapters_count_with_the_parameters_that_they_have():
+    lora = LoraSpec(rank=4, alpha=8, targets=("q", "v"))
+    found = with_memory(LLAMA_8B, make_spec(lora=lora))
+    assert found.frozen
+    assert found.trained_share * num_parameters(SHAPE) == trainable_parameters(SHAPE, lora)
+
+
+def test_an_mmdits_whole_weights_are_counted():
+    shape = load_recipe("flux1-schnell").model
+    blocks = Case(
+        layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
+        heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab=0,
+        seq_len=512, causal=False, peak_16bit=1, memory_bytes_per_s=1, intra_bytes_per_s=1,
+        inter_bytes_per_s=1, devices=1, global_batch=1,
+    )  # fmt: skip
+    case = with_memory(blocks, make_spec(model=shape, ranks=1))
+    weights = memory(cases_of([case]), PLAIN).weights[0]
+    assert weights == pytest.approx(2 * 2 * num_parameters(shape), rel=0.01)

@@ -1,0 +1,72 @@
+"""Links: what the catalog knows, what a description states, and what stands for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.interval import log_sd
+from paceline.estimate.model.case import cases_of
+from paceline.estimate.model.collectives import group_rate
+from paceline.estimate.model.fabric import inter_rate, stated_bytes_per_s
+from paceline.estimate.model.machine import machine
+from paceline.files import catalog
+from tests.estimate.model.test_pipeline import MODEL, C
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("8x400 Gb/s RoCE", 50e9), ("8 x 400Gbps", 50e9), ("100 GB/s", 100e9), ("400 Gb/s", 50e9),
+        ("200 GB/s per node", 25e9), ("25 Gb/s Ethernet", 0.390625e9), ("1.6 Tb/s per node", 25e9),
+        ("900 GB/s bidirectional", 450e9), ("InfiniBand", None), ("", None), ("0 Gb/s", None),
+    ],
+)  # fmt: skip
+def test_a_stated_bandwidth_is_of_one_device_in_one_direction(text: str, rate: float | None):
+    assert stated_bytes_per_s(text, 8) == (pytest.approx(rate) if rate else None)
+
+
+def test_an_unknown_fabric_with_a_rate_is_used_and_one_without_is_refused():
+    assert machine("H100-SXM", None, "Wonderlink 4x200 Gb/s", 4).inter_bytes_per_s == 25e9
+    with pytest.raises(UserError, match="not in the catalog"):
+        machine("H100-SXM", None, "Wonderlink")
+
+
+def test_a_port_of_ethernet_is_the_nodes():
+    port = catalog.link("Ethernet-100").bytes_per_s
+    found = inter_rate("Ethernet-100", "hopper", 8)
+    assert port and found.bytes_per_s == port / 8 and found.note and "shared" in found.note
+    assert inter_rate("InfiniBand-NDR", "hopper", 8).bytes_per_s == 50e9
+
+
+def test_what_nobody_states_widens_the_interval():
+    here = machine("H100", None, None)
+    assert here.assumed == (False, True, True) and machine("H100-SXM", None, "NDR").assumed == (
+        False,
+        False,
+        False,
+    )
+    stated = replace(MODEL, devices=1024, global_batch=1024)
+    cases = [stated, replace(stated, assumed_inter=True), replace(stated, assumed_device=True)]
+    evidence = shipped()
+    sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd)
+    assert sd[1] > sd[0] and sd[2] > sd[0]
+
+
+def test_without_a_switch_a_pair_has_its_own_links_alone():
+    x = cases_of([replace(MODEL, domain=4, mesh=mesh) for mesh in (False, True)])
+    both = [group_rate(x, C, x.layers * 0 + n, x.layers * 0 + 1) for n in (2, 4)]
+    assert both[0][1] == pytest.approx(both[0][0] / 3) and both[1][1] == pytest.approx(both[1][0])
+    assert machine("V100-SXM2-32GB", devices_per_node=4).mesh
+    assert not machine("H100-SXM").mesh and machine("H100-SXM", devices_per_node=4).mesh
+
+
+def test_power_is_what_a_device_has_for_its_arithmetic():
+    rack = machine("GB200").power
+    assert rack == pytest.approx(1) and machine("GB300").power > rack > machine("B200").power
+    assert machine("H100-PCIe").power < 0.7 and machine("H100-SXM").power == pytest.approx(
+        1, rel=1e-3
+    )

@@ -1,0 +1,226 @@
+"""`paceline estimate` and `validate` as a user and as a script call them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from paceline.estimate.calibrate.calibration import Calibration, file_of
+from paceline.estimate.fit.processors import cpu_prior
+from paceline.files.run_folder import write_value
+from paceline.machines.probe.inventory import cpu
+from tests.cli.test_errors import paceline
+from tests.estimate.calibrate.micro import micro
+from tests.estimate.test_validation import ROWS
+from tests.layouts.sweep.test_prediction import calibrated
+
+H100 = ("estimate", "llama31-70b", "--device", "H100", "--gpus", "64")
+
+
+def test_json_holds_the_contract():
+    done = paceline(*H100, "--price", "2", "--json")
+    found = json.loads(done.stdout)
+    assert {"step_time_s", "low_s", "high_s", "parts", "evidence", "bill"} <= set(found)
+    assert found["low_s"] < found["step_time_s"] < found["high_s"]
+    assert sum(found["parts"].values()) == pytest.approx(found["step_time_s"])
+
+
+def test_text_tells_time_interval_cost_and_what_it_rests_on():
+    text = paceline(*H100, "--price", "2.5", "--mtbf", "50000").stdout
+    for words in (
+        "80 % interval",
+        "MFU",
+        "of the step: gemm",
+        "goodput",
+        "cost",
+        "%: fits",
+        "rests on: ",
+    ):
+        assert words in text
+
+
+def test_offers_stand_side_by_side():
+    offer = "device=B200,gpus=32,price=4"
+    found = json.loads(paceline(*H100, "--price", "2.5", "--compare", offer, "--json").stdout)
+    first, other = found["offers"]
+    assert (first["devices"], other["devices"]) == (64, 32)
+    for name in ("step_time", "tokens_per_s", "cost"):
+        ratio = other[f"{name}_ratio"]
+        assert ratio["low"] < ratio["value"] < ratio["high"]
+    rate = other["tokens_per_s_ratio"]
+    assert rate["value"] == pytest.approx(other["tokens_per_s"] / first["tokens_per_s"])
+    step, cost = other["step_time_ratio"], other["cost_ratio"]
+    assert rate["high"] / rate["value"] == pytest.approx(step["value"] / step["low"])
+    assert cost["value"] * rate["value"] == pytest.approx(32 * 4 / (64 * 2.5))
+    rows = list(
+        csv.DictReader(paceline(*H100, "--compare", offer, "--format", "csv").stdout.splitlines())
+    )
+    assert [row["device"] for row in rows] == ["H100-SXM", "B200"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--layout", "tp4"), "is not AXIS=N"),
+        (("--layout", "tp=3"), "does not divide"),
+        (("--compare", "speed=9"), "cannot be read"),
+        (("--compare", "gpus=0"), "cannot be read"),
+        (("--compare", "per_node=0"), "cannot be read"),
+        (("--compare", "price=-1"), "cannot be read"),
+        (("--compare", "price=nan"), "cannot be read"),
+        (("--tokens", "inf"), "must be a finite number"),
+        (("--measured-s", "inf"), "must be a finite number"),
+        (("--measured-s", "0"), "measured-s"),
+        (("--checkpoint-every", "600"), "counts with failures alone; add --mtbf"),
+        (("--mtbf", "9", "--checkpoint-every", "inf"), "must be a finite number"),
+        (("--measured", "no-such-run"), "holds no run"),
+        (("--measured", "last", "--measured-s", "1"), "--measured-s is not; leave one"),
+        (("--measured", "last", "--compare", "gpus=8"), "--compare is not; leave one"),
+        (("--mtbf", "inf"), "must be a finite number"),
+        (("--stack", "jax"), "must be fused, torch or softmax"),
+        (("--evidence", "/none.json"), "holds no coefficients"),
+    ],
+)
+def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], message: str):
+    done = paceline(*H100, *arguments)
+    assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_without_a_run_the_devices_must_be_said():
+    for options, missing in (
+        (("--gpus", "8"), "needs --device"),
+        (("--device", "H100"), "needs --gpus"),
+    ):
+        done = paceline("estimate", "llama31-8b", *options)
+        assert done.returncode == 1 and missing in done.stderr and not done.stdout
+
+
+def test_the_users_own_interval_counts_and_youngs_is_told():
+    failing = (*H100, "--mtbf", "50000", "--checkpoint", "60")
+    best, own = (
+        json.loads(paceline(*failing, *more, "--json").stdout)["bill"]
+        for more in ((), ("--checkpoint-every", "900"))
+    )
+    saving = own["checkpoints"]
+    assert saving["interval_s"] == 900 and own["goodput"] == saving["goodput"]
+    assert (
+        saving["young_interval_s"]
+        == best["checkpoints"]["interval_s"]
+        == pytest.approx((2 * 60 * 50_000 * 3600 / 64) ** 0.5)
+    )
+    assert (
+        own["goodput"] < saving["young_goodput"] == best["goodput"] and own["days"] > best["days"]
+    )
+    text = paceline(*failing, "--checkpoint-every", "900").stdout
+    assert "a checkpoint every 900 s of training; every 18,371 s (Young's interval)" in text
+    assert "18,371 s of training (Young's interval, which loses least)" in paceline(*failing).stdout
+    (row,) = csv.DictReader(
+        paceline(*failing, "--checkpoint-every", "900", "--format", "csv").stdout.splitlines()
+    )
+    assert float(row["checkpoint_interval_s"]) == 900 and float(row["goodput"]) == own["goodput"]
+
+
+def test_a_stated_step_leads_the_waterfall_on_to_what_was_measured(tmp_path: Path):
+    page = tmp_path / "e.html"
+    done = paceline(
+        *H100, "--measured-s", "18", "--html", str(page), "--compare", "device=B200", "--json"
+    )
+    first, other = json.loads(done.stdout)["offers"]
+    measured, levels = first["measured"], first["waterfall"]
+    assert measured["step_time_s"] == 18 and measured["source"] == "as stated"
+    assert measured["ratio"] == pytest.approx(18 / first["step_time_s"])
+    assert measured["in_interval"] is (first["low_s"] <= 18 <= first["high_s"])
+    ideal = first["flops_per_s_per_device"] * first["step_time_s"] / levels[0]["flops_per_s"]
+    assert ideal + sum(level["lost_s"] for level in levels) == pytest.approx(18)
+    assert other["measured"] is None and other["waterfall"][-1]["name"] == "estimated"
+    assert "not explained" in page.read_text()
+    text = paceline(*H100, "--measured-s", "18").stdout
+    assert "measured 18 s (as stated): 1.2" in text and "outside the 80 % interval" in text
+    assert "peak to measured: peak 100.0 %" in text and "not explained" in text
+
+
+def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A real run of milliseconds a step, beside rates that this processor might have."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    recipe, runs = micro(tmp_path), tmp_path / "runs"
+    axes = ("--set", "steps=12", "--set", "layout.micro_batch=4")
+    assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
+    without = paceline("estimate", recipe, "--measured", "last", runs=runs)
+    assert without.returncode == 1 and "`paceline calibrate` measures it" in without.stderr
+    plain = paceline("show", "last", "--format", "html", runs=runs)
+    assert "No expected step time: this processor is not calibrated in fp32" in plain.stdout
+    for kept in calibrations():
+        write_value(file_of(kept.device, kept.dtype), kept)
+    found = json.loads(
+        paceline("estimate", recipe, "--measured", "last", "--json", runs=runs).stdout
+    )
+    shown = json.loads(paceline("show", "last", "--json", runs=runs).stdout)
+    assert found["measured"]["step_time_s"] == shown["metrics"]["step_time_s"]["value"]
+    assert (found["devices"], found["layout"], found["stack"]) == (2, "dp 2", "torch")
+    assert found["waterfall"][-1]["name"] == "measured"
+    refused = paceline(
+        "estimate", recipe, "--measured", "last", "--layout", "micro_batch=8", runs=runs
+    )
+    assert refused.returncode == 1 and "layout.micro_batch is 4, not 8" in refused.stderr
+    assert paceline("report", "last", runs=runs).returncode == 0
+    (page,) = runs.glob("*/report.html")
+    text = page.read_text()
+    assert "From the peak to the measured step" in text and "Expected " in text
+
+
+def calibrations() -> list[Calibration]:
+    """This processor as if it had been calibrated, for one process and for two."""
+    own = {"device": cpu()["model"], "host": platform.node(), "evidence": cpu_prior("fp32")}
+    threads = {ranks: max(1, cpu()["usable_cores"] // ranks) for ranks in (1, 2)}
+    placements = tuple(calibrated(ranks, n).placements[0] for ranks, n in threads.items())
+    return [calibrated(2, 1).model_copy(update={**own, "placements": placements})]
+
+
+def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer.writeheader()
+        writer.writerows(ROWS)
+    found = json.loads(paceline("validate", str(path), "--json").stdout)
+    assert set(found["overall"]) >= {"n", "mape", "median", "within_10", "within_20", "coverage_80"}
+    assert set(found["rows"][0]) == {
+        "id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error",
+    }  # fmt: skip
+    assert len(found["rows"]) + len(found["unmodelled"]) == len(ROWS)
+    text = paceline("validate", str(path), "--where", "source=a")
+    assert "median |ln|" in text.stdout and "predicted by" in text.stderr
+    rows = list(
+        csv.DictReader(paceline("validate", str(path), "--format", "csv").stdout.splitlines())
+    )
+    assert [row["id"] for row in rows] == ["a-1", "a-2", "b-1"]
+
+
+def test_tune_ranks_and_says_what_it_left_out():
+    arguments = ("tune", "llama31-70b", "--device", "H100", "--gpus", "64", "--top", "5")
+    found = json.loads(paceline(*arguments, "--estimate-only", "--json").stdout)
+    assert {"n_layouts", "n_infeasible", "n_pruned", "layouts"} <= set(found)
+    assert len(found["layouts"]) == 5
+    assert {"layout", "step_time_s", "low_s", "high_s", "memory_bytes", "fits"} <= set(
+        found["layouts"][0]
+    )
+    text = paceline(*arguments, "--estimate-only")
+    assert "P(OOM)" in text.stdout and "layouts estimated" in text.stderr
+    refused = paceline(*arguments)
+    assert refused.returncode == 1 and "--estimate-only" in refused.stderr
+
+
+def test_a_page_shows_the_way_from_the_peak(tmp_path: Path):
+    page = tmp_path / "offers.html"
+    done = paceline(
+        *H100, "--compare", "device=B200", "--inter", "8x400 Gb/s RoCE", "--html", str(page)
+    )
+    assert "peak to estimate: peak 100.0 %" in done.stdout and "network: stated" in done.stdout
+    text = page.read_text()
+    assert text.count("large products") >= 2 and "nothing ran" in text

@@ -1,0 +1,230 @@
+"""A measured step beside the estimate of the same training: it adds up, and what differs is refused."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.run import RunSpec
+from paceline.core.schedules import RampUp
+from paceline.estimate.calibrate.calibration import file_of
+from paceline.estimate.estimate import Estimate, Question, estimate, spec_of
+from paceline.estimate.explanation import (
+    Given,
+    MeasuredRun,
+    beside,
+    explain,
+    explained,
+    measured_run,
+    question_of,
+    sentence,
+)
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.processors import cpu_prior
+from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.report.page import RunReport
+from paceline.runs.outcome import evaluate
+from tests.example import make_spec
+from tests.files.test_run_folder import make_record
+from tests.layouts.sweep.test_prediction import calibrated
+from tests.runs.example import write_run
+
+LLAMA = Question("llama31-8b", "H100-SXM", 8, stack="torch")
+FOUND = estimate(LLAMA, shipped())
+
+
+def gpu_run(seconds: float = 3.0, batch: int | None = None, **changes: object) -> MeasuredRun:
+    """A run of the 8B model on eight H100, as its recipe has it but for `changes` of the spec."""
+    spec = spec_of(LLAMA).model_copy(update=changes)
+    whole = spec.training.global_batch
+    return MeasuredRun("r", spec, seconds, 40, 0.01, batch or whole)
+
+
+def report_of(tmp_path: Path, spec: RunSpec, seconds: float = 0.2) -> RunReport:
+    """The report of a finished run of two ranks with that spec."""
+    return evaluate(write_run(tmp_path / "runs", "r", seconds, spec=spec))
+
+
+def ideal_s(found: Estimate) -> float:
+    """What the step's FLOPs take at the peak."""
+    peak = found.waterfall[0].flops_per_s
+    return found.flops_per_s_per_device * found.step_time_s / peak
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.37, 40.0])
+def test_all_seconds_lost_add_up_to_the_measured_step(factor: float):
+    seconds = factor * FOUND.step_time_s
+    found = beside(FOUND, seconds, "as stated")
+    levels = found.waterfall
+    assert [level.name for level in levels[-3:]] == ["estimated", "not explained", "measured"]
+    assert ideal_s(FOUND) + sum(level.lost_s for level in levels) == pytest.approx(seconds)
+    assert levels[-2].lost_s == pytest.approx(seconds - FOUND.step_time_s, abs=1e-12)
+    assert levels[-1].flops_per_s * seconds == pytest.approx(ideal_s(FOUND) * levels[0].flops_per_s)
+    assert levels[-1].share == pytest.approx(levels[-1].flops_per_s / levels[0].flops_per_s)
+    assert levels[:-2] == FOUND.waterfall
+    assert found.measured and found.measured.ratio == pytest.approx(factor)
+
+
+def test_the_interval_holds_what_lies_between_its_ends():
+    def held(seconds: float) -> bool:
+        measured = beside(FOUND, seconds, "as stated").measured
+        return measured is not None and measured.in_interval
+
+    assert held(FOUND.low_s) and held(FOUND.high_s) and held(FOUND.step_time_s)
+    assert not held(FOUND.low_s * 0.999) and not held(FOUND.high_s * 1.001)
+
+
+def test_a_run_of_the_trainer_is_estimated_as_it_was():
+    run = gpu_run(seconds=FOUND.step_time_s * 1.1)
+    question = question_of(run)
+    assert (question.stack, question.native, question.compiled) == ("torch", True, False)
+    found = explain(run, question)
+    assert found.step_time_s == FOUND.step_time_s and found.layout == FOUND.layout
+    assert found.measured and found.measured.ratio == pytest.approx(1.1)
+    assert (found.measured.source, found.measured.n) == ("run r", 40)
+    told = sentence(found)
+    assert "1.10 times that, in the interval" in told and "published step times" in told
+
+
+def test_settings_of_the_run_count_and_not_those_of_its_recipe():
+    spec = gpu_run().spec
+    full = spec.layout.model_copy(update={"recompute": "full"})
+    slower = gpu_run(layout=full)
+    assert explain(slower, question_of(slower)).step_time_s > 1.1 * FOUND.step_time_s
+    whole = spec.training.global_batch
+    half = gpu_run(batch=whole // 2)
+    assert (
+        half.timed.training.global_batch == whole // 2 and half.spec.training.global_batch == whole
+    )
+    assert explain(half, question_of(half)).step_time_s < 0.7 * FOUND.step_time_s
+
+
+def test_another_engine_computes_as_it_is_said_to():
+    run = gpu_run(engine="megatron")
+    assert question_of(run).stack == "fused" and not question_of(run).native
+    softmax = question_of(run, Given(stack="softmax", compiled=True))
+    assert softmax.stack == "softmax" and softmax.compiled
+
+
+def test_links_are_the_runs_own_or_those_that_are_given():
+    bare = gpu_run()
+    slow = question_of(bare, Given(inter="10 GB/s", intra="50 GB/s"))
+    assert (slow.intra_link, slow.inter_link) == ("50 GB/s", "10 GB/s")
+    assert explain(bare, slow).step_time_s > explain(bare, question_of(bare)).step_time_s
+    linked = bare.spec.cluster.model_copy(update={"intra_link": "NVLink4"})
+    run = gpu_run(cluster=linked)
+    assert question_of(run).intra_link == "NVLink4"
+    with pytest.raises(UserError, match="link inside a node is NVLink4, not NVLink2"):
+        question_of(run, Given(intra="NVLink2"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Given(recipe="llama31-70b"), "the recipe is llama31-8b, not llama31-70b"),
+        (Given(device="B200"), "the device is H100-SXM, not B200"),
+        (Given(devices=16), "the number of devices is 8, not 16"),
+        (Given(per_node=4), "a node is 8, not 4"),
+        (Given(variant="x"), "the variant is None, not x"),
+        (Given(overrides=("layout.tp=2",)), "layout.tp is 1, not 2"),
+        (Given(overrides=("seq_len=64", "dtype=fp16")), "is 8192, not 64; training.dtype is bf16"),
+        (Given(stack="softmax"), "the stack is torch, not softmax"),
+        (Given(compiled=True), "training.compile is none"),
+    ],
+)
+def test_what_differs_from_the_run_is_refused(given: Given, message: str):
+    with pytest.raises(UserError, match=message):
+        question_of(gpu_run(), given)
+
+
+def test_what_is_as_in_the_run_may_be_said():
+    overrides = ("layout.tp=1", "training.dtype=bf16", "layout.sequence_parallel=false")
+    given = Given("llama31-8b", "h100", 8, 8, None, overrides, stack="torch")
+    assert question_of(gpu_run(), given) == question_of(gpu_run())
+
+
+def test_a_recipe_that_is_no_more_is_known_by_its_name():
+    run = gpu_run(recipe="gone")
+    assert question_of(run, Given(recipe="gone")).recipe == "gone"
+    with pytest.raises(UserError, match="is unknown"):
+        question_of(run, Given(recipe="gome"))
+
+
+def test_the_report_of_a_run_on_a_gpu_leads_from_the_peak_to_its_step(tmp_path: Path):
+    cluster = Cluster(name="c", device="H100-SXM", devices_per_node=2)
+    training = make_spec().training.model_copy(update={"dtype": "bf16"})
+    spec = make_spec(cluster=cluster.model_dump(), training=training.model_dump())
+    report = report_of(tmp_path, spec, 0.3)
+    done = explained(report)
+    assert done.waterfall[-1].name == "measured" and "published" in done.expected
+    assert done.result == report.result and done.steps is report.steps
+    step = report.result.metrics["step_time_s"].value
+    found = explain(measured_run(report), question_of(measured_run(report)))
+    assert found.measured and found.measured.step_time_s == step == pytest.approx(0.3, rel=0.01)
+
+
+def test_without_a_calibration_the_report_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    done = explained(report_of(tmp_path, make_spec()))
+    assert done.waterfall == ()
+    assert done.expected.startswith(
+        "No expected step time: this processor is not calibrated in fp32"
+    )
+    assert "`paceline calibrate`" in done.expected
+    file_of("cpu", "fp32").parent.mkdir(parents=True)
+    file_of("cpu", "fp32").write_text("{")
+    assert (
+        "holds no calibration; `paceline calibrate`"
+        in explained(report_of(tmp_path, make_spec())).expected
+    )
+
+
+def test_with_a_calibration_the_report_of_a_cpu_has_its_way_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    own = {"evidence": cpu_prior("fp32"), "host": platform.node()}
+    write_value(file_of("cpu", "fp32"), calibrated(2, 1).model_copy(update=own))
+    report = report_of(tmp_path, make_spec())
+    done = explained(report)
+    assert done.waterfall[-1].name == "measured" and "measured here" in done.expected
+    seconds = report.result.metrics["step_time_s"].value
+    found = explain(measured_run(report), question_of(measured_run(report)))
+    assert seconds is not None
+    assert ideal_s(found) + sum(one.lost_s for one in done.waterfall) == pytest.approx(seconds)
+    threads = make_spec().cluster.model_copy(update={"threads_per_device": 4})
+    other = report_of(tmp_path / "b", make_spec(cluster=threads.model_dump()))
+    assert "1 threads a process, not 4" in explained(other).expected
+
+
+def test_a_device_that_nobody_knows_leaves_the_report_as_it_was(tmp_path: Path):
+    cluster = Cluster(name="c", device="Wonder-9000", devices_per_node=2)
+    done = explained(report_of(tmp_path, make_spec(cluster=cluster.model_dump())))
+    assert not done.waterfall and "is not in the catalog" in done.expected
+
+
+def test_a_run_without_a_figure_is_left_alone_and_refused(tmp_path: Path):
+    folder = write_run(tmp_path, "short", steps=3, spec=make_spec())
+    report = evaluate(folder)
+    assert explained(report) == report
+    with pytest.raises(UserError, match="has no step time, its status is incomplete: 3 steady"):
+        measured_run(report)
+
+
+def test_the_batch_of_the_timed_steps_counts(tmp_path: Path):
+    spec = make_spec()
+    folder = write_run(tmp_path, "ramp", spec=spec)
+    training = spec.training.model_copy(
+        update={"global_batch": 16, "ramp_up": RampUp(start=8, increment=8, samples=10_000)}
+    )
+    growing = spec.model_copy(update={"training": training})
+    write_value(folder / RUN_FILE, make_record(name="ramp", spec=growing.model_dump()))
+    run = measured_run(evaluate(folder))
+    assert run.spec.training.global_batch == 16
+    assert run.global_batch == run.timed.training.global_batch == 8

@@ -1,0 +1,72 @@
+"""Offers side by side: what one estimate is of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+import pytest
+
+from paceline.estimate.costs import Prices
+from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.offers import against, step_time_ratio
+from tests.estimate.test_estimate import LLAMA_70B
+
+
+def test_two_offers_share_what_is_uncertain_about_both():
+    evidence = shipped()
+    twice = replace(LLAMA_70B, devices=128, overrides=("training.global_batch=128",))
+    value, low, high = step_time_ratio(LLAMA_70B, twice, evidence)
+    alone = [estimate(one, evidence) for one in (LLAMA_70B, twice)]
+    assert value == pytest.approx(alone[1].step_time_s / alone[0].step_time_s)
+    assert low < value < high and 0.45 < value < 0.6
+    widest = alone[1].high_s / alone[0].low_s / value
+    assert high / value < widest
+
+
+def test_offers_with_coefficients_of_their_own_share_nothing():
+    evidence = shipped()
+    own = evidence.model_copy(update={"title": "stored profile: another machine"})
+    shared, apart = (step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, one) for one in (None, own))
+    assert step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, evidence) == shared
+    assert shared[0] == apart[0] == 1 and apart[2] > shared[2]
+    alone = estimate(LLAMA_70B, evidence)
+    assert log(apart[2]) == pytest.approx(2**0.5 * log(alone.high_s / alone.step_time_s))
+
+
+def test_what_nobody_states_of_the_links_widens_a_ratio_too():
+    def width(**links: str | None) -> float:
+        asked = replace(LLAMA_70B, **links)  # type: ignore[arg-type]
+        _, low, high = step_time_ratio(asked, asked, shipped())
+        return log(high / low)
+
+    assert width() < width(intra_link=None, inter_link=None)
+
+
+def test_a_larger_batch_takes_longer_and_is_faster_in_tokens():
+    evidence = shipped()
+    few = replace(LLAMA_70B, prices=Prices(per_device_hour=2), tokens=1e12)
+    many = replace(few, devices=128, prices=Prices(per_device_hour=3))
+    step = step_time_ratio(few, many, evidence)
+    one, other = (estimate(asked, evidence) for asked in (few, many))
+
+    beside = against(one, other, step)
+
+    assert beside.step_time == step and beside.batch == 2
+    rate, cost = beside.tokens_per_s, beside.cost
+    assert rate.value == pytest.approx(other.tokens_per_s / one.tokens_per_s)
+    assert rate.value == pytest.approx(2 / step.value) and rate.high == pytest.approx(2 / step.low)
+    assert cost is not None and cost.value == pytest.approx(128 * 3 / (64 * 2) / rate.value)
+    assert cost.high / cost.value == pytest.approx(step.high / step.value)
+
+
+@pytest.mark.parametrize("priced", ["first", "second", "neither"])
+def test_money_is_compared_where_both_have_a_price(priced: str):
+    def asked(which: str) -> Question:
+        prices = Prices(per_device_hour=2) if which == priced else Prices()
+        return replace(LLAMA_70B, prices=prices, tokens=1e12)
+
+    questions = [asked("first"), asked("second")]
+    one, other = (estimate(question, shipped()) for question in questions)
+    assert against(one, other, step_time_ratio(*questions, shipped())).cost is None

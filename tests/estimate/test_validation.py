@@ -1,0 +1,96 @@
+"""Predicted against measured: nothing is dropped silently, and figures are what the rows give."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.memory.published import as_stated, read_memory_row
+from paceline.estimate.validation import NEEDED, read_table, validate_rows
+from tests.estimate.fit.test_published import ROW
+
+ROWS = [
+    ROW,
+    {**ROW, "id": "a-2", "mbs": "8"},
+    {**ROW, "id": "b-1", "source": "b", "model": "Llama LoRA"},
+    {**ROW, "id": "b-2", "source": "b", "gpu": "Wonder-9000"},
+    {**ROW, "id": "", "source": "b", "step_time_s": ""},
+]
+
+
+def test_every_row_is_scored_or_has_its_reason():
+    found = validate_rows("t", ROWS, shipped())
+    assert [row.id for row in found.rows] == ["a-1", "a-2", "b-1"]
+    assert [(row.id, row.reason[:12]) for row in found.unmodelled] == [
+        ("b-2", "the device i"), ("line 6", "no step time"),
+    ]  # fmt: skip
+    assert {name: score.n for name, score in found.by_source.items()} == {"a": 2, "b": 1}
+    assert {name: score.n for name, score in found.by_kind.items()} == {"dense": 2, "lora": 1}
+
+
+def test_figures_are_those_of_the_rows():
+    found = validate_rows("t", ROWS, shipped())
+    errors = np.array([abs(row.predicted_s / row.measured_s - 1) for row in found.rows])
+    assert found.overall.mape == pytest.approx(errors.mean())
+    assert found.overall.within_20 == pytest.approx(np.mean(errors <= 0.2))
+    assert all(row.low_s < row.predicted_s < row.high_s for row in found.rows)
+    assert found.rows[0].error == pytest.approx(found.rows[0].predicted_s / 3.696 - 1)
+
+
+def test_a_measured_time_out_of_all_proportion_still_has_a_score():
+    found = validate_rows("t", [{**ROW, "step_time_s": "1e11"}], shipped())
+    assert found.overall.median and 20 < found.overall.median < 30
+
+
+def test_a_table_of_nothing_has_no_score():
+    found = validate_rows("t", ROWS[3:], shipped())
+    assert found.overall.n == 0 and found.overall.mape is None and len(found.unmodelled) == 2
+    assert validate_rows("t", [], shipped()).overall.n == 0
+
+
+def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*NEEDED, "id"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerow(ROW)
+    assert read_table(path)[0]["hidden"] == "4096"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="has no column layers"):
+        read_table(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError):
+        read_table(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_a_table_that_would_lose_rows_or_figures_is_refused(tmp_path: Path):
+    path, header = tmp_path / "t.csv", ",".join([*NEEDED, "id"])
+    row = ",".join(ROW[name] for name in [*NEEDED, "id"])
+    path.write_text(f'{header}\n"{row}\n{row}\n{row}\n')
+    with pytest.raises(UserError, match="cannot be read as CSV: unexpected end of data"):
+        read_table(path)
+    path.write_text(f"{header},layers\n{row},99\n")
+    with pytest.raises(UserError, match="has more than one column layers"):
+        read_table(path)
+
+
+def test_memories_are_judged_where_they_are_stated():
+    stated = {**ROW, "mem_gb": "20"}
+    unreadable = [{**ROW, "mem_gb": text} for text in ("", "nan", "-3", "much", "inf")]
+    found = validate_rows("t", [stated, *unreadable], shipped()).memory
+    predicted = as_stated([read_memory_row(stated)])[0]
+    assert found.n == 1 and found.mape == found.median == pytest.approx(
+        abs(predicted / 20 / 2**30 - 1)
+    )
+    assert found.within_10 == float(abs(predicted / 20 / 2**30 - 1) <= 0.1)
+    exact = {**ROW, "mem_gb": str(predicted / 2**30)}
+    assert validate_rows("t", [exact], shipped()).memory.within_10 == 1
+    nothing = validate_rows("t", ROWS, shipped()).memory
+    assert nothing.n == 0 and nothing.mape is None

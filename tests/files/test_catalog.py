@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Device, Link, Peak
+from paceline.core.units import MIB
+from paceline.files import catalog
+
+DEVICES = {device.name: device for device in catalog.devices()}
+LINKS = {link.name: link for link in catalog.links()}
+TERA = 1e12
+
+
+def signs_of_sparsity(device: Device) -> list[str]:
+    """Ratios between a device's peaks that cannot be if all of them are dense."""
+    rate = {dtype: peak.flops_per_s for dtype, peak in device.peaks.items()}
+    half = rate.get("bf16") or rate.get("fp16")
+    if half is None:
+        return []
+    ranges = {"fp16": (1, 1), "bf16": (1, 1), "fp8": (1.9, 2.1), "mxfp8": (1.9, 2.1)}
+    ranges |= {"nvfp4": (3.9, 6.1), "fp32": (0.02, 0.15)}
+    found = {dtype: value / half for dtype, value in rate.items()}
+    return [d for d, ratio in found.items() if not ranges[d][0] <= ratio <= ranges[d][1]]
+
+
+def misfits(device: Device, dtype: str, measured: float, stated: float) -> bool:
+    """Whether another source's best measured rate and stated peak, in TFLOP/s, belie the peak."""
+    peak = device.peaks[dtype].flops_per_s / TERA  # type: ignore[index]
+    return not (0.45 < measured / peak < 1 and abs(stated / peak - 1) < 0.1)
+
+
+def with_doubled(device: Device, *dtypes: str) -> Device:
+    doubled = {d: Peak(flops_per_s=2 * p.flops_per_s, source="x") for d, p in device.peaks.items()}
+    peaks = {d: doubled[d] if d in dtypes else p for d, p in device.peaks.items()}
+    return device.model_copy(update={"peaks": peaks})
+
+
+def gemm_measurements(folder: Path) -> Iterator[tuple[Device, str, float, float]]:
+    """Device, dtype, best measured rate and stated peak in TFLOP/s of a public table of both."""
+    with (folder / "references" / "gemm.csv").open(newline="") as rows:
+        for row in csv.DictReader(rows):
+            if "MAMF" in row["kind"] and "Gaudi" not in row["gpu"]:
+                device = catalog.device(row["gpu"])
+                yield device, row["dtype"], float(row["tflops"]), float(row["peak_tflops"])
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_the_peaks_of_a_device_are_all_dense(device: Device):
+    assert signs_of_sparsity(device) == []
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "mxfp8", "nvfp4"])
+def test_one_sparse_peak_among_dense_ones_would_be_seen(dtype: str):
+    assert signs_of_sparsity(with_doubled(DEVICES["B200"], dtype))
+
+
+def test_other_sources_agree_with_the_peaks(reference_data: Path):
+    rows = list(gemm_measurements(reference_data))
+    assert len({device.name for device, *_ in rows}) >= 10
+    assert [row for row in rows if misfits(*row)] == []
+
+
+def test_a_device_with_sparse_peaks_throughout_would_disagree(reference_data: Path):
+    for device, dtype, measured, stated in gemm_measurements(reference_data):
+        assert misfits(with_doubled(device, *device.peaks), dtype, measured, stated)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_every_figure_of_a_device_has_a_source(device: Device):
+    for dtype, peak in device.peaks.items():
+        dated = re.search(r"\(20\d\d\)|v\d\d\.\d\d", peak.source)
+        assert dated or (dtype == "mxfp8" and "as FP8" in peak.source)
+    assert (device.memory_bytes is None) == (device.memory_source is None)
+    if device.context_bytes:
+        assert "Context" in (device.note or "")
+
+
+def test_a_device_without_a_data_sheet_has_no_peak():
+    cpu = catalog.device("cpu")
+    assert cpu.peaks == {} and cpu.memory_bytes is None
+    assert cpu.peak_flops_per_s("bf16") is None
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_memory_is_what_the_driver_reports_where_that_is_known(device: Device):
+    source = device.memory_source or ""
+    reported = re.search(r"nvidia-smi: (\d+) MiB in total", source)
+    if reported:
+        assert device.memory_bytes == int(reported[1]) * MIB
+    reported = re.search(r"rocm-smi: (\d+) bytes in total", source)
+    if reported:
+        assert device.memory_bytes == int(reported[1])
+
+
+def test_vendors_gigabytes_of_device_memory_are_nearer_to_gibibytes():
+    stated = {"V100-SXM2-16GB": 16, "A100-SXM-80GB": 80, "H100-SXM": 80, "H200-SXM": 141}
+    for name, gigabytes in stated.items():
+        share = (DEVICES[name].memory_bytes or 0) / (gigabytes * 2**30)
+        assert 0.98 < share <= 1
+
+
+def test_the_figures_that_published_tables_divide_by_are_within_rounding():
+    assert DEVICES["H100-SXM"].peak_flops_per_s("fp8") == 1979e12
+    assert DEVICES["H100-SXM"].peak_flops_per_s("bf16") == 989.5e12
+    assert DEVICES["V100-SXM2-32GB"].peak_flops_per_s("bf16") is None
+    assert DEVICES["V100-SXM2-16GB"].context_bytes == 1113 * MIB
+    hgx, superchip = (DEVICES[name].peak_flops_per_s("bf16") for name in ("B200", "GB200"))
+    assert (hgx, superchip) == (2250e12, 2500e12)
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+def test_a_link_has_a_source_and_only_the_machines_own_lacks_a_rate(link: Link):
+    assert link.source
+    assert (link.bytes_per_s is None) == (link.name == "loopback")
+
+
+def test_link_rates_are_of_one_direction():
+    assert LINKS["NVLink4"].bytes_per_s == 450e9
+    assert LINKS["NVLink5-NVL72"].bytes_per_s == LINKS["NVLink5"].bytes_per_s == 900e9
+    assert LINKS["InfiniBand-NDR"].bytes_per_s == 400e9 / 8
+    assert LINKS["Omni-Path-100"].bytes_per_s == 100e9 / 8
+
+
+def test_the_published_clusters_name_catalog_entries_only():
+    for cluster in catalog.clusters():
+        assert DEVICES[cluster.device]
+        assert LINKS[cluster.intra_link or ""].kind == "intra"
+        assert LINKS[cluster.inter_link or ""].kind == "inter"
+
+
+def test_the_published_clusters_have_their_published_sizes():
+    lambda_cluster = catalog.cluster("lambda-1cc-h100")
+    assert lambda_cluster.world_size == 512
+    per_device = LINKS[lambda_cluster.inter_link or ""].bytes_per_s or 0
+    assert lambda_cluster.devices_per_node * per_device * 8 == 3200e9
+    assert catalog.cluster("Jean Zay V100 32g").world_size == 8
+    assert catalog.cluster("dgx-h100").launcher == "slurm"
+
+
+def test_a_cluster_file_may_use_any_name_of_its_parts(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    text = "name: mine\ndevice: NVIDIA H100 80GB HBM3\ndevices_per_node: 8\ninter_link: ib ndr\n"
+    file.write_text(text)
+    for path in (file, str(file)):
+        cluster = catalog.cluster(path)
+        assert (cluster.device, cluster.inter_link) == ("H100-SXM", "InfiniBand-NDR")
+        assert cluster.intra_link is None
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("device: h1000", r"mine.yaml:2: device 'h1000' is not in the catalog; allowed: .*h100"),
+        (
+            "device: H100\nintra_link: nvlnk4",
+            r"mine.yaml:3: link 'nvlnk4' .* did you mean 'nvlink4'",
+        ),
+        (
+            "device: H100\nnode: 4",
+            r"mine.yaml:3: node: is not a known field; .*did you mean 'nodes'",
+        ),
+    ],
+)
+def test_a_wrong_cluster_file_is_refused_with_its_line(tmp_path: Path, line: str, message: str):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"name: mine\n{line}\ndevices_per_node: 8\n")
+    with pytest.raises(UserError, match=message):
+        catalog.cluster(file)
+
+
+def test_an_unknown_cluster_or_missing_file_is_refused():
+    with pytest.raises(UserError, match=r"a path that ends in \.yaml") as refused:
+        catalog.cluster("dgx-h10")
+    assert refused.value.remedy == "did you mean 'dgx-h100'?"
+    with pytest.raises(UserError, match="cannot be read"):
+        catalog.cluster("nowhere/mine.yaml")

@@ -1,0 +1,186 @@
+"""The index says what the folders say, and can always be made anew."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import SystemFaultError
+from paceline.core.result import Metric, Result
+from paceline.files.index import COLUMNS, Index, listing
+from paceline.files.run_folder import RESULT_FILE, RUN_FILE, write_value
+from paceline.runs.outcome import evaluate
+from tests.files.test_run_folder import make_record, make_run
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PACELINE_DB", raising=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def computed(folder: Path) -> Result:
+    return evaluate(folder).result
+
+
+def not_computed(folder: Path) -> Result:
+    pytest.fail(f"{folder} was computed anew")
+
+
+def rows(root: Path) -> list[dict[str, Any]]:
+    found = listing(root, computed)
+    assert (found.left_out, found.fault) == ([], None)
+    return found.rows
+
+
+def names(root: Path) -> list[str]:
+    return [row["run"] for row in rows(root)]
+
+
+def index_file(tmp_path: Path) -> Path:
+    (file,) = (tmp_path / "cache").rglob("*.sqlite")
+    return file
+
+
+def alter(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_new_folders_appear_and_gone_ones_vanish(root: Path):
+    make_run(root, "b", created="2026-01-01")
+    make_run(root, "a", created="2026-01-02")
+    assert names(root) == ["b", "a"]
+    (root / "b" / RUN_FILE).unlink()
+    assert names(root) == ["a"]
+
+
+def test_a_running_run_is_read_again(root: Path):
+    make_run(root, "a", status="running")
+    assert rows(root)[0]["status"] == "running"
+    write_value(root / "a" / RUN_FILE, make_record("failed", name="a"))
+    assert rows(root)[0]["status"] == "failed"
+
+
+def test_a_finished_run_is_read_from_its_result_and_then_from_the_index(root: Path):
+    folder = make_run(root, "a", status="failed")
+    speed = Metric(value=12.5, unit="tokens/s")
+    result = computed(folder).model_copy(update={"metrics": {"tokens_per_s": speed}})
+    write_value(folder / RESULT_FILE, result)
+    first, again = (listing(root, not_computed).rows for _ in range(2))
+    assert first == again and first[0]["tokens_per_s"] == 12.5
+    assert tuple(first[0]) == COLUMNS
+
+
+def test_a_result_written_again_is_read_again(root: Path):
+    folder = make_run(root, "a", status="failed")
+    result = computed(folder)
+    write_value(folder / RESULT_FILE, result)
+    assert rows(root)[0]["steps"] == 0
+    write_value(folder / RESULT_FILE, result.model_copy(update={"steps_done": 7}))
+    assert rows(root)[0]["steps"] == 7
+
+
+def test_a_torn_result_is_computed_from_the_raw_files(root: Path):
+    folder = make_run(root, "a", status="failed")
+    (folder / RESULT_FILE).write_text("{")
+    assert rows(root)[0]["status"] == "failed"
+
+
+def test_the_index_can_be_deleted_and_rebuilt(root: Path, tmp_path: Path):
+    make_run(root, "a")
+    before = rows(root)
+    index_file(tmp_path).unlink()
+    assert Index.open(root, anew=True).rebuild(computed) == (1, [])
+    assert rows(root) == before
+
+
+def test_a_torn_folder_is_left_out_and_named(root: Path):
+    make_run(root, "a")
+    write_value(root / "b" / RUN_FILE, make_record("failed", name="b"))
+    assert names(root) == ["a", "b"]
+    (root / "b" / RUN_FILE).write_text("{")
+    found = listing(root, computed)
+    assert [row["run"] for row in found.rows] == ["a"] and "b/run.json" in found.left_out[0]
+    assert Index.open(root).rebuild(computed) == (1, found.left_out)
+
+
+@pytest.mark.parametrize("content", [b"x", b"SQLite format 3\0" + b"x" * 9000])
+def test_a_file_that_is_no_database_is_made_anew(root: Path, tmp_path: Path, content: bytes):
+    make_run(root, "a")
+    before = rows(root)
+    index_file(tmp_path).write_bytes(content)
+    assert rows(root) == before
+
+
+def test_a_table_of_another_form_is_made_anew(root: Path, tmp_path: Path):
+    make_run(root, "a")
+    before = rows(root)
+    alter(index_file(tmp_path), "drop table runs", "create table runs (wrong text)")
+    assert rows(root) == before
+
+
+def test_a_table_that_takes_no_rows_is_told_and_rebuilt(root: Path, tmp_path: Path):
+    make_run(root, "a", status="running")
+    before = rows(root)
+    alter(index_file(tmp_path), "alter table runs add x text not null default ''",
+          "create trigger t before insert on runs begin select raise(abort, 'no'); end")  # fmt: skip
+    found = listing(root, computed)
+    assert found.rows == before and "paceline db rebuild" in str(found.fault)
+    assert Index.open(root, anew=True).rebuild(computed) == (1, [])
+    assert rows(root) == before
+
+
+def test_an_index_that_another_process_holds_does_not_stop_the_list(root: Path, tmp_path: Path):
+    make_run(root, "a", status="running")
+    before = rows(root)
+    with closing(sqlite3.connect(index_file(tmp_path))) as other:
+        other.execute("begin exclusive")
+        found = listing(root, computed)
+    assert found.rows == before and "locked" in str(found.fault)
+
+
+def test_two_roots_do_not_mix(root: Path, tmp_path: Path):
+    make_run(root, "a")
+    make_run(tmp_path / "other", "b")
+    assert names(root) == ["a"] and names(tmp_path / "other") == ["b"]
+
+
+def test_a_database_that_cannot_be_opened_is_one_clear_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_DB", "sqlite:////nonexistent/folder/x.sqlite")
+    with pytest.raises(SystemFaultError, match="PACELINE_DB"):
+        Index.open(root)
+    with pytest.raises(SystemFaultError, match="PACELINE_DB"):
+        listing(root, computed)
+
+
+@pytest.mark.parametrize("url", ["no url", "postgresql://host:port/x", "nothing://x"])
+def test_a_url_that_names_no_database_is_one_clear_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch, url: str
+):
+    monkeypatch.setenv("PACELINE_DB", url)
+    with pytest.raises(SystemFaultError, match="check PACELINE_DB"):
+        Index.open(root)
+
+
+def test_a_database_of_the_user_is_never_deleted(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "mine.sqlite"
+    alter(file, "create table runs (wrong text)")
+    monkeypatch.setenv("PACELINE_DB", f"sqlite:///{file}")
+    with pytest.raises(SystemFaultError, match="check PACELINE_DB"):
+        Index.open(root, anew=True)
+    alter(file, "insert into runs values ('kept')")

@@ -1,0 +1,219 @@
+"""Recipes: every shipped one resolves, and what is wrong is said with place and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.run import RunSpec
+from paceline.engines import native
+from paceline.files.recipe import (
+    load_recipe,
+    override_keys,
+    parse_override,
+    recipe_names,
+    recipe_path,
+    resolve,
+)
+
+CPU = Cluster(name="here", device="cpu", devices_per_node=2)
+
+MINIMAL = """
+name: mine
+title: Mine
+model: {num_layers: 2, hidden_size: 64, num_heads: 4, ffn_size: 128, vocab_size: 512}
+training: {seq_len: 64, batch_per_device: 4, steps: 10}
+layout: {micro_batch: 4}
+"""
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_resolves_on_the_devices_it_names(name: str):
+    recipe = load_recipe(name)
+    assert recipe.name == name and recipe.description
+    spec = resolve(
+        recipe, CPU.model_copy(update={"devices_per_node": recipe.devices or 2}), True, None
+    )
+    assert spec.layout.num_microbatches(spec.world_size, spec.training.global_batch) >= 1
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_variant_applies(name: str):
+    for variant in load_recipe(name).variants:
+        assert load_recipe(name, variant) != load_recipe(name)
+
+
+def test_the_seven_decisive_recipes_are_there():
+    assert {"tiny-llama", "tiny-gpt", "tiny-opt", "llama31-70b", "opt-13b-sft", "gpt-1b3"} <= set(
+        recipe_names()
+    )
+
+
+def test_a_recipe_file_by_path(tmp_path: Path):
+    assert load_recipe(write(tmp_path, MINIMAL)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "words"),
+    [
+        (("steps: 10", "stpes: 10"), 5, ["training.stpes", "did you mean 'steps'"]),
+        (("num_heads: 4", "num_heads: 5"), 4, ["not a multiple of num_heads 5"]),
+        (("micro_batch: 4", "zero_stage: 7"), 6, ["layout.zero_stage", "0, 1, 2, 3"]),
+        (("seq_len: 64", "seq_len: many"), 5, ["training.seq_len", "integer"]),
+        (("batch_per_device: 4, ", ""), 5, ["exactly one of global_batch"]),
+        (("title: Mine", "title: Mine\ntitle: Yours"), 4, ["duplicate key"]),
+        (("title: Mine", "title: [Mine"), None, ["is not YAML"]),
+    ],
+)
+def test_a_wrong_file_is_answered_with_line_and_remedy(
+    tmp_path: Path, change: tuple[str, str], line: int | None, words: list[str]
+):
+    path = write(tmp_path, MINIMAL.replace(*change))
+    with pytest.raises(UserError) as caught:
+        load_recipe(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}:" if line else f"{path}:")
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"- a\n", b"\xff\xfe\x00", b"{{{{", b"a: &x [*x]", b"a: 2020-13-45", b"[" * 5000],
+)
+def test_what_is_no_recipe_is_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError):
+        load_recipe(str(path))
+
+
+@given(st.text(max_size=200))
+def test_any_text_gives_a_recipe_or_one_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+):
+    path = tmp_path_factory.mktemp("r") / "any.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(UserError):
+        load_recipe(str(path))
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'tiny-llama'"):
+        recipe_path("tiny-lama")
+
+
+def test_overrides_apply_in_order_and_by_short_name():
+    recipe = load_recipe("tiny-llama", None, ["steps=20", "training.steps=30", "zero_stage=3"])
+    assert (recipe.training.steps, recipe.layout.zero_stage) == (30, 3)
+
+
+def test_giving_a_global_batch_replaces_the_batch_per_device():
+    recipe = load_recipe("tiny-llama", None, ["global_batch=32"])
+    assert (recipe.training.global_batch, recipe.training.batch_per_device) == (32, None)
+
+
+@pytest.mark.parametrize("key", override_keys())
+def test_every_field_can_be_named_by_an_override(key: str):
+    assert parse_override(f"{key}=1")[0] == key
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stpes=3", "did you mean 'steps'"),
+        ("steps", "is not key=value"),
+        ("steps=abc", "training.steps"),
+        ("dtype=bf61", "did you mean 'bf16'"),
+        ("steps=[", "the value is not YAML"),
+        ("steps=0", "greater than 0"),
+        ("steps=2020-13-45", "the value is not YAML"),
+        ("betas=[0.9,1.5]", "less than 1"),
+    ],
+)
+def test_a_wrong_override_is_answered(text: str, words: str):
+    with pytest.raises(UserError) as caught:
+        load_recipe("tiny-llama", None, [text])
+    assert f"--set {text.partition('=')[0]}" in str(caught.value) and words in str(caught.value)
+
+
+def test_yaml_numbers_in_exponent_form_are_numbers():
+    assert load_recipe("tiny-llama", None, ["total_tokens=1e12"]).training.total_tokens == 1e12
+
+
+def test_auto_dtype_follows_the_device():
+    recipe = load_recipe("tiny-llama")
+    assert resolve(recipe, CPU, True, None).training.dtype == "bf16"
+    assert resolve(recipe, CPU, False, None).training.dtype == "fp32"
+
+
+def test_a_layout_that_does_not_fit_the_devices_is_refused_with_reasons():
+    recipe = load_recipe("tiny-llama", None, ["layout.tp=3"])
+    with pytest.raises(UserError, match="does not divide 2 devices"):
+        resolve(recipe, CPU, True, None)
+
+
+def test_a_layout_is_set_by_the_names_of_its_axes():
+    layout = load_recipe("tiny-llama", None, ["tp=2", "pp=2", "schedule=zero-bubble"]).layout
+    assert (layout.tp, layout.pp, layout.schedule) == (2, 2, "zero-bubble")
+
+
+def test_a_sequence_that_cannot_be_cut_is_refused():
+    recipe = load_recipe("tiny-llama", None, ["cp=2", "seq_len=250"])
+    with pytest.raises(UserError, match="seq_len 250 cannot be split into 2 x cp = 4 chunks"):
+        resolve(recipe, CPU, True, None)
+
+
+def test_the_key_follows_the_content_and_not_the_name():
+    recipe = load_recipe("tiny-llama")
+    spec = resolve(recipe, CPU, True, None)
+    renamed = resolve(recipe.model_copy(update={"name": "other"}), CPU, True, None)
+    elsewhere = CPU.model_copy(update={"name": "other", "device_memory_bytes": 1e9})
+    assert resolve(recipe, elsewhere, True, None).key == spec.key
+    longer = resolve(load_recipe("tiny-llama", None, ["steps=61"]), CPU, True, None)
+    assert spec.key == renamed.key != longer.key
+
+
+def ramped(*changes: str) -> RunSpec:
+    recipe = load_recipe("gpt-1b3-tiny", None, changes)
+    return resolve(recipe, CPU, True, None)
+
+
+def test_a_ramp_up_can_be_given_and_taken_away_as_a_whole():
+    given = load_recipe("tiny-gpt", None, ["ramp_up={start: 4, increment: 4, samples: 99}"])
+    assert given.training.ramp_up is not None and given.training.ramp_up.samples == 99
+    assert load_recipe("gpt-1b3-tiny", None, ["ramp_up=null"]).training.ramp_up is None
+    assert load_recipe("gpt-1b3", "ramp-up").training.ramp_up is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("ramp_up.start=3", "from 3 in steps of 4 the batch never becomes global_batch 16"),
+        ("ramp_up.start=16", "from 16 in steps of 4 the batch never becomes global_batch 16"),
+        ("ramp_up.increment=5", "it must be above start by a multiple of increment"),
+        ("micro_batch=4", "global_batch 4 is not a multiple of dp 2 x micro_batch 4"),
+    ],
+)
+def test_a_ramp_up_that_cannot_run_is_refused_when_the_recipe_is_resolved(change: str, words: str):
+    with pytest.raises(UserError) as caught:
+        ramped(f"training.{change}" if change.startswith("ramp_up") else change)
+    assert "training.ramp_up: " in str(caught.value) and words in str(caught.value)
+
+
+def test_every_batch_of_a_ramp_up_must_fill_the_pipeline():
+    small = ["training.ramp_up.start=4", "micro_batch=2", "pp=2"]
+    assert native.unsupported(ramped(*small)) == []
+    (problem,) = native.unsupported(ramped("micro_batch=4", "pp=2"))
+    assert problem.startswith("while the batch ramps up: 1 micro-batches a step do not fill pp 2")

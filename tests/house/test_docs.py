@@ -1,0 +1,140 @@
+"""The documents speak of everything that exists, and what they show is true."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.core.flops import CONVENTIONS
+from paceline.core.layout import RULES
+from paceline.core.metrics import METRICS
+from paceline.files.recipe import override_keys, recipe_names
+from paceline.schemas import (
+    LAYOUTS_PAGE,
+    TABLES_BEGIN,
+    TABLES_END,
+    layout_tables,
+    schema_texts,
+    with_tables,
+)
+from tests.logs.example import megatron_log
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def verbs() -> list[str]:
+    from paceline.cli import app
+
+    commands = [c.name or "" for c in app.registered_commands]
+    return commands + [group.name or "" for group in app.registered_groups]
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_verb_is_in_the_manual(verb: str):
+    assert re.search(rf"^## .*`paceline {verb}\b", read("usage.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_is_explained(metric: str):
+    assert f"`{metric}`" in read("metrics.md")
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_every_convention_is_explained(convention: str):
+    assert f"`{convention}`" in read("metrics.md")
+
+
+@pytest.mark.parametrize("field", override_keys())
+def test_every_recipe_field_is_explained(field: str):
+    assert f"`{field}`" in read("recipes.md")
+
+
+@pytest.mark.parametrize("module", sorted(p.name for p in (ROOT / "paceline").glob("[a-z]*.py")))
+def test_every_top_module_has_its_place_in_the_architecture(module: str):
+    assert f"`{module}`" in read("architecture.md")
+
+
+@pytest.mark.parametrize("name", sorted(schema_texts()))
+def test_the_schemas_in_the_docs_are_todays(name: str):
+    assert (ROOT / "docs" / "schemas" / name).read_text() == schema_texts()[name]
+
+
+def test_the_refused_layouts_in_the_docs_are_todays():
+    page = read(LAYOUTS_PAGE)
+    assert layout_tables() in page and with_tables(page) == page
+    assert all(rule.reason in page for rule in RULES)
+
+
+def test_stale_tables_are_replaced_and_nothing_else_is():
+    page = f"# Layouts\n{TABLES_BEGIN}\nold\n{TABLES_END}\nafter\n"
+    fresh = with_tables(page)
+    assert "old" not in fresh and layout_tables() in fresh
+    assert fresh.startswith("# Layouts\n") and fresh.endswith(f"{TABLES_END}\nafter\n")
+    assert with_tables("no marks") == "no marks"
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda p: p.name
+)
+def test_a_decision_is_short(path: Path):
+    assert len(path.read_text().splitlines()) <= 40
+
+
+def shell_lines() -> list[str]:
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("paceline ")]
+
+
+MINUTES_OR_RESULTS = [["mlperf", verb] for verb in ("run", "score", "check")]
+
+
+@pytest.mark.parametrize("line", shell_lines())
+def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path: Path):
+    """Commands are run as a dry run where they would train; all must be valid and known."""
+    (tmp_path / "train.log").write_text(megatron_log([5.7] * 20))
+    (tmp_path / "logs").mkdir()
+    arguments = shlex.split(line)[1:]
+    if arguments[0] in ("run", "scale", "sweep", "tune"):
+        arguments += ["--dry-run"]
+    if arguments[0] in ("check", "calibrate") or arguments[:2] in MINUTES_OR_RESULTS:
+        arguments += ["--help"]  # there are no hosts and no results here, and no minutes
+    if "--trace" in arguments:
+        arguments.remove("--trace")  # its own tests follow smaller models
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments], capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    refused_for_lack_of_room = done.returncode == 1 and "cannot fit" in done.stderr
+    no_runs_yet = done.returncode == 1 and "paceline run tiny-llama" in done.stderr
+    assert done.returncode == 0 or refused_for_lack_of_room or no_runs_yet, done.stderr
+
+
+def test_the_first_screen_names_both_set_up_commands():
+    first_screen = "\n".join(README.splitlines()[:40])
+    assert "make quickstart" in first_screen and "make test" in first_screen
+
+
+def test_every_recipe_is_in_the_readme():
+    assert [name for name in recipe_names() if name not in README] == []

@@ -1,0 +1,40 @@
+"""BigScience's 1.3B ramp-up on both kinds of node of its study, and the schedules made for them by hand."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from paceline.estimate.estimate import Question
+from paceline.estimate.fit.evidence import shipped
+from paceline.layouts.rampup.plan import RampPlan, Wish, plan_ramp_up
+from paceline.layouts.rampup.timing import Setting, setting
+
+SCHEDULE_16GB = """
+| NNODES  |   BS |  MBS |
+| ------: | ---: | ---: |
+| 16      |   32 |    1 |
+| 16      |   64 |    2 |
+| 16      |  128 |    4 |
+| 32      |  256 |    4 |
+| 64      |  512 |    4 |
+"""
+SCHEDULE_32GB = "NNODES,BS,MBS\n8,32,1\n16,64,1\n32,128,1\n"
+
+
+def question(device: str, *overrides: str) -> Question:
+    """Nodes of 4 V100 on Omni-Path, as on Jean Zay in 2021."""
+    return Question(
+        "gpt-1b3", device, 4, "ramp-up", overrides, 4, "NVLink2", "Omni-Path-100", "softmax"
+    )
+
+
+@cache
+def here(device: str = "V100-32GB", *overrides: str) -> Setting:
+    """The recipe on such nodes."""
+    return setting(question(device, *overrides), shipped())
+
+
+@cache
+def planned(wish: Wish, device: str = "V100-32GB", *overrides: str) -> RampPlan:
+    """A plan of it."""
+    return plan_ramp_up(here(device, *overrides), wish)

@@ -1,0 +1,97 @@
+"""Schedules made by hand: what cannot run, what does not fit, and what runs but is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.layouts.rampup.check import SLOW, CheckedSchedule, CheckedStage, check_schedule
+from paceline.layouts.rampup.plan import Wish
+from paceline.layouts.rampup.schedule_table import Given, read_schedule
+from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB, here, planned
+
+WISH = Wish((32, 64, 128, 256, 512))
+FULL = Layout(zero_stage=1, recompute="full")
+
+
+def study(tmp_path: Path, text: str, device: str, **axes: object) -> CheckedSchedule:
+    """One of the study's schedules in the layout that it recommends."""
+    path = tmp_path / "schedule.md"
+    path.write_text(text)
+    given = read_schedule(path, FULL.model_copy(update=axes))
+    return check_schedule(here(device), WISH, given, planned(WISH, device))
+
+
+def one(given: Given, device: str = "V100-32GB") -> CheckedStage:
+    """The judgement of a single line."""
+    return check_schedule(here(device), WISH, [given], planned(WISH, device)).stages[0]
+
+
+def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_path: Path):
+    found = study(tmp_path, SCHEDULE_16GB, "V100-16GB", pp=2)
+    for stage in found.stages:
+        assert stage.verdict == "slow" and stage.plan and stage.plan.micro_batches == 1
+        assert 0.35 < stage.plan.bubble <= 0.5 and stage.slower and stage.slower > 1.5
+        assert "one micro-batch for 2 pipeline stages" in stage.reasons[0]
+        assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.1
+        assert any("on the same nodes" in reason for reason in stage.reasons)
+    plan = planned(WISH, "V100-16GB")
+    assert found.days and plan.days and found.days > 1.5 * plan.days
+    assert found.device_hours and plan.device_hours and found.device_hours > 1.5 * plan.device_hours
+
+
+def test_a_filled_pipeline_in_the_same_layout_is_not_called_a_bubble():
+    filled = one(Given(16, 512, FULL.model_copy(update={"pp": 2})), "V100-16GB")
+    assert filled.plan and filled.plan.micro_batches == 16 and filled.plan.bubble < 0.1
+    assert not any("bubble" in reason for reason in filled.reasons)
+
+
+def test_the_schedule_for_32_gb_nodes_has_no_pipeline_and_waits_for_gradients(tmp_path: Path):
+    found = study(tmp_path, SCHEDULE_32GB, "V100-32GB", recompute="none")
+    for stage in found.stages:
+        assert stage.verdict == "good" and stage.plan and stage.plan.bubble == 0
+        assert stage.reasons[0].startswith("one micro-batch a replica")
+        assert "waits for other replicas' gradients" in stage.reasons[0]
+        assert stage.slower and stage.slower <= SLOW
+
+
+def test_batches_between_the_stages_that_do_not_divide_are_named(tmp_path: Path):
+    first, second, third = study(tmp_path, SCHEDULE_32GB, "V100-32GB", recompute="none").stages
+    assert not any("divide" in reason for reason in first.reasons)
+    assert "batch 96 of the recipe's ramp-up would not divide by 64" in second.reasons
+    assert not any("divide" in reason for reason in third.reasons)
+
+
+def test_a_layout_whose_sizes_do_not_divide_cannot_run():
+    found = one(Given(16, 32, FULL))
+    assert found.verdict == "cannot run" and found.plan is None and found.slower is None
+    assert "is not a multiple of dp 64" in found.reasons[0]
+    whole = check_schedule(here(), WISH, [Given(16, 32, FULL), Given(16, 512, FULL)], planned(WISH))
+    assert whole.days is None and whole.device_hours is None
+
+
+def test_a_layout_that_does_not_fit_is_out_of_memory():
+    found = one(Given(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
+    assert found.verdict == "out of memory" and found.plan and found.plan.p_oom > 0.5
+    assert "GB a device" in found.reasons[0]
+
+
+@pytest.mark.parametrize("engine", ["native", "megatron"])
+def test_only_recipes_of_the_trainer_are_held_against_its_rules(engine: str):
+    setting = here("V100-16GB")
+    other = replace(setting, spec=setting.spec.model_copy(update={"engine": engine}))
+    given = [Given(16, 32, FULL.model_copy(update={"pp": 2}))]
+    found = check_schedule(other, WISH, given, planned(WISH, "V100-16GB")).stages[0]
+    refused = any("trainer refuses" in reason for reason in found.reasons)
+    assert refused == (engine == "native")
+
+
+def test_the_plan_itself_is_good():
+    plan = planned(WISH, "V100-16GB")
+    given = [Given(stage.nodes, stage.batch, stage.layout) for stage in plan.stages]
+    found = check_schedule(here("V100-16GB"), WISH, given, plan)
+    assert {stage.verdict for stage in found.stages} == {"good"}
+    assert found.days == pytest.approx(plan.days)

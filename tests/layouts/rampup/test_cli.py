@@ -1,0 +1,90 @@
+"""`paceline rampup` as a user and as a script call it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_errors import paceline
+from tests.layouts.rampup.study import SCHEDULE_16GB
+
+STUDY = ("rampup", "gpt-1b3", "--variant", "ramp-up", "--max-nodes", "16", "--stack", "softmax")
+NODES = ("--cluster", "jean-zay-v100-16g")
+
+
+def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
+    done = paceline(*STUDY, *NODES, "--stages", "32,128,512")
+    assert done.returncode == 0
+    head, *lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["32", "128", "512"]
+    for title in ("layout", "micro-batch", "bubble", "memory GB", "device hours", "days"):
+        assert title in head
+    assert "plan: " in done.stderr and "device hours" in done.stderr and "rests on" in done.stderr
+
+
+def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
+    (tmp_path / "table.md").write_text(SCHEDULE_16GB)
+    done = paceline(
+        *STUDY, *NODES, "--set", "layout.pp=2", "--check", str(tmp_path / "table.md"), "--json"
+    )
+    found = json.loads(done.stdout)
+    assert [stage["batch"] for stage in found["stages"]] == [32, 64, 128, 256, 512]
+    assert {stage["verdict"] for stage in found["checked"]["stages"]} == {"slow"}
+    assert all(stage["plan"]["bubble"] > 0.35 for stage in found["checked"]["stages"])
+    assert found["checked"]["days"] > 0 and found["device_hours"] > 0
+    assert "checked schedule: " in done.stderr
+
+
+def test_csv_is_one_table(tmp_path: Path):
+    (tmp_path / "table.csv").write_text("nodes,batch\n1,32\n3,512\n")
+    given = paceline(*STUDY, *NODES, "--check", str(tmp_path / "table.csv"), "--format", "csv")
+    rows = list(csv.DictReader(given.stdout.splitlines()))
+    assert [row["batch"] for row in rows] == ["32", "512"]
+    assert rows[1]["verdict"] == "cannot run" and rows[1]["step_time_s"] == ""
+    every = paceline(*STUDY, *NODES, "--stages", "32,512", "--all", "--format", "csv")
+    rows = list(csv.DictReader(every.stdout.splitlines()))
+    assert len(rows) > 4 and {row["batch"] for row in rows} == {"32", "512"}
+    assert float(rows[0]["step_time_s"]) > 0
+
+
+def test_markdown_has_both_tables(tmp_path: Path):
+    (tmp_path / "table.md").write_text(SCHEDULE_16GB)
+    done = paceline(
+        *STUDY, *NODES, "--set", "layout.pp=2", "--check", str(tmp_path / "table.md"),
+        "--format", "md",
+    )  # fmt: skip
+    assert done.stdout.count("| batch | nodes |") == 2
+    assert "| slow | one micro-batch for 2" in done.stdout
+
+
+def test_scripts_are_written_and_their_place_is_told(tmp_path: Path):
+    done = paceline(*STUDY, *NODES, "--stages", "32,512", "--scripts", str(tmp_path / "plan"))
+    names = sorted(path.name for path in (tmp_path / "plan").iterdir())
+    assert names == ["stage-1-batch-32.sh", "stage-2-batch-512.sh", "submit.sh"]
+    assert "submit.sh" in done.stderr
+    assert "--cluster jean-zay-v100-16g" in (tmp_path / "plan" / names[0]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "needs to know on what"),
+        (("--device", "abacus"), "abacus"),
+        (("--device", "H100", "--cluster", "dgx-h100"), "names the devices itself"),
+        ((*NODES, "--stages", "32,x"), "'x' is no number"),
+        ((*NODES, "--stages", "64,32"), "must rise"),
+        ((*NODES, "--stages", "1.5"), "'1.5' is no number"),
+        ((*NODES, "--samples", "0"), "'0' is no number"),
+        ((*NODES, "--samples", "9", "--every-batch"), "takes the samples from"),
+        ((*NODES, "--check", "/none.csv"), "cannot be read"),
+        ((*NODES, "--stack", "jax"), "must be fused, torch or softmax"),
+        ((*NODES, "--least-efficiency", "2"), "least-efficiency"),
+    ],
+)
+def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], message: str):
+    done = paceline(*STUDY, *arguments)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert not done.stdout

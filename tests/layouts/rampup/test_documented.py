@@ -1,0 +1,64 @@
+"""The table of docs/estimate.md about schedules made by hand is what its commands say today."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_errors import paceline
+
+SECTION = (Path(__file__).parents[3] / "docs" / "estimate.md").read_text()
+SECTION = SECTION.partition("**Schedules made by hand.**")[2].partition(
+    "**Pipelines pass by pass.**"
+)[0]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in re.findall(r"^\| *\d+ GB.*$", SECTION, re.MULTILINE)
+]
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each documented command answers, by the name of its schedule."""
+    folder = tmp_path_factory.mktemp("schedules")
+    for text, name in re.findall(r"^printf '(.*)' > (\S+)$", SECTION, re.MULTILINE):
+        (folder / name).write_text(text.replace("\\n", "\n"))
+    found: dict[str, dict[str, Any]] = {}
+    for line in re.findall(r"^paceline (rampup .*)$", SECTION, re.MULTILINE):
+        *arguments, name = shlex.split(line)
+        found[name] = json.loads(paceline(*arguments, str(folder / name), "--json").stdout)
+    return found
+
+
+def share(text: str) -> float:
+    return float(text.removesuffix("%")) / 100
+
+
+def test_every_line_is_judged_as_the_table_says(answered: dict[str, dict[str, Any]]):
+    stages = [
+        (f"{name.removesuffix('gb.csv')} GB", stage)
+        for name, answer in answered.items()
+        for stage in answer["checked"]["stages"]
+    ]
+    assert len(stages) == len(ROWS) == 8
+    for row, (node, stage) in zip(ROWS, stages, strict=True):
+        told, where, micro_batches, bubble, exchange, slower, verdict = row
+        assert told.startswith(node) and where == f"{stage['batch']}: {stage['nodes']}"
+        assert stage["verdict"] == verdict == ("slow" if node == "16 GB" else "good")
+        assert stage["plan"]["micro_batches"] == int(micro_batches) == 1
+        assert stage["plan"]["bubble"] == pytest.approx(share(bubble), abs=0.01)
+        assert stage["plan"]["exchange"] == pytest.approx(share(exchange), abs=0.01)
+        assert stage["slower"] == pytest.approx(float(slower), abs=0.02)
+
+
+def test_the_days_are_those_of_the_text(answered: dict[str, dict[str, Any]]):
+    told = re.search(r"takes (\d+\.\d) days where the plan takes (\d+\.\d)", SECTION)
+    assert told is not None
+    answer = answered["16gb.csv"]
+    days = (answer["checked"]["days"], answer["days"])
+    assert days == pytest.approx([float(told[1]), float(told[2])], abs=0.06)

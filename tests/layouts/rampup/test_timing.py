@@ -1,0 +1,97 @@
+"""What a stage takes in many layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.core.layout_sizes import layout_problems, native_problems
+from paceline.core.pipeline import bubble_fraction
+from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.fit.evidence import shipped
+from paceline.layouts.rampup.stages import RampStage, Stretch
+from paceline.layouts.rampup.timing import problems, runnable, setting, timed
+from paceline.layouts.search.space import Space
+from tests.layouts.rampup.study import here, question
+
+SPACE = Space(most_tp=2, most_cp=1, micro_batches=(1, 2), zero_stages=(1,))
+WHOLE = RampStage((Stretch(512, None),))
+
+
+def test_a_measured_step_lies_in_the_interval():
+    layouts = [Layout(zero_stage=1), Layout(zero_stage=1, recompute="full"), Layout(pp=2)]
+    found = timed(here(), layouts, WHOLE, 2)
+    for row, measured_s in enumerate((23, 29, 23)):
+        assert found.low_s[row] < measured_s < found.high_s[row]
+
+
+def test_the_bubble_is_that_of_the_schedule():
+    layouts = [Layout(pp=pp, zero_stage=1, recompute="full") for pp in (1, 2, 4)]
+    found = timed(here(), layouts, RampStage((Stretch(32, None),)), 4)
+    expected = [bubble_fraction("1f1b", pp, 1, 2 * pp) for pp in (1, 2, 4)]
+    assert found.bubble == pytest.approx(expected, abs=0.06)
+
+
+def test_a_stage_of_several_batches_takes_the_mean_of_their_steps():
+    layouts = [Layout(zero_stage=1)]
+    stretches = (Stretch(64, 100), Stretch(96, 300))
+    both = timed(here(), layouts, RampStage(stretches), 4)
+    single = [timed(here(), layouts, RampStage((one,)), 4) for one in stretches]
+    mean = (100 * single[0].step_s + 300 * single[1].step_s) / 400
+    assert both.step_s == pytest.approx(mean)
+    assert both.memory_bytes == pytest.approx(single[1].memory_bytes)
+    assert single[0].bubble == 0 < single[0].exchange < 0.5
+
+
+def test_the_fastest_is_the_fastest_of_those_that_fit():
+    stage = RampStage((Stretch(128, None),))
+    layouts = runnable(here("V100-16GB"), stage, 2, SPACE)
+    found = timed(here("V100-16GB"), layouts, stage, 2)
+    row = found.fastest()
+    assert row is not None and found.p_oom[row] <= 0.5
+    fits = np.flatnonzero(found.p_oom <= 0.5)
+    assert found.step_s[row] == found.step_s[fits].min() > found.step_s.min()
+
+
+def test_none_is_fastest_where_none_fits():
+    layouts = [Layout(micro_batch=64)]
+    assert timed(here("V100-16GB"), layouts, WHOLE, 1).fastest() is None
+
+
+def test_what_is_runnable_runs_every_batch_of_the_stage():
+    stage = RampStage((Stretch(64, None), Stretch(96, None)))
+    found, shape = runnable(here(), stage, 4, SPACE), here().spec.model
+    assert found
+    for layout in found:
+        for batch in (64, 96):
+            assert not layout_problems(layout, shape, 16, batch, 2048)
+            assert not native_problems(layout, shape, 16, batch, dtype="fp16", device="cuda")
+    alone = runnable(here(), RampStage((Stretch(64, None),)), 16, SPACE)
+    assert Layout(zero_stage=1) in alone
+    assert Layout(zero_stage=1) not in runnable(here(), stage, 16, SPACE)
+
+
+def test_the_trainers_own_rules_hold_for_its_recipes():
+    too_short = Layout(pp=4)
+    assert "do not fill pp 4" in problems(here(), too_short, 32, 16)[0]
+    assert not problems(here(), too_short, 512, 16)
+
+
+def test_it_is_the_estimate_of_the_same_run():
+    asked = Question("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
+    layout = setting(asked, shipped()).recipe.layout
+    stage = RampStage((Stretch(256, None),))
+    found = timed(setting(asked, shipped()), [layout], stage, 8)
+    assert found.step_s[0] == pytest.approx(estimate(asked, shipped()).step_time_s)
+
+
+def test_a_recipe_whose_own_layout_does_not_fit_the_devices_is_no_obstacle():
+    found = setting(Question("llama31-405b", "H100", 1, devices_per_node=1), shipped())
+    assert found.recipe.layout.model_devices > 1 and found.spec.layout == Layout()
+
+
+def test_a_device_without_data_is_refused():
+    with pytest.raises(UserError):
+        setting(question("abacus"), shipped())

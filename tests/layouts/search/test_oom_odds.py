@@ -1,0 +1,49 @@
+"""How likely layouts run out of memory after some did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.estimate.model.case import Floats
+from paceline.layouts.search.oom_odds import odds_after
+
+NEEDED = 80e9 * np.array([0.3, 0.5, 0.7, 0.8, 0.9, 1.3])
+BEFORE = np.array([0.0, 0.0, 0.0, 0.01, 0.15, 1.0])
+KNOWN, UNKNOWN = np.full(6, 80e9), np.full(6, np.inf)
+
+
+def odds(limit: Floats, **ended: bool) -> Floats:
+    return odds_after(NEEDED, limit, {int(row[1:]): out for row, out in ended.items()}, BEFORE)
+
+
+def test_until_one_has_run_out_the_estimate_stands():
+    assert odds(KNOWN) is BEFORE and odds(KNOWN, r4=False, r0=False) is BEFORE
+
+
+@pytest.mark.parametrize("limit", [KNOWN, UNKNOWN])
+def test_what_needs_more_than_one_that_ran_out_will_too(limit: Floats):
+    found = odds(limit, r3=True)
+    assert list(found) == sorted(found) and found[5] > 0.95 and found[4] > 0.7
+    assert found[0] < 0.4
+
+
+@pytest.mark.parametrize("limit", [KNOWN, UNKNOWN])
+def test_one_that_fits_keeps_the_smaller_ones_open(limit: Floats):
+    found = odds(limit, r3=True, r2=False)
+    assert found[:2].max() < 0.2 and found[2] < odds(limit, r3=True)[2]
+
+
+def test_each_that_runs_out_moves_the_limit_down():
+    assert odds(KNOWN, r3=True)[1] < odds(KNOWN, r3=True, r2=True)[1]
+
+
+def test_one_that_runs_out_far_below_the_limit_says_little_of_the_others():
+    needed = np.concatenate([[80e9 * 0.1], NEEDED])
+    found = odds_after(needed, np.full(7, 80e9), {0: True, 3: False, 4: False}, np.zeros(7))
+    assert found[1:4].max() < 0.1
+
+
+def test_where_no_need_is_known_nothing_is_said_of_others():
+    before = np.zeros(3)
+    assert odds_after(np.ones(3), np.full(3, np.inf), {0: True}, before) is before

@@ -1,0 +1,78 @@
+"""The page of a sweep: the published studies' table, two charts, and nothing that a user wrote as HTML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.layouts.sweep.page import (
+    agreement_chart,
+    for_people,
+    shown_columns,
+    sweep_charts,
+    sweep_html,
+)
+from paceline.layouts.sweep.result import SweepResult
+from paceline.report.theme import EXPORT
+from tests.layouts.sweep.test_chart import EXPECTED, result, row
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
+
+
+def three(**fields: Any) -> SweepResult:
+    return result(
+        row(1, speed=100.0, prediction=EXPECTED), row(2, speed=150.0, prediction=EXPECTED),
+        row(4, "oom", reason="no room"),
+    ).model_copy(update=fields)  # fmt: skip
+
+
+def test_the_columns_are_those_of_published_studies():
+    titles = [column.title for column in shown_columns(three())]
+    assert titles[:6] == ["nodes", "TP", "PP", "DP", "MBS", "recompute"]
+    assert titles[-4:] == ["predicted s", "error", "predicted GiB", "notes"]
+    assert "predicted s" not in [
+        column.title for column in shown_columns(result(row(1, speed=1.0)))
+    ]
+
+
+def test_a_run_without_a_speed_has_an_x():
+    blank = {"hardware_flops_per_s_per_device": None, "memory_bytes": None, "step_time_s": None,
+             "predicted_memory_bytes": None}  # fmt: skip
+    assert for_people({**blank, "status": "oom"})["step_time_s"] == "x"
+    assert for_people({**blank, "status": "refused"})["step_time_s"] is None
+
+
+def test_the_page_has_the_table_both_charts_and_the_answer():
+    page = sweep_html(three(sentences=("best: mbs 2",), halted="job 7 has ended"))
+    for text in ("best: mbs 2", "OOM: no room", "Speed and memory", "Predicted against measured",
+                 "Not all has run:", 'id="chart-front"', 'id="chart-agreement"'):  # fmt: skip
+        assert text in page
+    table = page.partition('id="layouts"')[2].partition("</table>")[0]
+    assert table.count("<tr>") == 1 + 3
+
+
+def test_nothing_that_a_user_wrote_becomes_html():
+    named = three(name=HOSTILE, recipe=HOSTILE, halted=HOSTILE, sentences=(HOSTILE,))
+    cells = tuple(one.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
+                  for one in named.rows)  # fmt: skip
+    page = sweep_html(named.model_copy(update={"rows": cells, "dimensions": {HOSTILE: (HOSTILE,)}}))
+    assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_predictions_stand_over_measurements_with_their_intervals():
+    chart = agreement_chart(three(), EXPORT)
+    assert chart is not None
+    points = next(layer for layer in chart.to_dict()["layer"] if layer["name"] == "layouts")
+    (first, _) = points["data"]["values"]
+    assert (first["measured"], first["predicted"], first["low"], first["high"]) == (
+        1.0,
+        2.0,
+        1.5,
+        2.5,
+    )
+
+
+def test_without_figures_there_are_no_charts_and_still_a_page():
+    empty = result(row(1, "refused", reason="no"))
+    assert sweep_charts(empty, EXPORT) == {} and agreement_chart(empty, EXPORT) is None
+    assert "no layout has a speed" in sweep_html(empty)

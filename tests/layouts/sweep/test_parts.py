@@ -1,0 +1,147 @@
+"""A sweep on parts of made-up hosts: at the same time, without lost hosts, resumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from paceline.core.hosts import Host, expand
+from paceline.files.run_folder import read_record, run_folders
+from paceline.layouts.sweep.dimensions import dimensions
+from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
+from paceline.layouts.sweep.result import SweepResult, SweepRow
+from paceline.layouts.sweep.runner import Doing, run_sweep
+from paceline.layouts.sweep.trials import Trial, trials_of
+from paceline.machines.placement import Request, Where
+from paceline.machines.probe import inventory
+from paceline.runs import flow
+from paceline.runs.places.part import Part
+from tests.scaling.fleet import Fleet
+
+
+@pytest.fixture(autouse=True)
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    made = Fleet()
+    monkeypatch.setitem(sys.modules, "paceline.machines.ssh", made)
+    return made
+
+
+class Silent:
+    """An observer that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.lost_parts: dict[str, str] = {}
+
+    @contextmanager
+    def running(self, trial: Trial, repeat: int) -> Iterator[flow.Watcher]:
+        yield lambda progress: None
+
+    def ended(self, trial: Trial, row: SweepRow) -> None: ...
+
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        self.lost_parts[part.name] = why
+
+
+def a_sweep(
+    hosts: str = "n[1-4]",
+    mbs: str = "1,2,4,8",
+    allocation: str | None = None,
+    nodes_per_trial: int | None = 1,
+) -> Sweep:
+    varied, fixed = dimensions({"mbs": mbs}, ["steps=20", "global_batch=8 per node"])
+    named = tuple(Host(name=name) for name in expand(hosts))
+    where = Where(hosts=named, allocation=allocation, launcher="slurm" if allocation else None)
+    request = Request("tiny-gpt", overrides=fixed, device="cpu", where=where)
+    return new_sweep(Wanted(request, varied, nodes_per_trial=nodes_per_trial), None)
+
+
+def run(sweep: Sweep, root: Path) -> tuple[SweepResult, Silent]:
+    observer = Silent()
+    command = ["paceline", "sweep", "tiny-gpt"]
+    return run_sweep(sweep, trials_of(sweep, root), root, command, observer), observer
+
+
+def statuses(result: SweepResult) -> list[str]:
+    return [row.status for row in result.rows]
+
+
+def test_runs_share_the_hosts_at_the_same_time(tmp_path: Path, fleet: Fleet):
+    fleet.run_s = 0.8
+    result, _ = run(a_sweep("n[1-2]", "1,2"), tmp_path)
+    assert statuses(result) == ["ok", "ok"] and sorted(fleet.runs) == [("n1",), ("n2",)]
+    one, other = (read_record(folder) for folder in run_folders(tmp_path))
+    assert max(one.launched_unix or 0, other.launched_unix or 0) < min(
+        one.ended_unix or 0, other.ended_unix or 0
+    )
+    assert {one.key, other.key} == {row.key for row in result.rows}
+
+
+def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet):
+    fleet.down = {"n2"}
+    fleet.dying = {"n3"}
+    result, observer = run(a_sweep(), tmp_path)
+    assert statuses(result) == ["ok"] * 4 and result.halted is None
+    assert observer.lost_parts.keys() <= {"n2", "n3"}
+    good = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
+    assert {one.spec.cluster.hosts for one in good if one.spec} <= {("n1",), ("n4",)}
+
+
+def test_without_a_whole_part_it_ends_and_the_same_command_goes_on(tmp_path: Path, fleet: Fleet):
+    fleet.down = {"n1", "n2"}
+    result, observer = run(a_sweep("n[1-2]"), tmp_path)
+    assert result.halted and result.halted.startswith("no part of the hosts is whole any more: n")
+    assert set(observer.lost_parts) == {"n1", "n2"} and result.go_on == "paceline sweep tiny-gpt"
+    assert "ok" not in statuses(result)
+    fleet.down = set()
+    again, _ = run(a_sweep("n[1-2]"), tmp_path)
+    assert statuses(again) == ["ok"] * 4 and again.halted is None
+
+
+def test_without_parts_a_lost_host_ends_it_after_a_second_try(tmp_path: Path, fleet: Fleet):
+    fleet.dying = {"n2"}
+    result, observer = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
+    assert [read_record(folder).status for folder in run_folders(tmp_path)] == ["failed"] * 2
+    assert len(fleet.runs) == 2 and result.halted and list(observer.lost_parts) == ["n[1-2]"]
+    assert statuses(result) == ["failed", "waiting", "waiting", "waiting"] and result.go_on
+    fleet.dying = set()
+    again, _ = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
+    assert statuses(again) == ["ok"] * 4 and again.halted is None
+
+
+def test_a_host_that_is_back_at_once_costs_one_try(tmp_path: Path, fleet: Fleet):
+    fleet.dying, fleet.dies_once = {"n2"}, True
+    result, _ = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
+    assert statuses(result) == ["ok"] * 4 and len(fleet.runs) == 5
+
+
+def test_the_end_of_the_allocation_keeps_what_is_finished(
+    tmp_path: Path, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "paceline.machines.slurm", fleet)
+    fleet.broken = "the allocation ended"
+    monkeypatch.setattr(
+        "paceline.layouts.sweep.runner.allocation_fault", lambda _: "job 7 has ended"
+    )
+    result, _ = run(a_sweep(allocation="7"), tmp_path)
+    assert result.halted == "job 7 has ended" and "ok" not in statuses(result)
+    assert len(fleet.runs) <= 4 and result.go_on
+    fleet.broken = None
+    again, _ = run(a_sweep(allocation="8"), tmp_path)
+    assert again.name == result.name and statuses(again) == ["ok"] * 4
+
+
+def test_a_stop_ends_what_runs_on_every_part(tmp_path: Path, fleet: Fleet):
+    fleet.run_s = 60
+    sweep = a_sweep("n[1-2]")
+    doing = Doing(sweep, trials_of(sweep, tmp_path), tmp_path, ["paceline"], Silent())
+    Timer(1.5, doing.stop.set).start()
+    doing.run()
+    assert len(fleet.handles) == 2 and all(handle.stopped for handle in fleet.handles)
+    assert {read_record(folder).status for folder in run_folders(tmp_path)} == {"cancelled"}

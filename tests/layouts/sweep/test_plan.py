@@ -1,0 +1,142 @@
+"""Which combinations run, in which order, and why others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.estimate.fit.evidence import shipped
+from paceline.layouts.sweep.dimensions import dimensions
+from paceline.layouts.sweep.plan import Choice, Sweep, Wanted, new_sweep
+from paceline.machines.placement import Request
+from paceline.machines.probe import inventory
+
+V100 = """
+name: study
+device: V100-SXM2-32GB
+nodes: 2
+devices_per_node: 4
+launcher: slurm
+"""
+
+
+@pytest.fixture(autouse=True)
+def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+
+
+def planned(recipe: str = "tiny-gpt", *, asked: dict[str, Any] | None = None, prune: bool = True,
+            name: str | None = None, sets: tuple[str, ...] = (), **named: str) -> Sweep:  # fmt: skip
+    varied, fixed = dimensions(named, sets)
+    request = Request(recipe, overrides=fixed, **(asked or {"devices": 4}))
+    return new_sweep(Wanted(request, varied, name=name, prune=prune), shipped())
+
+
+def labels(choices: list[Choice]) -> list[str]:
+    return [" ".join(one.settings.values()) for one in choices]
+
+
+def running(sweep: Sweep) -> list[Choice]:
+    return [one for one in sweep.choices if one.runs]
+
+
+def test_where_nothing_can_be_predicted_small_comes_first_and_tensor_parallelism_last():
+    sweep = planned(tp="2,1", pp="2,1", mbs="2,1")
+    assert labels(running(sweep)) == [
+        "1 1 1", "1 1 2", "1 2 1", "1 2 2", "2 1 1", "2 1 2", "2 2 1", "2 2 2",
+    ]  # fmt: skip
+    assert not any(one.prediction for one in sweep.choices)
+
+
+def test_another_model_is_no_faster_layout(tmp_path: Path):
+    (tmp_path / "study.yaml").write_text(V100)
+    sweep = planned("gpt-1b3", asked={"cluster": str(tmp_path / "study.yaml")},
+                    sets=("model.num_layers=2,24",), mbs="4,8")  # fmt: skip
+    times = [one.prediction.step_time_s for one in sweep.choices if one.prediction]
+    assert len(running(sweep)) == 4 and max(times) > 4 * min(times)
+
+
+def test_what_cannot_run_is_listed_last_with_the_reason():
+    sweep = planned(tp="1,3", mbs="1,3")
+    refused = {" ".join(c.settings.values()): c.refused for c in sweep.choices if not c.runs}
+    assert labels(running(sweep)) == ["1 1"] and len(refused) == 3
+    assert "does not divide 4 devices" in (refused["3 1"] or "")
+    assert "is not a multiple of dp 4 x micro_batch 3" in (refused["1 3"] or "")
+    assert [one.runs for one in sweep.choices] == [True, False, False, False]
+
+
+def test_a_value_that_its_field_does_not_take_is_bad_input_and_no_row():
+    with pytest.raises(UserError, match="recompute=some"):
+        planned(recompute="none,some")
+    with pytest.raises(UserError, match="recipe 'tiny-gtp'"):
+        planned("tiny-gtp", tp="1,2")
+
+
+def test_all_run_on_as_many_devices_as_the_largest_layout_takes():
+    sweep = planned(asked={"device": "cpu"}, tp="1,2", pp="1,2")
+    assert {one.plan.spec.world_size for one in running(sweep) if one.plan} == {4}
+    varied = planned(asked={"device": "cpu"}, sets=("devices=1,2",))
+    assert {one.plan.spec.world_size for one in running(varied) if one.plan} == {1, 2}
+
+
+def test_the_batch_does_not_grow_in_a_sweep_unless_that_is_asked_for():
+    sweep = planned("gpt-1b3-tiny", tp="1,2")
+    assert any("without the recipe's ramp-up" in notice for notice in sweep.notices)
+    assert all(c.plan.spec.training.ramp_up is None for c in running(sweep) if c.plan)
+    kept = planned("gpt-1b3-tiny", tp="1,2", sets=("training.ramp_up.samples=48",))
+    assert all(c.plan.spec.training.ramp_up for c in running(kept) if c.plan)
+    assert not any("ramp-up" in notice for notice in kept.notices)
+
+
+def test_two_ways_to_write_the_same_run_give_one_run():
+    sweep = planned(sets=("lr=1e-3,0.001",))
+    assert len(running(sweep)) == 1
+    assert [one.refused for one in sweep.choices] == [None, "runs the same as another"]
+
+
+def on_v100(tmp_path: Path, **named: Any) -> Sweep:
+    path = tmp_path / "study.yaml"
+    path.write_text(V100)
+    return planned("gpt-1b3", asked={"cluster": str(path)}, **named)
+
+
+def test_on_devices_of_the_catalog_the_fastest_expected_runs_first(tmp_path: Path):
+    sweep = on_v100(tmp_path, tp="1,2", pp="1,2,4", mbs="1,2,4", recompute="none,full")
+    safe = [c.prediction for c in running(sweep) if c.prediction and c.prediction.p_oom <= 0.5]
+    times = [one.step_time_s for one in safe]
+    assert len(times) > 20 and times == sorted(times)
+    first = running(sweep)[0]
+    assert first.settings["layout.recompute"] == "none" and first.settings["layout.tp"] == "1"
+
+
+def test_what_may_run_out_of_memory_runs_last_and_what_surely_does_is_pruned(tmp_path: Path):
+    of = {"mbs": "1,2,4,8,16,32", "recompute": "full,none", "sets": ("zero_stage=0",)}
+    sweep = on_v100(tmp_path, **of)
+    odds = [c.prediction.p_oom > 0.5 for c in running(sweep) if c.prediction]
+    assert odds == sorted(odds)
+    pruned = [one for one in sweep.choices if one.pruned]
+    assert pruned and all("out of memory with" in (one.pruned or "") for one in pruned)
+    everything = on_v100(tmp_path, **of, prune=False)
+    assert len(running(everything)) == len(running(sweep)) + len(pruned)
+
+
+def test_a_sweep_of_the_same_recipe_has_the_same_name_and_groups_by_content():
+    first, longer = planned(mbs="1,2"), planned(mbs="1,2,4")
+    assert first.name == longer.name and first.name.startswith("tiny-gpt-sweep-")
+    others = [
+        planned(pp="1,2"),
+        planned(mbs="1,2", sets=("steps=9",)),
+        planned("tiny-llama", mbs="1,2"),
+    ]
+    assert len({first.name, *(one.name for one in others)}) == 4
+    groups = [[s.group(c.plan) for c in running(s) if c.plan] for s in (first, longer)]
+    assert groups[0] == groups[1][:2] and len({*groups[1]}) == 3
+
+
+@pytest.mark.parametrize("name", ["a/b", "last", "", ".x"])
+def test_a_name_that_is_no_folder_is_refused(name: str):
+    with pytest.raises(UserError, match="cannot name a sweep"):
+        planned(mbs="1,2", name=name)

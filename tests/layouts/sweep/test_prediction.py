@@ -1,0 +1,148 @@
+"""What is expected of layouts on devices of the catalog, and which are not worth running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.run import RunSpec
+from paceline.estimate.calibrate.calibration import Calibration, Placement, file_of
+from paceline.estimate.estimate import Question, case_of, estimate, machine_of, spec_of
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.memory.device_memory import memory
+from paceline.estimate.memory.framework import NATIVE_CUDA
+from paceline.estimate.model.case import cases_of
+from paceline.files.run_folder import write_value
+from paceline.layouts.sweep.prediction import Basis, basis, hopeless, predict
+from paceline.layouts.sweep.result import Prediction
+from tests.example import make_spec
+
+
+def spec(device: str = "H100", devices: int = 8, **layout: Any) -> RunSpec:
+    overrides = tuple(f"layout.{key}={value}" for key, value in layout.items())
+    return spec_of(Question("llama31-8b", device, devices, overrides=overrides))
+
+
+def expected(
+    step_time_s: float = 1.0, p_oom: float = 0.0, memory_bytes: float = 50e9
+) -> Prediction:
+    return Prediction(
+        step_time_s=step_time_s, low_s=step_time_s * 0.9, high_s=step_time_s * 1.1,
+        memory_bytes=memory_bytes, p_oom=p_oom,
+    )  # fmt: skip
+
+
+def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
+    (found,) = predict([spec(micro_batch=1)], Basis(shipped()))
+    assert found is not None
+    question = Question(
+        "llama31-8b", "H100-SXM", 8, overrides=("layout.micro_batch=1",), stack="torch"
+    )
+    alone = estimate(question, shipped())
+    assert found.step_time_s == pytest.approx(alone.step_time_s)
+    assert (found.low_s, found.high_s) == pytest.approx((alone.low_s, alone.high_s))
+    assert found.low_s < found.step_time_s < found.high_s and 0 <= found.p_oom <= 1
+    # Its memory is the native trainer's, not that of torchtitan, which computes alike.
+    case = case_of(spec(micro_batch=1), machine_of(question), "torch")
+    assert found.memory_bytes == memory(cases_of([case]), NATIVE_CUDA).device_used[0]
+
+
+def test_recomputation_is_expected_to_cost_time_and_to_save_memory():
+    none, full = predict([spec(recompute="none"), spec(recompute="full")], Basis(shipped()))
+    assert none and full
+    assert full.step_time_s > none.step_time_s and full.memory_bytes < none.memory_bytes
+
+
+def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    on = basis([make_spec()], None)
+    assert on.unknown and "`paceline calibrate` measures it" in on.unknown
+    assert predict([make_spec(), make_spec()], on) == [None, None]
+    assert predict([], on) == []
+
+
+def calibrated(ranks: int, threads: int, flops_per_s: float = 5e10) -> Calibration:
+    placement = Placement(ranks=ranks, threads=threads, flops_per_s=flops_per_s,
+                          memory_bytes_per_s=1e10, link_bytes_per_s=2e9)  # fmt: skip
+    return Calibration(
+        device="cpu", kind="cpu", catalog_device="cpu", dtype="fp32", host="h", date="2026-01-01",
+        torch="2.13.0", cores=2, memory_bytes=16e9, placements=(placement,), probes=4, steps=(),
+        undetermined=(), alike=(), evidence=shipped(),
+    )  # fmt: skip
+
+
+def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    run = make_spec()
+    cluster = run.cluster.model_copy(update={"threads_per_device": 1, "device_label": None})
+    run = run.model_copy(update={"cluster": cluster})
+    ranks = run.world_size
+    times: list[float] = []
+    for rate in (5e10, 1e10):
+        write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1, rate))
+        (found,) = predict([run], basis([run], None))
+        assert found and found.low_s < found.step_time_s < found.high_s
+        times.append(found.step_time_s)
+    assert times[1] > 1.2 * times[0]
+    write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 2))
+    assert "2 threads a process, not 1" in str(basis([run], None).unknown)
+    two = cluster.model_copy(update={"nodes": 2})
+    apart = run.model_copy(update={"cluster": two})
+    assert "network between hosts" in str(basis([apart], None).unknown)
+    narrow = run.model_copy(update={"training": run.training.model_copy(update={"dtype": "bf16"})})
+    write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1))
+    assert basis([run, run], None).unknown is None
+    assert "these runs have several" in str(basis([run, narrow], None).unknown)
+
+
+def test_each_run_is_held_against_its_own_share_of_the_memory():
+    large = spec(micro_batch=1)
+    little = large.cluster.model_copy(update={"device_memory_bytes": 20e9})
+    small = large.model_copy(update={"cluster": little})
+    found = predict([large, small], Basis(shipped()))
+    alone = [predict([one], Basis(shipped()))[0] for one in (large, small)]
+    assert found[0] and found[1] and found[0].p_oom < found[1].p_oom
+    for one, by_itself in zip(found, alone, strict=True):
+        assert one and by_itself and vars(one) == pytest.approx(vars(by_itself), rel=1e-12)
+
+
+def test_a_recipes_own_limit_counts_where_the_device_has_more():
+    large = spec(micro_batch=1)
+    roomy = large.cluster.model_copy(update={"device_memory_bytes": 400e9})
+    free = large.model_copy(update={"cluster": roomy})
+    held = free.model_copy(update={"memory_limit_bytes": 40e9})
+    first, second = predict([free, held], Basis(shipped()))
+    assert first and second and first.p_oom < 0.01 and second.p_oom > 0.99
+    assert first.memory_bytes == second.memory_bytes
+
+
+def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():
+    first, second = hopeless(
+        [expected(), expected(p_oom=0.99, memory_bytes=100 * 2**30)], [1, 1], 80 * 2**30
+    )
+    assert first is None
+    assert second == "out of memory with 99%: needs about 100.00 GiB of 80.00 GiB"
+
+
+def test_what_is_slower_at_its_best_than_twice_the_fastest_at_its_worst_is_hopeless():
+    assert hopeless([expected(1.0), expected(2.4)], [1, 1], None) == [None, None]
+    _, why = hopeless([expected(1.0), expected(2.6)], [1, 1], None)
+    assert why is not None and "times as slow as the fastest" in why
+
+
+def test_larger_batches_may_take_longer():
+    assert hopeless([expected(1.0), expected(4.0)], [1000, 4000], None) == [None, None]
+
+
+def test_a_fast_layout_that_will_not_fit_makes_no_other_hopeless():
+    assert hopeless([expected(0.1, p_oom=0.8), expected(1.0)], [1, 1], None) == [None, None]
+
+
+def test_without_predictions_nothing_is_hopeless():
+    assert hopeless([None, None], [1, 1], None) == [None, None]

@@ -1,0 +1,116 @@
+"""What can be tried: everything that the trainer runs, nothing that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.engines import engine
+from paceline.estimate.calibrate.calibration import cpu_machine
+from paceline.estimate.memory.device_memory import memory
+from paceline.estimate.memory.framework import NATIVE_CPU
+from paceline.estimate.model.machine import machine
+from paceline.layouts.search.space import Space
+from paceline.layouts.tune import candidates
+from paceline.layouts.tune.tuning import SCHEDULES
+from paceline.machines.placement import Request
+from paceline.machines.probe import inventory
+from tests.estimate.calibrate.test_calibration import calibration
+
+SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDULES)
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: None)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def found(*overrides: str, recipe: str = "tiny-llama") -> candidates.Candidates:
+    return candidates.candidates(Request(recipe, None, overrides, 2, "cpu"), None, SPACE)
+
+
+def test_all_of_them_can_be_planned_and_run():
+    here = found()
+    kinds = {(one.tp, one.pp, one.cp, one.vp, one.schedule) for one in here.layouts}
+    assert {(2, 1, 1, 1, "1f1b"), (1, 1, 2, 1, "1f1b"), (1, 2, 1, 2, "1f1b"),
+            (1, 2, 1, 1, "gpipe"), (1, 2, 1, 1, "zero-bubble")} <= kinds  # fmt: skip
+    trainer = engine(here.spec.engine)
+    for row, layout in enumerate(here.layouts):
+        spec = here.spec.model_copy(update={"layout": layout})
+        assert trainer.unsupported(spec) == []
+        if row % 9 == 0:
+            plan = here.plan(row)
+            assert plan.spec.layout == layout and plan.spec.key == spec.key
+
+
+def test_no_layout_comes_twice_and_zero_needs_copies_to_spread():
+    here = found()
+    assert len(set(here.layouts)) == len(here.layouts)
+    assert all(one.zero_stage == 0 for one in here.layouts if one.tp == 2 or one.pp == 2)
+
+
+def test_the_recipes_own_layout_is_one_of_them():
+    here = found("layout.cp=2", "layout.cp_exchange=ring")
+    assert here.own is not None and here.layouts[here.own].cp_exchange == "ring"
+    assert found("layout.micro_batch=5").own is None
+
+
+def test_the_recipes_own_micro_batch_is_tried_in_other_layouts():
+    sizes = {(one.micro_batch, one.pp) for one in found("layout.micro_batch=4").layouts}
+    assert sizes == {(size, pp) for size in (1, 2, 4) for pp in (1, 2)}
+
+
+def test_what_will_not_fit_leaves_room_for_what_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: cpu_machine(calibration(), 2))
+    small = ("memory_limit_bytes=45e6", "dtype=fp32")
+    every = found(*small, recipe="gpt-1b3-tiny")
+    fitting = int(every.likely_to_fit.sum())
+    monkeypatch.setattr(candidates, "MOST", fitting)
+    few = found(*small, recipe="gpt-1b3-tiny")
+    assert 0 < fitting < len(every.layouts) and int(few.likely_to_fit.sum()) == fitting
+    beyond = len(every.layouts) - len(few.layouts)
+    assert few.num_beyond == beyond
+    assert any(one.startswith(f"{beyond} more layouts are left out") for one in few.notices)
+
+
+def test_too_few_steps_for_any_figure_are_refused():
+    with pytest.raises(UserError, match="4 steps: give no trial a figure"):
+        found("steps=4")
+
+
+def test_layouts_are_compared_at_the_whole_batch():
+    here = found(recipe="gpt-1b3-tiny")
+    assert here.spec.training.ramp_up is None and any("ramp-up" in one for one in here.notices)
+
+
+def test_settings_give_back_the_layout():
+    layout = Layout(tp=2, zero_stage=3, dp_shard=2, recompute="full", sequence_parallel=True)
+    request = candidates.with_layout(Request("tiny-llama"), layout)
+    from paceline.files.recipe import load_recipe
+
+    assert load_recipe("tiny-llama", None, request.overrides).layout == layout
+
+
+def test_without_rates_every_layout_is_alike():
+    here = found()
+    assert here.x is None and np.unique(here.seconds).tolist() == [1.0] and not here.p_oom.any()
+
+
+def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPatch):
+    here = cpu_machine(calibration(), 2)
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: here)
+    limited = found("memory_limit_bytes=230e6", "dtype=fp32", recipe="gpt-1b3-tiny")
+    assert limited.x is not None
+    assert np.array_equal(limited.memory_bytes, memory(limited.x, NATIVE_CPU).device_used)
+    assert limited.likely_to_fit.any() and limited.memory_bytes.min() < 230e6
+
+
+def test_a_device_that_emulates_the_dtype_has_no_rates(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: machine("V100-32GB"))
+    assert found("dtype=bf16").x is None and found("dtype=fp32").x is not None

@@ -1,0 +1,156 @@
+"""`paceline tune`, really run on this machine with models of milliseconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.tune import exit_code
+from paceline.core.layout import Layout
+from paceline.layouts.tune.result import Expected, TuneResult, TuneRow
+from tests.cli.test_errors import paceline
+from tests.runs.test_flow import SMALL
+
+QUICK = ["tune", "tiny-llama", "--gpus", "2", *SMALL, "--set", "layout.micro_batch=4"]
+TRIALS = ["--steps", "15", "--most-cp", "1"]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    """A tuning of three trials: runs folder, JSON, standard error."""
+    runs = tmp_path_factory.mktemp("runs")
+    done = paceline(*QUICK, *TRIALS, "--budget", "3 trials", "--write", str(runs / "fast.yaml"),
+                    "--json", runs=runs)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return runs, json.loads(done.stdout), done.stderr
+
+
+def test_three_trials_end_with_a_best_layout(tuned: tuple[Path, dict[str, Any], str]):
+    _, found, told = tuned
+    assert found["num_runs"] == 3 and found["stop"] in ("budget", "bound") and found["took_s"] > 0
+    own, *_ = found["rows"]
+    assert own["own"] and own["layout"]["micro_batch"] == 4
+    # A machine in use may leave too few steady steps.
+    assert {row["status"] for row in found["rows"]} <= {"ok", "incomplete"}
+    good = [row for row in found["rows"] if row["status"] == "ok"]
+    best = min(good, key=lambda row: row["step_time_s"])
+    assert best["best"] and best["tokens_per_s"] == pytest.approx(16 * 64 / best["step_time_s"])
+    assert best["memory_bytes"] > 0 and len(found["effects"]) > 3
+    assert "expected (" in told and "layouts can run" in told
+
+
+def test_the_written_recipe_is_one_that_runs(tuned: tuple[Path, dict[str, Any], str]):
+    runs, found, _ = tuned
+    done = paceline("run", str(runs / "fast.yaml"), "--dry-run", runs=runs)
+    assert done.returncode == 0, done.stderr
+    text = (runs / "fast.yaml").read_text()
+    assert text.startswith("# ") and "steps: 60" in text  # the recipe's own, not a trial's
+    assert found["recipe_file"] == str(runs / "fast.yaml")
+
+
+def test_the_same_command_runs_nothing_again(tuned: tuple[Path, dict[str, Any], str]):
+    runs, found, _ = tuned
+    before = sorted(runs.glob("*/run.json"))
+    done = paceline(*QUICK, *TRIALS, "--budget", "3 trials", "--format", "md", runs=runs)
+    assert done.returncode == 0 and "3 runs of before" in done.stderr
+    assert sorted(runs.glob("*/run.json")) == before
+    for row in found["rows"]:
+        assert f"| {row['label']} |" in done.stdout
+    assert "- best: " in done.stdout and "never tried:" in done.stdout
+
+
+def test_a_dry_run_runs_nothing(tmp_path: Path):
+    done = paceline(*QUICK, *TRIALS, "--budget", "10m", "--dry-run", "--json", runs=tmp_path)
+    assert done.returncode == 0 and not list(tmp_path.glob("*/run.json"))
+    found = json.loads(done.stdout)
+    assert found["rows"] == [] and found["n_layouts"] > 20 and len(found["untried"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--gpus", "2"], 1, "has no --budget"),
+        (["--gpus", "2", "--budget", "ten"], 1, "is no budget"),
+        (["--budget", "10m"], 1, "--gpus"),
+        (["--gpus", "2", "--budget", "10m", "--device", "H100"], 1, "is no place to run on"),
+        (["--gpus", "3", "--budget", "10m", "--nodes", "2"], 1, "is no multiple of the 2 hosts"),
+        (["--gpus", "64", "--budget", "10m"], 1, "physical cores"),
+        (["--gpus", "8", "--estimate-only"], 1, "--device"),
+    ],
+)
+def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int, told: str):
+    done = paceline("tune", "tiny-llama", *arguments, runs=tmp_path)
+    assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("name: c\ndevice: cpu\ndevices_per_node: 2\nnodes: 2\n"
+                                     "launcher: ssh\nhosts: [a, b]\n")  # fmt: skip
+    words = [
+        "tune",
+        "tiny-llama",
+        "--cluster",
+        str(tmp_path / "c.yaml"),
+        "--budget",
+        "1 run",
+        "--gpus",
+    ]
+    done = paceline(*words, "6", runs=tmp_path)
+    assert done.returncode == 1 and "--gpus 6: " in done.stderr and "has 4 devices" in done.stderr
+    assert paceline(*words, "4", "--dry-run", runs=tmp_path).returncode == 0
+
+
+def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
+    environment = {**os.environ, "PACELINE_RUNS": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *QUICK, "--steps", "100000", "--budget", "9 trials", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("*/steps/*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.terminate()  # a shell may have started the tests with SIGINT ignored
+    found = json.loads(output)
+    assert process.returncode == 4, errors
+    assert found["stop"] == "interrupted" and found["rows"] == [] and "Traceback" not in errors
+    assert found["go_on"].startswith("paceline tune tiny-llama")
+
+
+def outcome(stop: str, *statuses: str) -> TuneResult:
+    hoped = Expected(step_time_s=1.0, low_s=0.9, high_s=1.1)
+    rows = tuple(
+        TuneRow.model_validate({
+            "number": n, "layout": Layout(), "label": "dp 1", "dp": 1, "status": status, "num_runs": 1,
+            "before": hoped, "expected": hoped, "after": hoped, "best": status == "ok",
+        })
+        for n, status in enumerate(statuses, start=1)
+    )  # fmt: skip
+    return TuneResult.model_validate({
+        "name": "t", "recipe": "r", "device": "cpu", "devices": 1, "oversubscribed": False,
+        "budget": "9 trials", "num_runs": len(rows), "took_s": 1.0, "n_layouts": 9, "n_infeasible": 0,
+        "n_pruned": 0, "n_dominated": 0, "n_hopeful": 0, "stop": stop, "rows": rows, "evidence": "e",
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (outcome("bound", "ok", "oom"), 0), (outcome("interrupted", "ok"), 4),
+        (outcome("exhausted", "refused"), 1), (outcome("exhausted", "incomplete"), 4),
+        (outcome("exhausted", "oom", "failed"), 2),
+    ],
+)  # fmt: skip
+def test_the_exit_code_says_whether_there_is_an_answer(result: TuneResult, code: int):
+    assert exit_code(result) == code

@@ -1,0 +1,77 @@
+"""All layouts of a recipe ranked: the order, what is pruned, and what the contract promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.fit.evidence import shipped
+from paceline.layouts.search.space import Space
+from paceline.layouts.tune.ranking import LIKELY, Ranking, rank
+
+QUESTION = Question("llama31-70b", "H100-SXM", 64)
+SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"))
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Ranking:
+    return rank(QUESTION, shipped(), SPACE, top=10_000)
+
+
+def test_the_fastest_that_fits_comes_first(ranking: Ranking):
+    fits = [one.fits for one in ranking.layouts]
+    assert fits == sorted(fits, reverse=True) and fits[0] and not fits[-1]
+    fitting = [one.step_time_s for one in ranking.layouts if one.fits]
+    assert fitting == sorted(fitting)
+    assert ranking.n_pruned == fits.count(False) and ranking.n_layouts == len(fits)
+
+
+def test_every_layout_has_its_interval_and_its_odds(ranking: Ranking):
+    for one in ranking.layouts:
+        assert one.low_s < one.step_time_s < one.high_s
+        assert one.fits == (one.p_oom <= LIKELY) and one.memory_bytes > 0
+
+
+def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
+    best = ranking.layouts[0]
+    axes = {"tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recompute", "sequence_parallel"}
+    changes = tuple(
+        f"layout.{name}={str(value).lower()}"
+        for name, value in best.layout.model_dump(include=axes).items()
+    )
+    alone = estimate(replace(QUESTION, overrides=changes), shipped())
+    assert alone.step_time_s == pytest.approx(best.step_time_s)
+    assert alone.memory_bytes.device_used == pytest.approx(best.memory_bytes)
+    assert alone.p_oom == pytest.approx(best.p_oom)
+
+
+def test_the_published_layout_is_close_to_the_best(ranking: Ranking):
+    own = ranking.recipe_layout
+    assert own is not None and own.fits
+    assert own.step_time_s < 1.15 * ranking.layouts[0].step_time_s
+
+
+def test_the_list_is_cut_and_the_counts_are_not():
+    short = rank(QUESTION, shipped(), SPACE, top=3)
+    assert len(short.layouts) == 3 and short.n_layouts > 1000
+
+
+def test_a_device_of_unknown_size_is_refused():
+    with pytest.raises(UserError):
+        rank(replace(QUESTION, device="cpu"), shipped(), SPACE, 1)
+
+
+@pytest.mark.parametrize(("recipe", "devices"), [("llama31-70b", 8), ("llama31-8b", 7)])
+def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
+    found = rank(Question(recipe, "B200", devices), shipped(), SPACE, top=3)
+    assert found.recipe_layout is None and found.layouts[0].step_time_s > 0
+    assert found.devices == devices
+
+
+def test_zero_3_over_context_ranks_alone_is_not_free():
+    changes = ("layout.tp=4", "layout.pp=1", "layout.vp=1", "layout.cp=16")
+    whole = replace(QUESTION, overrides=(*changes, "layout.zero_stage=3"))
+    assert estimate(whole, shipped()).parts["zero"] > 0

@@ -1,0 +1,165 @@
+"""The search on machines whose times are known: it finds the best, stops by itself, learns from failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.layouts.tune.beliefs import Learner
+from paceline.layouts.tune.budget import Budget
+from paceline.layouts.tune.candidates import Candidates
+from paceline.layouts.tune.search import Outcome, begin, go_on
+from tests.layouts.tune.worlds import World, made_up
+
+
+@pytest.fixture(scope="module")
+def some() -> Candidates:
+    """Eighty of the layouts, at random."""
+    every = made_up(blind=True).layouts
+    picked = np.random.default_rng(0).choice(len(every), 80, replace=False)
+    return made_up([every[row] for row in sorted(picked.tolist())])
+
+
+def without_model(found: Candidates) -> Candidates:
+    return replace(found, x=None, seconds=np.ones(len(found.layouts)))
+
+
+def test_few_runs_find_a_layout_close_to_the_best_of_eighty(some: Candidates):
+    regrets: list[float] = []
+    for seed in range(2):
+        world = World(some, seed)
+        search = world.searched(16)
+        assert len(world.ran) <= 16 and len(set(world.ran)) == len(search.tried)
+        regrets.append(world.regret(search.best))
+    assert max(regrets) < 0.05
+
+
+def test_without_a_time_model_it_still_beats_random_search(some: Candidates):
+    blind, random = without_model(some), np.random.default_rng(1)
+    ours: list[float] = []
+    others: list[float] = []
+    for seed in range(12):
+        world = World(blind, seed, wrong=0.1)
+        ours.append(world.regret(world.searched(12).best))
+        draws = [random.choice(80, 12, replace=False) for _ in range(20)]
+        others += [world.regret(int(draw[world.truth[draw].argmin()])) for draw in draws]
+    assert np.mean(ours) < 0.4 * np.mean(others)
+
+
+def test_it_stops_by_its_bound_and_says_so(some: Candidates):
+    search = World(without_model(some), 3, wrong=0.2).searched(79)
+    assert search.stop == "bound" and len(search.tried) < 40 and not search.hopeful.any()
+
+
+def test_it_stops_when_the_budget_is_spent(some: Candidates):
+    search = World(without_model(some), 0, wrong=0.1).searched(2)
+    assert search.stop == "budget" and len(search.took_s) == 2 and search.hopeful.any()
+
+
+def test_where_everything_was_tried_there_is_nothing_left():
+    search = World(made_up([Layout(tp=8, sequence_parallel=True)]), 0).searched(9)
+    assert search.stop == "exhausted" and len(search.took_s) == 1
+
+
+def test_the_recipes_own_layout_comes_first(some: Candidates):
+    world = World(replace(without_model(some), own=17), 0)
+    world.searched(3)
+    assert world.ran[0] == 17 and len(set(world.ran)) == 3
+
+
+def layouts_by_micro_batch() -> list[Layout]:
+    return [
+        Layout(tp=2, pp=2, micro_batch=size, recompute=kind, sequence_parallel=True)
+        for size in (1, 2, 4) for kind in ("none", "full")
+    ]  # fmt: skip
+
+
+def test_what_needs_the_memory_of_one_that_ran_out_is_not_tried():
+    found = without_model(made_up(layouts_by_micro_batch()))
+    out = found.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
+    worse = found.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
+    world = World(found, 0, runs_out=frozenset({out, worse}))
+    search = begin(found, Learner(found))
+    search.note(out, world.measure(out))
+    assert search.dominated.nonzero()[0].tolist() == [out, worse]
+    go_on(search, world.measure, Budget(runs=30))
+    assert worse not in world.ran and world.ran.count(out) == 1
+    assert search.best is not None and search.best not in (out, worse)
+
+
+def test_by_the_estimate_too_only_what_needs_as_much_is_dominated():
+    found = without_model(made_up(layouts_by_micro_batch()))
+    out = found.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
+    worse = found.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
+    needed = found.memory_bytes.copy()
+    needed[worse] = 0.5 * needed[out]
+    found = replace(found, memory_bytes=needed)
+    search = begin(found, Learner(found), [(out, Outcome("oom", None, 1.0))])
+    assert search.dominated.nonzero()[0].tolist() == [out] and search.open[worse]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_estimate_of_memory_that_is_far_too_low_is_learned_from_few_runs(
+    some: Candidates, known: bool
+):
+    found = without_model(some)
+    limit = float(np.quantile(found.memory_bytes, 0.3))
+    world = World(
+        found, 0, wrong=0.1, runs_out=frozenset(np.flatnonzero(found.memory_bytes > limit).tolist())
+    )
+    told = np.full(80, 1.6 * limit if known else np.inf)
+    world.candidates = replace(found, limit_bytes=told)
+    search = world.searched(16)
+    assert sum(row in world.runs_out for row in world.ran) <= 9
+    assert search.best is not None and search.surely_out.any()
+    fitting = found.memory_bytes <= limit
+    assert world.truth[search.best] <= 1.1 * world.truth[fitting].min()
+
+
+def test_layouts_that_surely_run_out_are_left_out(some: Candidates):
+    odds = np.where(np.arange(80) < 70, 0.99, 0.0)
+    search = World(replace(without_model(some), p_oom=odds), 0).searched(30)
+    assert min(search.tried) >= 70
+
+
+def test_failed_runs_are_rows_and_are_not_repeated(some: Candidates):
+    found = without_model(some)
+    world = World(found, 0, wrong=0.1)
+
+    def measure(row: int) -> Outcome:
+        good = world.measure(row)
+        return good if row % 2 else Outcome("nan", None, 5.0, "the loss is nan")
+
+    search = begin(found, Learner(found))
+    go_on(search, measure, Budget(runs=12))
+    assert all(n == 1 for row, n in Counter(world.ran).items() if row % 2 == 0)
+    assert search.best is not None and search.best % 2 == 1
+
+
+def test_an_interrupt_keeps_what_has_ended_and_runs_of_before_count(some: Candidates):
+    found = without_model(some)
+    world = World(found, 5, wrong=0.1)
+
+    def measure(row: int) -> Outcome:
+        if len(world.ran) == 4:
+            raise KeyboardInterrupt
+        return world.measure(row)
+
+    search = begin(found, Learner(found))
+    go_on(search, measure, Budget(runs=10))
+    assert search.stop == "interrupted" and len(search.took_s) == 4
+    known = [(row, one) for row, tried in search.tried.items() for one in tried.outcomes]
+    again = begin(found, Learner(found), known)
+    assert again.measured == search.measured
+    go_on(again, world.measure, Budget(runs=10))
+    assert len(again.took_s) <= 10 and len(world.ran) == len(again.took_s)
+
+
+def test_each_layout_keeps_what_was_expected_just_before_its_run(some: Candidates):
+    search = World(without_model(some), 0, wrong=0.1).searched(6)
+    first, *later = search.tried.values()
+    assert first.expected is search.first and all(one.expected is not search.first for one in later)

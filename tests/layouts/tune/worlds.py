@@ -1,0 +1,88 @@
+"""Made-up machines whose step times are known: what a search of layouts can be held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.core.layout import Layout
+from paceline.estimate.estimate import Question, case_of, machine_of, spec_of_any_layout
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.memory.device_memory import memory
+from paceline.estimate.model.case import Floats, cases_of
+from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.step import step_time
+from paceline.files.recipe import load_recipe
+from paceline.layouts.search.features import features
+from paceline.layouts.search.space import Space, feasible
+from paceline.layouts.tune.beliefs import Learner
+from paceline.layouts.tune.budget import Budget
+from paceline.layouts.tune.candidates import Candidates
+from paceline.layouts.tune.search import Outcome, Search, begin, go_on
+from paceline.machines.placement import Request
+
+SPACE = Space(
+    micro_batches=(1, 2, 4), recompute=("none", "full"), schedules=("1f1b", "zero-bubble")
+)
+
+
+def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Candidates:
+    """The layouts of an 8B model on eight H100s; `blind` has no time model."""
+    question = Question("llama31-8b", "H100", 8)
+    spec, here = spec_of_any_layout(question), machine_of(question)
+    if layouts is None:
+        layouts, _ = feasible(spec.model, 8, spec.training.global_batch, 8192, SPACE)
+    cases = [case_of(spec.model_copy(update={"layout": one}), here, "fused") for one in layouts]
+    x = cases_of(cases)
+    seconds = step_time(x, named(shipped().fit().centre)).total
+    return Candidates(
+        request=Request("llama31-8b"), recipe=load_recipe("llama31-8b"), spec=spec, evidence=shipped(),
+        layouts=tuple(layouts), own=None, x=None if blind else x,
+        seconds=np.ones(len(layouts)) if blind else seconds,
+        memory_bytes=memory(x).device_used, p_oom=np.zeros(len(layouts)),
+        limit_bytes=np.full(len(layouts), np.inf), num_infeasible=0,
+        num_beyond=0, notices=(),
+    )  # fmt: skip
+
+
+@dataclass
+class World:
+    """A machine on which every layout has a true time; runs scatter around it."""
+
+    candidates: Candidates
+    seed: int
+    noise: float = 0.01
+    wrong: float = 0.05
+    """Deviation of the error's slope along every axis."""
+    runs_out: frozenset[int] = frozenset()
+    ran: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.seed)
+        z = features(self.candidates.layouts)
+        slopes = self._random.normal(0, self.wrong, z.shape[1])
+        evidence = shipped().fit()
+        moved = self._random.multivariate_normal(evidence.centre, evidence.covariance)
+        x = self.candidates.x
+        physics = step_time(x, named(moved)).total if x else np.ones(len(z))
+        self.truth: Floats = physics * np.exp(z @ slopes)
+
+    def measure(self, row: int) -> Outcome:
+        """One run."""
+        self.ran.append(row)
+        if row in self.runs_out:
+            return Outcome("oom", None, 10.0, "out of memory")
+        seconds = self.truth[row] * np.exp(self._random.normal(0, self.noise))
+        return Outcome("ok", float(seconds), 10.0)
+
+    def searched(self, runs: int) -> Search:
+        """A search of so many runs."""
+        search = begin(self.candidates, Learner(self.candidates))
+        go_on(search, self.measure, Budget(runs=runs))
+        return search
+
+    def regret(self, row: int | None) -> float:
+        """How much slower a layout is than the best."""
+        assert row is not None
+        return float(self.truth[row] / self.truth.min()) - 1

@@ -1,0 +1,109 @@
+"""A printed figure that does not follow is named with the cause that gives its ratio."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.facts import Facts
+from paceline.core.flops import flops_per_token, hardware_flops_per_token
+from paceline.core.layout import Layout
+from paceline.files.recipe import load_recipe
+from paceline.logs.disagreement import UNKNOWN, Printed, find_disagreements, likely_cause
+
+
+def facts(**fields: object) -> Facts:
+    values: dict[str, object] = {
+        "model": load_recipe("llama31-8b").model, "seq_len": 8192, "num_devices": 64,
+        "devices_per_node": 8, "layout": Layout(tp=4), "flops_convention": "causal",
+    }  # fmt: skip
+    return Facts.model_validate({**values, **fields})
+
+
+def cause(ratio: float, unit: str = "FLOP/s", sparse: float | None = None, **fields: object) -> str:
+    printed = Printed("figure", ratio * 100.0, 100.0, unit, sparse)
+    return likely_cause(facts(**fields), printed, ratio, fields.get("running"))  # type: ignore[arg-type]
+
+
+def counted(convention: str) -> float:
+    x = facts().flops_input
+    assert x is not None
+    return flops_per_token(convention, x)
+
+
+def test_a_figure_that_follows_is_not_listed():
+    figures = [Printed("tflops_per_device", 1004.0, 1000.0, "FLOP/s")]
+    assert find_disagreements(facts(), figures) == ()
+
+
+def test_rounding_is_that_of_the_column_not_of_a_figure_that_happens_to_be_round():
+    round_one = Printed("tflops_per_device", 4e14, 4.06e14, "FLOP/s")
+    assert find_disagreements(facts(), [round_one]) == ()
+    (found,) = find_disagreements(facts(), [replace(round_one, rounding=1e-5)])
+    assert found.printed == 4e14
+
+
+def test_a_disagreement_carries_both_figures_and_their_ratio():
+    (found,) = find_disagreements(facts(), [Printed("mfu", 0.25, 0.5, "fraction", 2.0)])
+    assert (found.printed, found.computed, found.ratio) == (0.25, 0.5, 0.5)
+
+
+def test_attention_without_the_causal_mask_is_recognised():
+    ratio = counted("full-attention") / counted("causal")
+    assert ratio == pytest.approx(1.125, abs=0.001)
+    assert cause(ratio) == (
+        "counted in full-attention, not in causal (the causal mask halves attention)"
+    )
+
+
+def test_causal_halving_is_recognised_from_the_other_side():
+    ratio = counted("causal") / counted("full-attention")
+    said = cause(ratio, flops_convention="full-attention")
+    assert said.startswith("counted in causal, not in full-attention")
+
+
+def test_recomputation_counted_as_work_is_recognised():
+    x = facts(layout=Layout(tp=4, recompute="full")).flops_input
+    assert x is not None
+    ratio = hardware_flops_per_token("causal", x) / counted("causal")
+    assert cause(ratio) == "full recomputation is counted as work, in causal"
+
+
+def test_a_sparse_peak_halves_the_share():
+    assert "sparse peak" in cause(0.5, "fraction", sparse=2.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (1 / 64, "divided by all 64 devices"),
+        (64.0, "of all 64 devices together"),
+        (1 / 16, "divided by all 16 replicas"),
+        (8.0, "of one node of 8 devices"),
+    ],
+)
+def test_a_batch_divided_or_summed_over_devices_is_recognised(ratio: float, words: str):
+    assert words in cause(ratio, "samples/s")
+
+
+def test_milliseconds_taken_for_seconds_are_recognised():
+    assert "milliseconds" in cause(0.001, "samples/s")
+
+
+def test_a_running_average_is_recognised_by_its_own_value():
+    figure = Printed("samples_per_s", 950.76, 943.46, "samples/s")
+    said = likely_cause(facts(), figure, 950.76 / 943.46, 950.76)
+    assert "running average" in said
+
+
+def test_without_a_model_no_convention_is_blamed():
+    assert cause(1.125, model=None) == UNKNOWN
+
+
+@given(st.floats(0.01, 100))
+def test_an_unexplained_ratio_is_not_explained(ratio: float):
+    said = cause(ratio, "tokens/s", num_devices=1, layout=None)
+    assert said == UNKNOWN

@@ -1,0 +1,174 @@
+"""What every node runs: a script free of secrets, and an agent that starts and ends the ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.core.hardware import Cluster
+from paceline.core.run import Job
+from paceline.machines.node import agent
+from paceline.machines.node.script import (
+    NODE_SCRIPT,
+    prepare_node,
+    render_node,
+    rendezvous_port,
+    secret_variables,
+)
+from paceline.runs.ending import agent_exits
+
+PLACE = """
+import os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+words = [*(os.environ[name] for name in names), *sys.argv[1:]]
+os.write(1, (" ".join(words) + "\\n").encode())
+"""
+FAILING = """
+import os, sys, time
+open(f"pid-{os.environ['RANK']}", "w").write(str(os.getpid()))
+if os.environ["RANK"] == "3":
+    exec(sys.argv[1])
+time.sleep(60)
+"""
+
+
+def make_job(program: str, *arguments: str, **fields: object) -> Job:
+    return Job(
+        name="test", python=sys.executable, program=("rank.py", *arguments),
+        files={"rank.py": program}, nodes=2, devices_per_node=2, **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def start(folder: Path, node: int = 1) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", str(folder / NODE_SCRIPT), str(node), "127.0.0.1", "29999"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def pids(folder: Path, within_s: float = 30) -> list[int]:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        texts = [path.read_text() for path in folder.glob("pid-*")]
+        if len(texts) == 2 and all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.02)
+    raise AssertionError("the ranks did not start")
+
+
+def test_ranks_know_their_place(tmp_path: Path):
+    prepare_node(make_job(PLACE, "a b", "$(id)"), tmp_path)
+    output, _ = start(tmp_path).communicate(timeout=60)
+    assert sorted(output.splitlines()) == [
+        f"{rank} {rank - 2} 4 2 1 127.0.0.1 29999 a b $(id)" for rank in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "told", "code"), [("sys.exit(7)", 7, 7), ("os.kill(os.getpid(), 9)", -9, 137)]
+)
+def test_the_first_failure_is_told_and_ends_the_others(
+    tmp_path: Path, end: str, told: int, code: int
+):
+    prepare_node(make_job(FAILING, end), tmp_path)
+    began = time.monotonic()
+    process = start(tmp_path)
+    output, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert process.returncode == code and agent_exits([output]) == {3: told}
+    assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_agent_that_is_asked_to_end_ends_its_ranks(tmp_path: Path, number: signal.Signals):
+    prepare_node(make_job(FAILING, "time.sleep(60)"), tmp_path)
+    process = start(tmp_path)
+    ranks = pids(tmp_path)
+    os.kill(ranks[0], signal.SIGSTOP)  # a stopped rank must not hold the ending up
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert not any(psutil.pid_exists(pid) for pid in ranks)
+
+
+def test_an_order_to_end_disturbs_no_ending_that_has_begun(tmp_path: Path):
+    stubborn = FAILING.replace("import os, sys, time", (
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    ))  # fmt: skip
+    prepare_node(make_job(stubborn, "time.sleep(0.5); sys.exit(7)"), tmp_path)
+    process = start(tmp_path)
+    ranks, out = pids(tmp_path), process.stdout
+    assert out and out.readline().startswith("@exit rank=3")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 7
+    assert not any(psutil.pid_exists(pid) for pid in ranks) and out.read() == ""
+    out.close()
+
+
+def test_rank_0_listens_at_no_loopback_address_where_a_peer_is_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert agent.off_loopback("0", "localhost") == {}
+    monkeypatch.setenv(agent.PEER, "127.0.0.1")
+    assert agent.off_loopback("0", "localhost") == {}
+    outside = agent.address_towards("192.0.2.1")  # sends nothing
+    if not outside:
+        pytest.skip("this machine has no way to other networks")
+    monkeypatch.setenv(agent.PEER, outside)
+    assert agent.off_loopback("0", "localhost")["MASTER_ADDR"] == outside
+    assert "MASTER_ADDR" not in agent.off_loopback("1", outside)
+    assert outside in [agent.interface_address(name) for _, name in socket.if_nameindex()]
+    assert agent.address_of("no such name") == agent.address_towards("no such name") == ""
+
+
+def test_the_failures_of_all_nodes_are_put_in_order():
+    logs = [
+        "x\n@exit rank=5 code=-9 at=12.500\n",
+        "@exit rank=1 code=1 at=11.250\ny",
+        "no @exit rank=2 code=1 at=1.000",
+    ]
+    assert list(agent_exits(logs).items()) == [(1, 1), (5, -9)]
+
+
+def test_secrets_are_in_no_file(tmp_path: Path):
+    env = {"HF_TOKEN": "hf_secret", "NGC_API_KEY": "ngc_secret", "OMP_NUM_THREADS": "4",
+           "https_proxy": "http://me:my_secret@proxy:3128", "MYSQL_PWD": "secret"}  # fmt: skip
+    job = make_job(PLACE, env=env)
+    prepare_node(job, tmp_path)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert "secret" not in path.read_text().replace("SECRET", "").lower()
+    assert set(env) - set(secret_variables(env)) == {"OMP_NUM_THREADS"}
+    assert "export OMP_NUM_THREADS=4\n" in render_node(job)
+
+
+def test_hostile_names_stay_words():
+    env = {"A": "$(touch x); `id`\n\"'"}
+    job = make_job(PLACE, "x; id", env=env)
+    script = render_node(Job(**{**vars(job), "name": "a\n$(id)"}))
+    assert script.splitlines()[1].startswith("# ") and "a $(id)" in script.splitlines()[1]
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    with pytest.raises(ValueError, match="cannot name"):
+        render_node(make_job(PLACE, env={"A;id": "1"}))
+
+
+def test_an_interface_is_told_to_gloo_and_nccl():
+    cluster = Cluster(name="c", device="cpu", devices_per_node=2, nodes=2, interface="ib0")
+    script = render_node(make_job(PLACE, cluster=cluster))
+    told = dict(re.findall(r"export (\w+SOCKET_IFNAME)=(\S+)", script))
+    assert told == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}  # not ib01
+
+
+def test_neighbouring_runs_meet_at_different_ports():
+    ports = {rendezvous_port(f"run-{n}") for n in range(100)}
+    assert len(ports) > 90 and all(20_000 <= port < 30_000 for port in ports)
+    assert rendezvous_port("a") != rendezvous_port("a", attempt=1)

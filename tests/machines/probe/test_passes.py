@@ -1,0 +1,39 @@
+"""Attention of a recipe's shape and the start of an operation, as the verbs print them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.probe import app
+from paceline.core.errors import UserError
+from paceline.machines.probe.passes import attention_shapes
+
+
+def test_attention_of_a_recipe_is_told_with_its_rate():
+    arguments = ["attention", "--device", "cpu", "--seconds", "0.1", "--json"]
+    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    one, many = document["rows"]
+    assert document["probe"] == "attention" and one["shape"] == [1, 256, 8, 4, 32]
+    assert many["shape"][0] == 8 and many["n"] >= 3
+    forward = 0.5 * 4 * 256**2 * 8 * 32
+    assert one["flops_per_s"] == pytest.approx(
+        3.5 * forward / (one["forward_s"] + one["backward_s"])
+    )
+    assert document["best"]["flops_per_s"] == max(one["flops_per_s"], many["flops_per_s"])
+
+
+def test_the_start_of_an_operation_takes_a_time():
+    document = json.loads(
+        CliRunner().invoke(app, ["latency", "--device", "cpu", "--seconds", "0.1", "--json"]).stdout
+    )
+    assert document["probe"] == "latency" and document["best"]["latency_s"] > 0
+    assert document["best"]["n"] >= 10
+
+
+def test_only_decoders_have_causal_attention():
+    with pytest.raises(UserError, match="has no causal attention"):
+        attention_shapes("flux1-schnell-tiny")
+    assert CliRunner().invoke(app, ["attention", "--dtype", "fp8"]).exit_code != 0

@@ -1,0 +1,177 @@
+"""The sampler reads the kernel's own files, of this machine or of another, beside whatever runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.telemetry import energy_between, read_telemetry
+from paceline.machines.probe import telemetry_program
+from paceline.machines.probe.telemetry import sampled
+from paceline.machines.probe.telemetry_program import (
+    Counters,
+    cpu_temperature_c,
+    gpus,
+    sample,
+    start_line,
+)
+
+RANGE = 262_143_328_850
+SMI = """#!/bin/sh
+echo '0, 412.35, 1980, 2619, 61'
+echo '1, [N/A], 1980, 2619, 58'
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with two packages, memory, and no devices."""
+    root = tmp_path / "host"
+    for number, (name, joules) in enumerate([("package-0", 10), ("package-1", 20), ("psys", 99)]):
+        put(root, f"sys/class/powercap/intel-rapl:{number}", name, joules)
+    put(root, "sys/class/powercap/intel-rapl:0:0", "core", 5)
+    put(root, "sys/class/powercap/intel-rapl:0:1", "dram", 1)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin") + os.pathsep + "/bin:/usr/bin")
+    return root
+
+
+def put(root: Path, place: str, name: str, joules: float) -> None:
+    folder = root / place
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "name").write_text(name + "\n")
+    (folder / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
+    (folder / "max_energy_range_uj").write_text(f"{RANGE}\n")
+
+
+def driver(tmp_path: Path, text: str = SMI) -> None:
+    """A program in the place of the driver's, which prints as it does."""
+    path = tmp_path / "bin/nvidia-smi"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_packages_and_memory_are_counted_once_and_through_the_wrap(node: Path):
+    counters = Counters(node)
+    assert counters.why_unknown() is None and counters.joules() == 0.0
+
+    put(node, "sys/class/powercap/intel-rapl:0", "package-0", 14)
+    put(node, "sys/class/powercap/intel-rapl:0:0", "core", 9)
+    put(node, "sys/class/powercap/intel-rapl:0:1", "dram", 1.5)
+    assert counters.joules() == pytest.approx(4.5)
+
+    put(node, "sys/class/powercap/intel-rapl:1", "package-1", 0)
+    assert counters.joules() == pytest.approx(4.5 + RANGE / 1e6 - 20)
+
+
+def test_counters_that_cannot_be_read_say_why(node: Path, tmp_path: Path):
+    (node / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
+    assert "by root only" in str(Counters(node).why_unknown())
+    assert "offers no energy counters" in str(Counters(tmp_path / "empty").why_unknown())
+
+
+def test_devices_tell_what_they_can(node: Path, tmp_path: Path):
+    driver(tmp_path)
+    first, second = gpus()
+
+    assert first == {"index": 0, "power_w": 412.35, "sm_clock_mhz": 1980.0,
+                     "memory_clock_mhz": 2619.0, "temperature_c": 61.0}  # fmt: skip
+    assert "power_w" not in second and second["temperature_c"] == 58.0
+    driver(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert gpus() == []
+
+
+def test_a_look_holds_clocks_and_temperatures(node: Path, tmp_path: Path):
+    clock = node / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
+    clock.parent.mkdir(parents=True)
+    clock.write_text("2450000\n")
+    sensor = node / "sys/class/hwmon/hwmon3"
+    sensor.mkdir(parents=True)
+    (sensor / "name").write_text("k10temp\n")
+    (sensor / "temp1_input").write_text("58250\n")
+    driver(tmp_path)
+    counters = Counters(node)
+    found = sample(node, counters, start_line(node, 1.0, counters))
+
+    assert (found["cpu_clock_mhz"], found["cpu_temperature_c"]) == (2450.0, 58.25)
+    assert found["cpu_energy_j"] == 0.0 and len(found["gpus"]) == 2
+    assert cpu_temperature_c(tmp_path / "empty") is None
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    (path,) = (folder / "telemetry").iterdir()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_is_sampled_from_its_beginning_to_behind_its_end(node: Path, tmp_path: Path):
+    with sampled(tmp_path, 0.02, node):
+        while not list(tmp_path.glob("telemetry/*")) or len(lines(tmp_path)) < 3:
+            time.sleep(0.01)
+        put(node, "sys/class/powercap/intel-rapl:0", "package-0", 13)
+        time.sleep(0.05)
+        stop = time.time()
+    (path,) = (tmp_path / "telemetry").iterdir()
+    told = read_telemetry(path.read_text().splitlines())
+
+    assert told is not None and told.start.sources == {"cpu": "powercap energy counters"}
+    found = energy_between([told], told.samples[0].time_unix, stop)
+    assert found.energy_j == pytest.approx(3.0)
+    assert told.samples[-1].time_unix >= stop and told.samples[-1].cpu_energy_j == pytest.approx(
+        3.0
+    )
+
+
+def test_where_nothing_can_be_read_no_program_runs_and_the_reason_stays(tmp_path: Path):
+    before = subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
+    with sampled(tmp_path, root=tmp_path / "empty"):
+        during = subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
+        assert during.count(str(tmp_path)) == before.count(str(tmp_path))
+    (start,) = lines(tmp_path)
+
+    assert start["sources"] == {} and "powercap" in start["unknown"]["cpu"]
+    assert energy_between([read_telemetry([json.dumps(start)])], 0, 1).energy_j is None  # type: ignore[list-item]
+
+
+def test_this_machine_tells_its_energy_or_why_not():
+    counters = Counters(Path("/"))
+    start = start_line(Path("/"), 1.0, counters)
+
+    assert set(start["sources"]) | set(start["unknown"]) == {"gpu", "cpu"}
+    assert all(start["unknown"].values())
+
+
+def test_the_sampler_ends_with_whoever_started_it(node: Path, tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, telemetry_program.__file__, str(out), "0.02", str(node)]
+    starter = (
+        "import os, subprocess, time; "
+        f"print(subprocess.Popen([*{command!r}, str(os.getpid())]).pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    while not out.exists() or len(out.read_text().splitlines()) < 3:
+        time.sleep(0.01)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and "Z" not in status(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists() or "Z" in status(pid)
+
+
+def status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

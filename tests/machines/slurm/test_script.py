@@ -1,0 +1,141 @@
+"""What Slurm is given is the text that stands in tests/scripts, and nothing a user wrote escapes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster, SlurmSettings
+from paceline.core.run import Job
+from paceline.machines import slurm
+from paceline.machines.slurm.script import array_script, restart_lines
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+EVERYTHING: dict[str, Any] = {
+    "partition": "gpu", "account": "bench", "qos": "high", "reservation": "mlperf",
+    "constraint": "[rack1|rack2]", "gres": "gpu:h100:8,nic:1", "exclude": ("node-007", "node-[011-012]"),
+    "segment": 2, "requeue": True, "container_image": "nvcr.io#nvidia/pytorch:24.10",
+    "container_mounts": ("/data:/data:ro", "/it's here:/x"),
+}  # fmt: skip
+
+
+def make_job(
+    name: str = "tiny-opt", *, nodes: int = 2, timeout_s: float | None = None, **site: Any
+) -> Job:
+    cluster = Cluster(
+        name="site", device="H100-SXM", nodes=nodes, devices_per_node=8, launcher="slurm",
+        hosts=site.pop("hosts", ()), interface=site.pop("interface", None), slurm=SlurmSettings(**site),
+    )  # fmt: skip
+    return Job(name=name, python="python3", program=("main.py",), nodes=nodes, devices_per_node=8,
+               timeout_s=timeout_s, cluster=cluster)  # fmt: skip
+
+
+GOLDEN = {
+    "slurm_plain.sh": make_job(),
+    "slurm_everything.sh": make_job(
+        timeout_s=61, hosts=("node-004", "node-002"), interface="ib0", **EVERYTHING
+    ),
+    "slurm_step.sh": make_job(allocation="4711", timeout_s=600),
+    "slurm_step_hosts.sh": make_job(allocation="4711", hosts=("a-2", "a-1"), interface="ib0"),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_scripts_are_the_golden_ones(name: str) -> None:
+    assert slurm.render(GOLDEN[name]) == (SCRIPTS / name).read_text()
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("slurm_*.sh")), ids=lambda path: path.name)
+def test_bash_accepts_the_golden_scripts(path: Path) -> None:
+    assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
+
+
+def test_an_array_goes_to_each_folder() -> None:
+    jobs = [make_job("a"), make_job("b"), make_job("c")]
+    text = array_script(jobs, ["/runs/a b", "/runs/$(touch x)\n#SBATCH -N9", "/runs/c"], at_once=2)
+    assert text == (SCRIPTS / "slurm_array.sh").read_text()
+    with pytest.raises(UserError, match="ask Slurm for different things"):
+        array_script([make_job("a"), make_job("b", nodes=3)], ["/a", "/b"])
+
+
+def begun(folder: Path, restart: int, retries: int) -> int:
+    """What job.sh does first in its start of that number; its exit code."""
+    cluster = make_job(requeue=True, retries=retries).cluster
+    assert cluster
+    script = "\n".join(["set -uo pipefail", *restart_lines(cluster)])
+    place = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": str(restart), "PATH": os.environ["PATH"]}
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=place, check=False).returncode
+
+
+def test_every_start_keeps_what_the_one_before_it_wrote(tmp_path: Path) -> None:
+    for restart in range(3):
+        assert begun(tmp_path, restart, retries=2) == 0
+        assert not [*tmp_path.glob("logs/*"), *tmp_path.glob("mlperf/*")]
+        for name in ("logs", "steps", *(("mlperf", "telemetry") if restart else ())):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "said.txt").write_text(f"start {restart}")
+    kept = {
+        str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("*/**/said.txt")
+    }
+    assert {place: text for place, text in kept.items() if place.startswith("attempts")} == {
+        "attempts/5.0/logs/said.txt": "start 0", "attempts/5.0/steps/said.txt": "start 0",
+        **{f"attempts/5.1/{name}/said.txt": "start 1" for name in ("logs", "steps", "mlperf", "telemetry")},
+    }  # fmt: skip
+    assert kept["mlperf/said.txt"] == "start 2"
+    assert begun(tmp_path, 3, retries=2) == 1 and (tmp_path / "mlperf" / "said.txt").exists()
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (60.5, 2), (7200, 120)])
+def test_time_limits_are_whole_minutes_rounded_up(seconds: float, minutes: int) -> None:
+    assert f"#SBATCH --time={minutes}\n" in slurm.render(make_job(timeout_s=seconds))
+
+
+def test_gpus_are_asked_for_and_processors_are_not() -> None:
+    assert "#SBATCH --gres=gpu:8\n" in slurm.render(make_job())
+    job = make_job()
+    assert job.cluster
+    on_cpu = replace(job, cluster=job.cluster.model_copy(update={"device": "cpu"}))
+    assert "gres" not in slurm.render(on_cpu)
+
+
+HOSTILE = ["x y", "x\n#SBATCH --nodes=9", "x\ttouch", "$(touch owned)", "`id`", "x;touch owned",
+           "x'", 'x"', "x#y", "x\\y", "\x00", "x\u2028y", ""]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("name", ["partition", "account", "qos", "reservation", "constraint", "gres",
+                                  "exclude", "allocation"])  # fmt: skip
+def test_values_that_slurm_could_read_otherwise_are_refused(name: str, value: str) -> None:
+    if name == "allocation" and not value:
+        return
+    given = (value,) if name == "exclude" else value
+    with pytest.raises(UserError, match=f"cluster.slurm.{name}"):
+        slurm.render(make_job(**{name: given if name != "exclude" or value else ("a", "\n")}))
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_jobs_name_is_made_harmless(value: str) -> None:
+    lines = slurm.render(make_job(name=value)).splitlines()
+    assert len(lines) == len(slurm.render(make_job()).splitlines())
+    assert lines[1].removeprefix("#SBATCH --job-name=").replace("-", "").isalnum()
+
+
+@pytest.mark.parametrize("image", ["a\nb", "a\x1bb"])
+def test_control_characters_in_an_image_are_refused(image: str) -> None:
+    with pytest.raises(UserError, match="container_image"):
+        slurm.render(make_job(container_image=image))
+
+
+@pytest.mark.parametrize("name", ["100%j", "a\\b", "a\nb"])
+def test_folders_that_slurm_would_rename_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="reads as something else"):
+        slurm.check_folder(tmp_path / name)
+    slurm.check_folder(tmp_path / "$(touch owned); it's")
+    with pytest.raises(UserError):
+        slurm.check_folder(tmp_path / "a:b", container=True)

@@ -1,0 +1,208 @@
+"""The SSH launcher with a local stand-in for ssh: what is rendered, started, and ended."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.machines import ssh
+from paceline.machines.ssh import hosts_job, remote
+from paceline.machines.ssh.hosts_job import SshRun
+from paceline.runs import flow
+from paceline.runs.plan import Plan
+from tests.example import make_spec
+from tests.machines.ssh.stand_in import install, make_job
+
+
+@pytest.fixture(autouse=True)
+def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hosts_job, "FOLLOW_S", 0.3)
+    return install(tmp_path / "bin", monkeypatch)
+
+
+def start(folder: Path, *hosts: str, **fields: object) -> SshRun:
+    job = make_job(hosts, **fields)  # type: ignore[arg-type]
+    folder.mkdir(exist_ok=True)
+    ssh.prepare(job, folder)
+    return ssh.submit(job, folder)
+
+
+def finish(run: SshRun, within_s: float = 40) -> int:
+    deadline = time.monotonic() + within_s
+    while (code := run.poll()) is None:
+        assert time.monotonic() < deadline, "the job did not end"
+        time.sleep(0.05)
+    run.sweep()
+    return code
+
+
+def left(folder: Path, within_s: float = 10) -> list[int]:
+    """Processes that still run in a folder after a moment, which a watcher's last sleep may take."""
+    deadline = time.monotonic() + within_s
+    while (found := ranks(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def ranks(folder: Path) -> list[int]:
+    """Processes that run in a folder."""
+    found: list[int] = []
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] == str(folder):
+            found.append(process.pid)
+    return found
+
+
+def test_the_script_on_disk_is_the_rendered_text_and_bash_can_read_it(tmp_path: Path):
+    job = make_job(["a", "b"])
+    ssh.prepare(job, tmp_path)
+    script = tmp_path / "job.sh"
+    assert script.read_text() == ssh.render(job)
+    assert "b: bash node.sh 1 ADDRESS PORT" in ssh.render(job)
+    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+
+
+KILLED = """
+import os, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), 9)
+time.sleep(60)
+"""
+
+
+def test_what_dies_on_a_host_was_not_killed_for_this_machines_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(flow, "oom_kills", itertools.count().__next__)
+    job = make_job(["a", "b"], files={"rank.py": KILLED})
+    assert job.cluster
+    plan = Plan(make_spec(cluster=job.cluster), job, {})
+    report = flow.run(plan, tmp_path / "runs", ["test"], lambda _: None, probe=False)
+    assert report.result.status == "failed"
+    assert "rank 1 was killed by SIGKILL" in (report.result.reason or "")
+
+
+def test_a_job_runs_on_every_host_and_its_secrets_reach_it_alone(tmp_path: Path, argv: Path):
+    folder = tmp_path / "run $(touch owned) 'x' \n;"
+    run = start(folder, "a", "b", env={"MY_TOKEN": "s3 cret"})
+    assert finish(run) == 0
+    assert (folder / "logs" / "host-a.log").read_text() == "rank 0 s3 cret\n"
+    assert (folder / "logs" / "host-b.log").read_text() == "rank 1 s3 cret\n"
+    words = argv.read_text().split("\0")
+    assert words.count(remote.COMMAND) == 2
+    assert not [word for word in words if "s3" in word or "touch" in word]
+    assert not [p for p in folder.iterdir() if p.is_file() and "s3 cret" in p.read_text()]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bin", folder.name]
+    assert run.verdict() is None
+
+
+def test_as_many_hosts_as_nodes_are_needed(tmp_path: Path):
+    job = make_job(["a", "b"])
+    for wrong in (replace(job, nodes=3), replace(job, cluster=None)):
+        with pytest.raises(UserError, match="--hosts"):
+            ssh.prepare(wrong, tmp_path)
+
+
+def test_a_host_at_fault_stops_everything_before_it_starts(tmp_path: Path):
+    with pytest.raises(SystemFaultError, match=r"stranger: its host key is unknown.*keyscan"):
+        start(tmp_path / "run", "a", "stranger")
+    assert left(tmp_path / "run") == []
+
+
+def test_the_code_of_the_rank_that_failed_first_is_the_jobs(tmp_path: Path):
+    run = start(tmp_path / "run", "a", "b", "c", seconds=0.5, code=5)
+    assert finish(run) == 5
+    assert run.verdict() is None
+    assert "@exit rank=1 code=5" in (tmp_path / "run" / "logs" / "host-b.log").read_text()
+    assert left(tmp_path / "run") == []
+
+
+def test_a_local_ssh_that_dies_is_a_lost_host_whose_ranks_end(tmp_path: Path):
+    run = start(tmp_path / "run", "a", "b", seconds=100)
+    wait_for_ranks(run, tmp_path / "run")
+    victim = run.hosts[1].session.process
+    assert victim
+    victim.kill()
+    assert finish(run) == hosts_job.LOST_CODE
+    told = run.verdict()
+    assert told is not None
+    assert told.hosts == ("b",)
+    assert left(tmp_path / "run") == []
+
+
+def test_when_all_hosts_are_lost_the_own_network_is_suspected(tmp_path: Path):
+    run = start(tmp_path / "run", "a", "b", seconds=100)
+    wait_for_ranks(run, tmp_path / "run")
+    for host in run.hosts:
+        assert host.session.process
+        host.session.process.kill()
+    finish(run)
+    told = run.verdict()
+    assert told is not None
+    assert told.hosts == ("a", "b")
+    assert "this machine's own network" in told.reason
+
+
+def test_a_host_that_returns_no_sign_of_life_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hosts_job, "SLACK_S", 6.0)  # the other host may be late on a busy machine
+    run = start(tmp_path / "run", "a", "b", seconds=100, alive_interval_s=1)
+    wait_for_ranks(run, tmp_path / "run")
+    shell = run.hosts[0].session.process
+    assert shell
+    frozen = [shell.pid, *(p.pid for p in psutil.Process(shell.pid).children(recursive=True))]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    assert finish(run) == hosts_job.LOST_CODE
+    told = run.verdict()
+    assert told is not None
+    assert (told.hosts, "no sign of life" in told.reason) == (("a",), True)
+    for pid in filter(psutil.pid_exists, frozen):
+        os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 20
+    while ranks(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left(tmp_path / "run") == []
+
+
+def test_time_in_which_the_controller_stood_still_is_nobodys_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = start(tmp_path / "run", "a", seconds=100)
+    wait_for_ranks(run, tmp_path / "run")
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1000)
+    assert run.poll() is None
+    run.stop()
+    assert run.verdict() is None
+
+
+def test_stop_ends_everything_and_may_be_called_again(tmp_path: Path):
+    run = start(tmp_path / "run", "a", "b", seconds=100, timeout_s=0.01)
+    wait_for_ranks(run, tmp_path / "run")
+    assert run.timed_out
+    assert run.stop() == 143
+    assert (run.stop(), run.poll()) == (143, 143)
+    run.sweep()
+    assert left(tmp_path / "run") == []
+    assert not run.sockets.exists()
+
+
+def wait_for_ranks(run: SshRun, folder: Path, within_s: float = 30) -> None:
+    """Follow a job until all its ranks have said something."""
+    deadline = time.monotonic() + within_s
+    while not all(host.session.last_output for host in run.hosts):
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert ranks(folder)

@@ -1,0 +1,122 @@
+"""`paceline hosts` prints hostfiles that the other verbs read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cli.hosts import hosts
+from paceline.core.errors import UserError
+from paceline.core.hosts import parse_hostfile
+
+app = typer.Typer()
+app.command("hosts")(hosts)
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_range_becomes_a_hostfile():
+    result = run("node[08-11]", "--slots", "8", "--take", "3")
+    assert result.stdout == "node08 slots=8\nnode09 slots=8\nnode10 slots=8\n"
+    assert len(parse_hostfile(result.stdout)) == 3
+
+
+def test_a_file_keeps_its_slots_and_its_order(tmp_path: Path):
+    file = tmp_path / "hosts"
+    file.write_text("b slots=4\na:2\n")
+    assert run(str(file)).stdout == "b slots=4\na slots=2\n"
+    assert run(str(file), "--first").stdout == "b slots=4\n"
+    assert json.loads(run(str(file), "--json").stdout) == [
+        {"host": "b", "slots": 4}, {"host": "a", "slots": 2},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n\nb\n", "hosts:2: is blank"),
+        ("a\nb\na\n", "hosts:3: a was named in line 1"),
+        ("a\n$(reboot)\n", r"hosts:2: .* is no host name"),
+        ("a b\n", "hosts:1: 'b' is unknown"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, message: str):
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        run(str(file))
+
+
+@pytest.mark.parametrize(
+    "name", ["a;b", "$(reboot)", "a b", "a\nb", "-oProxyCommand=x", "a`b`", "a|b"]
+)
+def test_a_name_that_could_be_a_command_is_refused(name: str):
+    with pytest.raises(UserError, match="is no host name"):
+        run("--", name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "come from one place"),
+        (("a", "--idle"), "come from one place"),
+        (("--allocation", "1;2"), "is not the number of a Slurm job"),
+        (("a", "--take", "2"), "there are 1 hosts"),
+        (("a", "--split", "2"), "size 2: is no sub-cluster"),
+        (("a,a",), "names a twice"),
+        (("a", "--write-known-hosts", "x"), "add --keyscan"),
+        (("a", "--split", "1", "--check"), "are asked for together"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(UserError, match=message):
+        run(*arguments)
+
+
+def test_groups_go_to_files_and_who_is_left_over_is_told(tmp_path: Path):
+    result = run("n[1-5]", "--split", "2", "-o", str(tmp_path / "groups"), "--slots", "2")
+    assert "left over: n5" in result.stderr
+    files = sorted((tmp_path / "groups").iterdir())
+    assert [file.read_text() for file in files] == [
+        "n1 slots=2\nn2 slots=2\n",
+        "n3 slots=2\nn4 slots=2\n",
+    ]
+    document = json.loads(run("n[1-3]", "--split", "2", "--json").stdout)
+    assert document["left_over"] == [{"host": "n3", "slots": None}]
+
+
+def test_a_hostfile_that_exists_stays(tmp_path: Path):
+    file = tmp_path / "hosts"
+    assert run("a,b", "-o", str(file)).stdout == ""
+    with pytest.raises(UserError, match="exists already"):
+        run("c", "-o", str(file))
+    assert file.read_text() == "a\nb\n"
+
+
+def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="--first, --take: are asked for together"):
+        run("a,b", "--first", "--take", "2")
+    for look in ("--check", "--keyscan"):
+        with pytest.raises(UserError, match="--output: is for hostfiles"):
+            run("a,b", look, "-o", str(tmp_path / "out"))
+
+
+def test_json_is_printed_beside_the_file_too(tmp_path: Path):
+    told = run("a,b", "-o", str(tmp_path / "out"), "--json").stdout
+    assert json.loads(told[told.index("[") :]) == [
+        {"host": "a", "slots": None}, {"host": "b", "slots": None},
+    ]  # fmt: skip
+    assert (tmp_path / "out").read_text() == "a\nb\n"

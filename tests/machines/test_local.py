@@ -1,0 +1,220 @@
+"""The local launcher runs what it shows, and leaves no process behind, whatever ends the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from paceline.core.hardware import Cluster
+from paceline.core.run import Job
+from paceline.machines import local
+
+RANK = """
+import os, sys, time
+open(f"pid-{os.environ['RANK']}", "w").write(str(os.getpid()))
+print("hello from", os.environ["RANK"])
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "0" else 0)
+"""
+
+STUBBORN = """
+import ctypes, os, signal, time
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # as the trainer does: die with the launcher
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"pid-{os.environ['RANK']}", "w").write(str(os.getpid()))
+time.sleep(120)
+"""
+
+
+def make_job(program: str = RANK, *arguments: str, **fields: object) -> Job:
+    return Job(
+        name="test", python=sys.executable, program=("rank.py", *arguments),
+        files={"rank.py": program}, devices_per_node=2, **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def rank_pids(folder: Path, count: int = 2, within_s: float = 60) -> list[int]:
+    """Process ids that the ranks wrote, once all have."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        texts = [p.read_text() for p in folder.glob("pid-*")]
+        if len(texts) == count and all(texts):
+            return [int(t) for t in texts]
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+def wait_gone(pids: list[int], within_s: float = 30) -> list[int]:
+    """Those of `pids` that still run after a while."""
+    deadline = time.monotonic() + within_s
+    alive = pids
+    while alive and time.monotonic() < deadline:
+        alive = [p for p in alive if psutil.pid_exists(p) and _running(p)]
+        time.sleep(0.05)
+    return alive
+
+
+def _running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for_exit(run: local.LocalRun, within_s: float = 60) -> int:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        code = run.poll()
+        if code is not None:
+            return code
+        time.sleep(0.05)
+    raise AssertionError("the job did not end")
+
+
+def start(job: Job, folder: Path) -> local.LocalRun:
+    local.prepare(job, folder)
+    return local.submit(job, folder)
+
+
+def test_the_script_on_disk_is_the_rendered_text_byte_for_byte(tmp_path: Path):
+    job = make_job(RANK, "0", "0")
+    run = start(job, tmp_path)
+    assert (tmp_path / "job.sh").read_text() == local.render(job)
+    assert wait_for_exit(run) == 0
+
+
+def test_the_script_runs_by_hand_from_any_folder(tmp_path: Path):
+    local.prepare(make_job(RANK, "0", "0"), tmp_path)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "job.sh")], cwd="/", capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(rank_pids(tmp_path)) == 2
+
+
+def test_the_script_names_no_folder_of_the_run(tmp_path: Path):
+    assert str(tmp_path) not in local.render(make_job(RANK, "0", "0"))
+
+
+def test_hostile_values_stay_words():
+    job = make_job(RANK, "$(touch /tmp/x)", env={"A": "'; rm -rf /; '", "B": "a b"})
+    script = local.render(job)
+    checked = subprocess.run(
+        ["bash", "-c", script.replace("exec ", "printf '%s\\n' ").replace("cd --", "true")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "$(touch /tmp/x)" in checked.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", ["A;touch /tmp/owned;B", "A B", "1A", "A\n", "A[$(id)]", "", "\u00c4"]
+)
+def test_a_variable_that_bash_would_read_as_something_else_is_refused(name: str):
+    with pytest.raises(ValueError, match="cannot name an environment variable"):
+        local.render(make_job(env={name: "x"}))
+    with pytest.raises(ValidationError, match="cannot name an environment variable"):
+        Cluster(name="x", device="cpu", devices_per_node=1, env={"A_1": "x", name: "x"})
+
+
+def test_a_newline_in_the_name_cannot_leave_the_comment():
+    job = Job(name="x\ntouch /tmp/owned", python="python3", program=("a.py",))
+    assert "\ntouch" not in local.render(job)
+
+
+def test_a_failing_rank_fails_the_job(tmp_path: Path):
+    assert wait_for_exit(start(make_job(RANK, "0", "7"), tmp_path)) != 0
+
+
+def test_stop_ends_ranks_that_ignore_sigterm(tmp_path: Path):
+    run = start(make_job(STUBBORN), tmp_path)
+    pids = rank_pids(tmp_path)
+    run.poll()
+    run.stop(grace_s=0.5)
+    assert wait_gone([*pids, run.process.pid]) == []
+
+
+def test_a_second_interrupt_ends_ranks_that_ignore_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = start(make_job(STUBBORN), tmp_path)
+    pids = rank_pids(tmp_path)
+    wait = run.process.wait
+
+    def interrupted(seconds: float | None = None) -> int:
+        monkeypatch.setattr(run.process, "wait", wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.stop()
+    assert wait_gone([*pids, run.process.pid], within_s=3) == []
+
+
+def test_a_machine_that_cannot_resolve_its_own_name_runs_too(tmp_path: Path):
+    renamed = ["unshare", "--uts", "bash", "-c", 'hostname nowhere.invalid && exec bash "$0"']
+    try:
+        able = subprocess.run([*renamed, "/dev/null"], capture_output=True).returncode == 0
+    except OSError:
+        able = False
+    if not able:
+        pytest.skip("this user may not rename a machine of its own")
+    local.prepare(make_job(RANK, "0", "0"), tmp_path)
+
+    script = str(tmp_path / local.SCRIPT_FILE)
+    done = subprocess.run([*renamed, script], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0 and done.stdout.count("hello from") == 2, done.stderr
+
+
+def test_a_time_limit_is_noticed(tmp_path: Path):
+    run = start(make_job(RANK, "60", "0", timeout_s=0.2), tmp_path)
+    time.sleep(0.3)
+    assert run.timed_out
+    run.stop()
+    assert run.process.returncode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal")
+def test_killing_the_controller_ends_the_ranks(tmp_path: Path):
+    controller = tmp_path / "controller.py"
+    controller.write_text(
+        "import sys, time; from pathlib import Path\n"
+        "from tests.launchers.test_local import RANK, make_job, start\n"
+        f"start(make_job(RANK, '100', '0'), Path({str(tmp_path)!r}))\n"
+        "time.sleep(120)\n"
+    )
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, str(controller)], env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    pids = rank_pids(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert wait_gone(pids, within_s=60) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal")
+def test_a_job_whose_controller_died_before_it_could_ask_ends_at_once():
+    program = (
+        "import os, time\n"
+        "from paceline.machines import local\n"
+        "parent = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    while os.getppid() == parent:\n"
+        "        time.sleep(0.01)\n"
+        "    print('orphaned', flush=True)\n"
+        "    local._die_with_parent(parent)\n"
+        "    print('still there', flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("orphaned\n", "")

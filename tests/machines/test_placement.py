@@ -1,0 +1,159 @@
+"""Where a run goes: what was asked for, else what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster, LauncherName, with_secrets
+from paceline.core.hosts import Host
+from paceline.files.recipe import load_recipe
+from paceline.machines.placement import Request, Where, choose_cluster, placed
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.plan import make_plan
+
+TWO = (Host(name="node-1"), Host(name="node-2"))
+CLUSTER = Cluster(name="c", device="H100-SXM", devices_per_node=8)
+
+
+@pytest.fixture
+def with_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An sbatch in the path."""
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("where", "environment", "kind"),
+    [
+        (Where(), {}, "local"),
+        (Where(), {"SLURM_JOB_ID": "7"}, "local"),
+        (Where(TWO), {}, "ssh"),
+        (Where(TWO), {"SLURM_JOB_ID": "7"}, "slurm"),
+        (Where(nodes=4), {"SLURM_JOB_ID": "7"}, "slurm"),
+        (Where(nodes=4), {}, "slurm"),
+        (Where(nodes=1), {}, "local"),
+        (Where(allocation="7"), {}, "slurm"),
+        (Where(TWO, launcher="slurm"), {}, "slurm"),
+        (Where(TWO, launcher="ssh"), {"SLURM_JOB_ID": "7"}, "ssh"),
+    ],
+)
+@pytest.mark.usefixtures("with_slurm")
+def test_the_launcher_is_picked_by_what_is_there(
+    where: Where, environment: dict[str, str], kind: str
+):
+    assert where.kind(environment) == kind
+
+
+def test_without_slurm_many_nodes_need_hosts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Where(nodes=4).kind({}) == "local"
+    with pytest.raises(UserError, match="local runs on this machine alone"):
+        placed(CLUSTER, Where(nodes=4))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "nodes", "message"),
+    [("ssh", (), None, "no hosts to go to"), ("ssh", TWO, 3, "there are 2 hosts")],
+)
+def test_what_is_not_there_is_refused(
+    launcher: LauncherName, hosts: tuple[Host, ...], nodes: int | None, message: str
+):
+    with pytest.raises(UserError, match=message):
+        placed(CLUSTER, Where(hosts, nodes, launcher))
+
+
+def test_settings_of_the_place_reach_the_cluster(tmp_path: Path):
+    config = tmp_path / "config"
+    config.touch()
+    where = Where(TWO, 1, "ssh", interface="ib0", bind="auto", ssh_config=config)
+    cluster = placed(CLUSTER, where)
+    assert (cluster.hosts, cluster.nodes, cluster.launcher) == (("node-1",), 1, "ssh")
+    assert (cluster.interface, cluster.bind, cluster.ssh.config) == ("ib0", "auto", str(config))
+    assert placed(CLUSTER, Where(launcher="slurm", allocation="12")).slurm.allocation == "12"
+
+
+@pytest.mark.parametrize(
+    ("slots", "devices", "per_node"), [(None, None, 1), (2, None, 2), (2, 4, 4)]
+)
+def test_slots_say_how_many_processes_a_host_runs(
+    slots: int | None, devices: int | None, per_node: int
+):
+    hosts = tuple(Host(name=f"n{i}", slots=slots) for i in range(3))
+    request = Request("tiny-llama", device="cpu", devices=devices, where=Where(hosts))
+    cluster, notices = choose_cluster(request, load_recipe("tiny-llama", None, ()), inventory())
+    assert (cluster.nodes, cluster.devices_per_node) == (3, per_node)
+    assert any("taken to be like this machine" in notice for notice in notices)
+
+
+def test_slots_say_how_many_gpus_of_a_host_are_used():
+    gpus = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80e9}] * 8
+    found = {**inventory(), "gpus": gpus, "packages": {"torch": "2.13.0"}}
+    hosts = (Host(name="a", slots=4), Host(name="b", slots=4))
+    request = Request("tiny-llama", where=Where(hosts))
+    cluster, _ = choose_cluster(request, load_recipe("tiny-llama", None, ()), found)
+    assert (cluster.nodes, cluster.devices_per_node) == (2, 4)
+
+
+def test_unequal_slots_are_refused():
+    hosts = (Host(name="a", slots=2), Host(name="b", slots=4))
+    with pytest.raises(UserError, match="2, 4 slots"):
+        make_plan(Request("tiny-llama", device="cpu", where=Where(hosts)))
+    first = make_plan(Request("tiny-llama", device="cpu", where=Where(hosts, nodes=1)))
+    assert first.spec.cluster.devices_per_node == 2
+
+
+def test_hosts_with_fewer_slots_than_the_cluster_has_devices_are_refused():
+    hosts = (Host(name="a", slots=8), Host(name="b", slots=4))
+    with pytest.raises(UserError, match="have 4 slots, and a node of cluster dgx-h100 8 devices"):
+        make_plan(Request("tiny-llama", cluster="dgx-h100", where=Where(hosts)))
+
+
+def test_a_run_on_this_machine_bears_no_other_hosts_name():
+    with pytest.raises(UserError, match="local runs on this machine alone"):
+        make_plan(Request("tiny-llama", device="cpu", where=Where(TWO[:1], launcher="local")))
+
+
+def test_hosts_are_no_setting():
+    def key(*hosts: Host) -> str:
+        return make_plan(Request("tiny-llama", device="cpu", where=Where(hosts))).spec.key
+
+    assert key(*TWO) == key(Host(name="a"), Host(name="b")) != key(TWO[0])
+
+
+def test_secrets_of_a_cluster_are_stored_by_name_alone(monkeypatch: pytest.MonkeyPatch):
+    env = {"HF_TOKEN": "hf_s3cret", "OPEN": "http://proxy:3128"}
+    behind = CLUSTER.model_copy(update={"env": {"https_proxy": "http://me:pw@proxy:3128"}})
+    assert "pw" not in behind.model_dump_json()
+    cluster = CLUSTER.model_copy(update={"env": env})
+    stored = Cluster.model_validate_json(cluster.model_dump_json())
+    assert "hf_s3cret" not in cluster.model_dump_json() and stored.env["OPEN"] == env["OPEN"]
+    assert with_secrets(cluster.env, {}) == env
+    assert with_secrets(stored.env, {"HF_TOKEN": "again"}) == {**env, "HF_TOKEN": "again"}
+    with pytest.raises(UserError, match=r"HF_TOKEN.*was not stored"):
+        with_secrets(stored.env, {})
+
+
+def test_an_allocation_that_was_named_goes_before_the_one_of_this_shell(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    on_slurm = Where(launcher="slurm")
+    named = CLUSTER.model_copy(
+        update={"slurm": CLUSTER.slurm.model_copy(update={"allocation": "4"})}
+    )
+    assert placed(CLUSTER, on_slurm).slurm.allocation == "7"
+    assert placed(named, on_slurm).slurm.allocation == "4"
+    assert placed(named, Where(launcher="slurm", allocation="9")).slurm.allocation == "9"
+
+
+def test_from_a_machine_without_gpus_those_of_the_hosts_must_be_named():
+    here, recipe = {**inventory(), "gpus": []}, load_recipe("tiny-gpt")
+    _, notices = choose_cluster(Request("tiny-gpt", where=Where(TWO)), recipe, here)
+    assert "no GPU is visible here" in notices[-1] and "--cluster FILE names them" in notices[-1]
+    with pytest.raises(UserError, match="--cluster FILE names them"):
+        choose_cluster(Request("tiny-gpt", device="cuda", where=Where(TWO)), recipe, here)
+    _, notices = choose_cluster(Request("tiny-gpt", device="cpu", where=Where(TWO)), recipe, here)
+    assert "--cluster" not in notices[-1]

@@ -1,0 +1,68 @@
+"""Every form of a comparison says which figures are official."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.mlperf.compare.answer import Compared
+from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
+from paceline.mlperf.compare.scores import compare
+from paceline.mlperf.rules import UNOFFICIAL
+from paceline.report.charts import save_chart
+from paceline.report.theme import EXPORT
+from tests.mlperf.submissions import ten_runs
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder = tmp_path_factory.mktemp("compared")
+    small = ten_runs(folder / "small <b>")
+    large = ten_runs(folder / "large", global_batch_size=16, samples=4224)
+    return compare([small, large], num_devices=[8, 64], accelerator="GB200")
+
+
+def test_rows_tell_official_from_own(found: Compared):
+    rows = compared_rows(found)
+
+    own = [row for row in rows if not row["official"]]
+    assert len(own) == 2 and {row["label"] for row in own} == {UNOFFICIAL}
+    published = [row for row in rows if row["official"]]
+    assert published and all("published by MLCommons" in row["label"] for row in published)
+    assert all(row["time_ratio"] is not None for row in published)
+
+
+def test_lines_split_the_efficiency_and_name_the_label(found: Compared):
+    text = "\n".join(compared_lines(found))
+
+    assert (
+        "64 accelerators, batch 16: 10.1875 minutes, efficiency 12.5 % = samples 81.8 % x" in text
+    )
+    assert "published by NVIDIA on GB200:" in text
+    assert "not an official MLPerf metric" in text and text.endswith(f"Own scores: {UNOFFICIAL}.")
+
+
+def test_the_plot_draws_every_result_and_is_written_in_both_forms(found: Compared, tmp_path: Path):
+    chart = time_to_train(found, EXPORT)
+    layers = {layer["name"]: layer["data"]["values"] for layer in chart.to_dict()["layer"]}
+
+    assert len(layers["published"]) == len(found.published) and len(layers["own"]) == 2
+    assert {row["alike"] for row in layers["published"]} == {True, False}
+    assert UNOFFICIAL in chart.to_dict()["description"]
+    assert "<svg" in save_chart(chart, tmp_path / "a.svg").read_text()
+    assert save_chart(chart, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_escapes_names_and_loads_nothing(found: Compared):
+    page = compared_html(found)
+
+    assert "small &lt;b&gt;" in page and "small <b>" not in page
+    assert UNOFFICIAL in page and "default-src" in page
+    assert "src=" not in page.partition("<script>")[0]
+
+
+def test_a_comparison_without_a_published_result_still_draws(found: Compared):
+    bare = found.model_copy(update={"published": (), "own": ()})
+
+    assert time_to_train(bare, EXPORT).to_dict()["layer"]

@@ -1,0 +1,83 @@
+"""Published results: those that come along, those of a user's table, and which stand beside a score."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.mlperf.compare.published import alike, kind_of, known_scores, of_round, scores_of_csv
+
+HEAD = "round,submitter,system,benchmark,division,gpus,accelerator,score_minutes,colour\n"
+
+
+def test_the_results_that_come_along_are_those_of_the_logs(reference_data: Path):
+    with (reference_data / "mlperf/results.csv").open() as opened:
+        rows = {
+            (r["round"], r["submitter"], r["system"], r["benchmark"]): r
+            for r in csv.DictReader(opened)
+        }
+    known = known_scores()
+
+    assert {(k.round, k.submitter, k.system, k.benchmark) for k in known} == set(rows)
+    for one in known:
+        row = rows[(one.round, one.submitter, one.system, one.benchmark)]
+        assert one.score_minutes == float(row["score_minutes"]) and one.gpus == int(row["gpus"])
+        assert one.mean_samples_to_target == float(row["mean_samples_to_target"])
+
+
+def test_a_score_is_the_scaled_mean_of_its_runs():
+    for one in known_scores():
+        assert one.olympic_mean_minutes and one.rcp_scaling_factor
+        scaled = one.olympic_mean_minutes * one.rcp_scaling_factor
+        assert one.score_minutes == pytest.approx(scaled, rel=2e-4)
+
+
+def test_every_accelerator_is_one_of_the_catalog():
+    kinds = {kind_of(one.accelerator) for one in known_scores()}
+
+    assert kinds == {"B200", "B300", "GB200", "GB300", "H200-SXM", "H200-NVL", "MI300X", "MI325X",
+                     "MI350X", "MI355X"}  # fmt: skip
+    assert (kind_of("Wafer  9"), kind_of(None)) == ("Wafer 9", None)
+
+
+def test_only_the_same_round_division_number_and_kind_is_beside():
+    of_8b = of_round(known_scores(), "llama31_8b", "5.1.0", "closed")
+
+    assert [one.gpus for one in of_8b] == sorted(one.gpus for one in of_8b)
+    assert {one.submitter for one in alike(of_8b, 72, "GB300")} == {"NVIDIA", "Lambda"}
+    assert alike(of_8b, 73, "GB300") == []
+    assert of_round(known_scores(), "llama31_8b", "5.1.0", "open") == []
+    assert of_round(known_scores(), "llama31_8b", "5.0.0", "closed") == []
+
+
+def test_a_users_table_is_read_by_its_columns(tmp_path: Path):
+    path = tmp_path / "results.csv"
+    path.write_text(
+        HEAD.replace("colour", "official") + "v5.1,A,box,flux1,closed,8,H100,99.5,blue\n"
+    )
+    (one,) = known_scores(path)
+
+    assert (one.submitter, one.score_minutes, one.nodes) == ("A", 99.5, None)
+    assert one.model_dump()["official"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("v5.1,A,box,flux1,closed,8,H100,fast,\n", "results.csv:2: score_minutes"),
+     ("v5.1,A,box,flux1,closed,,H100,9,\n", "results.csv:2: gpus"), ("", "holds no result")],
+)  # fmt: skip
+def test_a_table_with_a_fault_names_its_line(tmp_path: Path, text: str, words: str):
+    path = tmp_path / "results.csv"
+    path.write_text(HEAD + text)
+
+    with pytest.raises(UserError, match=words):
+        known_scores(path)
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no\.csv: cannot be read"):
+        known_scores(tmp_path / "no.csv")
+    assert scores_of_csv("", "x") == ()

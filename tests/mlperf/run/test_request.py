@@ -1,0 +1,408 @@
+"""What `paceline mlperf run` is asked for, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import LauncherName
+from paceline.core.hosts import Host
+from paceline.core.run import RunSpec
+from paceline.files import references
+from paceline.files.recipe import load_recipe
+from paceline.files.run_folder import this_controller
+from paceline.machines.placement import Request, Where
+from paceline.machines.probe import inventory
+from paceline.mlperf.rules import BENCHMARKS, SIBLINGS, TRIAL_VARIANT
+from paceline.mlperf.run import request as mlperf_run
+from paceline.mlperf.run import tiny_data
+from paceline.mlperf.run import trials as mlperf_trials
+from paceline.mlperf.run.request import (
+    NAMES,
+    NEEDS,
+    Asked,
+    answer,
+    benchmark_of,
+    plan_trials,
+    standing,
+)
+from paceline.mlperf.run.series import TrialState
+from paceline.mlperf.run.tiny_data import Prepared, not_to_be_trained, prepared
+from paceline.mlperf.score import convergence
+from paceline.runs.flow import CancelledRunError
+from paceline.runs.outcome import evaluate
+from tests.mlperf.samples import trial as log_of
+from tests.runs.series_example import make_finished
+
+
+@pytest.fixture(autouse=True)
+def a_place_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A reference point of the small Llama; its mean."""
+    own = references.source("mlperf-tiny")
+    point = references.ConvergencePoint(
+        id="p", benchmark="llama31_8b_tiny", rulesets=("tiny",), global_batch=8,
+        samples_to_target=(900, 950, 1000, 1050, 1100) * 4,
+    )  # fmt: skip
+    made_up = own.model_copy(update={"convergence": (point,)})
+
+    def source(name: str) -> references.Source:
+        return made_up if name == "mlperf-tiny" else references.source(name)
+
+    monkeypatch.setattr(convergence, "source", source)
+    return 1000.0
+
+
+@contextmanager
+def unshown(plan: Any) -> Any:
+    raise AssertionError("no base model should be trained here")
+    yield
+
+
+def asked(tmp_path: Path, benchmark: str = "llama31-8b", **fields: Any) -> Asked:
+    request = Request("", None, fields.pop("overrides", ()), 1, "cpu")
+    return Asked(benchmark, request, root=tmp_path / "runs", **fields)
+
+
+def spec_of(given: Asked, number: int = 0) -> RunSpec:
+    trials = plan_trials(given, unshown)
+    return trials.planned(trials.series.trials[number]).spec
+
+
+@pytest.mark.parametrize("name", [*NAMES, "LLAMA31_8B", "llama2_70b_lora"])
+def test_a_benchmark_is_found_by_both_spellings(tmp_path: Path, name: str):
+    whole, small = (benchmark_of(asked(tmp_path, name, tiny=tiny)) for tiny in (False, True))
+
+    assert whole in BENCHMARKS.values() and small in SIBLINGS.values()
+    assert small.sibling_of == whole.name
+
+
+def test_an_unknown_benchmark_is_refused_with_the_nearest(tmp_path: Path):
+    with pytest.raises(UserError, match=r"is not known.*llama31-8b"):
+        benchmark_of(asked(tmp_path, "llama31-8"))
+
+
+@pytest.mark.parametrize("name", [*BENCHMARKS, *SIBLINGS])
+def test_every_benchmark_has_a_trial_that_is_logged_under_its_name(name: str):
+    known = (BENCHMARKS | SIBLINGS)[name]
+    recipe = load_recipe(known.recipe, TRIAL_VARIANT)
+
+    assert recipe.mlperf is not None and recipe.mlperf.benchmark == name
+    assert recipe.training.evaluation is not None
+    assert recipe.training.evaluation.target == known.target
+    assert ("not an MLPerf result" in recipe.mlperf.platform) == (known.sibling_of is not None)
+
+
+def test_a_trial_of_a_small_sibling_trains_on_real_text_with_its_own_seed(tmp_path: Path):
+    given = asked(tmp_path, tiny=True, trials=3, first_seed=7)
+    first, last = spec_of(given), spec_of(given, 2)
+
+    assert (first.training.seed, last.training.seed) == (7, 9)
+    assert first.data.source == "text" and Path(str(first.data.path)).is_file()
+    assert first.mlperf is not None and first.mlperf.cache_cleared is False
+    assert "tiny" in first.mlperf.platform and "not an MLPerf result" in first.mlperf.platform
+
+
+def test_the_small_flux_trains_on_drawings_that_are_made_once(tmp_path: Path):
+    spec = spec_of(asked(tmp_path, "flux1", tiny=True))
+    index = Path(str(spec.data.path))
+    made = index.stat().st_mtime_ns
+
+    again = prepared(SIBLINGS["flux1_tiny"], "cpu", unshown)
+
+    assert spec.data.source == "latents" and str(index) in again.overrides[1]
+    assert index.stat().st_mtime_ns == made
+    assert [path.name for path in index.parent.parent.iterdir()] == [index.parent.name]
+
+
+def test_the_small_lora_starts_from_a_base_of_other_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[RunSpec] = []
+
+    def trained(plan: Any, root: Path, *_: Any, **__: Any) -> None:
+        seen.append(plan.spec)
+        folder = make_finished(root, 0, 0.1, spec=plan.spec)
+        checkpoint = folder / "checkpoints" / "step-000240"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").write_text("{}")
+        (checkpoint.parent / "latest").write_text(checkpoint.name)
+
+    @contextmanager
+    def shown(plan: Any) -> Any:
+        yield lambda progress: None
+
+    monkeypatch.setattr(tiny_data.flow, "run", trained)
+    trials = plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), shown)
+    spec = trials.planned(trials.series.trials[0]).spec
+
+    (base,) = seen
+    assert base.lora is None and base.training.evaluation is None and base.mlperf is None
+    assert base.checkpoint.every == base.training.steps
+    assert base.data.path != spec.data.path and "prose" in str(spec.data.path)
+    assert str(spec.training.initial_weights).endswith("step-000240")
+    plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), unshown)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"), [("cancelled", KeyboardInterrupt), ("nan", SystemFaultError)]
+)
+def test_a_base_that_was_not_trained_to_its_end_is_no_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, fault: type[BaseException]
+):
+    def broken(plan: Any, root: Path, *_: Any, **__: Any) -> Any:
+        report = evaluate(make_finished(root, 0, 0.1, spec=plan.spec, status=status))
+        if status == "cancelled":
+            raise CancelledRunError(report)
+        return report
+
+    @contextmanager
+    def shown(plan: Any) -> Any:
+        yield lambda progress: None
+
+    monkeypatch.setattr(tiny_data.flow, "run", broken)
+
+    with pytest.raises(fault, match="was not trained: nan" if status == "nan" else None):
+        plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), shown)
+
+
+def test_the_same_question_is_the_same_series_and_another_is_another(tmp_path: Path):
+    names = [
+        plan_trials(asked(tmp_path, tiny=True, **fields), unshown).series.name
+        for fields in ({}, {"trials": 3}, {"overrides": ("lr=5e-4",)}, {"synthetic": True})
+    ]
+
+    assert names[0] == names[1]
+    assert len(set(names)) == 3 and all(name.startswith("llama31_8b_tiny-") for name in names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_machine_without_room_is_told_before_anything_is_said_of_data(tmp_path: Path, name: str):
+    given = asked(tmp_path, name)
+    small = replace(
+        given.request, cluster=str(write_cluster(tmp_path, 16e9)), devices=None, device="auto"
+    )
+
+    with pytest.raises(UserError, match="cannot fit"):
+        plan_trials(replace(given, request=small), unshown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_that_is_not_there_is_named(tmp_path: Path, name: str):
+    given = asked(tmp_path, name)
+    large = replace(
+        given.request, cluster=str(write_cluster(tmp_path, 4e12)), devices=None, device="auto"
+    )
+
+    with pytest.raises(UserError, match=r"none is staged: it trains on .*--data FILE"):
+        plan_trials(replace(given, request=large), unshown)
+    assert NEEDS[NAMES[name]]
+
+
+def test_the_whole_lora_wants_a_base_and_the_mask_of_its_summaries(tmp_path: Path):
+    base, ids = tmp_path / "step-000001", tmp_path / "ids.bin"
+    base.mkdir()
+    for file in (base / "state.json", ids):
+        file.write_text("{}")
+
+    def of(*overrides: str) -> RunSpec:
+        given = asked(tmp_path, "llama2-70b-lora", overrides=overrides, data=ids, heldout=ids)
+        place = str(write_cluster(tmp_path, 4e12))
+        where = replace(given.request, cluster=place, devices=None, device="auto")
+        return spec_of(replace(given, request=where))
+
+    weights, mask = f"training.initial_weights={base}", f"training.evaluation.loss_mask={ids}"
+    with pytest.raises(UserError, match="base weights"):
+        of()
+    with pytest.raises(UserError, match=r"mask of the held-out samples.*loss on the summaries"):
+        of(weights)
+    found = of(weights, mask).training.evaluation
+    assert found and (found.mean, found.loss_mask, found.path) == ("samples", str(ids), str(ids))
+
+
+def write_cluster(tmp_path: Path, memory_bytes: float) -> Path:
+    path = tmp_path / f"cluster-{memory_bytes:g}.yaml"
+    path.write_text(f"name: c\ndevice: cpu\nnodes: 1\ndevices_per_node: 1\n"
+                    f"device_memory_bytes: {memory_bytes:g}\n")  # fmt: skip
+    return path
+
+
+def test_a_small_sibling_takes_no_data(tmp_path: Path):
+    with pytest.raises(UserError, match="--tiny makes its own"):
+        plan_trials(asked(tmp_path, tiny=True, data=tmp_path / "x"), unshown)
+
+
+def test_random_samples_are_few_steps_with_evaluations_and_no_target(tmp_path: Path):
+    spec = spec_of(asked(tmp_path, "flux1", tiny=True, synthetic=True))
+    evaluation = spec.training.evaluation
+
+    assert spec.data.source == "synthetic" and spec.training.steps == mlperf_run.SYNTHETIC_STEPS
+    assert evaluation is not None and evaluation.target is None
+    assert 2 * evaluation.every_samples == spec.training.steps * spec.training.global_batch
+    assert evaluation.samples == 32
+
+
+def test_a_series_on_random_samples_has_an_expected_time_and_no_score(
+    tmp_path: Path, recorded: float
+):
+    trials = plan_trials(asked(tmp_path, tiny=True, synthetic=True, trials=1), unshown)
+    folder = make_finished(tmp_path / "runs", 0, 0.2)
+    events = folder / "steps" / "rank-00000.jsonl"
+    evaluation = '{"event": "eval", "step": 9, "samples": 72, "num_samples": 32, "loss": 6.2, "reached": false, "eval_time_s": 0.5}\n'
+    events.write_text(events.read_text() + evaluation)
+    done = trials.series.with_trial(
+        TrialState(number=0, seed=1, status="measured", run=folder.name)
+    )
+
+    found = answer(trials, done, ["x"])
+
+    assert found.score is None and "not an MLPerf result" in found.label
+    assert found.expected is not None and found.expected.speed.evaluation_s == 0.5
+    assert found.expected.samples == recorded and found.expected.minutes > 0
+    rarer = done.model_copy(update={"overrides": ("training.evaluation.every_samples=240",)})
+    other = answer(trials, rarer, ["x"]).expected
+    assert other is not None and other.num_evaluations < found.expected.num_evaluations
+
+
+def test_a_whole_series_of_a_small_sibling_has_a_score_under_its_label(
+    tmp_path: Path, recorded: float
+):
+    trials = plan_trials(asked(tmp_path, tiny=True), unshown)
+    trials.folder.mkdir(parents=True)
+    small, done = trials.benchmark, trials.series
+    for trial in done.trials:
+        text = log_of(trial.number, benchmark=small.name, batch=8, samples=int(recorded),
+                      minutes=0.5, quality=small.target - 0.01, org="nobody")  # fmt: skip
+        file = f"result_{trial.number}.txt"
+        (trials.folder / file).write_text(text)
+        done = done.with_trial(trial.model_copy(update={"status": "success", "file": file}))
+
+    found = answer(trials, done, ["x"])
+
+    assert found.status == "complete" and found.score is not None
+    assert found.score.status == "ok" and found.score.score_minutes == pytest.approx(0.5, rel=0.01)
+    assert found.score.label == "not an MLPerf result: a small sibling of llama31_8b"
+
+
+def test_an_unfinished_series_says_how_to_go_on(tmp_path: Path):
+    trials = plan_trials(asked(tmp_path, tiny=True), unshown)
+
+    found = answer(trials, trials.series, ["__main__.py", "mlperf", "run", "a b"])
+
+    assert (found.status, found.resume) == ("unfinished", "paceline mlperf run 'a b'")
+
+
+def test_the_status_of_a_series_is_read_and_nothing_is_made(tmp_path: Path):
+    given = asked(tmp_path, tiny=True, trials=2)
+    with pytest.raises(UserError, match="holds no such series of llama31_8b_tiny"):
+        standing(given)
+    trials = plan_trials(given, unshown)
+    text = log_of(0, benchmark="llama31_8b_tiny", batch=8, minutes=0.5, quality=1.0)
+    (trials.folder).mkdir(parents=True)
+    (trials.folder / "result_0.txt").write_text(text)
+    done = TrialState(number=0, seed=1, status="success", file="result_0.txt")
+    mlperf_trials.keep(trials.folder, trials.series.with_trial(done))
+
+    found = standing(given)
+
+    assert (found.status, found.series.trials[0].status) == ("unfinished", "success")
+    assert found.score is not None and found.score.status == "incomplete"
+    with pytest.raises(UserError, match="no such series"):
+        standing(replace(given, synthetic=True))
+    with pytest.raises(UserError, match="no such series"):
+        standing(replace(given, name="another"))
+
+
+def test_a_series_that_a_process_is_at_work_on_is_running(tmp_path: Path):
+    given = asked(tmp_path, tiny=True)
+    trials = plan_trials(given, unshown)
+    at_work = trials.series.model_copy(update={"controller": this_controller()})
+    mlperf_trials.keep(trials.folder, at_work)
+
+    assert standing(given).status == "running"
+
+
+def test_prepared_data_has_a_digest_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = prepared(SIBLINGS["llama31_8b_tiny"], "cpu", unshown)
+    monkeypatch.setattr(tiny_data, "text_of", lambda domain: b"x" * 1000)
+    other = prepared(SIBLINGS["llama31_8b_tiny"], "cpu", unshown)
+
+    assert isinstance(first, Prepared) and first.digest != other.digest
+    assert Path(other.overrides[1].removeprefix("data.path=")).read_bytes() == b"x" * 1000
+
+
+def test_caches_that_were_dropped_are_logged_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "drop"
+    file.write_text("")
+    monkeypatch.setattr(mlperf_trials, "DROP_FILE", file)
+
+    spec = spec_of(asked(tmp_path, tiny=True, drop_caches=True))
+
+    assert spec.mlperf is not None and spec.mlperf.cache_cleared is True
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_caches_of_other_hosts_are_not_said_to_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: LauncherName
+):
+    monkeypatch.setattr(mlperf_trials, "check_cache_drop", lambda: None)
+
+    with pytest.raises(UserError, match="--drop-caches: drops the caches of this machine alone"):
+        plan_trials(elsewhere(asked(tmp_path, tiny=True, drop_caches=True), launcher), unshown)
+
+
+def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path):
+    here = plan_trials(asked(tmp_path, tiny=True), unshown)
+    there = plan_trials(elsewhere(asked(tmp_path, tiny=True), "slurm"), unshown)
+    plan = there.planned(there.series.trials[0])
+
+    assert plan.spec.cluster.slurm.retries == 0 and not plan.spec.cluster.slurm.requeue
+    assert plan.job.cluster == plan.spec.cluster
+    assert here.series.key == there.series.key
+
+
+def elsewhere(given: Asked, launcher: LauncherName) -> Asked:
+    where = Where((Host(name="node-1"),), launcher=launcher)
+    return replace(given, request=replace(given.request, where=where))
+
+
+def test_random_samples_at_another_batch_have_two_evaluations_as_well(tmp_path: Path):
+    given = asked(tmp_path, tiny=True, synthetic=True, overrides=("global_batch=16",))
+    training = spec_of(given).training
+
+    assert training.global_batch == 16 and training.evaluation is not None
+    assert 2 * training.evaluation.every_samples == training.steps * 16
+
+
+def test_a_dry_run_trains_no_base(tmp_path: Path):
+    with pytest.raises(UserError, match=r"is not there yet; run without --dry-run once"):
+        plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), not_to_be_trained)
+
+
+def test_drawings_that_another_series_made_meanwhile_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rename = Path.rename
+
+    def late(folder: Path, target: Path) -> Path:
+        shutil.copytree(folder, target)
+        return rename(folder, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    data = prepared(SIBLINGS["flux1_tiny"], "cpu", unshown)
+
+    assert Path(data.overrides[1].removeprefix("data.path=")).is_file()

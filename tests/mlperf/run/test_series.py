@@ -1,0 +1,54 @@
+"""What is kept of a series of trials."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.mlperf.run.series import FINAL, TrialSeries, TrialStatus, status_of
+
+
+def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
+    empty = TrialSeries(name="s", benchmark="flux1_tiny", label="not an MLPerf result", recipe="r",
+                        variant="v", key="00000000", first_seed=5, wanted=1)  # fmt: skip
+    found = empty.up_to(wanted or len(statuses))
+    for trial, status in zip(found.trials, statuses, strict=False):
+        found = found.with_trial(trial.model_copy(update={"status": status}))
+    return found
+
+
+def test_every_trial_has_a_seed_of_its_own():
+    assert [trial.seed for trial in series(wanted=4).trials] == [5, 6, 7, 8]
+
+
+def test_more_trials_go_on_where_the_seeds_ended_and_fewer_lose_none():
+    begun = series("success", "missed")
+
+    assert [trial.seed for trial in begun.up_to(3).trials] == [5, 6, 7]
+    assert [trial.status for trial in begun.up_to(3).trials] == ["success", "missed", "waiting"]
+    assert len(begun.up_to(1).trials) == 2
+
+
+def test_what_has_ended_is_not_missing():
+    found = series("success", "cancelled", "failed", "running", "missed", "waiting", "timeout")
+
+    assert [trial.number for trial in found.missing] == [1, 3, 5]
+    assert {trial.status for trial in found.trials} - {t.status for t in found.missing} <= FINAL
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (("success", "failed"), "complete"),
+        (("missed", "failed"), "complete"),
+        (("measured",), "complete"),
+        (("failed", "timeout"), "failed"),
+        (("success", "waiting"), "unfinished"),
+        (("cancelled",), "unfinished"),
+    ],
+)
+def test_the_status_of_a_series(statuses: tuple[TrialStatus, ...], expected: str):
+    assert status_of(series(*statuses)) == expected
+
+
+def test_a_series_that_is_at_work_is_running():
+    assert status_of(series("running", "waiting"), alive=True) == "running"

@@ -1,0 +1,133 @@
+"""Real trials of the small siblings, as a user runs them: they train to their targets, and say what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.mlperf.result_logs import read_log
+from paceline.mlperf.rules import SIBLINGS
+
+pytest.importorskip("torch")
+SMALL = {
+    "llama31-8b": "llama31_8b_tiny",
+    "llama2-70b-lora": "llama2_70b_lora_tiny",
+    "flux1": "flux1_tiny",
+}
+FROZEN = (
+    "lr=1e-30",
+    "training.lr_schedule.min_lr=0",
+    "steps=6",
+    "training.evaluation.skip_first=0",
+)
+DEVIATING = {
+    "llama31-8b": {"submission_benchmark", "max_sequence_length", "eval_samples", "max_steps"},
+    "llama2-70b-lora": {"submission_benchmark", "lora_rank", "eval_accuracy"},
+    "flux1": {"submission_benchmark", "evaluation_frequency", "eval_accuracy"},
+}  # fmt: skip
+"""Bytes are easier than tokens: the small Llama goes below the whole one's 3.3."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs and the small siblings' data lie; the base model is trained once for all tests."""
+    return tmp_path_factory.mktemp("tiny")
+
+
+def paceline(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "PACELINE_RUNS": str(home / "runs"),
+    }
+    command = [sys.executable, "-m", "paceline", "mlperf", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+
+
+def trained(home: Path, name: str, *words: str) -> dict[str, Any]:
+    done = paceline(home, "run", name, "--tiny", "--trials", "1", *words, "--json")
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def evaluations(found: dict[str, Any]) -> list[float]:
+    file = found["series"]["trials"][0]["file"]
+    return [loss for _, loss in read_log(Path(found["folder"]) / file).trials[0].evaluations]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_trial_trains_to_its_target_and_says_that_it_is_no_result(home: Path, name: str):
+    found = trained(home, name)
+    small, (trial,) = SIBLINGS[SMALL[name]], found["series"]["trials"]
+
+    assert (found["status"], trial["status"]) == ("complete", "success"), trial
+    losses = evaluations(found)
+    assert losses[-1] <= small.target < min(losses[:-1])
+    assert losses[0] > 1.03 * small.target
+    assert trial["samples_to_target"] < 8 * 0.75 * {"flux1": 240, "llama31-8b": 400}.get(name, 300)
+    score = found["score"]
+    assert (score["status"], score["official"], score["score_minutes"]) == (
+        "incomplete",
+        False,
+        None,
+    )
+    assert score["label"] == found["label"] == small.label
+    assert score["label"].startswith("not an MLPerf result") and "tiny" in score["system"]
+
+    check = json.loads(
+        paceline(home, "check", found["folder"], "--ruleset", "5.1.0", "--json").stdout
+    )
+    (file,) = check["files"]
+    named = {finding["key"] for finding in file["findings"] if finding["key"]}
+    assert file["status"] == "failed" and named == DEVIATING[name]
+    own = json.loads(paceline(home, "check", found["folder"], "--ruleset", "tiny", "--json").stdout)
+    assert own["status"] == "passed" and own["label"].startswith("not an MLPerf result")
+
+    again = paceline(home, "run", name, "--tiny", "--trials", "1", "--json")
+    assert (
+        json.loads(again.stdout)["series"]["trials"] == [trial] and "starting" not in again.stderr
+    )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_frozen_model_does_not_reach_the_target(home: Path, name: str):
+    changes = [word for text in FROZEN for word in ("--set", text)]
+    found = trained(home, name, *changes)
+    (trial,) = found["series"]["trials"]
+
+    assert trial["status"] == "missed"
+    losses = evaluations(found)
+    assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] > 1.03 * SIBLINGS[SMALL[name]].target
+
+
+def test_a_trial_beyond_its_limit_ends_and_the_series_goes_on(home: Path):
+    done = paceline(home, "run", "flux1", "--tiny", "--trials", "2", "--trial-limit", "1",
+                    "--name", "short", "--format", "csv")  # fmt: skip
+
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.count("timeout") >= 2 and "not an MLPerf result" in done.stdout
+    folder = home / "runs" / "mlperf" / "short"
+    assert sorted(path.name for path in folder.glob("result_*")) == ["result_0.txt", "result_1.txt"]
+
+
+def test_random_samples_give_an_expected_time_and_no_result(home: Path):
+    done = paceline(home, "run", "flux1", "--tiny", "--synthetic", "--trials", "1", "--json")
+    found = json.loads(done.stdout)
+
+    assert done.returncode == 0 and found["score"] is None
+    assert found["label"] == "random samples: not an MLPerf result"
+    assert found["series"]["trials"][0]["status"] == "measured"
+    time = found["expected"]
+    assert 0 < time["low_minutes"] < time["minutes"] < time["high_minutes"]
+    speed = time["speed"]
+    seconds = (
+        time["samples"] / speed["samples_per_s"] + time["num_evaluations"] * speed["evaluation_s"]
+    )
+    assert time["minutes"] * 60 == pytest.approx(seconds)

@@ -1,0 +1,261 @@
+"""Series of trials: gone on with, not stopped by one that fails, and each with its log in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.files.run_folder import read_value, this_controller, write_text
+from paceline.mlperf.rules import SIBLINGS
+from paceline.mlperf.run import trials as mlperf_trials
+from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState
+from paceline.mlperf.run.trials import LOG_FILE, Trials, check_cache_drop, opened, run_trials
+from paceline.runs import flow
+from paceline.runs.flow import CancelledRunError
+from paceline.runs.outcome import evaluate
+from tests.example import make_spec
+from tests.mlperf.samples import trial as log_of
+from tests.runs import series_example
+from tests.runs.series_example import make_finished
+
+FLUX = SIBLINGS["flux1_tiny"]
+
+
+class Machine:
+    """Stands in for `flow.run`: each run ends as the next word says, and leaves what such a run leaves."""
+
+    def __init__(self, root: Path, *endings: str) -> None:
+        self.root, self.endings, self.seeds = root, list(endings), list[int]()
+
+    def __call__(self, plan: int, root: Path, *_: Any, **fields: Any) -> Any:
+        self.seeds.append(plan)
+        ending = self.endings.pop(0)
+        if ending == "fault":
+            raise SystemFaultError("host-3", "does not answer")
+        status = {"success": "ok", "missed": "ok", "mute": "failed", "reported": "failed"}.get(
+            ending, ending
+        )
+        folder = make_finished(root, len(self.seeds) + plan, 0.2, status=status, spec=make_spec(ranks=1),
+                               reason=None if status == "ok" else f"it was {ending}")  # fmt: skip
+        if ending != "mute":
+            write_text(folder / LOG_FILE, self.log(ending, plan))
+        report = evaluate(folder)
+        if ending == "cancelled":
+            raise CancelledRunError(report)
+        return report
+
+    def log(self, ending: str, seed: int) -> str:
+        reached = ending == "success"
+        return log_of(seed, benchmark=FLUX.name, samples=408, seed=seed, status="success" if reached else "aborted",
+                      minutes=None if ending == "timeout" else 0.5,
+                      quality=FLUX.target - 0.01 if reached else 2.0)  # fmt: skip
+
+
+class Silent:
+    """An observer that only remembers."""
+
+    def __init__(self) -> None:
+        self.ended_trials: list[TrialState] = []
+
+    @contextmanager
+    def running(self, plan: Any, trial: TrialState, series: TrialSeries) -> Iterator[Any]:
+        yield lambda progress: None
+
+    def ended(self, trial: TrialState, series: TrialSeries) -> None:
+        self.ended_trials.append(trial)
+
+
+def asked(wanted: int, **fields: Any) -> TrialSeries:
+    known: dict[str, Any] = {"name": "s", "benchmark": FLUX.name, "label": FLUX.label, "recipe": FLUX.recipe,
+                             "variant": "v", "key": "0a", "first_seed": 1, "wanted": wanted}  # fmt: skip
+    return TrialSeries(**(known | fields))
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch, root: Path, wanted: int, *endings: str, **fields: Any
+) -> tuple[TrialSeries, bool, Machine, Silent]:
+    machine, observer, folder = Machine(root, *endings), Silent(), root / "mlperf" / "s"
+    monkeypatch.setattr(flow, "run", machine)
+    series = opened(folder, asked(wanted, **fields))
+    trials: Any = Trials(series, FLUX, folder, root, lambda trial: trial.seed)  # type: ignore[arg-type,return-value]
+    found, interrupted = run_trials(trials, observer)
+    assert read_value(folder / SERIES_FILE, TrialSeries) == found
+    return found, interrupted, machine, observer
+
+
+def statuses(series: TrialSeries) -> list[str]:
+    return [trial.status for trial in series.trials]
+
+
+def test_every_trial_has_its_seed_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    series, _, machine, observer = run_with(monkeypatch, tmp_path, 2, "success", "success")
+
+    assert machine.seeds == [1, 2] and statuses(series) == ["success", "success"]
+    first = series.trials[0]
+    assert (first.file, first.samples_to_target, first.minutes) == ("result_0.txt", 408, 0.5)
+    text = (tmp_path / "mlperf" / "s" / "result_1.txt").read_text()
+    assert text == machine.log("success", 2)
+    assert observer.ended_trials == list(series.trials)
+
+
+def test_a_trial_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    endings = ("failed", "missed", "timeout", "mute", "oom", "success")
+    series, *_ = run_with(monkeypatch, tmp_path, 6, *endings)
+
+    assert statuses(series) == ["failed", "missed", "timeout", "failed", "failed", "success"]
+    assert series.trials[0].reason == "it was failed"
+    assert "run_stop has status aborted" in (series.trials[1].reason or "")
+    assert series.missing == []
+
+
+def test_a_trial_that_died_without_a_word_has_an_empty_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    series, *_ = run_with(monkeypatch, tmp_path, 1, "mute")
+
+    assert (tmp_path / "mlperf" / "s" / str(series.trials[0].file)).read_text() == ""
+
+
+def test_the_same_command_goes_on_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, interrupted, *_ = run_with(monkeypatch, tmp_path, 4, "success", "failed", "cancelled")
+    assert interrupted and statuses(first) == ["success", "failed", "cancelled", "waiting"]
+    assert not (tmp_path / "mlperf" / "s" / "result_2.txt").exists()
+
+    whole, interrupted, machine, _ = run_with(monkeypatch, tmp_path, 4, "success", "success")
+
+    assert machine.seeds == [3, 4] and not interrupted
+    assert statuses(whole) == ["success", "failed", "success", "success"]
+    assert whole.trials[0] == first.trials[0]
+
+
+def test_a_series_that_is_whole_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_with(monkeypatch, tmp_path, 2, "success", "success")
+
+    *_, machine, observer = run_with(monkeypatch, tmp_path, 2)
+
+    assert machine.seeds == [] and observer.ended_trials == []
+
+
+def test_more_trials_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_with(monkeypatch, tmp_path, 1, "success")
+
+    series, _, machine, _ = run_with(monkeypatch, tmp_path, 3, "success", "success")
+
+    assert machine.seeds == [2, 3] and statuses(series) == ["success"] * 3
+
+
+def test_a_fault_of_the_machine_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    series, *_ = run_with(monkeypatch, tmp_path, 2, "fault", "success")
+    assert statuses(series) == ["waiting", "success"]
+    assert series.trials[0].reason == "host-3: does not answer"
+
+    series, *_ = run_with(monkeypatch, tmp_path, 2, "success")
+    assert statuses(series) == ["success", "success"]
+    assert series.trials[0].reason is None
+
+
+def test_an_interrupt_before_a_trial_began_leaves_it_to_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mlperf_trials, "drop_caches", interrupt)
+    series, interrupted, machine, _ = run_with(monkeypatch, tmp_path, 2, drop_caches=True)
+
+    assert interrupted and machine.seeds == []
+    assert statuses(series) == ["cancelled", "waiting"] and series.controller is None
+
+
+def test_a_run_of_a_few_steps_that_make_no_figure_has_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(series_example, "NUM_STEPS", 3)
+
+    series, *_ = run_with(monkeypatch, tmp_path, 2, "success", "missed")
+
+    assert statuses(series) == ["success", "missed"]
+    assert "run_stop has status aborted" in (series.trials[1].reason or "")
+
+
+def test_random_samples_are_measured_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    series, *_ = run_with(monkeypatch, tmp_path, 2, "missed", "failed", synthetic=True)
+
+    assert statuses(series) == ["measured", "failed"]
+    assert series.trials[0].samples_per_s is not None and series.trials[0].samples_to_target is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"key": "0b"}, {"first_seed": 9}, {"benchmark": "llama31_8b_tiny"}]
+)
+def test_another_series_in_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+):
+    run_with(monkeypatch, tmp_path, 1, "success")
+
+    with pytest.raises(UserError, match=r"holds a series of flux1_tiny with another.*--name"):
+        opened(tmp_path / "mlperf" / "s", asked(1, **change))
+
+
+def test_a_series_that_another_process_runs_is_left_alone(tmp_path: Path):
+    at_work = asked(2, controller=this_controller()).up_to(2)
+    mlperf_trials.keep(tmp_path, at_work)
+
+    with pytest.raises(UserError, match=r"process \d+ on .* is at work on it"):
+        opened(tmp_path, asked(2))
+
+
+def test_a_series_whose_process_is_gone_is_gone_on_with(tmp_path: Path):
+    gone = this_controller().model_copy(update={"boot_id": "another"})
+    begun = asked(2, controller=gone).up_to(2)
+    mlperf_trials.keep(
+        tmp_path, begun.with_trial(begun.trials[0].model_copy(update={"status": "running"}))
+    )
+
+    assert [trial.number for trial in opened(tmp_path, asked(2)).missing] == [0, 1]
+
+
+def test_caches_are_dropped_by_the_kernels_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "drop_caches"
+    file.write_text("")
+    monkeypatch.setattr(mlperf_trials, "DROP_FILE", file)
+
+    check_cache_drop()
+    mlperf_trials.drop_caches()
+
+    assert file.read_text() == "3\n"
+
+
+def test_caches_that_may_not_be_dropped_are_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mlperf_trials, "DROP_FILE", tmp_path / "none" / "drop_caches")
+
+    with pytest.raises(UserError, match="cannot be written by this user"):
+        check_cache_drop()
+    with pytest.raises(SystemFaultError, match="drop_caches"):
+        mlperf_trials.drop_caches()
+
+
+def test_the_record_of_a_series_is_json_that_anyone_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_with(monkeypatch, tmp_path, 1, "success")
+
+    found = json.loads((tmp_path / "mlperf" / "s" / SERIES_FILE).read_text())
+    assert found["schema_version"] == 1 and found["trials"][0]["status"] == "success"
+    assert "not an MLPerf result" in found["label"]

@@ -1,0 +1,125 @@
+"""`paceline compare` as users and CI servers meet it: words, files, exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.test_errors import paceline
+from tests.runs.example import write_repeats, write_run
+
+KEYS = {"verdict", "ratio", "low", "high", "p", "n_a", "n_b", "margin", "repeats_needed",
+        "differing_keys", "metrics"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    write_repeats(root, "base", 5)
+    write_repeats(root, "again", 5)
+    write_repeats(root, "slow", 3, change=0.03)
+    write_repeats(root, "near", 3, change=0.007)
+    write_run(root, "broken", status="oom", reason="no memory left")
+    write_run(root, "single", 0.204, seed=9)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdict", "code"),
+    [
+        (["base", "again"], "same", 0),
+        (["base", "slow"], "slower", 3),
+        (["slow", "base"], "faster", 0),
+        (["base", "slow", "--margin", "5%"], "same", 0),
+        (["base", "near"], "undecided", 4),
+        (["base", "broken"], "invalid", 3),
+        (["base", "single"], "slower", 3),
+        (["single", "--against", "opt-13b-8"], "not comparable", 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_the_exit_code_is_the_gate(runs: Path, arguments: list[str], verdict: str, code: int):
+    done = paceline("compare", *arguments, "--json", runs=runs)
+    document = json.loads(done.stdout)
+    assert (document["verdict"], done.returncode, done.stderr) == (verdict, code, "")
+    assert set(document) >= KEYS
+
+
+def test_the_ratio_is_b_over_a(runs: Path):
+    document = json.loads(paceline("compare", "base", "slow", "--json", runs=runs).stdout)
+    assert document["ratio"] == pytest.approx(1.03, abs=0.003)
+    assert document["low"] < document["ratio"] < document["high"] and document["low"] > 1
+    assert (document["n_a"], document["n_b"], document["margin"]) == (5, 3, 0.01)
+    assert document["baseline"]["name"] == "base" and document["repeats_needed"] == 0
+    lead = document["metrics"][0]
+    assert (
+        lead["metric"] == "step_time_s"
+        and lead["primary"]
+        and len(lead["candidate"]["values"]) == 3
+    )
+
+
+def test_undecided_counts_further_repeats(runs: Path):
+    document = json.loads(paceline("compare", "base", "near", "--json", runs=runs).stdout)
+    assert document["repeats_needed"] >= 1
+
+
+def test_a_single_run_is_marked_in_every_form(runs: Path):
+    text = paceline("compare", "base", "single", runs=runs).stdout
+    assert "Low confidence" in text and "2 more repeats a side" in text
+    document = json.loads(paceline("compare", "base", "single", "--json", runs=runs).stdout)
+    assert document["confidence"] == "low" and document["p"] is None and document["low"] is None
+
+
+def test_every_form_prints_alone_on_standard_output(runs: Path):
+    def form(name: str) -> str:
+        return paceline("compare", "base", "slow", "--format", name, runs=runs).stdout
+
+    assert form("text").startswith("▼ SLOWER") and form("md").startswith("### ▼ slower")
+    rows = list(csv.DictReader(io.StringIO(form("csv"))))
+    assert rows[0]["metric"] == "step_time_s" and float(rows[0]["ratio"]) > 1.02
+    suite = ElementTree.fromstring(form("junit").encode())
+    assert (suite.tag, suite.get("failures")) == ("testsuite", "1")
+    assert form("json") == paceline("compare", "base", "slow", "--json", runs=runs).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["base"], "either B or --against"),
+        (["base", "slow", "--against", "reference"], "either B or --against"),
+        (["base", "nothing"], "is not in"),
+        (["base", "slow", "--margin", "5"], "is no margin"),
+        (["base", "slow", "--allow", "dtyp"], "did you mean 'dtype'"),
+        (["base", "slow", "--metric", "stp"], "--metric stp: is unknown"),
+        (["base", "--against", "opt-13b-9"], "did you mean"),
+        (["base", "slow", "--format", "xml"], "--format"),
+        (["", "slow"], "run ''"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_clear_error(runs: Path, arguments: list[str], words: str):
+    done = paceline("compare", *arguments, runs=runs)
+    assert done.returncode == 1 and words in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_help_says_which_way_the_ratio_goes():
+    text = " ".join(paceline("compare", "--help").stdout.split())
+    assert "B over A" in text and "xample" in text and "undecided" in text
+
+
+def test_other_verbs_do_not_load_scipy():
+    program = (
+        "import sys, paceline.cli, paceline.runs.outcome, paceline.runs.flow, paceline.logs.parser\n"
+        "assert not [name for name in sys.modules if name.startswith('scipy')]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

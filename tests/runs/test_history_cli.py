@@ -1,0 +1,96 @@
+"""`paceline history` as a user calls it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_errors import paceline
+from tests.runs.series_example import around, make_finished, make_many
+
+OLD, NEW = around(0.2, 8, seed=1), around(0.206, 7, seed=2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight runs and, after a new kernel, seven slower ones."""
+    root = tmp_path_factory.mktemp("runs")
+    make_many(root, OLD)
+    for number, time in enumerate(NEW, start=8):
+        make_finished(root, number, time, machine={"kernel": "6.9"}, tag="after")
+    return root
+
+
+def test_the_question_is_answered_with_0_and_gates_on_request(runs: Path):
+    done = paceline("history", "example", runs=runs)
+    assert done.returncode == 0 and "% slower" in done.stdout and "kernel" in done.stdout
+    assert done.stderr == ""
+    assert paceline("history", "example", "--fail-on-findings", runs=runs).returncode == 3
+
+
+def test_a_selection_looks_at_some_runs_only(runs: Path):
+    later = paceline("history", "example", "--since", "2026-10-09", "--fail-on-findings", runs=runs)
+    assert later.returncode == 0 and "7 runs" in later.stdout
+    chosen = paceline("history", "example", "--where", "tag=after", "--json", runs=runs)
+    assert json.loads(chosen.stdout)["series"][0]["n_runs"] == 7
+
+
+def test_json_csv_and_markdown(runs: Path):
+    found = json.loads(paceline("history", "example", "--json", runs=runs).stdout)
+    (change,) = found["series"][0]["changes"]
+    assert change["environment"][0]["item"] == "kernel" and change["ratio"] > 1
+    text = paceline("history", "example", "--format", "csv", runs=runs).stdout
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 15 and float(rows[8]["ratio"]) == change["ratio"]
+    md = paceline("history", "example", "--format", "md", runs=runs).stdout
+    assert md.startswith("**example**") and "| 2026-10-09 |" in md
+
+
+def test_a_wider_margin_names_less(runs: Path):
+    assert "no change" in paceline("history", "example", "--margin", "5%", runs=runs).stdout
+
+
+def test_without_any_figure_the_answer_is_incomplete(runs: Path):
+    done = paceline("history", "example", "--metric", "mfu", runs=runs)
+    assert done.returncode == 4 and "no run has a figure" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["exmaple"], "did you mean 'example'"),
+        (["example", "--metric", "step_time"], "did you mean 'step_time_s'"),
+        (["example", "--since", "yesterday"], "is no date"),
+        (["example", "--since", "2030-01-01"], "none of its 15 runs is selected"),
+        (["example", "--where", "stauts=ok"], "is not a column"),
+        (["example", "--margin", "x"], "is no margin"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_clear_error(runs: Path, arguments: list[str], words: str):
+    done = paceline("history", *arguments, runs=runs)
+    assert done.returncode == 1 and words in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_a_place_without_runs_says_how_to_start(tmp_path: Path):
+    done = paceline("history", "tiny-llama", runs=tmp_path)
+    assert done.returncode == 1 and "`paceline run tiny-llama` makes one" in done.stderr
+
+
+def test_the_repeats_of_a_group_can_be_listed(tmp_path: Path):
+    make_finished(tmp_path, 1, 0.2, group="night")
+    make_finished(tmp_path, 2, 0.2)
+    rows = json.loads(paceline("list", "--where", "group=night", "--json", runs=tmp_path).stdout)
+    assert [row["group"] for row in rows] == ["night"]
+    assert "group" in paceline("list", runs=tmp_path).stdout.splitlines()[0]
+    assert "night" in paceline("list", "--format", "csv", runs=tmp_path).stdout
+
+
+def test_help_teaches_with_an_example():
+    text = paceline("history", "--help").stdout
+    assert "Examples" in text and "--fail-on-findings" in text

@@ -1,0 +1,39 @@
+"""A job in Slurm's queue goes on without its controller: its files tell how it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.files.run_folder import this_controller
+from paceline.machines.slurm.record import Diary
+from paceline.runs import outcome
+from tests.files.test_events import END, lines
+from tests.runs.example import write_run
+
+
+def left_alone(root: Path, *marks: str, ended: bool = False) -> tuple[str, str]:
+    """Status and reason of a run whose controller is gone, by what its job.sh has written."""
+    gone = this_controller().model_copy(update={"started_ticks": 1, "started_unix": 1.0})
+    folder = write_run(root, "2026-01-01-left", status="running", controller=gone)
+    Diary(folder).begin("12")
+    (folder / "slurm.status").write_text("".join(f"{mark}\n" for mark in marks))
+    if ended:
+        for file in (folder / "steps").iterdir():
+            file.write_text(file.read_text() + "".join(lines(END)))
+    result = outcome.evaluate(folder).result
+    return result.status, result.reason or ""
+
+
+def test_a_job_that_may_still_run_is_named(tmp_path: Path) -> None:
+    status, reason = left_alone(tmp_path, "start 12 0 node-001")
+    assert status == "incomplete" and "`scancel 12` ends it" in reason
+
+
+def test_a_job_that_ended_well_is_a_result(tmp_path: Path) -> None:
+    told = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 0", ended=True)
+    assert told == ("ok", "")
+
+
+def test_a_job_that_ended_badly_is_a_failure(tmp_path: Path) -> None:
+    status, reason = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 143")
+    assert (status, reason) == ("failed", "the launcher ended with code 143")

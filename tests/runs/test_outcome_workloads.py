@@ -1,0 +1,65 @@
+"""What a run's own lines say of its workload decides whether its figures stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.run import Data
+from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.runs.outcome import LEAST_TIMED, evaluate
+from tests.example import make_spec, noisy
+from tests.files.test_events import START, STEP, lines
+from tests.files.test_run_folder import make_record
+
+
+def make_folder(tmp_path: Path, n: int, spec: Any, **start: Any) -> Path:
+    """The folder of a finished run of two ranks with n steps."""
+    folder = tmp_path / "run"
+    write_value(folder / RUN_FILE, make_record("ok", name="run", spec=spec))
+    for rank in range(2):
+        steps = [
+            {**STEP, "step": i, "step_time_s": seconds, "busy_time_s": seconds / 2, "tokens": 40}
+            for i, seconds in enumerate(noisy(n, seed=rank), start=1)
+        ]
+        path = folder / "steps" / f"rank-{rank:05d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        first = {**START, "rank": rank, "world_size": 2, **(start if rank else {})}
+        path.write_text("".join(lines(first, *steps)))
+    return folder
+
+
+def test_a_run_of_another_model_is_judged_invalid(tmp_path: Path):
+    spec = make_spec()
+    result = evaluate(make_folder(tmp_path, 40, spec, num_parameters=12_345)).result
+
+    assert result.status == "failed" and result.verdict.kind == "invalid"
+    assert result.reason is not None
+    assert f"trained 12,345 parameters and the recipe's model has {spec.num_parameters:,}" in (
+        result.reason
+    )
+
+
+def test_a_run_of_its_own_model_stands(tmp_path: Path):
+    result = evaluate(make_folder(tmp_path, 40, make_spec())).result
+
+    assert result.status == "ok" and result.num_parameters == make_spec().num_parameters
+
+
+@pytest.mark.parametrize("packing", ["padded", "packed"])
+def test_few_timed_steps_of_fine_tuning_are_warned_of(tmp_path: Path, packing: str):
+    data = Data(source="stdlib", packing=packing)  # type: ignore[arg-type]
+    few = evaluate(make_folder(tmp_path / "few", LEAST_TIMED - 5, make_spec(data=data))).result
+    enough = evaluate(make_folder(tmp_path / "ok", LEAST_TIMED + 15, make_spec(data=data))).result
+
+    told = [any(f"at least {LEAST_TIMED}" in w for w in r.warnings) for r in (few, enough)]
+    assert told == [packing == "padded", False]
+
+
+def test_tokens_that_the_ranks_counted_are_the_runs(tmp_path: Path):
+    data = Data(source="jsonl", path="a", packing="padded", real_tokens_per_sample=3)
+    result = evaluate(make_folder(tmp_path, 40, make_spec(data=data))).result
+
+    assert result.metrics["real_token_fraction"].value == pytest.approx(80 / (4 * 32))

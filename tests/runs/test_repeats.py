@@ -1,0 +1,387 @@
+"""Series of repeats: their order, their names, and what is left to do after they were broken off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.compare.over_time.repeats import SeriesResult
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hosts import Host
+from paceline.core.result import Result
+from paceline.files.run_folder import (
+    Repeat,
+    RunRecord,
+    groups,
+    read_record,
+    run_folders,
+    this_controller,
+)
+from paceline.machines.placement import Request, Where
+from paceline.machines.probe import inventory
+from paceline.runs import flow
+from paceline.runs.flow import CancelledRunError, UnwrittenReportError
+from paceline.runs.outcome import evaluate
+from paceline.runs.places.part import Part
+from paceline.runs.plan import Plan
+from paceline.runs.repeats import Series, Side, Turn, new_series, resumed_series, side_request
+from paceline.runs.series import run_series
+from tests.runs.series_example import make_finished
+from tests.scaling.fleet import Fleet
+
+BASE = Request("tiny-llama", overrides=("steps=20",))
+
+
+@pytest.fixture(autouse=True)
+def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+
+
+def numbered(number: int, group: str = "g", wanted: int = 3, **fields: Any) -> dict[str, Any]:
+    """Fields of the record of one repeat."""
+    return {
+        "group": group,
+        "repeat": Repeat(number=number, wanted=wanted, groups=(group,)),
+        **fields,
+    }
+
+
+def side(group: str, missing: Sequence[int]) -> Side:
+    plan = new_series(Path("none"), [BASE], 1, None).sides[0].plan
+    return Side(group, plan, missing=tuple(missing))
+
+
+def order(*sides: Side, wanted: int = 5) -> str:
+    return " ".join(f"{t.letter}{t.number}" for t in Series(sides, wanted).turns())
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe", "variant", "overrides"),
+    [
+        ("", "tiny-llama", None, ("steps=20",)),
+        ("layout.zero_stage=3", "tiny-llama", None, ("steps=20", "layout.zero_stage=3")),
+        ("lr=1e-3, steps=5", "tiny-llama", None, ("steps=20", "lr=1e-3", "steps=5")),
+        ("betas=[0.9, 0.95],lr=1", "tiny-llama", None, ("steps=20", "betas=[0.9, 0.95]", "lr=1")),
+        ("tiny-gpt", "tiny-gpt", None, ("steps=20",)),
+        (":fast", "tiny-llama", "fast", ("steps=20",)),
+        ("mine.yaml:fast,lr=1", "mine.yaml", "fast", ("steps=20", "lr=1")),
+    ],
+)
+def test_a_side_is_a_change_of_the_recipe(
+    text: str, recipe: str, variant: str | None, overrides: tuple[str, ...]
+):
+    request = side_request(BASE, text)
+    assert (request.recipe, request.variant, request.overrides) == (recipe, variant, overrides)
+
+
+@pytest.mark.parametrize("text", [":", "tiny-gpt:"])
+def test_a_colon_without_a_variant_is_refused(text: str):
+    with pytest.raises(UserError, match="names no variant"):
+        side_request(BASE, text)
+
+
+def test_a_side_without_any_recipe_is_refused():
+    with pytest.raises(UserError, match="names no recipe"):
+        side_request(Request(""), "steps=3")
+
+
+def test_two_sides_take_turns_so_that_a_linear_drift_cancels():
+    both = side("a", range(1, 5)), side("b", range(1, 5))
+    assert order(*both, wanted=4) == "A1 B1 B2 A2 A3 B3 B4 A4"
+    places = {letter: [] for letter in "AB"}
+    for place, turn in enumerate(Series(both, 4).turns()):
+        places[turn.letter].append(place)
+    assert sum(places["A"]) == sum(places["B"])
+
+
+def test_on_several_parts_pairs_stay_together_and_turn_on_each_part():
+    both = side("a", range(1, 5)), side("b", range(1, 5))
+    series = Series(both, 4, parts=(Part(1, ("x",)), Part(2, ("y",))))
+    lanes = [" ".join(f"{t.letter}{t.number}" for t in series.turns(part)) for part in (1, 2)]
+    assert lanes == ["A1 B1 B3 A3", "A2 B2 B4 A4"]
+
+
+def test_one_side_runs_in_order_and_has_no_letter():
+    assert order(side("a", range(1, 4)), wanted=3) == "1 2 3"
+
+
+def test_only_what_is_missing_runs_and_keeps_its_place():
+    assert order(side("a", [3]), side("b", [1, 4])) == "B1 A3 B4"
+
+
+def test_a_new_group_is_named_by_recipe_and_content_and_has_a_number_of_its_own(tmp_path: Path):
+    first = new_series(tmp_path, [BASE], 2, None).sides[0]
+    assert first.group == f"tiny-llama-{first.plan.spec.key}-r1" and first.missing == (1, 2)
+    make_finished(tmp_path, 1, 0.2, group=first.group)
+    assert new_series(tmp_path, [BASE], 2, None).sides[0].group.endswith("-r2")
+
+
+def test_two_groups_tell_in_what_they_differ(tmp_path: Path):
+    other = side_request(BASE, "layout.zero_stage=3")
+    series = new_series(tmp_path, [BASE, other], 5, "night")
+    assert [s.group for s in series.sides] == ["night-a", "night-b"]
+    assert [s.changes for s in series.sides] == [("layout.zero_stage=0",), ("layout.zero_stage=3",)]
+
+
+@pytest.mark.parametrize("name", ["last", "a,b", "", "-x", "a/b", "../x", "a b", "\x1b[31m"])
+def test_a_name_that_could_be_taken_for_something_else_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match="cannot name a group"):
+        new_series(tmp_path, [BASE], 2, name)
+
+
+def test_a_group_may_not_have_the_name_of_a_run(tmp_path: Path):
+    folder = make_finished(tmp_path, 1, 0.2)
+    with pytest.raises(UserError, match="is the name of a run"):
+        new_series(tmp_path, [BASE], 2, folder.name)
+
+
+def test_a_group_is_gone_on_with_under_its_name(tmp_path: Path):
+    spec = new_series(tmp_path, [BASE], 2, None).sides[0].plan.spec
+    make_finished(tmp_path, 1, 0.2, spec=spec, **numbered(1))
+    make_finished(tmp_path, 2, 0.2, spec=spec, status="failed", **numbered(2))
+    make_finished(tmp_path, 3, 0.2, spec=spec, **numbered(3))
+    (found,) = new_series(tmp_path, [BASE], 4, "g").sides
+    assert found.missing == (2, 4) and len(found.done) == 3
+    assert new_series(tmp_path, [BASE], 2, "g").sides[0].missing == ()
+
+
+def test_a_group_of_another_configuration_is_refused_with_the_difference(tmp_path: Path):
+    spec = new_series(tmp_path, [BASE], 2, None).sides[0].plan.spec
+    make_finished(tmp_path, 1, 0.2, spec=spec, **numbered(1))
+    with pytest.raises(UserError, match=r"training\.steps 20 there, 30 here"):
+        new_series(tmp_path, [side_request(BASE, "steps=30")], 2, "g")
+
+
+def test_a_group_that_is_being_measured_is_left_alone(tmp_path: Path):
+    spec = new_series(tmp_path, [BASE], 2, None).sides[0].plan.spec
+    make_finished(
+        tmp_path, 1, 0.2, spec=spec, status="running", controller=this_controller(), **numbered(1)
+    )
+    with pytest.raises(UserError, match="is being measured by process"):
+        new_series(tmp_path, [BASE], 2, "g")
+
+
+def test_a_broken_off_group_knows_what_it_lacks(tmp_path: Path):
+    spec = new_series(tmp_path, [BASE], 2, None).sides[0].plan.spec
+    make_finished(tmp_path, 1, 0.2, spec=spec, tag="night", **numbered(1))
+    make_finished(tmp_path, 2, 0.2, spec=spec, tag="night", status="cancelled", **numbered(2))
+    series = resumed_series(tmp_path, "g", None)
+    assert (series.wanted, series.tag) == (3, "night")
+    assert series.sides[0].missing == (2, 3) and series.sides[0].plan.spec == spec
+    assert resumed_series(tmp_path, "g", 5).sides[0].missing == (2, 3, 4, 5)
+
+
+def test_two_groups_go_on_together_even_if_one_has_not_begun(tmp_path: Path):
+    first, second = new_series(tmp_path, [BASE, side_request(BASE, "steps=30")], 2, "n").sides
+    repeat = Repeat(number=1, wanted=2, groups=("n-a", "n-b"), partner=second.plan.spec)
+    make_finished(tmp_path, 1, 0.2, spec=first.plan.spec, group="n-a", repeat=repeat)
+    series = resumed_series(tmp_path, "n-a", None)
+    assert [s.group for s in series.sides] == ["n-a", "n-b"]
+    assert [s.plan.spec.training.steps for s in series.sides] == [20, 30]
+    assert order(*series.sides, wanted=2) == "B1 B2 A2"
+
+
+def test_a_group_of_another_machine_is_not_gone_on_with(tmp_path: Path):
+    make_finished(tmp_path, 1, 0.2, **numbered(1))
+    spec = read_record(groups(tmp_path)["g"][0]).spec
+    assert spec is not None
+    elsewhere = spec.cluster.model_copy(update={"device_label": "Epyc of somebody else"})
+    make_finished(tmp_path, 2, 0.2, spec=spec.model_copy(update={"cluster": elsewhere}),
+                  **numbered(1, "h"))  # fmt: skip
+    with pytest.raises(UserError, match="was measured on Epyc of somebody else"):
+        resumed_series(tmp_path, "h", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"), [({}, "is not in"), ({"group": "g"}, "was not made by")]
+)
+def test_what_is_no_group_of_repeats_cannot_be_gone_on_with(
+    tmp_path: Path, fields: dict[str, Any], words: str
+):
+    make_finished(tmp_path, 1, 0.2, **fields)
+    with pytest.raises(UserError, match=words):
+        resumed_series(tmp_path, "g", None)
+
+
+class Silent:
+    """An observer that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.ended_turns: list[tuple[str, int, str]] = []
+        self.lost_parts: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def running(self, turn: Turn) -> Iterator[flow.Watcher]:
+        yield lambda progress: None
+
+    def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
+        told = outcome.status if isinstance(outcome, Result) else "fault"
+        self.ended_turns.append((turn.letter, turn.number, told))
+
+    def lost(self, part: Part, why: str, for_good: bool) -> None:
+        self.lost_parts.append((part.name, for_good))
+
+
+class Machine:
+    """Stands where `flow.run` stands, which has tests of its own: each run ends as it is told."""
+
+    def __init__(self, *endings: str) -> None:
+        self.endings = list(endings)
+        self.records: list[RunRecord] = []
+
+    def __call__(self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher,
+                 **fields: Any) -> Any:  # fmt: skip
+        ending = self.endings.pop(0)
+        if ending == "fault":
+            raise SystemFaultError("launcher", "is gone")
+        if ending == "user":
+            raise UserError("recipe", "is wrong")
+        del fields["probe"], fields["stopped"]
+        full = ending == "disk full"
+        number = len(list(root.iterdir())) if root.exists() else 0
+        folder = make_finished(root, number, 0.2 + 0.001 * number, spec=plan.spec,
+                               status="ok" if full else ending, **fields)  # fmt: skip
+        self.records.append(read_record(folder))
+        if full:
+            raise UnwrittenReportError(SystemFaultError("report", "no room"), evaluate(folder))
+        if ending == "cancelled":
+            raise CancelledRunError(evaluate(folder))
+        return evaluate(folder)
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch, root: Path, wanted: int, *endings: str, name: str = "g"
+) -> tuple[SeriesResult, Machine, Silent]:
+    """A series of one group whose runs end like this, its machine and its observer."""
+    machine, observer = Machine(*endings), Silent()
+    monkeypatch.setattr(flow, "run", machine)
+    series = new_series(root, [BASE], wanted, name)
+    return run_series(series, root, ["paceline"], observer), machine, observer
+
+
+def test_a_failed_repeat_is_counted_and_the_series_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result, machine, observer = run_with(monkeypatch, tmp_path, 4, "ok", "failed", "fault", "ok")
+    (group,) = result.groups
+    assert (group.ok, group.failed, group.missing) == (2, 2, 2)
+    assert [told for *_, told in observer.ended_turns] == ["ok", "failed", "fault", "ok"]
+    assert group.figures["step_time_s"].value == pytest.approx(0.201)
+    assert group.faults == ("launcher: is gone",)
+    assert result.resume == "paceline run --resume g" and not result.interrupted
+    assert [record.repeat.number for record in machine.records if record.repeat] == [1, 2, 4]
+
+
+def on_hosts(names: str, **fields: Any) -> Request:
+    where = Where(hosts=tuple(Host(name=name) for name in names.split()))
+    return Request("tiny-gpt", overrides=("steps=20",), device="cpu", where=where, **fields)
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    made = Fleet()
+    monkeypatch.setitem(sys.modules, "paceline.machines.ssh", made)
+    return made
+
+
+def test_what_is_left_of_a_lost_part_runs_on_the_others(tmp_path: Path, fleet: Fleet):
+    fleet.down, observer = {"n2"}, Silent()
+    series = new_series(tmp_path, [on_hosts("n1 n2 n3")], 6, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], observer)
+    (group,) = result.groups
+    assert (group.ok, group.failed) == (6, 1) and result.resume is None
+    assert observer.lost_parts == [("n2", True)]
+    done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
+    on = {one.repeat.number: one.spec.cluster.hosts for one in done if one.repeat and one.spec}
+    assert on == {1: ("n1",), 4: ("n1",), 3: ("n3",), 6: ("n3",), 2: ("n1",), 5: ("n3",)}
+
+
+def test_a_pair_of_a_lost_part_stays_together(tmp_path: Path, fleet: Fleet):
+    fleet.down = {"n1"}
+    base = on_hosts("n1 n2 n3")
+    sides = [side_request(base, text) for text in ("", "layout.micro_batch=2")]
+    series = new_series(tmp_path, sides, 3, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], Silent())
+    assert [group.ok for group in result.groups] == [3, 3]
+    done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
+    places = {
+        one.spec.cluster.hosts for one in done if one.repeat and one.repeat.number == 1 and one.spec
+    }
+    assert len(places) == 1
+
+
+def test_without_a_whole_part_it_ends_and_goes_on_elsewhere(tmp_path: Path, fleet: Fleet):
+    fleet.down, observer = {"n2", "n3"}, Silent()
+    series = new_series(tmp_path, [on_hosts("n2 n3")], 4, "g", nodes_per_trial=1)
+    result = run_series(series, tmp_path, ["paceline"], observer)
+    assert (result.groups[0].ok, len(fleet.runs) <= 4) == (0, True)
+    assert {name for name, for_good in observer.lost_parts if for_good} == {"n2", "n3"}
+    assert result.resume == "paceline run --resume g --max-parallel 2 --hosts n[2-3]"
+    again = resumed_series(tmp_path, "g", None, on_hosts("n4 n5").where, max_parallel=2)
+    assert [part.hosts for part in again.parts] == [("n4",), ("n5",)]
+    whole = run_series(again, tmp_path, ["paceline"], Silent())
+    assert whole.groups[0].ok == 4 and whole.resume is None
+
+
+def test_repeats_on_all_hosts_end_when_one_is_lost_twice(tmp_path: Path, fleet: Fleet):
+    fleet.dying, observer = {"n2"}, Silent()
+    series = new_series(tmp_path, [on_hosts("n1 n2")], 5, "g")
+    result = run_series(series, tmp_path, ["paceline"], observer)
+    assert (result.groups[0].ok, result.groups[0].failed) == (0, 2)
+    assert observer.lost_parts == [("n[1-2]", False), ("n[1-2]", True)]
+    assert result.resume == "paceline run --resume g"
+
+
+def test_a_report_that_cannot_be_written_costs_a_warning_and_not_the_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result, *_ = run_with(monkeypatch, tmp_path, 1, "disk full")
+    assert (result.groups[0].ok, result.groups[0].failed) == (1, 0)
+    assert result.groups[0].runs[0].warnings[-1] == "report: no room"
+
+
+def test_bad_input_ends_the_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="is wrong"):
+        run_with(monkeypatch, tmp_path, 3, "ok", "user", "ok")
+
+
+def test_an_interrupt_keeps_what_there_is_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result, machine, _ = run_with(monkeypatch, tmp_path, 3, "ok", "cancelled", "ok")
+    assert result.interrupted and machine.endings == ["ok"]
+    assert (result.groups[0].ok, result.groups[0].failed) == (1, 1)
+    series = resumed_series(tmp_path, "g", None)
+    monkeypatch.setattr(flow, "run", machine)
+    machine.endings = ["ok", "ok"]
+    whole = run_series(series, tmp_path, ["paceline"], Silent())
+    assert (whole.groups[0].ok, whole.groups[0].missing, whole.resume) == (3, 0, None)
+    assert len(whole.groups[0].runs) == 4
+
+
+def test_a_group_is_compared_with_the_one_of_its_recipe_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, *_ = run_with(monkeypatch, tmp_path, 1, "ok")
+    assert first.compare is None
+    make_finished(tmp_path, 7, 0.2, **numbered(1, "another-recipe"))
+    second, *_ = run_with(monkeypatch, tmp_path, 2, "ok", "ok", name="h")
+    assert second.compare == "paceline compare g h"
+    run_with(monkeypatch, tmp_path, 1, "nan", name="i")
+    after_failure, *_ = run_with(monkeypatch, tmp_path, 1, "ok", name="j")
+    assert after_failure.compare == "paceline compare h j"
+
+
+def test_the_commands_name_the_folder_of_runs_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(flow, "run", Machine("ok", "failed"))
+    series = new_series(tmp_path, [BASE], 2, "g")
+    result = run_series(series, tmp_path, [], Silent(), runs_dir=Path("/my runs"))
+    assert result.resume == "paceline run --resume g --runs-dir '/my runs'"

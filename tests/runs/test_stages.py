@@ -1,0 +1,50 @@
+"""From the event lines of a pipeline's ranks to a report that holds equals against equals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.core.result import Result
+from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.runs.outcome import evaluate
+from tests.example import noisy
+from tests.files.test_events import START, STEP, lines
+from tests.files.test_run_folder import make_record
+
+BUSY_OF_STAGE = (0.10, 0.16)
+
+
+def result_of(tmp_path: Path, told: bool, slow_rank: int | None = None) -> Result:
+    """Eight ranks, 2 x 2 x 2, the second stage busier; one may be 10 % slower than its like."""
+    folder = tmp_path / f"told-{told}-{slow_rank}"
+    write_value(folder / RUN_FILE, make_record("ok", name="run"))
+    for rank in range(8):
+        stage = rank // 4
+        coordinates = {"pp": stage, "dp": rank // 2 % 2, "cp": 0, "tp": rank % 2}
+        layout = {"pp": 2, "coordinates": coordinates} if told else {"pp": 2}
+        start = {**START, "rank": rank, "world_size": 8, "layout": layout}
+        slower = 1.1 if rank == slow_rank else 1.0
+        busy = noisy(40, slower * BUSY_OF_STAGE[stage], 0.001, seed=rank)
+        steps = [
+            {**STEP, "step": i + 1, "step_time_s": t, "busy_time_s": b, "global_batch": 8}
+            for i, (t, b) in enumerate(zip(noisy(40), busy, strict=True))
+        ]
+        path = folder / "steps" / f"rank-{rank:05d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines(start, *steps)))
+    return evaluate(folder).result
+
+
+def test_a_busier_stage_is_no_straggler(tmp_path: Path):
+    result = result_of(tmp_path, told=True)
+    assert [rank.stage for rank in result.ranks] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert result.straggler is not None and not result.straggler.named
+    unaware = result_of(tmp_path, told=False)
+    assert unaware.straggler is not None and unaware.straggler.excess > 0.1
+
+
+def test_a_slow_rank_of_either_stage_is_named_with_its_stage(tmp_path: Path):
+    for slow_rank in (1, 6):
+        straggler = result_of(tmp_path, told=True, slow_rank=slow_rank).straggler
+        assert straggler is not None and straggler.named
+        assert (straggler.rank, straggler.stage) == (slow_rank, slow_rank // 4)

@@ -1,0 +1,101 @@
+"""Is there evidence that nodes differ for good, and do groups follow their slowest member?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.core.node_groups import Measured, by_size
+from paceline.scaling.analysis.node_speeds import node_speeds
+from paceline.scaling.analysis.procedure import simulate
+from paceline.scaling.analysis.reliability import (
+    Lasting,
+    NotSeparable,
+    group_slope,
+    lasting_differences,
+)
+from paceline.scaling.analysis.simulation import Cluster, Fault
+from tests.scaling.analysis.lambda_values import alone
+
+SIZES = [1, 2, 4, 8, 16, 32, 64]
+TAU, SIGMA = 0.003, 0.0015
+RELIABILITY = TAU**2 / (TAU**2 + SIGMA**2)
+
+
+def verdict(cluster: Cluster, rounds: int = 1) -> Lasting | NotSeparable:
+    return simulate(cluster, SIZES, num_rounds=rounds)[0].lasting
+
+
+def many(rounds: int, n: int = 12) -> list[Lasting]:
+    found = [verdict(Cluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
+             for seed in range(n)]  # fmt: skip
+    return [one for one in found if isinstance(one, Lasting)]
+
+
+def test_the_slope_on_the_slowest_member_tells_the_reliability_without_repeats():
+    found = many(rounds=1, n=30)
+    assert len(found) >= 25
+    # Groups meet fresh luck, which flattens the slope a little.
+    mean = float(np.mean([one.reliability for one in found]))
+    assert RELIABILITY - 0.15 < mean < RELIABILITY + 0.05
+    assert np.mean([one.low <= RELIABILITY <= one.high for one in found]) >= 0.85
+    assert all("slope" in one.how for one in found)
+
+
+def test_repeats_tell_it_more_closely():
+    found = many(rounds=4)
+    assert len(found) == 12
+    # Four repeats, of which the median counts: the error of that is 0.63 of one measurement's.
+    expected = TAU**2 / (TAU**2 + (1.2533 * SIGMA / 2) ** 2)
+    assert np.mean([one.reliability for one in found]) == pytest.approx(expected, abs=0.05)
+    assert all("single-node values of 64 nodes" in one.how for one in found)
+
+
+def test_nodes_that_differ_by_luck_alone_have_no_straggler():
+    claims = [verdict(Cluster(64, node_spread=0.0, seed=seed), rounds=2) for seed in range(20)]
+    assert sum(isinstance(one, Lasting) for one in claims) <= 1
+    assert isinstance(claims[0], NotSeparable) and "repeats of one node" in claims[0].why
+
+
+def test_groups_that_do_not_follow_their_slowest_member_are_named():
+    rng = np.random.default_rng(3)
+    singles = alone((100 * np.exp(rng.normal(0, TAU, 64))).tolist())
+    pairs = [
+        Measured((f"n{at}", f"n{at + 1}"), 199.0 * float(np.exp(rng.normal(0, 0.001))))
+        for at in range(1, 65, 2)
+    ]
+    speeds = node_speeds(singles)
+    assert speeds is not None
+    found = lasting_differences(speeds, by_size([*singles, *pairs]))
+    assert isinstance(found, NotSeparable) and "do not follow their slowest member" in found.why
+    # Repeats that prove lasting differences do not make the groups wait for anybody.
+    repeated = node_speeds([*singles, *(replace(one, samples_per_s=(one.samples_per_s or 0) * 1.0001)
+                                        for one in singles)])  # fmt: skip
+    assert repeated is not None
+    again = lasting_differences(repeated, by_size([*singles, *pairs]))
+    assert isinstance(again, NotSeparable) and "do not follow" in again.why
+
+
+def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
+    cluster = Cluster(64, (Fault("slow", 9, 0.1),), node_spread=0.001, run_noise=0.003)
+    analysis = simulate(cluster, SIZES)[0]
+    assert isinstance(analysis.lasting, Lasting) and analysis.speeds is not None
+    everybody = group_slope(analysis.speeds, by_size(analysis.measured))
+    assert everybody is not None and everybody.value > 0.9
+    assert analysis.lasting.reliability < 0.6
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"),
+    [
+        (alone([100.0] * 3 + [95.0] * 4), "fewer than 8 nodes"),
+        (alone([100.0, 101.0, 99.0] * 4), "measured alone only once, and no size has 8 groups"),
+    ],
+)
+def test_too_little_is_said_to_be_too_little(measured: list[Measured], why: str):
+    speeds = node_speeds(measured)
+    assert speeds is not None
+    found = lasting_differences(speeds, by_size(measured))
+    assert isinstance(found, NotSeparable) and why in found.why

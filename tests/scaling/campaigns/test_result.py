@@ -1,0 +1,132 @@
+"""What a campaign tells: tables, causes, and what is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.campaign import exit_code
+from paceline.cli.campaign_progress import left_text
+from paceline.scaling.analysis.analysis import Judging
+from paceline.scaling.campaigns.record import Campaign
+from paceline.scaling.campaigns.result import (
+    COLUMNS,
+    CampaignResult,
+    campaign_analysis,
+    campaign_result,
+    lambda_csv,
+    trials_csv,
+)
+from paceline.scaling.campaigns.rounds import Remaining
+from paceline.scaling.campaigns.sub_cluster import TrialResult
+from paceline.scaling.tables import measured_table, read_rows
+from tests.scaling.campaigns.test_plan import planned, quick, wanted
+
+__all__ = ["quick"]
+
+
+def trial(hosts: str, value: float | None, **fields: object) -> TrialResult:
+    names = tuple(hosts.split())
+    values = {"round": 1, "purpose": "plan", "nodes": len(names), "devices_per_node": 2,
+              "hosts": names, "run": f"run-{names[0]}", "status": "ok" if value else "failed",
+              "samples_per_s": value, "global_batch": 8}  # fmt: skip
+    return TrialResult.model_validate({**values, **fields})
+
+
+TRIALS = [
+    trial("a", 100.0), trial("b", 100.0), trial("c", None, reason="c: does not answer"),
+    trial("a", 60.0, devices_per_node=1), trial("a b", 190.0, round=2),
+]  # fmt: skip
+
+
+@pytest.fixture
+def campaign() -> Campaign:
+    return planned(wanted("a,b,c", "1,2", devices_per_node=(1, 2)))
+
+
+def result(campaign: Campaign, trials: list[TrialResult], **fields: object) -> CampaignResult:
+    values = {"lost": {"c": "does not answer"}, "unplaced": {3: ("b",)}, "missing": 0,
+              "interrupted": False, "resume": None}  # fmt: skip
+    analysis = campaign_analysis(campaign, trials, Judging())
+    return campaign_result(campaign, trials, analysis, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def test_the_contracts_fields_stand_beside_those_of_the_campaign(campaign: Campaign):
+    told = result(campaign, TRIALS).model_dump(mode="json")
+    assert {"base", "scaling", "sizes", "flagged", "nodes", "smallest_fault_found", "sentences",
+            "campaign", "runs", "lost", "missing", "resume"} <= told.keys()  # fmt: skip
+    assert told["base"]["value"] == 100 and told["scaling"] == "weak"
+    assert [(size["nodes"], size["n"]) for size in told["sizes"]] == [(1, 2), (2, 1)]
+    assert told["sizes"][1]["efficiency"] == pytest.approx(0.95)
+
+
+def test_a_part_of_a_node_is_held_against_its_share_of_the_node(campaign: Campaign):
+    (part,) = result(campaign, TRIALS).below_one_node
+    assert (part.devices, part.n) == (1, 1)
+    assert part.efficiency == pytest.approx(1.2)
+
+
+def test_causes_lost_hosts_and_left_over_ones_are_sentences(campaign: Campaign):
+    told = " ".join(result(campaign, TRIALS).sentences)
+    assert "No value of c: c: does not answer." in told
+    assert "Taken out of what followed: c." in told
+    assert "Without partners in 1 round because of that: b." in told
+    assert "Groups of 2 do not use up all hosts: c had no place in one round" in told
+
+
+def test_the_short_table_is_lambdas():
+    beside = trial("a c", 150.0, round=3, purpose="second pass")
+    assert lambda_csv([*TRIALS[1:], beside], 2).splitlines() == [
+        "Hostnames,Throughput (samples/sec),Status",
+        "b,100.0000,Success",
+        "c,-1,Fail",
+        '"a, b",190.0000,Success',
+    ]
+
+
+def test_both_tables_can_be_analysed_again(tmp_path: Path):
+    whole = [one for one in TRIALS if one.devices_per_node == 2]
+    for name, text in (("short", lambda_csv(TRIALS, 2)), ("long", trials_csv(whole, "weak"))):
+        (tmp_path / name).write_text(text)
+        found = measured_table(read_rows(tmp_path / name), name)
+        assert [(one.hosts, one.samples_per_s) for one in found.measured] == [
+            (one.hosts, one.samples_per_s) for one in whole
+        ]
+
+
+def test_the_long_table_has_everything():
+    rows = list(csv.DictReader(io.StringIO(trials_csv(TRIALS, "strong"))))
+    assert tuple(rows[0]) == COLUMNS
+    assert rows[2]["reason"] == "c: does not answer" and rows[4]["hosts"] == "a, b"
+    assert {row["scaling"] for row in rows} == {"strong"}
+
+
+def test_the_exit_code_tells_whether_the_question_was_answered(campaign: Campaign):
+    assert exit_code(result(campaign, TRIALS), fail=False) == 0
+    assert exit_code(result(campaign, TRIALS), fail=True) == 3
+    assert exit_code(result(campaign, TRIALS, lost={}), fail=True) == 0
+    assert exit_code(result(campaign, TRIALS, missing=1), fail=False) == 4
+    assert exit_code(result(campaign, TRIALS, interrupted=True), fail=False) == 4
+    no_pairs = [*TRIALS[:4], trial("a b", None, round=2, reason="broken")]
+    assert exit_code(result(campaign, no_pairs), fail=False) == 4
+    followed = [*no_pairs, trial("a b", 150.0, round=3, purpose="second pass")]
+    assert result(campaign, followed).sizes_without_value == (2,)
+    parts_alone = [trial("a", 60.0, devices_per_node=1), TRIALS[4]]
+    assert result(campaign, parts_alone).sizes_without_value == (1,)
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        (Remaining(0, 0, 0.0), "none left"),
+        (Remaining(3, 1, None), "3 left in 1 round"),
+        (Remaining(12, 5, 75.0), "12 left in 5 rounds, about 75 s"),
+        (Remaining(12, 5, 600.0), "12 left in 5 rounds, about 10 min"),
+        (Remaining(12, 5, 9000.0), "12 left in 5 rounds, about 2.5 h"),
+    ],
+)
+def test_what_is_left_is_told_in_fitting_units(left: Remaining, text: str):
+    assert left_text(left) == text

@@ -1,0 +1,107 @@
+"""`paceline check` measures this machine, keeps what it found, and judges the next check by it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cli.check import check
+from paceline.core.errors import UserError
+from paceline.scaling.check.fitness import CheckReport
+
+app = typer.Typer()
+app.command("check")(check)
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--fast", "--device", "cpu", "--json"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with one check of this machine."""
+    root = tmp_path_factory.mktemp("runs of mine")
+    result = run("--runs-dir", str(root))
+    (root / "printed.json").write_text(result.stdout)
+    return root
+
+
+def report_of(root: Path) -> CheckReport:
+    (file,) = (root / "checks").glob("*/check.json")
+    return CheckReport.model_validate_json(file.read_text())
+
+
+def test_one_machine_is_measured_and_not_judged(runs: Path):
+    printed = json.loads((runs / "printed.json").read_text())
+    (host,) = printed["hosts"]
+    assert set(host["figures"]) == {"gemm", "memory", "collective"}
+    assert all(
+        figure["by"] == "nothing" and figure["n"] >= 1 for figure in host["figures"].values()
+    )
+    assert printed["measures"]["gemm"]["smallest_fault"] is None
+    assert "too few to judge" in printed["sentences"][1]
+    assert report_of(runs).hosts[0].facts["num_cores"] >= 1
+
+
+def earlier(root: Path, factor: float, number: int, like: CheckReport) -> None:
+    """Checks of this machine in which it was `factor` times as fast."""
+    (host,) = like.hosts
+    figures = {
+        what: figure.model_copy(update={"value": factor * figure.value * (1 + 0.01 * number)})
+        for what, figure in host.figures.items()
+    }
+    changed = like.model_copy(update={"hosts": (host.model_copy(update={"figures": figures}),)})
+    (root / "checks" / f"old-{number}").mkdir(parents=True)
+    (root / "checks" / f"old-{number}" / "check.json").write_text(changed.model_dump_json())
+
+
+def test_a_machine_far_below_its_own_past_is_to_be_drained(runs: Path, tmp_path: Path):
+    for number in range(3):
+        earlier(tmp_path, 100.0, number, report_of(runs))
+    result = run("--runs-dir", str(tmp_path), "--fail-on-findings", "--at-once", "1")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 3 and len(document["drain"]) == 1
+    assert "below its own history" in document["hosts"][0]["evidence"][0]
+    assert Path(document["folder"], "check.json").is_file()
+
+
+def test_a_check_of_another_kind_is_no_measure(runs: Path, tmp_path: Path):
+    other = report_of(runs).model_copy(update={"identity": {"device": "H100"}})
+    (tmp_path / "check.json").write_text(other.model_dump_json())
+    with pytest.raises(UserError, match="was another kind of check: device H100"):
+        run("--runs-dir", str(tmp_path / "runs"), "--against", str(tmp_path))
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="OpenSSH's client is absent")
+def test_hosts_of_which_none_answers_are_all_to_be_drained(tmp_path: Path):
+    config = tmp_path / "config"
+    config.write_text("Host *\n HostName 127.0.0.1\n Port 1\n")
+    result = run("--hosts", "n[1-2]", "--ssh-config", str(config), "--runs-dir", str(tmp_path))
+    document = json.loads(result.stdout)
+    assert document["drain"] == ["n1", "n2"] and document["measures"] == {}
+    assert document["hosts"][0]["evidence"] == ["no ssh server listens there"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--hosts", "a;b"), "is no host name"),
+        (("--launcher", "ssh"), "has no hosts"),
+        (("--against", "/nowhere/check.json"), "/nowhere"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_measured(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+):
+    with pytest.raises(UserError, match=message):
+        run("--runs-dir", str(tmp_path), *arguments)
+    assert not list(tmp_path.glob("checks/*/check/*"))

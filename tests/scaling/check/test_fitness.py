@@ -1,0 +1,119 @@
+"""A host is drained for what it shows, and nobody is judged by too little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
+
+
+def checked(readings: Sequence[Reading], past: Past | None = None) -> CheckReport:
+    return judge(readings, past or Past(), {}, "2026-01-01T00:00:00+00:00", 3.0)
+
+
+def cluster(number: int, slow: Mapping[int, float] | None = None) -> list[Reading]:
+    """Hosts whose repeats and means scatter by about 1 %, the named ones slower by a share."""
+    return [
+        Reading(
+            f"n{host}", {"kernel": "6.1"},
+            {"gemm": [1e12 * (1 - (slow or {}).get(host, 0.0)) * (1 + 0.01 * ((3 * host + 7 * b) % 5 - 2))
+                      for b in range(10)]},
+        )
+        for host in range(1, number + 1)
+    ]  # fmt: skip
+
+
+def test_healthy_hosts_are_fit_and_the_report_says_what_it_could_have_found():
+    report = checked(cluster(16))
+    assert report.drain == () and {host.verdict for host in report.hosts} == {"fit"}
+    smallest = report.measures["gemm"].smallest_fault
+    assert smallest is not None and 0.01 < smallest < 0.1
+    assert "16 hosts checked in 3.0 s: 16 fit." in report.sentences[0]
+    assert "is found in 9 of 10 cases" in report.sentences[1]
+
+
+def test_a_fault_twice_the_smallest_is_found_and_nobody_else_is_blamed():
+    smallest = checked(cluster(16)).measures["gemm"].smallest_fault
+    assert smallest is not None
+    report = checked(cluster(16, {5: 2 * smallest}))
+    assert report.drain == ("n5",)
+    (evidence,) = report.hosts[4].evidence
+    assert evidence.startswith("matrix products at ") and "below the other nodes" in evidence
+    assert "1 to drain (n5)" in report.sentences[0]
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_few_hosts_judge_nobody(number: int):
+    report = checked(cluster(number, {1: 0.5}))
+    assert report.drain == () and report.measures["gemm"].smallest_fault is None
+    assert "too few to judge" in report.sentences[1]
+
+
+def test_a_host_of_few_is_judged_by_its_own_past():
+    past = Past(earlier={"gemm": {"n1": [1.0e12, 1.01e12, 0.99e12], "n2": [1.0e12, 1.0e12]}})
+    report = checked(cluster(2, {1: 0.3, 2: 0.3}), past)
+    assert report.drain == ("n1",)  # two earlier checks of n2 say too little
+    assert "below its own history" in report.hosts[0].evidence[0]
+
+
+def test_another_check_can_be_the_measure():
+    report = checked(cluster(2, {2: 0.3}), Past(references={"gemm": Reference(1e12, 0.02)}))
+    assert report.drain == ("n2",) and "below the reference" in report.hosts[1].evidence[0]
+
+
+def test_a_fault_of_its_own_drains_a_host_whatever_its_speed():
+    report = checked([*cluster(2), Reading("n9", faults=("its clock is 9 s ahead",))])
+    assert report.drain == ("n9",) and report.hosts[2].evidence == ("its clock is 9 s ahead",)
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {"kernel": "6.1", "torch": "2.13", "num_cores": 8, "memory_bytes": 64e9,
+            "gpus": [{"name": "H100", "driver": "550"}], **changes}  # fmt: skip
+
+
+def test_a_host_that_differs_from_most_is_worth_a_look():
+    readings = [Reading(f"n{n}", facts()) for n in range(3)]
+    odd = Reading("n3", facts(kernel="5.4"))
+    report = checked([*readings, odd])
+    assert [host.verdict for host in report.hosts] == ["fit", "fit", "fit", "look"]
+    told = " ".join(report.hosts[3].remarks)
+    assert "kernel 5.4 here, 6.1 on 3 of 4 hosts" in told
+
+
+def test_a_host_that_lost_a_gpu_is_drained():
+    eight = [{"name": "H100", "driver": "550"}] * 8
+    readings = [Reading(f"n{n}", facts(gpus=eight)) for n in range(3)]
+    report = checked([*readings, Reading("n3", facts(gpus=eight[:7]))])
+    assert report.drain == ("n3",)
+    assert report.hosts[3].evidence == ("7 GPUs here, 8 on 3 of 4 hosts",)
+    assert report.hosts[0].verdict == "fit"
+
+
+def test_of_two_that_differ_neither_is_the_usual_one():
+    report = checked([Reading("a", facts()), Reading("b", facts(torch="2.12"))])
+    assert [host.remarks for host in report.hosts] == [
+        ("torch 2.13 here, others differ",), ("torch 2.12 here, others differ",),
+    ]  # fmt: skip
+
+
+def test_memory_that_differs_by_pages_is_the_same():
+    report = checked([Reading("a", facts()), Reading("b", facts(memory_bytes=64.001e9))])
+    assert {host.verdict for host in report.hosts} == {"fit"}
+
+
+def test_a_report_survives_its_file():
+    report = checked(cluster(8, {2: 0.5}))
+    assert CheckReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
+    readings = [Reading("a", rates={"pair": [90.0]}), Reading("b", rates={"pair": [100.0]})]
+    report = checked(readings, Past(references={"pair": Reference(100.0)}))
+    (evidence,) = report.hosts[0].evidence
+    assert evidence.endswith("10.0 % below the reference (by the margin alone: low confidence)")
+    assert "judged by the margin of 1 % alone" in report.sentences[1]
+    assert "too few" not in report.sentences[1]

@@ -1,0 +1,101 @@
+"""The page of a scaling analysis shows every sub-cluster, the base, and the flagged nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.node_groups import Measured
+from paceline.report.theme import EXPORT
+from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.procedure import simulate
+from paceline.scaling.analysis.simulation import Cluster, Fault
+from paceline.scaling.charts import MOST_DOTS, scaling_charts
+from paceline.scaling.page import scaling_html, size_rows
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Analysis:
+    return simulate(Cluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])[0]
+
+
+def specs(analysis: Analysis, reference: float | None = None) -> dict[str, dict[str, Any]]:
+    found = scaling_charts(scale_result(analysis), analysis.measured, EXPORT, reference)
+    return {name: chart.to_dict() for name, chart in found.items()}
+
+
+def rows_of(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
+    found = next(part for part in spec["layer"] if part.get("name") == layer)
+    return (found.get("data") or spec["data"])["values"]
+
+
+def test_every_planned_sub_cluster_is_a_dot(faulty: Analysis):
+    for name in ("throughput", "efficiency"):
+        dots = rows_of(specs(faulty)[name], "sub-clusters")
+        assert [dot["nodes"] for dot in dots].count(2) == 16 and len(dots) == 32 + 16 + 4 + 1
+
+
+def test_efficiency_is_held_against_the_named_base_and_the_reference(faulty: Analysis):
+    spec = specs(faulty, reference=99.0)["efficiency"]
+    assert {row["value"] for row in rows_of(spec, "ideal")} == {100.0}
+    (level,) = {row["value"] for row in rows_of(spec, "reference")}
+    assert level == pytest.approx(100 * 99.0 / faulty.base)
+    words = " ".join(spec["title"]["subtitle"])
+    assert (
+        "median of 32 nodes" in words and "weak scaling" in words and "99 samples/s a node" in words
+    )
+
+
+def test_the_ideal_of_the_throughput_grows_with_the_nodes(faulty: Analysis):
+    ends = rows_of(specs(faulty)["throughput"], "ideal")
+    assert ends[1]["value"] == pytest.approx(32 * ends[0]["value"])
+
+
+def test_the_flagged_node_is_named_in_the_chart(faulty: Analysis):
+    spec = specs(faulty)["nodes"]
+    assert [row["host"] for row in rows_of(spec, "names")] == ["node-0007"]
+    assert len(rows_of(spec, "alone")) == 32
+
+
+def test_very_many_groups_are_thinned_and_keep_their_ends():
+    many = [Measured((f"n{at}",), 100.0 + at / 1e4) for at in range(4096)]
+    charts = specs(analyse(many))
+    dots = rows_of(charts["throughput"], "sub-clusters")
+    assert len(dots) <= MOST_DOTS + 1
+    shown = rows_of(charts["nodes"], "alone")
+    assert len(shown) <= MOST_DOTS + 1 and [row["rank"] for row in shown[:3]] == [1, 2, 3]
+    assert shown[-1]["rank"] == 4096
+    assert (min(d["value"] for d in dots), max(d["value"] for d in dots)) == (100.0, 100.4095)
+
+
+def test_the_page_says_the_answer_and_escapes_names(faulty: Analysis):
+    page = scaling_html(scale_result(faulty), faulty.measured, "<script>alert(1)</script>")
+    assert "<script>alert(1)</script>" not in page and "&lt;script&gt;alert(1)" in page
+    assert "1 node flagged" in page and "node-0007" in page
+    assert 'http-equiv="Content-Security-Policy"' in page
+
+
+def test_a_single_node_has_a_page_too():
+    analysis = analyse([Measured(("n1",), 100.0)])
+    page = scaling_html(scale_result(analysis), analysis.measured, "one")
+    assert "too few to judge" in page
+
+
+def test_rows_are_flat_and_unrounded(faulty: Analysis):
+    first, *_, last = size_rows(scale_result(faulty))
+    assert first["efficiency"] == 1.0 and first["naive_straggler"] is None
+    assert last["naive_straggler"] * last["naive_communication"] == pytest.approx(
+        last["efficiency"]
+    )
+
+
+def test_a_node_that_a_reference_flags_is_not_said_to_be_beyond_judgement():
+    measured = [Measured(("n1",), 100.0), Measured(("n2",), 90.0)]
+    result = scale_result(analyse(measured, Judging(reference=Reference(100.0))))
+    assert result.flagged == ("n2",) and result.smallest_fault_found is None
+    page = scaling_html(result, measured, "two", 100.0)
+    assert "1 node flagged" in page and "too few to judge" not in page.lower()
+    assert "Too few" not in str(scaling_charts(result, measured, EXPORT, 100.0)["nodes"].to_dict())
