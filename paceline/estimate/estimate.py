@@ -13,6 +13,7 @@ from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, Shape
 from paceline.core.value import Value
+from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, processor
 from paceline.estimate.costs import Bill, Failures, Prices, bill
 from paceline.estimate.fit.evidence import Evidence
@@ -24,7 +25,7 @@ from paceline.estimate.model.case import Case, Cases, Stack, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine, machine
 from paceline.estimate.model.pipeline import followed_step
-from paceline.estimate.model.waterfall import Level, waterfall
+from paceline.estimate.model.waterfall import waterfall
 from paceline.estimate.provenance import Basis, basis_of
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe, resolve
@@ -103,7 +104,7 @@ class Estimate(Value):
     p_oom: float | None
     """Probability that the device runs out of memory; None where its size is unknown."""
     bill: Bill | None
-    waterfall: tuple[Level, ...]
+    waterfall: tuple[WaterfallLevel, ...]
     """From the peak to `flops_per_s_per_device`, and on to what was measured."""
     measured: Measured | None = None
     evidence: Basis

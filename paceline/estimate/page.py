@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.units import percent, si
-from paceline.estimate.model.waterfall import Level
+from paceline.core.waterfall import WaterfallLevel
 from paceline.report.figures import one_line, printable
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
@@ -15,7 +15,7 @@ from paceline.report.waterfall import waterfall_chart
 def estimate_html(
     title: str,
     setup: Sequence[str],
-    offers: Sequence[tuple[str, Sequence[Level]]],
+    offers: Sequence[tuple[str, Sequence[WaterfallLevel]]],
     notes: Sequence[str],
 ) -> str:
     """The page of one estimate or of several offers, each with a chart and a table; loads nothing."""
@@ -33,7 +33,7 @@ def estimate_html(
     )  # fmt: skip
 
 
-def _cells(level: Level) -> list[str]:
+def _cells(level: WaterfallLevel) -> list[str]:
     seconds = f"{level.lost_s:.4g}" if level.lost_s else ""
     return [
         printable(level.name),

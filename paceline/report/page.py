@@ -15,7 +15,7 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import trainable_parameters
 from paceline.core.steps import Steps
 from paceline.core.units import count
-from paceline.estimate.model.waterfall import Level
+from paceline.core.waterfall import WaterfallLevel
 
 STATUS_ADVICE: dict[str, str] = {
     "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "
@@ -60,7 +60,7 @@ class RunReport:
     """Paths inside `folder`."""
     stacks: dict[str, str] = field(default_factory=dict[str, str])
     """What the ranks did when they were ended, by the file's path inside `folder`."""
-    waterfall: tuple[Level, ...] = ()
+    waterfall: tuple[WaterfallLevel, ...] = ()
     """From the peak over the estimate to the measured step; empty where nobody asked for it."""
     expected: str = ""
     """The measured step beside the expected one, or why there is none, in a sentence."""

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.units import percent
-from paceline.estimate.model.waterfall import Level
+from paceline.core.waterfall import WaterfallLevel
 from paceline.report.figures import printable
 from paceline.report.page import RunReport
 from paceline.report.step_charts import finish
@@ -18,7 +18,7 @@ BAR_HEIGHT = 26
 WHOLE = ("peak", "estimated", "measured")
 
 
-def bars(levels: Sequence[Level]) -> list[dict[str, Any]]:
+def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
     """A row a level: whole bars for the ends, and for causes what lies between two levels."""
     rows: list[dict[str, Any]] = []
     before = 0.0
@@ -33,7 +33,7 @@ def bars(levels: Sequence[Level]) -> list[dict[str, Any]]:
     return rows
 
 
-def waterfall_chart(levels: Sequence[Level], look: Look) -> alt.LayerChart:
+def waterfall_chart(levels: Sequence[WaterfallLevel], look: Look) -> alt.LayerChart:
     """Shares of the peak, one bar below the other."""
     rows, palette = bars(levels), look.palette
     base = alt.Chart(alt.Data(values=rows)).encode(

@@ -26,8 +26,8 @@ from paceline.core.run import Data, RunSpec, Training
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
 from paceline.core.units import GIB, MIB
+from paceline.core.waterfall import WaterfallLevel
 from paceline.core.window import steady_window
-from paceline.estimate.model.waterfall import Level
 from paceline.report.page import RunReport
 
 SEQ_LEN = 256
@@ -208,10 +208,10 @@ def referenced_report() -> RunReport:
     return replace(run, waterfall=levels(), expected="Expected 0.15 s a step.")
 
 
-def levels() -> tuple[Level, ...]:
+def levels() -> tuple[WaterfallLevel, ...]:
     """From a peak of 100 GFLOP/s, 0.1 s a step, over an estimate of 0.15 s to 0.2 s measured."""
     return tuple(
-        Level(name=name, flops_per_s=share * 1e11, share=share, lost_s=lost)
+        WaterfallLevel(name=name, flops_per_s=share * 1e11, share=share, lost_s=lost)
         for name, share, lost in (
             ("peak", 1.0, 0.0), ("large products", 0.8, 0.025), ("memory-bound work", 2 / 3, 0.025),
             ("estimated", 2 / 3, 0.0), ("not explained", 0.5, 0.05), ("measured", 0.5, 0.0),

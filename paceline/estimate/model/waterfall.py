@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.core.value import Value
+from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.model.block import product_rate
 from paceline.estimate.model.case import Cases
 from paceline.estimate.model.step import StepTime
@@ -25,21 +25,9 @@ CAUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """In this order, each with the parts of a step that it adds up."""
 
 
-class Level(Value):
-    """What is left after one cause and those before it."""
-
-    name: str
-    flops_per_s: float
-    """Of one device."""
-    share: float
-    """Of the peak."""
-    lost_s: float
-    """Seconds of the step that this cause takes; negative where it gives some back."""
-
-
 def waterfall(
     x: Cases, c: Mapping[str, float], time: StepTime, flops_per_device: float
-) -> tuple[Level, ...]:
+) -> tuple[WaterfallLevel, ...]:
     """Levels of one case from the dense peak down to the estimated rate.
 
     `flops_per_device` are those of a step in a convention. The second level is what large products
@@ -48,7 +36,7 @@ def waterfall(
     """
     peak = float(x.peak_narrow[0] or x.peak_16bit[0])
     parts, spent = time.at(0), flops_per_device / peak
-    levels = [Level(name="peak", flops_per_s=peak, share=1.0, lost_s=0.0)]
+    levels = [WaterfallLevel(name="peak", flops_per_s=peak, share=1.0, lost_s=0.0)]
     reached = flops_per_device / float(product_rate(x, c)[0])
     causes = {name: sum(parts[part] for part in own) for name, own in CAUSES}
     first = causes.pop(CAUSES[0][0])
@@ -58,19 +46,21 @@ def waterfall(
             continue
         spent += seconds
         rate = flops_per_device / spent
-        levels.append(Level(name=name, flops_per_s=rate, share=rate / peak, lost_s=seconds))
+        levels.append(
+            WaterfallLevel(name=name, flops_per_s=rate, share=rate / peak, lost_s=seconds)
+        )
     return (*levels, levels[-1].model_copy(update={"name": "estimated", "lost_s": 0.0}))
 
 
 def to_measured(
-    levels: Sequence[Level], estimated_s: float, measured_s: float
-) -> tuple[Level, ...]:
+    levels: Sequence[WaterfallLevel], estimated_s: float, measured_s: float
+) -> tuple[WaterfallLevel, ...]:
     """The levels of an estimate and two more: what they do not explain, and the measured rate.
 
     All seconds lost and those at the peak's rate add up to the measured step.
     """
     last, peak = levels[-1], levels[0].flops_per_s
     rate = last.flops_per_s * estimated_s / measured_s
-    rest = Level(name="not explained", flops_per_s=rate, share=rate / peak,
+    rest = WaterfallLevel(name="not explained", flops_per_s=rate, share=rate / peak,
                  lost_s=measured_s - estimated_s)  # fmt: skip
     return (*levels, rest, rest.model_copy(update={"name": "measured", "lost_s": 0.0}))
