@@ -15,16 +15,9 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 # The nightly one needs root and the packages of deps-clusters, hence a target of its own.
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
-SUITES := clusters numerics browser
-# What has a target of its own besides, so that the default tests stay short.
-CAMPAIGN_TESTS := $(wildcard tests/test_campaign*.py) tests/scaling/campaigns/test_cli.py tests/scaling/check/test_cli.py
-ESTIMATE_TESTS := $(foreach part,estimate search ramping sweeping parts tuning calibrating,tests/$(part)) \
-  $(foreach part,estimating explaining offering tracing validating,tests/test_$(part).py) tests/native/test_followed_step.py \
-  $(foreach verb,estimate rampup repeat sweep tune,tests/cli/test_$(verb).py)
-MLPERF_TESTS := tests/mlperf $(wildcard tests/test_mlperf*.py tests/cli/test_mlperf*.py \
-  tests/report/test_mlperf*.py) \
-  $(foreach part,evaluation heldout heldout_latents mllog pretrained,tests/native/test_$(part).py)
-APART := $(SUITES:%=tests/%) $(CAMPAIGN_TESTS) $(ESTIMATE_TESTS) $(MLPERF_TESTS)
+# Folders of tests with a target of their own, so that the default tests stay short.
+PARALLEL_SUITES := estimate layouts mlperf scaling
+SUITES := browser clusters numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -46,19 +39,16 @@ install: $(VENV)/.installed-tested ## make the virtual environment with all that
 
 .PHONY: test
 test: $(VENV)/.installed-tested ## run the tests, without the suites that have a target of their own
-	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(APART:%=--ignore=%) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
 
-.PHONY: test-campaigns test-estimate test-mlperf
-test-campaigns: tests = $(CAMPAIGN_TESTS)
-test-campaigns: ## campaigns of paceline scale on this machine alone, paceline check
-test-estimate: tests = $(ESTIMATE_TESTS)
-test-estimate: ## estimates, sweeps, repeats, ramp-ups
-test-mlperf: tests = $(MLPERF_TESTS)
+.PHONY: $(SUITES:%=test-%)
+test-estimate: ## step time and memory before a run, calibration
+test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
-test-campaigns test-estimate test-mlperf: $(VENV)/.installed-tested
-	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(tests) $(PYTEST_ARGS)
+test-scaling: ## campaigns on this machine alone, their analysis, checks of hosts
+$(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/$* $(PYTEST_ARGS)
 
-.PHONY: test-numerics test-browser test-clusters
 test-numerics: ## every layout against the single process
 test-browser: ## the HTML report in a real Chromium (see deps-browser)
 test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters)
@@ -70,9 +60,10 @@ test-gpu: $(VENV)/.installed-tested ## what needs an NVIDIA GPU; skipped without
 	$(BIN)/python -m pytest -m gpu -rs --durations=20 tests/native $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-tested ## ruff and pyright
+lint: $(VENV)/.installed-tested ## ruff, pyright, and what each room may import
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 .PHONY: bench
