@@ -8,6 +8,7 @@ about the step that was watched for it, an `eval` line per evaluation, an `end` 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ from pydantic import (
     PositiveInt,
     TypeAdapter,
     ValidationError,
+    model_validator,
 )
 
 from paceline.core.steps import Step
@@ -29,6 +31,9 @@ LARGEST_STEP = 2**53
 CORES = r"\d{1,5}(-\d{1,5})?"
 EVENT_BEGINS = '{"event"'
 """How the trainer's lines begin, torn ones included."""
+Cause = Literal["own_fault", "peer_lost", "no_progress", "waiting"]
+"""Why a rank failed: by itself, because another was gone, or ended by its watchdog, which found it
+without progress outside a collective or waiting for other ranks inside one."""
 
 
 class MemoryBytes(Value):
@@ -172,6 +177,37 @@ class EndEvent(Value):
     time_unix: float
     reached: bool | None = None
     """Whether an evaluation reached the target, which ends a training; None without a target."""
+    cause: Cause | None = None
+    """None where the status is ok."""
+    silent_s: NonNegativeFloat | None = None
+    """How long nothing had moved when its watchdog ended it; None where that did not."""
+    doing: str | None = None
+    """What the rank did all that time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_cause(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        old = fields.get("status") != "ok" and "cause" not in fields
+        return {**fields, **_cause_in_words(str(fields.get("reason")))} if old else fields
+
+
+_NO_PROGRESS = re.compile(
+    r"no progress for (\S+) s (.*): (waiting for other ranks|not inside a collective)"
+)
+
+
+def _cause_in_words(reason: str) -> dict[str, Any]:
+    """The fields that end lines had in the words of their reason before they had `cause`."""
+    if reason.startswith("another rank ended first"):
+        return {"cause": "peer_lost"}
+    if stopped := _NO_PROGRESS.fullmatch(reason):
+        waits = stopped[3] == "waiting for other ranks"
+        return {
+            "cause": "waiting" if waits else "no_progress",
+            "silent_s": stopped[1],
+            "doing": stopped[2],
+        }
+    return {"cause": "own_fault"}
 
 
 Event = StartEvent | StepEvent | MemoryEvent | EvalEvent | EndEvent

@@ -19,8 +19,6 @@ from typing import Any, Protocol
 
 from record import EventLog
 
-NO_PROGRESS = "no progress for"
-WAITING, ALONE = "waiting for other ranks", "not inside a collective"
 START_LIMIT_S = 120.0
 """At least so long may anything before the second step take: imports, joining, compiling."""
 LOOKS_PER_LIMIT = 50
@@ -161,22 +159,27 @@ class Heartbeat:
         if not self._word.acquire(blocking=False):
             return
         faulthandler.dump_traceback(self._file, all_threads=True)
+        doing, waits = self._state()
+        where = "waiting for other ranks" if waits else "not inside a collective"
         self.events.write(
             "end",
             status="failed",
-            reason=f"{NO_PROGRESS} {limit_s:g} s {self._where()}",
+            reason=f"no progress for {limit_s:g} s {doing}: {where}",
+            cause="waiting" if waits else "no_progress",
+            silent_s=limit_s,
+            doing=doing,
             steps=self.events.steps_done,
             time_unix=time.time(),
         )
         time.sleep(grace_s(limit_s))
         os._exit(1)
 
-    def _where(self) -> str:
+    def _state(self) -> tuple[str, bool]:
+        """What the rank is doing, and whether it waits for others."""
         steps = self.steps
         waits = self._waits or (steps is not None and steps.is_waiting())
         step = steps.step if steps else 0
-        doing = self._doing or (f"in step {step}" if step else "before the first step")
-        return f"{doing}: {WAITING if waits else ALONE}"
+        return self._doing or (f"in step {step}" if step else "before the first step"), waits
 
 
 def grace_s(limit_s: float) -> float:

@@ -36,7 +36,7 @@ def main(path: str) -> int:
     redirect_output(logs, rank)
     events = EventLog(raw.get("events", "steps"), rank)
     heartbeat = Heartbeat(events, str(Path(logs) / f"rank-{rank:05d}.stack"))
-    status, reason = "ok", None
+    status, reason, cause = "ok", None, None
     timed: MlperfRun | None = None
     reached: bool | None = None
     try:
@@ -50,26 +50,32 @@ def main(path: str) -> int:
         reached = train(config, events, heartbeat, timed)
     except Exception as error:  # the program's edge: every failure becomes an end line
         traceback.print_exc()
-        status, reason = outcome(error)
+        status, reason, cause = outcome(error)
         if timed is not None:
             timed.stop(reached=False)
     while not heartbeat.stop():
         time.sleep(1)  # the watchdog has given up on this rank, and ends it
-    end(events, status, reason, reached)
+    end(events, status, reason, cause, reached)
     heartbeat.remove_empty_stack()
     return 0 if status == "ok" else 1
 
 
-def end(events: EventLog, status: str, reason: str | None, reached: bool | None = None) -> None:
+def end(
+    events: EventLog,
+    status: str,
+    reason: str | None,
+    cause: str | None = None,
+    reached: bool | None = None,
+) -> None:
     """Write the end line; `reached` says whether the target was, None where there is none."""
-    judged = {} if reached is None else {"reached": reached}
+    optional = {"cause": cause, "reached": reached}
     events.write(
         "end",
         status=status,
         reason=reason,
         steps=events.steps_done,
         time_unix=time.time(),
-        **judged,
+        **{name: value for name, value in optional.items() if value is not None},
     )
 
 

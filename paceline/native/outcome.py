@@ -1,4 +1,4 @@
-"""How a training ended: the status and the one sentence that its end line carries."""
+"""How a training ended: the status, the sentence and the cause that its end line carries."""
 
 from __future__ import annotations
 
@@ -49,26 +49,29 @@ class CheckpointError(Exception):
     """A checkpoint was not written."""
 
 
-def outcome(error: BaseException) -> tuple[str, str]:
-    """(status, reason) of an exception: oom, nan or failed, and why in one sentence."""
+def outcome(error: BaseException) -> tuple[str, str, str]:
+    """(status, reason, cause) of an exception: oom, nan or failed, why in one sentence, whose fault.
+
+    The cause is `peer_lost` where another rank's end is to blame, else `own_fault`.
+    """
     if isinstance(error, RuntimeError) and error.__cause__ is not None:
         # A pipeline's stage tells only its inputs, and keeps what went wrong as the cause.
         return outcome(error.__cause__)
     sentence = _last_line(error)
     lowered = sentence.lower()
     if isinstance(error, NotFiniteError):
-        return "nan", str(error)
+        return "nan", str(error), "own_fault"
     if isinstance(error, (ConfigError, CheckpointError)):
-        return "failed", str(error)
+        return "failed", str(error), "own_fault"
     if isinstance(error, MemoryError) or any(words in lowered for words in OUT_OF_MEMORY):
-        return "oom", sentence
+        return "oom", sentence, "own_fault"
     if is_limited() and any(words in lowered for words in NO_THREAD):
-        return "oom", f"no memory for a thread's stack: {sentence}"
+        return "oom", f"no memory for a thread's stack: {sentence}", "own_fault"
     if is_limited() and NO_CODE in lowered:
-        return "oom", f"no memory for compiled code: {sentence}"
+        return "oom", f"no memory for compiled code: {sentence}", "own_fault"
     if any(words in lowered for words in LOST_PEER):
-        return "failed", f"another rank ended first: {sentence}"
-    return "failed", sentence
+        return "failed", f"another rank ended first: {sentence}", "peer_lost"
+    return "failed", sentence, "own_fault"
 
 
 def _last_line(error: BaseException) -> str:

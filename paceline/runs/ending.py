@@ -19,19 +19,14 @@ from signal import Signals
 
 from paceline.core.result import Status
 from paceline.engines import engine
-from paceline.files.events import EndEvent, RankLog
+from paceline.files.events import Cause, EndEvent, RankLog
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines import Verdict
 
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
-LOST_PEER = "another rank ended first"
-"""How the trainer's reason begins when a rank only noticed that another was gone."""
-NO_PROGRESS = "no progress for"
-"""How its reason begins when its watchdog ended it."""
-WAITING = "waiting for other ranks"
-"""How that reason ends when the rank was inside a collective."""
-
+STOPPED: tuple[Cause, ...] = ("no_progress", "waiting")
+"""Causes with which a rank's watchdog ended it."""
 NOT_RUNNING = "its watchdog could not run (Python's lock was held, or the process was stopped)"
 
 _AGENT_EXIT = re.compile(r"^@exit rank=(\d+) code=(-?\d+) at=(\d+\.\d+)$", re.MULTILINE)
@@ -191,12 +186,12 @@ def _own_fault(evidence: Evidence) -> Ending | None:
     faults = [
         (end.time_unix, _GRAVEST.index(end.status), rank, end)
         for rank, end in evidence.ends.items()
-        if end.status != "ok" and not (end.reason or "").startswith((LOST_PEER, NO_PROGRESS))
+        if end.cause == "own_fault"
     ]
     if not faults:
         return None
     *_, rank, end = min(faults, key=lambda fault: fault[:3])
-    return Ending(end.status, evidence.told_by(rank, end.reason or "no reason given"), rank=rank)
+    return Ending(end.status, evidence.told_by(rank, _reason(end)), rank=rank)
 
 
 def _by_machine(evidence: Evidence) -> Ending | None:
@@ -229,7 +224,7 @@ def _signals(evidence: Evidence) -> dict[int, int]:
     It sends SIGTERM, and SIGKILL to a rank that does not answer, when the first one has ended.
     """
     first = next(iter(evidence.exits), None)
-    hangs = any((end.reason or "").startswith(NO_PROGRESS) for end in evidence.ends.values())
+    hangs = any(end.cause in STOPPED for end in evidence.ends.values())
     return {
         rank: -code
         for rank, code in evidence.exits.items()
@@ -241,29 +236,36 @@ def _signals(evidence: Evidence) -> dict[int, int]:
 
 def _hung(evidence: Evidence) -> Ending | None:
     """The rank that holds the others up, once a watchdog has ended one."""
-    hung = {
-        rank: end.reason
+    stopped = [
+        (rank, end)
         for rank, end in sorted(evidence.ends.items(), key=lambda item: item[1].time_unix)
-        if end.reason is not None and end.reason.startswith(NO_PROGRESS)
-    }
-    culprit = next((rank for rank, reason in hung.items() if not reason.endswith(WAITING)), None)
-    if culprit is not None:
-        return Ending("failed", evidence.told_by(culprit, hung[culprit]), rank=culprit)
-    waited = next(iter(hung.values()), None)
+        if end.cause in STOPPED
+    ]
+    for rank, end in stopped:
+        if end.cause == "no_progress":
+            return Ending("failed", evidence.told_by(rank, _reason(end)), rank=rank)
+    waiter, wait = stopped[0] if stopped else (None, None)
     silent = evidence.silent
     for rank in silent:
         if rank in evidence.locked:
-            where = waited.removesuffix(f": {WAITING}") if waited else "no progress"
-            reason = f"{where}: {NOT_RUNNING}"
+            reason = f"{_no_progress(wait)}: {NOT_RUNNING}"
             return Ending("failed", evidence.told_by(rank, reason), rank=rank)
-    if waited is None:
+    if wait is None:
         return None
     if not silent:
-        return Ending("failed", waited.removesuffix(WAITING) + "every rank waits for others")
+        return Ending("failed", f"{_no_progress(wait)}: every rank waits for others")
     names = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
     who = f"rank {names}" if len(silent) == 1 else f"ranks {names}"
-    reason = f"{who} gave no sign while rank {next(iter(hung))} waited ({waited})"
+    reason = f"{who} gave no sign while rank {waiter} waited ({_reason(wait)})"
     return Ending("failed", reason, rank=silent[0])
+
+
+def _reason(end: EndEvent) -> str:
+    return end.reason or "no reason given"
+
+
+def _no_progress(wait: EndEvent | None) -> str:
+    return f"no progress for {wait.silent_s:g} s {wait.doing}" if wait else "no progress"
 
 
 def _unexplained(evidence: Evidence) -> Ending:

@@ -258,7 +258,7 @@ def test_a_disk_without_room_fails_in_one_sentence_and_keeps_the_one_before(
         made._save(3, torch.ones(2), skipped=False)
         made.finish_checkpoint()
 
-    status, reason = outcome(error.value)
+    status, reason, _ = outcome(error.value)
     assert status == "failed" and "\n" not in reason
     assert "step-000003: cannot be written: rank 0: " in reason and "File too large" in reason
     assert names(saved.parent) == ["latest", "step-000002"]

@@ -99,7 +99,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 def test_every_exception_becomes_a_status_and_a_sentence(
     error: BaseException, status: str, reason: str
 ) -> None:
-    found, sentence = outcome(error)
+    found, sentence, _ = outcome(error)
 
     assert found == status and reason in sentence and "\n" not in sentence
 

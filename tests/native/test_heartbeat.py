@@ -69,30 +69,32 @@ STUCK = "\ndef stuck_here():\n    time.sleep(60)\nstuck_here()\n"
 
 
 @pytest.mark.parametrize(
-    ("before", "reason"),
+    ("before", "doing", "cause"),
     [
-        ("", "no progress for 1 s at the start: not inside a collective"),
+        ("", "at the start", "no_progress"),
         (
             "pulse.beat('while the ranks join', waits=True)",
-            "no progress for 1 s while the ranks join: waiting for other ranks",
+            "while the ranks join",
+            "waiting",
         ),
-        (
-            "pulse.follow(steps, []); steps.step = 12",
-            "no progress for 1 s in step 12: not inside a collective",
-        ),
+        ("pulse.follow(steps, []); steps.step = 12", "in step 12", "no_progress"),
         (
             "pulse.follow(steps, []); steps.step = 12; steps.waits = True",
-            "no progress for 1 s in step 12: waiting for other ranks",
+            "in step 12",
+            "waiting",
         ),
     ],
 )
 def test_without_a_beat_the_process_ends_and_says_where(
-    tmp_path: Path, before: str, reason: str
+    tmp_path: Path, before: str, doing: str, cause: str
 ) -> None:
     assert after(tmp_path, before + STUCK) == 1
 
     (last,) = ends(tmp_path)
-    assert (last["event"], last["status"], last["reason"]) == ("end", "failed", reason)
+    where = {"waiting": "waiting for other ranks", "no_progress": "not inside a collective"}
+    assert (last["event"], last["status"], last["cause"]) == ("end", "failed", cause)
+    assert (last["silent_s"], last["doing"]) == (LIMIT_S, doing)
+    assert last["reason"] == f"no progress for 1 s {doing}: {where[cause]}"
     assert "in stuck_here" in stack(tmp_path)
 
 

@@ -34,7 +34,7 @@ def test_a_model_beyond_the_limit_ends_as_oom(tmp_path: Path, ranks: int) -> Non
     whole = [last for (last,) in filter(None, said) if last["event"] == "end"]
     assert "oom" in {last["status"] for last in whole}, log(tmp_path)
     for last in whole:
-        lost = (last["reason"] or "").startswith("another rank ended first")
+        lost = last.get("cause") == "peer_lost"
         assert last["steps"] < 3 and (last["status"] == "oom" or lost)
 
 

@@ -37,8 +37,8 @@ CPU = (
     ],
 )
 def test_lack_of_memory_is_known_in_every_form(error: Exception) -> None:
-    status, reason = outcome(error)
-    assert status == "oom" and type(error).__name__ in reason
+    status, reason, cause = outcome(error)
+    assert (status, cause) == ("oom", "own_fault") and type(error).__name__ in reason
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,16 @@ def test_lack_of_memory_is_known_in_every_form(error: Exception) -> None:
     ],
 )
 def test_a_lost_peer_is_known_in_every_form(text: str) -> None:
-    status, reason = outcome(RuntimeError(text))
-    assert status == "failed" and reason.startswith("another rank ended first: RuntimeError")
+    status, reason, cause = outcome(RuntimeError(text))
+    assert (status, cause) == ("failed", "peer_lost")
+    assert reason.startswith("another rank ended first: RuntimeError")
 
 
 def test_other_faults_are_the_ranks_own() -> None:
-    assert outcome(ValueError("a\n b")) == ("failed", "ValueError: a b")
-    assert outcome(ConfigError("steps: is missing")) == ("failed", "steps: is missing")
-    assert outcome(NotFiniteError("the loss became nan")) == ("nan", "the loss became nan")
-    assert outcome(RuntimeError("can't start new thread"))[0] == "failed"
+    assert outcome(ValueError("a\n b")) == ("failed", "ValueError: a b", "own_fault")
+    assert outcome(ConfigError("no steps")) == ("failed", "no steps", "own_fault")
+    assert outcome(NotFiniteError("nan in step 3")) == ("nan", "nan in step 3", "own_fault")
+    assert outcome(RuntimeError("can't start new thread"))[0::2] == ("failed", "own_fault")
 
 
 def test_no_room_for_a_threads_stack_is_lack_of_memory_where_it_is_limited() -> None:
@@ -90,11 +91,11 @@ def test_no_room_for_compiled_code_is_lack_of_memory_where_it_is_limited(
 
 
 def test_what_a_pipeline_s_stage_met_is_its_cause() -> None:
-    def fail(cause: Exception) -> tuple[str, str]:
+    def fail(cause: Exception) -> tuple[str, str, str]:
         try:
             raise RuntimeError("[Stage 1] failed to run forward: args: (Tensor(2, 8),)") from cause
         except RuntimeError as error:
             return outcome(error)
 
     assert fail(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))[0] == "oom"
-    assert fail(ValueError("no")) == ("failed", "ValueError: no")
+    assert fail(ValueError("no")) == ("failed", "ValueError: no", "own_fault")

@@ -15,11 +15,19 @@ from tests.files.test_events import END, START, STEP, lines
 LOST = "another rank ended first: RuntimeError: Connection closed by peer"
 WAITED = "no progress for 5 s in step 3: waiting for other ranks"
 ALONE = "no progress for 5 s in step 3: not inside a collective"
+STOPPED = {"silent_s": 5.0, "doing": "in step 3"}
+CAUSES: dict[str | None, dict[str, Any]] = {
+    LOST: {"cause": "peer_lost"},
+    WAITED: {"cause": "waiting", **STOPPED},
+    ALONE: {"cause": "no_progress", **STOPPED},
+}
 
 
 def rank(status: str | None = "ok", reason: str | None = None, at: float = 0.0) -> RankLog:
     """A rank that ended `at` seconds into the end; without a status it was cut off."""
     end = {**END, "status": status, "reason": reason, "time_unix": END["time_unix"] + at}
+    if status != "ok":
+        end |= CAUSES.get(reason, {"cause": "own_fault"})
     return read_rank(lines(START, STEP, *([end] if status else [])))
 
 
@@ -30,6 +38,18 @@ def job(*ranks: RankLog, code: int = 1, **found: Any) -> Evidence:
 def told(evidence: Evidence) -> tuple[str, str | None]:
     ending = judge(evidence)
     return ending.status, ending.reason
+
+
+@pytest.mark.parametrize("reason", [LOST, WAITED, ALONE, "ValueError: bad", None])
+def test_an_end_line_from_before_causes_has_that_of_its_reason(reason: str | None):
+    old = read_rank(lines({**END, "status": "failed", "reason": reason}))
+    assert old.end is not None and old.end == rank("failed", reason).end
+
+
+def test_a_cause_counts_and_the_words_of_its_reason_do_not():
+    end = {**END, "status": "failed", "cause": "own_fault"}
+    ranks = [read_rank(lines({**end, "reason": reason})) for reason in (LOST, WAITED)]
+    assert told(job(*ranks)) == ("failed", f"rank 0: {LOST}")
 
 
 def test_all_ranks_ok_is_ok():
