@@ -6,13 +6,11 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
-from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.fit.evidence import Evidence, Provenance
 from paceline.estimate.model.machine import Machine
 from paceline.files import catalog
 
-Kind = Literal["measured here", "stored profile", "public prior", "data sheet", "stated", "assumed"]
-TITLED: tuple[Kind, ...] = ("measured here", "stored profile")
-"""What the title of coefficients that a calibration moved begins with."""
+Kind = Literal[Provenance, "data sheet", "stated", "assumed"]
 
 
 class Basis(Value):
@@ -32,20 +30,17 @@ class Basis(Value):
 
 def basis_of(evidence: Evidence, here: Machine, links: str | None, network: str | None) -> Basis:
     """The basis of one estimate; `links` and `network` are the names that were given."""
-    kind: Kind | None = next((one for one in TITLED if evidence.title.startswith(one)), None)
-    if kind is None:
-        kind = "stored profile" if evidence.own_rows else "public prior"
     links_are: Kind = "assumed" if here.assumed.intra else "data sheet"
     network_is: Kind = "assumed" if here.assumed.inter else "data sheet"
-    own = here.generation == "cpu"
-    rates: Kind = kind if own else "data sheet"
+    on_cpu = here.generation == "cpu"
+    rates: Kind = evidence.provenance if on_cpu else "data sheet"
     return Basis(
         title=evidence.title,
-        coefficients=kind,
+        coefficients=evidence.provenance,
         peak=rates,
         memory_rate=rates,
-        links=kind if own else _link(links_are, links, "intra"),
-        network=kind if own else _link(network_is, network, "inter"),
+        links=evidence.provenance if on_cpu else _link(links_are, links, "intra"),
+        network=evidence.provenance if on_cpu else _link(network_is, network, "inter"),
         memory="public prior",
     )
 

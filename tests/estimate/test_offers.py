@@ -27,7 +27,7 @@ def test_two_offers_share_what_is_uncertain_about_both():
 
 def test_offers_with_coefficients_of_their_own_share_nothing():
     evidence = shipped()
-    own = evidence.model_copy(update={"title": "stored profile: another machine"})
+    own = evidence.model_copy(update={"provenance": "stored profile"})
     shared, apart = (step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, one) for one in (None, own))
     assert step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, evidence) == shared
     assert shared[0] == apart[0] == 1 and apart[2] > shared[2]

@@ -12,7 +12,7 @@ from typing import Literal
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype, Peak
 from paceline.core.value import Value
-from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.fit.evidence import Evidence, Provenance
 from paceline.estimate.model.machine import Machine
 from paceline.files import catalog
 
@@ -81,9 +81,9 @@ class Calibration(About):
 
     def told(self) -> Evidence:
         """Its coefficients, entitled by where they were measured as seen from this machine."""
-        where = "measured here" if self.host == platform.node() else "stored profile"
+        where: Provenance = "measured here" if self.host == platform.node() else "stored profile"
         title = f"{where}: {self.evidence.title}"
-        return self.evidence.model_copy(update={"title": title})
+        return self.evidence.model_copy(update={"title": title, "provenance": where})
 
     def placement(self, ranks: int) -> Placement:
         """The rates of each of `ranks` processes.

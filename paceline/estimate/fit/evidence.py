@@ -6,10 +6,10 @@ import json
 from importlib import resources
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
@@ -19,6 +19,9 @@ from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 SHIPPED = "coefficients.json"
 OUTSIDE = 1.15
 """How much more the formulas miss on a table that was not fitted than on those that were."""
+
+Provenance = Literal["measured here", "stored profile", "public prior"]
+"""Whether coefficients are of this machine, of one that was calibrated, or of published tables."""
 
 
 class Evidence(Value):
@@ -35,6 +38,15 @@ class Evidence(Value):
     """What the formulas miss, as a deviation of the logarithm, by stack."""
     own_rows: int = 0
     """How many of the rows were measured on the machine that it is for."""
+    provenance: Provenance = "public prior"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_provenance(cls, fields: dict[str, Any] | Evidence) -> dict[str, Any] | Evidence:
+        """Files from before that field: a calibration has rows of its own, a prior none."""
+        if isinstance(fields, dict) and fields.get("own_rows"):
+            return {"provenance": "stored profile", **fields}
+        return fields
 
     @field_validator("medians")
     @classmethod

@@ -46,7 +46,8 @@ def refit(
     found = moved(prior_of(evidence), x, measured_s, scale, np.ones(x.size), also)
     residual = _residual(evidence, x, measured_s, found.centre)
     after = evidence_of(title, found, residual, evidence.rows + x.size, evidence.sources + 1)
-    return after.model_copy(update={"own_rows": evidence.own_rows + x.size})
+    counted = {"own_rows": evidence.own_rows + x.size, "provenance": "stored profile"}
+    return after.model_copy(update=counted)
 
 
 def prior_of(evidence: Evidence) -> Fit:

@@ -19,8 +19,9 @@ from paceline.estimate.calibrate.calibration import (
     read_calibration,
 )
 from paceline.estimate.calibrate.lookup import calibration_of
-from paceline.estimate.fit.evidence import read_evidence, shipped
+from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
 from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.provenance import basis_of
 from paceline.files.run_folder import write_value
 
 PLACEMENTS = (
@@ -89,8 +90,24 @@ def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):
 
 
 def test_it_says_whether_it_is_from_here():
-    assert calibration().told().title.startswith("measured here: ")
-    assert calibration(host="elsewhere").told().title.startswith("stored profile: ")
+    for host, provenance in ((platform.node(), "measured here"), ("elsewhere", "stored profile")):
+        evidence = calibration(host=host).told()
+        assert evidence.provenance == provenance
+        assert evidence.title.startswith(f"{provenance}: ")
+
+
+def test_a_title_is_text_and_says_nothing_of_the_provenance():
+    entitled = cpu_prior("fp32").model_copy(update={"title": "measured here: not at all"})
+    basis = basis_of(entitled, cpu_machine(calibration(), 2), None, None)
+    assert (basis.coefficients, basis.title) == ("public prior", "measured here: not at all")
+
+
+def test_files_from_before_provenance_have_it_by_their_rows():
+    def read(own_rows: int) -> str:
+        fields = cpu_prior("fp32").model_dump(exclude={"provenance"})
+        return Evidence.model_validate({**fields, "own_rows": own_rows}).provenance
+
+    assert (read(0), read(6)) == ("public prior", "stored profile")
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path):

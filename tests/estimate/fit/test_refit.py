@@ -55,6 +55,7 @@ def test_rows_without_a_time_do_not_count():
     some[[1, 3]] = [np.nan, 0.0]
     after = refit(shipped(), layouts(H100), some, "two failed")
     assert after.rows == shipped().rows + 6 and after.own_rows == 6
+    assert after.provenance == "stored profile"
     nothing = refit(shipped(), layouts(H100), np.full(8, np.nan), "all failed")
     assert nothing.medians == shipped().medians and nothing.title == "all failed"
 
