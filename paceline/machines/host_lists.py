@@ -21,6 +21,10 @@ TIME_LIMIT_S = 30.0
 PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+class UnknownJobError(SystemFaultError):
+    """Slurm does not know the job (any more)."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """Hosts cut into groups of one size."""
@@ -125,5 +129,6 @@ def _answer(command: list[str]) -> str:
         raise SystemFaultError(command[0], f"did not answer in {TIME_LIMIT_S:.0f} s") from error
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise SystemFaultError(command[0], said[0])
+        unknown = client.NO_SUCH_JOB in done.stderr
+        raise (UnknownJobError if unknown else SystemFaultError)(command[0], said[0])
     return done.stdout

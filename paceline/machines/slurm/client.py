@@ -26,6 +26,8 @@ LIMIT_S = 60.0
 """How long a command may take; a busy controller needs many seconds."""
 OWN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_")
 """Variables that give Slurm's commands other options than those that are written down."""
+NO_SUCH_JOB = "Invalid job id"
+"""What Slurm's commands say of a number that they do not know (any more)."""
 QUEUE_LIMIT_S = 20.0
 """How long squeue may take, which all runs of this process wait for."""
 _SETTINGS: dict[str, dict[str, str]] = {}
@@ -76,7 +78,7 @@ def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
         done = ask(asked, QUEUE_LIMIT_S)
     except SystemFaultError:
         return None
-    if done.returncode and "Invalid job id" not in done.stderr:
+    if done.returncode and NO_SUCH_JOB not in done.stderr:
         return None
     return parse_squeue(done.stdout)
 

@@ -11,7 +11,7 @@ from threading import Event
 from paceline.core.errors import PacelineError, UserError
 from paceline.core.hardware import Cluster
 from paceline.machines import slurm
-from paceline.machines.host_lists import from_allocation
+from paceline.machines.host_lists import UnknownJobError, from_allocation
 from paceline.runs.places.part import Part
 
 ASK_AGAIN_S = 2.0
@@ -55,9 +55,9 @@ def allocation_fault(cluster: Cluster) -> str | None:
             from_allocation(job)
         except UserError as fault:
             return str(fault)
-        except PacelineError as fault:
-            if "Invalid job id" in str(fault):
-                return f"job {job} is unknown to Slurm: {fault}"
+        except UnknownJobError as fault:
+            return f"job {job} is unknown to Slurm: {fault}"
+        except PacelineError:
             time.sleep(pause_s)
         else:
             return None
