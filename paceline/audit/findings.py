@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-from paceline.audit.cells.crosscheck import Verdict, check
+from paceline.audit.cells.crosscheck import CellVerdict, check
 from paceline.audit.cells.derivation import Cell
 from paceline.audit.cells.rank_list import left_out, read_ranks
 from paceline.audit.lines import lines_of
@@ -99,7 +99,7 @@ def together(audits: Iterable[Audit]) -> Audit:
     )
 
 
-def _finding(verdict: Verdict) -> Finding:
+def _finding(verdict: CellVerdict) -> Finding:
     cell, value, difference = verdict.cell, verdict.recomputed, verdict.difference
     if value is None or difference is None or not (isfinite(value) and isfinite(difference)):
         value = difference = None

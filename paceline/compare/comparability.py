@@ -1,4 +1,4 @@
-"""Which runs may be held against each other: the settings that must be equal, and those that are not."""
+"""Which runs may be held against each other: settings that must be equal, and those that differ."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ KEYS: dict[str, str] = {
     "dtype": "number format of the matrix products",
     "matmul_precision": "precision of fp32 matrix products",
     "seq_len": "token positions of a sample",
-    "global_batch": "samples a step over all devices; a device where the number of devices may differ",
+    "global_batch": "samples a step over all devices; a device where the number of devices "
+    "may differ",
     "layout": "how the model is spread over the devices",
     "recompute": "what the backward pass computes again",
     "data": "kind of data",
-    "packing": "whether samples are windows of one line of tokens or padded records; what their loss counts",
+    "packing": "whether samples are windows of one line of tokens or padded records; what their "
+    "loss counts",
     "profiled": "whether a profiler was attached",
 }
 """What must be equal before a verdict, in the order in which differences are told."""
@@ -37,6 +39,8 @@ MAY_BE_UNSTATED = frozenset(
 )
 """What a published source that is silent about it is believed to have had as the run has it."""
 
+EQUAL_BATCH = "equal global batch"
+"""The rule by which batches are held against each other unless the number of devices may differ."""
 MIXED = "mixed"
 UNKNOWN = "not known"
 MOST_PARTS = 4
@@ -63,7 +67,7 @@ class Likeness:
     """Keys of which neither side says anything."""
     unstated: tuple[str, ...] = ()
     """Keys of which a published source says nothing."""
-    batch_rule: str = "equal global batch"
+    batch_rule: str = EQUAL_BATCH
     """By which rule the batches were held against each other."""
 
     @property
@@ -128,13 +132,13 @@ def _both(baseline: Sequence[Facts], candidate: Sequence[Facts], key: str) -> Si
 def _batches(
     baseline: Sequence[Facts], candidate: Sequence[Facts], devices_may_differ: bool
 ) -> tuple[Sides, str]:
-    """Both sides' batches as they must be equal: in all, or a device on another number of devices."""
+    """Both sides' batches as they must be equal: in all, or a device where devices differ."""
     whole = _both(baseline, candidate, "global_batch")
     if not devices_may_differ or len({f.num_devices for f in (*baseline, *candidate)}) < 2:
-        return whole, "equal global batch"
+        return whole, EQUAL_BATCH
     each = [_a_device(f) for f in baseline], [_a_device(f) for f in candidate]
     if not all((*whole[0], *whole[1])):
-        return whole, "equal global batch"
+        return whole, EQUAL_BATCH
     if len(_distinct([*whole[0], *whole[1]])) == 1:
         return whole, "equal global batch on another number of devices (strong scaling)"
     if len(_distinct([*each[0], *each[1]])) == 1:
@@ -160,11 +164,11 @@ def _stated_parts(
 
 
 def _distinct(settings: Sequence[Setting | None]) -> list[Setting | None]:
-    found: list[Setting | None] = []
+    distinct: list[Setting | None] = []
     for setting in settings:
-        if setting not in found:
-            found.append(setting)
-    return found
+        if setting not in distinct:
+            distinct.append(setting)
+    return distinct
 
 
 def _a_device(facts: Facts) -> Setting | None:
@@ -199,8 +203,8 @@ def _setting(facts: Facts, key: str) -> Setting | None:
             padded = facts.packing == "padded"
             return {"": "padded", "loss_on": facts.loss_on} if padded else _word(facts.packing)
         case "profiled":
-            known = {True: "yes", False: "no", None: None}
-            return _word(known[facts.profiled])
+            words = {True: "yes", False: "no", None: None}
+            return _word(words[facts.profiled])
         case _:
             return _word(getattr(facts, key))
 
@@ -215,9 +219,10 @@ def _shape(shape: Shape) -> Setting:
     if shape.kind == "mmdit":
         return parts
     filled = {
-        "num_kv_heads": shape.kv_heads, "head_size": shape.head_dim,
+        "num_kv_heads": shape.kv_heads,
+        "head_size": shape.head_dim,
         "embedding_size": shape.embed_dim,
-    }  # fmt: skip
+    }
     if shape.positions == "rope":
         parts.pop("max_positions")  # a table of learned positions has rows, a rotation none
     return parts | filled
@@ -237,20 +242,23 @@ def _difference(
     key: str, ours: Sequence[Setting | None], theirs: Sequence[Setting | None]
 ) -> Difference:
     """Both sides' values as text, of a setting with parts only the parts that differ."""
-    known = [setting for setting in (*ours, *theirs) if setting is not None]
-    parts = [name for name in dict.fromkeys(name for setting in known for name in setting)
-             if any(setting.get(name) != known[0].get(name) for setting in known)]  # fmt: skip
-    return Difference(key, _told(ours, parts), _told(theirs, parts))
+    stated = [setting for setting in (*ours, *theirs) if setting is not None]
+    parts = [
+        name
+        for name in dict.fromkeys(name for setting in stated for name in setting)
+        if any(setting.get(name) != stated[0].get(name) for setting in stated)
+    ]
+    return Difference(key, _side_text(ours, parts), _side_text(theirs, parts))
 
 
-def _told(settings: Sequence[Setting | None], parts: Sequence[str]) -> str:
-    told = list(dict.fromkeys(_text(setting, parts) for setting in settings))
-    return told[0] if len(told) == 1 else f"{MIXED}: {' / '.join(told)}"
+def _side_text(settings: Sequence[Setting | None], parts: Sequence[str]) -> str:
+    texts = list(dict.fromkeys(_text(setting, parts) for setting in settings))
+    return texts[0] if len(texts) == 1 else f"{MIXED}: {' / '.join(texts)}"
 
 
 def _text(setting: Setting | None, parts: Sequence[str]) -> str:
     if setting is None:
         return UNKNOWN
     named = [name for name in parts if name in setting] or list(setting)
-    told = [f"{name} {setting[name]}".strip() for name in named[:MOST_PARTS]]
-    return ", ".join([*told, "..."] if len(named) > MOST_PARTS else told)
+    texts = [f"{name} {setting[name]}".strip() for name in named[:MOST_PARTS]]
+    return ", ".join([*texts, "..."] if len(named) > MOST_PARTS else texts)

@@ -28,7 +28,7 @@ IDENTICAL = "identical values in all repeats: rounded or counted, so no spread c
 
 
 @dataclass(frozen=True)
-class Finding:
+class Contrast:
     """What the values of one metric say."""
 
     ratio: float
@@ -48,13 +48,22 @@ def compare_metrics(
     Metrics that only express another one in a different unit are not counted as tests.
     """
     names = [*primary, *(name for name in METRICS if name not in primary)]
-    found = [_compare(name, baseline, candidate, name in primary, margin) for name in names]
-    shown = [one for one in found if one.primary or _known(one)]
-    tested = [one for one in shown if one.p is not None and (one.primary or one.follows is None)]
+    comparisons = [_compare(name, baseline, candidate, name in primary, margin) for name in names]
+    shown = [
+        comparison for comparison in comparisons if comparison.primary or _has_values(comparison)
+    ]
+    tested = [
+        comparison
+        for comparison in shown
+        if comparison.p is not None and (comparison.primary or comparison.follows is None)
+    ]
     together = dict(
         zip([t.metric for t in tested], corrected([t.p or 0.0 for t in tested]), strict=True)
     )
-    return tuple(one.model_copy(update={"p_corrected": together.get(one.metric)}) for one in shown)
+    return tuple(
+        comparison.model_copy(update={"p_corrected": together.get(comparison.metric)})
+        for comparison in shown
+    )
 
 
 def weigh(
@@ -65,7 +74,7 @@ def weigh(
     resolution: float = 0.0,
     published: bool = False,
     known_error: float = 0.0,
-) -> Finding:
+) -> Contrast:
     """Candidate over baseline, one positive value a run (or one published figure).
 
     With three repeats a side a test, else the margin alone; `known_error` is what decide_by_margin
@@ -75,7 +84,7 @@ def weigh(
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
     if min(sizes) < MIN_REPEATS:
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
-        return Finding(bounded_exp(log_ratio), change, repeats_needed=MIN_REPEATS - min(sizes))
+        return Contrast(bounded_exp(log_ratio), change, repeats_needed=MIN_REPEATS - min(sizes))
     estimate = (
         compare_with_figure(baseline[0], candidate)
         if published
@@ -83,11 +92,11 @@ def weigh(
     )
     if estimate.identical:
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
-        return Finding(estimate.ratio, change, note=IDENTICAL)
+        return Contrast(estimate.ratio, change, note=IDENTICAL)
     change = decide(estimate, margin, resolution)
     undecided = change == "undecided"
     needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
-    return Finding(
+    return Contrast(
         estimate.ratio,
         change,
         *estimate.interval(),
@@ -102,9 +111,14 @@ def _compare(
     averaged = baseline.averaged or candidate.averaged
     ours, theirs = (side.figures(name, averaged) for side in (baseline, candidate))
     blank = MetricComparison(
-        metric=name, unit=_unit(name, baseline, candidate), better=better(name), primary=primary,
-        baseline=_side_figure(ours), candidate=_side_figure(theirs), follows=follows(name),
-    )  # fmt: skip
+        metric=name,
+        unit=_unit(name, baseline, candidate),
+        better=better(name),
+        primary=primary,
+        baseline=_side_figure(ours),
+        candidate=_side_figure(theirs),
+        follows=follows(name),
+    )
     base, cand = _positive(ours), _positive(theirs)
     if base is None or cand is None:
         return blank.model_copy(update={"note": _why_unknown(name, baseline, candidate)})
@@ -113,22 +127,29 @@ def _compare(
     speed = is_speed(name)
     resolution = baseline.rounding + candidate.rounding if speed else 0.0
     errors = baseline.within_run_error(name), candidate.within_run_error(name)
-    found = weigh(
-        base, cand, margin, resolution=resolution, published=baseline.published,
+    contrast = weigh(
+        base,
+        cand,
+        margin,
+        resolution=resolution,
+        published=baseline.published,
         known_error=hypot(*errors),
-    )  # fmt: skip
+    )
     return blank.model_copy(
         update={
-            **{key: getattr(found, key) for key in ("ratio", "low", "high", "p", "repeats_needed")},
-            "note": found.note if speed else None,
+            **{
+                key: getattr(contrast, key)
+                for key in ("ratio", "low", "high", "p", "repeats_needed")
+            },
+            "note": contrast.note if speed else None,
             "resolution": resolution,
-            "verdict": word(name, found.change),
+            "verdict": word(name, contrast.change),
         }
     )
 
 
-def _known(one: MetricComparison) -> bool:
-    return one.baseline.value is not None and one.candidate.value is not None
+def _has_values(comparison: MetricComparison) -> bool:
+    return comparison.baseline.value is not None and comparison.candidate.value is not None
 
 
 def word(name: str, change: Change) -> Word:
@@ -145,11 +166,11 @@ def word(name: str, change: Change) -> Word:
 
 
 def _side_figure(values: Sequence[float | None]) -> SideFigure:
-    known = [value for value in values if value is not None]
+    numbers = [value for value in values if value is not None]
     positive = _positive(values)
     if positive is None:
-        mean = float(np.mean(known)) if known and len(known) == len(values) else None
-        return SideFigure(value=mean, n=len(known), values=tuple(known))
+        mean = float(np.mean(numbers)) if numbers and len(numbers) == len(values) else None
+        return SideFigure(value=mean, n=len(numbers), values=tuple(numbers))
     logs = [log(value) for value in positive]
     spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else None
     return SideFigure(
@@ -159,8 +180,8 @@ def _side_figure(values: Sequence[float | None]) -> SideFigure:
 
 def _positive(values: Sequence[float | None]) -> list[float] | None:
     """The values when all are known and above zero: only then is there a ratio."""
-    known = [value for value in values if value is not None and value > 0]
-    return known if values and len(known) == len(values) else None
+    positive = [value for value in values if value is not None and value > 0]
+    return positive if values and len(positive) == len(values) else None
 
 
 def _unit(name: str, baseline: Side, candidate: Side) -> str:

@@ -6,17 +6,32 @@ from typing import Literal
 
 Better = Literal["lower", "higher"]
 
-TIMES = frozenset({
-    "step_time_s", "step_time_mean_s", "step_time_p05_s", "step_time_p95_s", "startup_s",
-    "first_step_s", "days_to_train",
-})  # fmt: skip
+TIMES = frozenset(
+    {
+        "step_time_s",
+        "step_time_mean_s",
+        "step_time_p05_s",
+        "step_time_p95_s",
+        "startup_s",
+        "first_step_s",
+        "days_to_train",
+    }
+)
 """Less is faster."""
 
-RATES = frozenset({
-    "tokens_per_s", "tokens_per_s_per_device", "padded_tokens_per_s", "samples_per_s",
-    "model_flops_per_s_per_device", "hardware_flops_per_s_per_device", "mfu", "hfu",
-    "of_achievable",
-})  # fmt: skip
+RATES = frozenset(
+    {
+        "tokens_per_s",
+        "tokens_per_s_per_device",
+        "padded_tokens_per_s",
+        "samples_per_s",
+        "model_flops_per_s_per_device",
+        "hardware_flops_per_s_per_device",
+        "mfu",
+        "hfu",
+        "of_achievable",
+    }
+)
 """More is faster; all follow from the median step."""
 
 MEAN_RATES = frozenset({"samples_per_s_mean"})

@@ -1,11 +1,11 @@
-"""What a reader must know beside a verdict: reasons to doubt it, and possible causes of a change."""
+"""What a reader must know beside a verdict: reasons to doubt it, possible causes of a change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.compare.comparability import Likeness
+from paceline.compare.comparability import EQUAL_BATCH, Likeness
 from paceline.compare.contrast import IDENTICAL
 from paceline.compare.directions import is_speed
 from paceline.compare.equivalence import MIN_REPEATS, NO_SPREAD
@@ -41,15 +41,17 @@ def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
     if alike.unstated:
         stated = ", ".join(alike.unstated)
         remarks.notes.append(f"the source does not state {stated}: taken to be alike")
-    if alike.batch_rule != "equal global batch":
+    if alike.batch_rule != EQUAL_BATCH:
         remarks.notes.append(alike.batch_rule)
-    known = {member.identity for member in sides.baseline.used}
-    for name in [member.name for member in sides.candidate.used if member.identity in known]:
+    identities = {member.identity for member in sides.baseline.used}
+    for name in [member.name for member in sides.candidate.used if member.identity in identities]:
         remarks.doubt(f"{name} is on both sides, and is alike to itself whatever it is")
     rules = {
-        m.window.rule for side in sides.each for m in side.used
+        m.window.rule
+        for side in sides.each
+        for m in side.used
         if m.window and not m.averaged and not side.published
-    }  # fmt: skip
+    }
     if len(rules) > 1:
         remarks.doubt(f"windows chosen by different rules: {', '.join(sorted(rules))}")
     for member in sides.baseline.used if sides.baseline.published else ():
@@ -68,7 +70,7 @@ def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
 
 
 def left_out(sides: Pair) -> tuple[str, ...]:
-    return tuple(f"left out: {one}" for side in sides.each for one in side.left_out)
+    return tuple(f"left out: {why}" for side in sides.each for why in side.left_out)
 
 
 def _one_after_the_other(sides: Pair) -> bool:
@@ -86,17 +88,22 @@ def remark_on_figures(
     if fewest < MIN_REPEATS:
         runs = "one run" if fewest == 1 else f"{fewest} runs"
         remarks.why_low.append(f"{runs} against the margin alone, where {MIN_REPEATS} make a test")
-    for one in primaries:
-        for side, figures in zip(sides.each, (one.baseline, one.candidate), strict=True):
+    for primary in primaries:
+        for side, figures in zip(sides.each, (primary.baseline, primary.candidate), strict=True):
             if len(figures.values) == len(side.used) and all(v > 0 for v in figures.values):
                 names = [member.name for member in side.used]
                 remarks.warnings += outlying(names, figures.values, margin)
-            if figures.spread is not None and figures.spread < NO_SPREAD and is_speed(one.metric):
-                remarks.doubt(f"{one.metric} of {side.name}: {IDENTICAL}")
-        if one.resolution >= 0.0005:
+            if (
+                figures.spread is not None
+                and figures.spread < NO_SPREAD
+                and is_speed(primary.metric)
+            ):
+                remarks.doubt(f"{primary.metric} of {side.name}: {IDENTICAL}")
+        if primary.resolution >= 0.0005:
             remarks.notes.append(
-                f"{one.metric} is printed to within {percent(one.resolution, 2)}, which widens the "
-                f"margin: only differences beyond {percent(margin + one.resolution, 2)} can be told"
+                f"{primary.metric} is printed to within {percent(primary.resolution, 2)}, which "
+                "widens the margin: only differences beyond "
+                f"{percent(margin + primary.resolution, 2)} can be told"
             )
 
 
@@ -114,7 +121,8 @@ def suspicion(sides: Pair, lead: MetricComparison, verdict: GateWord, meant: boo
         return None
     return (
         f"{lead.metric} is better by {percent(gain)}, more than the {percent(TOO_GOOD, 0)} that is "
-        "believed at once: make sure that both sides did the same work (loss, tokens, skipped steps)"
+        "believed at once: make sure that both sides did the same work (loss, tokens, skipped "
+        "steps)"
     )
 
 

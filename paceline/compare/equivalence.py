@@ -34,7 +34,7 @@ Change = Literal["higher", "lower", "same", "undecided"]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RatioEstimate:
     """The log of a ratio, its standard error, and the degrees of freedom behind that error."""
 
     log_ratio: float
@@ -71,7 +71,7 @@ class Estimate:
         return min(1.0, 2.0 * student_t_tail(beyond / self.standard_error, self.degrees))
 
 
-def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
+def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> RatioEstimate:
     """Candidate over baseline by Welch's unequal-variances t on log values, one value a run.
 
     d = mean(log c) - mean(log b), se^2 = s_b^2/n_b + s_c^2/n_c, degrees of freedom by Welch and
@@ -86,20 +86,20 @@ def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> Es
     error = sum(parts) ** 0.5
     weights = [part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True)]
     degrees = sum(parts) ** 2 / sum(weights) if error >= NO_SPREAD else float(sum(sizes) - 2)
-    return Estimate(
+    return RatioEstimate(
         float(logs[1].mean() - logs[0].mean()), error, degrees, variances=sum(variances)
     )
 
 
-def compare_with_figure(figure: float, candidate: Sequence[float]) -> Estimate:
+def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstimate:
     """Candidate over one fixed figure by the one-sample t on log values (n - 1 degrees)."""
     logs = np.log(np.asarray(candidate, dtype=np.float64))
     variance = float(logs.var(ddof=1))
     error = (variance / len(logs)) ** 0.5
-    return Estimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, variance)
+    return RatioEstimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, variance)
 
 
-def decide(estimate: Estimate, margin: float, resolution: float = 0.0) -> Change:
+def decide(estimate: RatioEstimate, margin: float, resolution: float = 0.0) -> Change:
     """What a test says against the margin; `resolution` is how far the figures may be rounded.
 
     Higher or lower: the 95 % interval excludes every ratio that rounding alone could give, and the
@@ -135,7 +135,7 @@ def decide_by_margin(
 
 
 def further_repeats(
-    estimate: Estimate, n_fewest: int, n_most: int, margin: float, resolution: float = 0.0
+    estimate: RatioEstimate, n_fewest: int, n_most: int, margin: float, resolution: float = 0.0
 ) -> int | None:
     """Repeats still needed a side, or None when more than MOST_FURTHER_REPEATS would be.
 
@@ -150,7 +150,9 @@ def further_repeats(
     return None
 
 
-def chance_of_decision(estimate: Estimate, n: int, margin: float, resolution: float = 0.0) -> float:
+def chance_of_decision(
+    estimate: RatioEstimate, n: int, margin: float, resolution: float = 0.0
+) -> float:
     """Probability that n repeats a side end in a decision, if estimate and spread are the truth."""
     rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
     error, distance = (estimate.variances / n) ** 0.5, abs(estimate.log_ratio)

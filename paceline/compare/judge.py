@@ -32,8 +32,15 @@ from paceline.compare.phrases import sentence
 from paceline.compare.sides import Pair, Side, finite
 
 ORDER: tuple[GateWord, ...] = (
-    "invalid", "slower", "worse", "differs", "undecided", "faster", "better", "same",
-)  # fmt: skip
+    "invalid",
+    "slower",
+    "worse",
+    "differs",
+    "undecided",
+    "faster",
+    "better",
+    "same",
+)
 """Of several primary metrics the first of these words is the verdict."""
 
 FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "worse", "differs"})
@@ -56,27 +63,29 @@ def judge(
     if problem := baseline.invalid or candidate.invalid:
         return _without_figures(sides, f"Not judged: {problem}.", margin)
     alike = likeness(
-        [m.facts for m in baseline.used], [m.facts for m in candidate.used],
-        allowed=allowed, published=baseline.published,
-    )  # fmt: skip
+        [m.facts for m in baseline.used],
+        [m.facts for m in candidate.used],
+        allowed=allowed,
+        published=baseline.published,
+    )
     blank = _with_settings(_without_figures(sides, "", margin), alike, allowed)
     refused = [d for d in alike.differences if d.key not in allowed]
     if refused:
-        told = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in refused)
-        said = f"{sides.names} are not comparable: {told}."
-        return blank.model_copy(update={"verdict": "not comparable", "sentence": said})
+        differing = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in refused)
+        refusal = f"{sides.names} are not comparable: {differing}."
+        return blank.model_copy(update={"verdict": "not comparable", "sentence": refusal})
     remarks = Remarks()
     remark_on_runs(sides, alike, remarks)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
-    found = compare_metrics(baseline, candidate, primary, margin)
-    return _verdict(blank, sides, found, remarks)
+    comparisons = compare_metrics(baseline, candidate, primary, margin)
+    return _verdict(blank, sides, comparisons, remarks)
 
 
 def _verdict(
-    blank: Comparison, sides: Pair, found: tuple[MetricComparison, ...], remarks: Remarks
+    blank: Comparison, sides: Pair, comparisons: tuple[MetricComparison, ...], remarks: Remarks
 ) -> Comparison:
     """`blank` with its figures and the verdict that follows from them."""
-    primaries = [one for one in found if one.primary]
+    primaries = [comparison for comparison in comparisons if comparison.primary]
     words = _words(primaries)
     verdict = min(words, key=ORDER.index)
     lead = primaries[words.index(verdict)]
@@ -97,7 +106,7 @@ def _verdict(
             "too_good": suspicion(sides, lead, verdict, meant=bool(blank.differing_keys)),
             "warnings": tuple(remarks.warnings),
             "notes": tuple(remarks.notes),
-            "metrics": found,
+            "metrics": comparisons,
         }
     )
 
@@ -138,16 +147,19 @@ def _with_settings(blank: Comparison, alike: Likeness, allowed: Collection[str])
 
 def _summary(side: Side) -> SideSummary:
     return SideSummary(
-        name=side.name, kind="reference" if side.published else "runs",
-        runs=tuple(member.name for member in side.used), left_out=side.left_out, source=side.source,
-    )  # fmt: skip
+        name=side.name,
+        kind="reference" if side.published else "runs",
+        runs=tuple(member.name for member in side.used),
+        left_out=side.left_out,
+        source=side.source,
+    )
 
 
 def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
     """The metric to judge by, with a note when it is not the step time."""
     name, why = fair_metric(alike.keys)
-    known = all(finite(m) is not None for side in sides.each for m in side.metric(name))
-    if name == "model_flops_per_s_per_device" and not known:
+    has_flops = all(finite(m) is not None for side in sides.each for m in side.metric(name))
+    if name == "model_flops_per_s_per_device" and not has_flops:
         name = "tokens_per_s_per_device"
         why = "FLOP/s are not known, so tokens/s a device are compared, of another amount of work"
     if why:
@@ -157,16 +169,20 @@ def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
 
 def _words(primaries: Sequence[MetricComparison]) -> list[GateWord]:
     """Each primary metric's word; of several, a difference must survive their correction."""
-    tested = [one for one in primaries if one.p is not None]
-    together = corrected([one.p or 0.0 for one in tested])
-    weak = {one.metric for one, p in zip(tested, together, strict=True) if p > 1 - CONFIDENCE}
-    return [_word(one, one.metric in weak) for one in primaries]
+    tested = [comparison for comparison in primaries if comparison.p is not None]
+    together = corrected([comparison.p or 0.0 for comparison in tested])
+    weak = {
+        comparison.metric
+        for comparison, p in zip(tested, together, strict=True)
+        if p > 1 - CONFIDENCE
+    }
+    return [_word(comparison, comparison.metric in weak) for comparison in primaries]
 
 
-def _word(one: MetricComparison, weak: bool) -> GateWord:
-    if one.verdict == "unknown":
+def _word(comparison: MetricComparison, weak: bool) -> GateWord:
+    if comparison.verdict == "unknown":
         return "invalid"
-    return "undecided" if weak and one.verdict != "same" else one.verdict
+    return "undecided" if weak and comparison.verdict != "same" else comparison.verdict
 
 
 def _repeats(
@@ -177,7 +193,9 @@ def _repeats(
         return MIN_REPEATS - fewest, "the fewest that allow a test; to show `same` takes about 5"
     if verdict != "undecided":
         return 0, None
-    plans = [one.repeats_needed for one in primaries if one.verdict == "undecided"]
+    plans = [
+        comparison.repeats_needed for comparison in primaries if comparison.verdict == "undecided"
+    ]
     if None in plans:
         return MOST_FURTHER_REPEATS, (
             "at least: for the spread between the repeats the difference lies too near the margin; "

@@ -12,9 +12,16 @@ Word = Literal["same", "slower", "faster", "better", "worse", "differs", "undeci
 """What one metric says of the candidate; better and worse where speed is not the matter."""
 
 GateWord = Literal[
-    "same", "slower", "faster", "better", "worse", "differs", "undecided", "not comparable",
+    "same",
+    "slower",
+    "faster",
+    "better",
+    "worse",
+    "differs",
+    "undecided",
+    "not comparable",
     "invalid",
-]  # fmt: skip
+]
 
 
 class KeyDifference(Value):
@@ -107,8 +114,8 @@ class Comparison(Value):
     resolution: NonNegativeFloat = 0.0
     """How much printed digits widen the margin."""
     repeats_needed: NonNegativeInt | None
-    """Further repeats a side that a verdict with normal confidence is likely to take; 0 when decided,
-    None when more repeats would not help. `repeats_note` says how it was found."""
+    """Further repeats a side that a verdict with normal confidence is likely to take; 0 when
+    decided, None when more repeats would not help. `repeats_note` says how it was found."""
     repeats_note: str | None = None
     too_good: str | None = None
     """Why an improvement, or the figure itself, is suspicious."""

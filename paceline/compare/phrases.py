@@ -23,16 +23,18 @@ def sentence(sides: Pair, lead: MetricComparison, verdict: GateWord, margin: flo
     return f"{opening}: {change_text(lead)}."
 
 
-def change_text(one: MetricComparison) -> str:
+def change_text(comparison: MetricComparison) -> str:
     """Both values, the change and its interval: `0.2356 s against 0.2310 s, +2.0 % (...)`."""
-    values = [f"{significant(side.value, 4)} {one.unit}" if side.value is not None else "unknown"
-              for side in (one.candidate, one.baseline)]  # fmt: skip
-    if one.ratio is None:
-        return f"{one.metric} {values[0]} against {values[1]}"
-    text = f"{one.metric} {values[0]} against {values[1]}, {signed(one.ratio)}"
-    if one.low is None or one.high is None:
+    values = [
+        f"{significant(side.value, 4)} {comparison.unit}" if side.value is not None else "unknown"
+        for side in (comparison.candidate, comparison.baseline)
+    ]
+    if comparison.ratio is None:
+        return f"{comparison.metric} {values[0]} against {values[1]}"
+    text = f"{comparison.metric} {values[0]} against {values[1]}, {signed(comparison.ratio)}"
+    if comparison.low is None or comparison.high is None:
         return text
-    return f"{text} (95 % interval {signed(one.low)} to {signed(one.high)})"
+    return f"{text} (95 % interval {signed(comparison.low)} to {signed(comparison.high)})"
 
 
 def signed(ratio: float) -> str:

@@ -32,8 +32,8 @@ def compare_with_references(
         with contextlib.suppress(UserError):
             rows += references.named(name)
     run = Member("this run", "ok", facts, metrics)
-    found = [_compare(run, row) for row in timed(rows) if row.recipe == facts.recipe]
-    return tuple(sorted(found, key=lambda c: not c.comparable))
+    comparisons = [_compare(run, row) for row in timed(rows) if row.recipe == facts.recipe]
+    return tuple(sorted(comparisons, key=lambda c: not c.comparable))
 
 
 def nearest_row(rows: Sequence[Row], facts: Sequence[Facts], allowed: Collection[str]) -> Row:

@@ -18,7 +18,7 @@ from paceline.core.steps import FloatColumn
 AS_PRINTED = "as printed"
 MOST_DECIMALS = 6
 OUTLYING_RANGES = 5
-"""A repeat is called an outlier when it lies further from the others than this many of their ranges."""
+"""An outlier is a repeat further from the others than this many of their ranges."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,14 @@ class Side:
         From the intervals within the runs, and from two repeats' distance if that is larger.
         """
         values = [(m.value, m.low, m.high) for m in self.metric(name) if m]
-        errors = [log(high / low) / (2 * 1.96) for _, low, high in values
-                  if low and high and 0 < low <= high]  # fmt: skip
+        errors = [
+            log(high / low) / (2 * 1.96)
+            for _, low, high in values
+            if low and high and 0 < low <= high
+        ]
         within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
-        known = [value for value, *_ in values if value and value > 0]
-        between = abs(log(known[0] / known[1])) / 2 if len(known) == 2 else 0.0
+        positive = [value for value, *_ in values if value and value > 0]
+        between = abs(log(positive[0] / positive[1])) / 2 if len(positive) == 2 else 0.0
         return max(within, between)
 
 
@@ -167,8 +170,8 @@ class Pair:
 
 def finite(metric: Metric | None) -> float | None:
     """The metric's value if it is a finite number."""
-    known = metric is not None and metric.value is not None and isfinite(metric.value)
-    return metric.value if metric is not None and known else None
+    is_finite = metric is not None and metric.value is not None and isfinite(metric.value)
+    return metric.value if metric is not None and is_finite else None
 
 
 def figure(member: Member, name: str, at_mean: bool) -> float | None:
@@ -200,7 +203,7 @@ def outlying(names: Sequence[str], values: Sequence[float], margin: float) -> li
 
     Far is more than the margin and five ranges of the others from their median.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     for at, value in enumerate(values):
         others = [log(v) for v in (*values[:at], *values[at + 1 :])]
         if len(others) < MIN_REPEATS - 1:
@@ -208,8 +211,8 @@ def outlying(names: Sequence[str], values: Sequence[float], margin: float) -> li
         distance = log(value) - median(others)
         reach = max(margin, OUTLYING_RANGES * (max(others) - min(others)))
         if abs(distance) > reach:
-            found.append(
+            sentences.append(
                 f"{names[at]} lies {100 * abs(distance):.1f} % "
                 f"{'above' if distance > 0 else 'below'} its other repeats"
             )
-    return found
+    return sentences

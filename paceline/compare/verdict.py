@@ -36,12 +36,10 @@ def single_run_verdict(
 def _against(best: ReferenceComparison) -> Verdict:
     ratio = best.ratio or 0.0
     change = decide_by_margin(log(ratio), best.known_error, MARGIN, best.resolution)
-    printed = (
-        f", printed to within {percent(best.resolution, 2)}," if best.resolution > 5e-4 else ""
-    )
+    printed = f", printed to within {percent(best.resolution, 2)}" if best.resolution > 5e-4 else ""
     doubt = (
-        f"one run against a margin of {percent(MARGIN, 0)}{' and that' if printed else ''}; repeats "
-        "would make it certain"
+        f"one run against a margin of {percent(MARGIN, 0)}{' and that' if printed else ''}; "
+        "repeats would make it certain"
     )
     size = percent(abs(ratio - 1))
     if change == "undecided":
@@ -49,9 +47,9 @@ def _against(best: ReferenceComparison) -> Verdict:
         return Verdict(kind="undecided", sentence=f"Undecided against {best.reference}: {noise}.")
     if change == "same":
         sentence = f"As fast as {best.reference}{printed} ({doubt})."
-        return Verdict(kind="pass", sentence=sentence.replace(", (", " ("))
+        return Verdict(kind="pass", sentence=sentence)
     kind = "slower" if change == "lower" else "faster"
     suspicious = kind == "faster" and ratio - 1 > TOO_GOOD + best.resolution
     doubt += "; too good to be believed at once" if suspicious else ""
     sentence = f"{size} {kind} than {best.reference}{printed} ({doubt})."
-    return Verdict(kind=kind, sentence=sentence.replace(", (", " ("))
+    return Verdict(kind=kind, sentence=sentence)

@@ -1,6 +1,6 @@
 """Metrics: one function each, registered by name with its unit and meaning.
 
-A metric looks at one `Measured` run and returns a value, or None with the reason why there is none.
+A metric looks at one `TimedRun` and returns a value, or None with the reason why there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
 
 
 @dataclass(frozen=True)
-class Measured:
+class TimedRun:
     """One run as the metrics see it."""
 
     facts: Facts
@@ -83,13 +83,13 @@ class MetricKind:
 
     name: str
     describes: str
-    compute: Callable[[Measured], Metric]
+    compute: Callable[[TimedRun], Metric]
 
 
 METRICS: dict[str, MetricKind] = {}
 
 
-def measure(run: Measured) -> dict[str, Metric]:
+def measure(run: TimedRun) -> dict[str, Metric]:
     """Every registered metric of one run, by name."""
     return {name: kind.compute(run) for name, kind in METRICS.items()}
 
@@ -105,9 +105,9 @@ def measured(
     achievable_source: str | None = None,
     startup_s: float | None = None,
     no_peak: str | None = None,
-) -> Measured:
-    """A Measured with the window's step times summarized; the window must not be empty."""
-    return Measured(
+) -> TimedRun:
+    """A TimedRun with the window's step times summarized; the window must not be empty."""
+    return TimedRun(
         facts, steps, window, summarize(window["step_time_s"]), peak_flops_per_s, peak_source,
         achievable_flops_per_s, achievable_source, startup_s, no_peak,
     )  # fmt: skip
@@ -115,8 +115,8 @@ def measured(
 
 def _metric(
     name: str, describes: str
-) -> Callable[[Callable[[Measured], Metric]], Callable[[Measured], Metric]]:
-    def register(compute: Callable[[Measured], Metric]) -> Callable[[Measured], Metric]:
+) -> Callable[[Callable[[TimedRun], Metric]], Callable[[TimedRun], Metric]]:
+    def register(compute: Callable[[TimedRun], Metric]) -> Callable[[TimedRun], Metric]:
         METRICS[name] = MetricKind(name, describes, compute)
         return compute
 
@@ -124,7 +124,7 @@ def _metric(
 
 
 @_metric("step_time_s", "Median steady step: what the machine can do.")
-def _step_time(run: Measured) -> Metric:
+def _step_time(run: TimedRun) -> Metric:
     t = run.times
     return Metric(
         value=t.median, unit="s", n=t.n, spread=t.relative_spread, low=t.low, high=t.high,
@@ -133,46 +133,46 @@ def _step_time(run: Measured) -> Metric:
 
 
 @_metric("step_time_mean_s", "Mean of the window, spikes included: what the clock pays.")
-def _step_time_mean(run: Measured) -> Metric:
+def _step_time_mean(run: TimedRun) -> Metric:
     return Metric(value=run.times.mean, unit="s", n=run.times.n, statistic="mean")
 
 
 @_metric("step_time_p05_s", "5th percentile of the window's step times.")
-def _step_time_p05(run: Measured) -> Metric:
+def _step_time_p05(run: TimedRun) -> Metric:
     return Metric(value=run.times.p05, unit="s", n=run.times.n, statistic="p05")
 
 
 @_metric("step_time_p95_s", "95th percentile of the window's step times.")
-def _step_time_p95(run: Measured) -> Metric:
+def _step_time_p95(run: TimedRun) -> Metric:
     return Metric(value=run.times.p95, unit="s", n=run.times.n, statistic="p95")
 
 
 @_metric("jitter_tax", "Mean over median step time, minus 1: what spikes cost.")
-def _jitter_tax(run: Measured) -> Metric:
+def _jitter_tax(run: TimedRun) -> Metric:
     return Metric(value=run.times.jitter_tax, unit="fraction", n=run.times.n)
 
 
 @_metric("tokens_per_s", "Real (unpadded) tokens per second at the median step, all devices.")
-def _tokens_per_s(run: Measured) -> Metric:
+def _tokens_per_s(run: TimedRun) -> Metric:
     return _rate(run, _real_tokens_per_s(run), "tokens/s")
 
 
 @_metric("tokens_per_s_per_device", "Real tokens per second at the median step and device.")
-def _tokens_per_s_per_device(run: Measured) -> Metric:
+def _tokens_per_s_per_device(run: TimedRun) -> Metric:
     rate, num_devices = _real_tokens_per_s(run), run.facts.num_devices
     per_device = rate / num_devices if rate is not None and num_devices else None
     return _rate(run, per_device, "tokens/s/device", "num_devices")
 
 
 @_metric("padded_tokens_per_s", "Token positions per second, padding included, all devices.")
-def _padded_tokens_per_s(run: Measured) -> Metric:
+def _padded_tokens_per_s(run: TimedRun) -> Metric:
     seq_len, batch = run.seq_len, run.global_batch
     rate = tokens_per_s(seq_len, batch, run.times.median) if seq_len and batch else None
     return _rate(run, rate, "tokens/s", "seq_len", "global_batch")
 
 
 @_metric("real_token_fraction", "Real tokens over token positions.")
-def _real_token_fraction(run: Measured) -> Metric:
+def _real_token_fraction(run: TimedRun) -> Metric:
     real, seq_len, batch = _real_tokens(run), run.seq_len, run.global_batch
     if real is None or not seq_len or not batch:
         return Metric(
@@ -182,14 +182,14 @@ def _real_token_fraction(run: Measured) -> Metric:
 
 
 @_metric("samples_per_s", "Sequences per second at the median step, all devices.")
-def _samples_per_s(run: Measured) -> Metric:
+def _samples_per_s(run: TimedRun) -> Metric:
     batch = run.global_batch
     rate = samples_per_s(batch, run.times.median) if batch else None
     return _rate(run, rate, "samples/s", "global_batch")
 
 
 @_metric("samples_per_s_mean", "Sequences of the steady steps over their seconds, all devices.")
-def _samples_per_s_mean(run: Measured) -> Metric:
+def _samples_per_s_mean(run: TimedRun) -> Metric:
     """per_device_batch x world x timed steps / their seconds, as Lambda's benchmark prints it."""
     batch, unit = run.global_batch, "samples/s"
     if not batch:
@@ -199,27 +199,27 @@ def _samples_per_s_mean(run: Measured) -> Metric:
 
 
 @_metric("model_flops_per_s_per_device", "FLOP/s of one device, recomputation not counted.")
-def _flops(run: Measured) -> Metric:
+def _flops(run: TimedRun) -> Metric:
     return _flops_rate(run, run.flops_per_s_per_device, *COUNTED)
 
 
 @_metric("hardware_flops_per_s_per_device", "As model FLOP/s, recomputation counted as work.")
-def _hardware_flops(run: Measured) -> Metric:
+def _hardware_flops(run: TimedRun) -> Metric:
     return _flops_rate(run, run.hardware_flops_per_s_per_device, *COUNTED, "layout")
 
 
 @_metric("mfu", "Model FLOP/s over the device's dense data-sheet peak.")
-def _mfu(run: Measured) -> Metric:
+def _mfu(run: TimedRun) -> Metric:
     return _share(run, run.flops_per_s_per_device, run.peak_flops_per_s, run.peak_source)
 
 
 @_metric("hfu", "As MFU, with the configured recomputation counted as work.")
-def _hfu(run: Measured) -> Metric:
+def _hfu(run: TimedRun) -> Metric:
     return _share(run, run.hardware_flops_per_s_per_device, run.peak_flops_per_s, run.peak_source)
 
 
 @_metric("of_achievable", "Model FLOP/s over the best matrix product measured on this machine.")
-def _of_achievable(run: Measured) -> Metric:
+def _of_achievable(run: TimedRun) -> Metric:
     rate, num_devices = run.flops_per_s_per_device, run.facts.num_devices
     return _share(
         run, rate * num_devices if rate is not None and num_devices else None, run.achievable_flops_per_s, run.achievable_source,
@@ -228,39 +228,39 @@ def _of_achievable(run: Measured) -> Metric:
 
 
 @_metric("achievable_flops_per_s", "Best matrix product measured here, all devices together.")
-def _achievable(run: Measured) -> Metric:
+def _achievable(run: TimedRun) -> Metric:
     return Metric(value=run.achievable_flops_per_s, unit="FLOP/s", source=run.achievable_source)
 
 
 @_metric("startup_s", "From the launch to the first step's begin.")
-def _startup(run: Measured) -> Metric:
+def _startup(run: TimedRun) -> Metric:
     return Metric(value=run.startup_s, unit="s", n=1 if run.startup_s is not None else None)
 
 
 @_metric("first_step_s", "The first step, with lazy initialisation and compilation.")
-def _first_step(run: Measured) -> Metric:
+def _first_step(run: TimedRun) -> Metric:
     if not len(run.steps) or run.steps.index[0] > 1 or run.steps.averaged_over[0] > 1:
         return Metric(value=None, unit="s", note="the log begins later or averages over steps")
     return Metric(value=_value(run.steps["step_time_s"][:1]), unit="s", n=1)
 
 
 @_metric("memory_allocated_bytes", "Peak of the allocator's live tensors, largest rank.")
-def _memory_allocated(run: Measured) -> Metric:
+def _memory_allocated(run: TimedRun) -> Metric:
     return _peak_memory(run, "allocated")
 
 
 @_metric("memory_reserved_bytes", "Peak that the allocator holds from the device, largest rank.")
-def _memory_reserved(run: Measured) -> Metric:
+def _memory_reserved(run: TimedRun) -> Metric:
     return _peak_memory(run, "reserved")
 
 
 @_metric("memory_resident_bytes", "Peak resident set of the process, largest rank.")
-def _memory_resident(run: Measured) -> Metric:
+def _memory_resident(run: TimedRun) -> Metric:
     return _peak_memory(run, "resident")
 
 
 @_metric("memory_device_used_bytes", "Peak in use on a device by all programs, context included.")
-def _memory_device_used(run: Measured) -> Metric:
+def _memory_device_used(run: TimedRun) -> Metric:
     return _peak_memory(run, "device_used")
 
 
@@ -268,17 +268,17 @@ def _memory_device_used(run: Measured) -> Metric:
     "data_wait_fraction",
     "Share of the step that the slowest loader keeps its rank waiting, median step.",
 )
-def _data_wait(run: Measured) -> Metric:
+def _data_wait(run: TimedRun) -> Metric:
     return _fraction_of_step(run, "data_wait_s")
 
 
 @_metric("comm_wait_fraction", "Share of the step blocked in collectives, median rank.")
-def _comm_wait(run: Measured) -> Metric:
+def _comm_wait(run: TimedRun) -> Metric:
     return _fraction_of_step(run, "comm_wait_s")
 
 
 @_metric("days_to_train", "Days for the recipe's total tokens at the mean step, no failures.")
-def _days_to_train(run: Measured) -> Metric:
+def _days_to_train(run: TimedRun) -> Metric:
     total, tokens = run.facts.total_tokens, _real_tokens(run)
     if total is None:
         return Metric(value=None, unit="days", note="the recipe names no total of tokens")
@@ -290,19 +290,19 @@ def _days_to_train(run: Measured) -> Metric:
 
 
 @_metric("loss_last", "Mean loss of the window's last five steps.")
-def _loss_last(run: Measured) -> Metric:
+def _loss_last(run: TimedRun) -> Metric:
     last = run.window["loss"][-5:]
     model = run.facts.model
     unit = model.loss_unit if model else "nats/token"
     return Metric(value=_mean(last), unit=unit, n=len(last), statistic="mean")
 
 
-def _flops_rate(run: Measured, value: float | None, *needs: str) -> Metric:
+def _flops_rate(run: TimedRun, value: float | None, *needs: str) -> Metric:
     metric = _rate(run, value, "FLOP/s", *needs)
     return metric.model_copy(update={"convention": run.facts.flops_convention})
 
 
-def _rate(run: Measured, value: float | None, unit: str, *needs: str) -> Metric:
+def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
     """A rate at the median step, with the step time's interval turned round."""
     t = run.times
     if value is None:
@@ -322,7 +322,7 @@ def _rate(run: Measured, value: float | None, unit: str, *needs: str) -> Metric:
 
 
 def _share(
-    run: Measured,
+    run: TimedRun,
     rate: float | None,
     limit: float | None,
     source: str | None,
@@ -342,7 +342,7 @@ def _share(
     )  # fmt: skip
 
 
-def _peak_memory(run: Measured, kind: str) -> Metric:
+def _peak_memory(run: TimedRun, kind: str) -> Metric:
     column = run.steps[f"{kind}_bytes"]
     known = column[np.isfinite(column)]
     if not len(known):
@@ -356,7 +356,7 @@ def _peak_memory(run: Measured, kind: str) -> Metric:
     return Metric(value=float(known.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
 
 
-def _fraction_of_step(run: Measured, name: str) -> Metric:
+def _fraction_of_step(run: TimedRun, name: str) -> Metric:
     share = run.window[name] / run.window["step_time_s"]
     known = share[np.isfinite(share)]
     if not len(known):
@@ -364,12 +364,12 @@ def _fraction_of_step(run: Measured, name: str) -> Metric:
     return Metric(value=float(np.median(known)), unit="fraction", n=len(known), statistic="median")
 
 
-def _real_tokens_per_s(run: Measured) -> float | None:
+def _real_tokens_per_s(run: TimedRun) -> float | None:
     tokens = _real_tokens(run)
     return None if tokens is None else tokens / run.times.median
 
 
-def _real_tokens(run: Measured) -> float | None:
+def _real_tokens(run: TimedRun) -> float | None:
     """Unpadded tokens of a step: those that the ranks count, where a count says anything.
 
     Synthetic samples have no padding, so what the recipe says of those that they stand for comes

@@ -1,8 +1,8 @@
 """The trainer's event lines: one JSON object a line, one file a rank.
 
 Schema 1. A `start` line when training begins, a `step` line per optimizer step, a `memory` line
-about the step that was watched for it, an `eval` line per evaluation, an `end` line with the status. A run that was killed has no
-`end` line and at most one torn last line.
+about the step that was watched for it, an `eval` line per evaluation, an `end` line with the status
+and the cause. A run that was killed has no `end` line and at most one torn last line.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.facts import Facts
-from paceline.core.metrics import Measured, measure, measured
+from paceline.core.metrics import TimedRun, measure, measured
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import Step, Steps
@@ -121,7 +121,7 @@ def figures_without_batch(
     return replace(found, metrics=metrics | rates)
 
 
-def log_run(facts: Facts, steps: Steps, window: Steps) -> Measured:
+def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
     """The log as the metrics see it."""
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
@@ -232,7 +232,7 @@ def _printed_memory(log: Logged, metrics: dict[str, Metric]) -> dict[str, Metric
     }
 
 
-def _printed_figures(run: Measured, reported: dict[str, float]) -> list[Printed]:
+def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[Printed]:
     """Printed figures that our own can be held against."""
     batch, length, n = run.global_batch, run.seq_len, run.facts.num_devices
     samples = batch / run.times.median if batch else None
@@ -268,7 +268,7 @@ def _rounding(window: Steps, column: str) -> float | None:
     return min((last_digit(_plain(value)) for value in known), default=None)
 
 
-def _warnings(run: Measured, log: Logged, printed: bool) -> list[str]:
+def _warnings(run: TimedRun, log: Logged, printed: bool) -> list[str]:
     found: list[str] = []
     step = log.resolution_s / run.times.median
     if not printed and step > COARSE:

@@ -18,7 +18,7 @@ from paceline.core.run import Job
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobEnd:
     """How a launcher itself knows that a job ended: a lost host, a state of the batch system."""
 
     status: Status
@@ -47,7 +47,7 @@ class Handle(Protocol):
         """End what a finished job has left behind."""
         ...
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         """What the launcher knows of the end of a job that the ranks cannot tell; None if nothing."""
         ...
 

@@ -29,7 +29,7 @@ from paceline.files.run_folder import (
     STEPS_FOLDER,
     write_text,
 )
-from paceline.machines import Handle, Verdict
+from paceline.machines import Handle, JobEnd
 from paceline.machines.node.script import open_variables, secret_variables
 
 LOCAL_ADDRESS = "--local-addr=127.0.0.1"
@@ -117,7 +117,7 @@ class LocalRun(Handle):
                 continue
         psutil.wait_procs(list(self._family.values()), timeout=GRACE_S)
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         """None: on one machine the ranks' processes tell everything."""
         return None
 

@@ -43,9 +43,9 @@ class Gate:
 
     def __post_init__(self) -> None:
         for key in self.allowed:
-            _known("--allow", key, KEYS)
+            _check_choice("--allow", key, KEYS)
         for name in self.metrics:
-            _known("--metric", name, METRICS)
+            _check_choice("--metric", name, METRICS)
 
 
 def compare_runs(root: Path, first: str, second: str, gate: Gate) -> Comparison:
@@ -65,16 +65,16 @@ def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) ->
     rows = timed(_rows(reference, side))
     if not rows:
         raise UserError(f"--against {reference}", "has no row with a step time to compare with")
-    known = [member.facts for member in side.used or side.members]
-    found = _judge(published_side(nearest_row(rows, known, gate.allowed)), side, gate)
+    facts = [member.facts for member in side.used or side.members]
+    comparison = _judge(published_side(nearest_row(rows, facts, gate.allowed)), side, gate)
     if reference != BEST_REFERENCE or _rows_of_recipe(side):
-        return found
+        return comparison
     note = "no published row is known for the recipe; the nearest of all was taken"
-    return found.model_copy(update={"notes": (*found.notes, note)})
+    return comparison.model_copy(update={"notes": (*comparison.notes, note)})
 
 
 def side_of(root: Path, name: str) -> Side:
-    """The runs that `name` stands for: a run, repeats, a tag, files of results, or several by commas.
+    """The runs that `name` stands for: a run, repeats, a tag, result files, or several by commas.
 
     Raises UserError when it stands for none.
     """
@@ -161,9 +161,10 @@ def _members_in(path: Path) -> list[Member]:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            str(path), f"is no result of a run: {field}: {first['msg']}",
+            str(path),
+            f"is no result of a run: {field}: {first['msg']}",
             allowed="result.json, or the output of `paceline parse --json`",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _member_in(entry: Any) -> Member:
@@ -175,9 +176,15 @@ def _member_in(entry: Any) -> Member:
     result = Result.model_validate(entry)
     facts = _settled_facts(Facts(origin="imported"), result)
     return Member(
-        result.run, result.status, facts, result.metrics, result.reason, result.window,
-        created=result.created, environment=environment_items({}, result.versions),
-    )  # fmt: skip
+        result.run,
+        result.status,
+        facts,
+        result.metrics,
+        result.reason,
+        result.window,
+        created=result.created,
+        environment=environment_items({}, result.versions),
+    )
 
 
 def _rows(reference: str, side: Side) -> Sequence[references.Row]:
@@ -192,9 +199,11 @@ def _rows_of_recipe(side: Side) -> list[references.Row]:
     return [row for recipe in sorted(recipes) for row in references.for_recipe(recipe)]
 
 
-def _known(option: str, word: str, choices: Collection[str]) -> None:
+def _check_choice(option: str, word: str, choices: Collection[str]) -> None:
     if word not in choices:
         raise UserError(
-            f"{option} {word}", "is unknown", allowed=", ".join(choices),
+            f"{option} {word}",
+            "is unknown",
+            allowed=", ".join(choices),
             remedy=did_you_mean(word, choices) or None,
-        )  # fmt: skip
+        )

@@ -3,10 +3,11 @@
 What a rank wrote last is heard first, then what the launcher saw of the processes, then the logs. A
 rank that only lost its peer, or waited for it, says nothing of the cause.
 
-Of several ranks that failed by themselves the first is meant, by the clocks of their machines. Where
-those of two nodes differ by more than lies between the failures, a later one on the node whose clock
-is behind is named instead. What torch's launcher calls the first failure cannot settle that: each
-node's knows its own ranks alone, whose clock is the same, and sees them only every 0.1 s.
+Of several ranks that failed by themselves the first is meant, by the clocks of their machines.
+Where those of two nodes differ by more than lies between the failures, a later one on the node
+whose clock is behind is named instead. What torch's launcher calls the first failure cannot settle
+that: each node's knows its own ranks alone, whose clock is the same, and sees them only
+every 0.1 s.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from paceline.core.result import Status
 from paceline.engines import engine
 from paceline.files.events import Cause, EndEvent, RankLog
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
-from paceline.machines import Verdict
+from paceline.machines import JobEnd
 
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
@@ -51,7 +52,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EndEvidence:
     """What is left of a job whose processes have ended."""
 
     ranks: Mapping[int, RankLog]
@@ -65,7 +66,7 @@ class Evidence:
     """The last lines that each rank printed, without stack frames."""
     tail: Sequence[str] = ()
     """The last lines of the log that tells most."""
-    machine: Verdict | None = None
+    machine: JobEnd | None = None
     """What the launcher itself knows of the end."""
     locked: frozenset[int] = frozenset()
     """Ranks whose stacks a timer wrote because their watchdog could not run."""
@@ -80,7 +81,7 @@ class Evidence:
         """Ranks without an end line."""
         return [rank for rank in range(self.world_size) if rank not in self.ends]
 
-    def told_by(self, rank: int, reason: str) -> str:
+    def with_rank(self, rank: int, reason: str) -> str:
         """The reason with the rank's number, unless there is one rank or all say the same."""
         said = {end.reason for end in self.ends.values()}
         alike = len(self.ends) == self.world_size and said == {reason}
@@ -99,10 +100,10 @@ def read_ranks(folder: Path, engine_name: str) -> dict[int, RankLog]:
 
 def read_evidence(
     folder: Path, engine_name: str, world_size: int, exit_code: int, oom_killed: bool
-) -> Evidence:
+) -> EndEvidence:
     """What a run folder tells of a job that has ended."""
     logs = folder / LOGS_FOLDER
-    return Evidence(
+    return EndEvidence(
         ranks=read_ranks(folder, engine_name),
         world_size=world_size,
         exit_code=exit_code,
@@ -115,11 +116,11 @@ def read_evidence(
     )
 
 
-def judge(evidence: Evidence) -> Ending:
+def judge(evidence: EndEvidence) -> Ending:
     """How a run ended: by a rank's own fault, by a killed one, by one that hangs, or well."""
-    own = _own_fault(evidence) or _by_machine(evidence) or _killed(evidence) or _hung(evidence)
-    if own is not None:
-        return own
+    ending = _own_fault(evidence) or _by_machine(evidence) or _killed(evidence) or _hung(evidence)
+    if ending is not None:
+        return ending
     ends = evidence.ends
     if len(ends) == evidence.world_size and all(end.status == "ok" for end in ends.values()):
         late = f"all ranks finished, yet the launcher ended with code {evidence.exit_code}"
@@ -130,12 +131,12 @@ def judge(evidence: Evidence) -> Ending:
 def log_tail(folder: Path, rank: int | None = None) -> list[str]:
     """The last lines of the logs, without stack frames.
 
-    Of `rank` if it printed anything, else of the first rank that tells an error, else of the launcher,
-    at last of the script that Slurm ran, which ended before it started any.
+    Of `rank` if it printed anything, else of the first rank that tells an error, else of the
+    launcher, at last of the script that Slurm ran, which ended before it started any.
     """
     files = dict(_rank_files(folder / LOGS_FOLDER, "log"))
-    if rank in files and (own := _tail(files[rank])):
-        return own
+    if rank in files and (tail := _tail(files[rank])):
+        return tail
     launcher = folder / LOGS_FOLDER / LAUNCHER_LOG
     tails = [tail for tail in map(_tail, [*files.values(), launcher]) if tail]
     with_error = [tail for tail in tails if _last_error(tail)]
@@ -148,12 +149,12 @@ def stacks(folder: Path) -> dict[str, str]:
 
     The timer's, which a signal may have cut off, stands in only where there is no other.
     """
-    found: dict[int, tuple[str, str]] = {}
+    texts: dict[int, tuple[str, str]] = {}
     for suffix in ("timer", "stack"):
         for rank, path in _rank_files(folder / LOGS_FOLDER, suffix):
             if text := file_text(path, TAIL_BYTES):
-                found[rank] = str(path.relative_to(folder)), text
-    return {name: text for _, (name, text) in sorted(found.items())}
+                texts[rank] = str(path.relative_to(folder)), text
+    return {name: text for _, (name, text) in sorted(texts.items())}
 
 
 def launcher_exits(text: str) -> dict[int, int]:
@@ -165,9 +166,9 @@ def launcher_exits(text: str) -> dict[int, int]:
 
 def agent_exits(logs: Iterable[str]) -> dict[int, int]:
     """Exit codes by rank that the nodes' agents tell in their logs, the first failure first."""
-    told = [line for text in logs for line in _AGENT_EXIT.findall(text)]
-    told.sort(key=lambda line: float(line[2]))
-    return {int(rank): int(code) for rank, code, _ in told}
+    exits = [line for text in logs for line in _AGENT_EXIT.findall(text)]
+    exits.sort(key=lambda line: float(line[2]))
+    return {int(rank): int(code) for rank, code, _ in exits}
 
 
 def file_text(path: Path, last_bytes: int | None = None) -> str:
@@ -181,7 +182,7 @@ def file_text(path: Path, last_bytes: int | None = None) -> str:
         return ""
 
 
-def _own_fault(evidence: Evidence) -> Ending | None:
+def _own_fault(evidence: EndEvidence) -> Ending | None:
     """The first rank that failed by itself; of equally early ones the gravest."""
     faults = [
         (end.time_unix, _GRAVEST.index(end.status), rank, end)
@@ -191,21 +192,21 @@ def _own_fault(evidence: Evidence) -> Ending | None:
     if not faults:
         return None
     *_, rank, end = min(faults, key=lambda fault: fault[:3])
-    return Ending(end.status, evidence.told_by(rank, _reason(end)), rank=rank)
+    return Ending(end.status, evidence.with_rank(rank, _reason(end)), rank=rank)
 
 
-def _by_machine(evidence: Evidence) -> Ending | None:
+def _by_machine(evidence: EndEvidence) -> Ending | None:
     """What the launcher knows: a host that is gone, a job that the batch system ended."""
-    told = evidence.machine
-    return Ending(told.status, told.reason, hosts=told.hosts) if told else None
+    end = evidence.machine
+    return Ending(end.status, end.reason, hosts=end.hosts) if end else None
 
 
-def _killed(evidence: Evidence) -> Ending | None:
-    """A rank without a last word that a signal ended; the kernel's and C++'s lack of memory first."""
+def _killed(evidence: EndEvidence) -> Ending | None:
+    """A rank without a last word that a signal ended; the kernel's and C++'s OOM first."""
     exits = _signals(evidence)
     for rank in evidence.silent:
         if any("bad_alloc" in line for line in evidence.tails.get(rank, ())):
-            return Ending("oom", evidence.told_by(rank, "std::bad_alloc in C++ code"), rank=rank)
+            return Ending("oom", evidence.with_rank(rank, "std::bad_alloc in C++ code"), rank=rank)
     if evidence.oom_killed and evidence.silent:
         rank = next((rank for rank, number in exits.items() if number == Signals.SIGKILL), None)
         who = "a rank" if rank is None else f"rank {rank}"
@@ -218,8 +219,8 @@ def _killed(evidence: Evidence) -> Ending | None:
     return None
 
 
-def _signals(evidence: Evidence) -> dict[int, int]:
-    """Signals that ended a rank without a last word, apart from those that the launcher itself sent.
+def _signals(evidence: EndEvidence) -> dict[int, int]:
+    """Signals that ended a rank without a last word, apart from those that the launcher sent.
 
     It sends SIGTERM, and SIGKILL to a rank that does not answer, when the first one has ended.
     """
@@ -234,7 +235,7 @@ def _signals(evidence: Evidence) -> dict[int, int]:
     }
 
 
-def _hung(evidence: Evidence) -> Ending | None:
+def _hung(evidence: EndEvidence) -> Ending | None:
     """The rank that holds the others up, once a watchdog has ended one."""
     stopped = [
         (rank, end)
@@ -243,13 +244,13 @@ def _hung(evidence: Evidence) -> Ending | None:
     ]
     for rank, end in stopped:
         if end.cause == "no_progress":
-            return Ending("failed", evidence.told_by(rank, _reason(end)), rank=rank)
+            return Ending("failed", evidence.with_rank(rank, _reason(end)), rank=rank)
     waiter, wait = stopped[0] if stopped else (None, None)
     silent = evidence.silent
     for rank in silent:
         if rank in evidence.locked:
             reason = f"{_no_progress(wait)}: {NOT_RUNNING}"
-            return Ending("failed", evidence.told_by(rank, reason), rank=rank)
+            return Ending("failed", evidence.with_rank(rank, reason), rank=rank)
     if wait is None:
         return None
     if not silent:
@@ -268,13 +269,13 @@ def _no_progress(wait: EndEvent | None) -> str:
     return f"no progress for {wait.silent_s:g} s {wait.doing}" if wait else "no progress"
 
 
-def _unexplained(evidence: Evidence) -> Ending:
+def _unexplained(evidence: EndEvidence) -> Ending:
     """Nobody said why: an exit without a word, the logs, and at last the one who noticed."""
     for rank, code in evidence.exits.items():
         if code > 0 and rank in evidence.silent:
             error = _last_error(evidence.tails.get(rank, ()))
             reason = f"ended with exit code {code}" + (f": {error}" if error else "")
-            return Ending("failed", evidence.told_by(rank, reason), rank=rank)
+            return Ending("failed", evidence.with_rank(rank, reason), rank=rank)
     lost = next((end.reason for end in evidence.ends.values() if end.status != "ok"), None)
     reason = _last_error(evidence.tail) or lost
     return Ending("failed", reason or f"the launcher ended with code {evidence.exit_code}")
@@ -300,5 +301,5 @@ def _last_error(tail: Sequence[str]) -> str | None:
 
 def _tail(path: Path) -> list[str]:
     lines = file_text(path, TAIL_BYTES).splitlines()
-    told = [line[:500] for line in lines if not _STACK_LINE.match(line)]
-    return told[-TAIL_LINES:]
+    kept = [line[:500] for line in lines if not _STACK_LINE.match(line)]
+    return kept[-TAIL_LINES:]

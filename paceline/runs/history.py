@@ -22,7 +22,13 @@ from paceline.compare.over_time.environment import (
 )
 from paceline.compare.over_time.settings import distinguishing, flat_settings
 from paceline.compare.over_time.step_changes import Drift, SeriesFit, StepChange, fit_series
-from paceline.compare.over_time.timeline import Change, History, Point, RunSeries, SlowDrift
+from paceline.compare.over_time.timeline import (
+    History,
+    LevelChange,
+    RunSeries,
+    SeriesPoint,
+    SlowDrift,
+)
 from paceline.compare.sides import finite, printed_step_s
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.facts import Facts
@@ -56,7 +62,7 @@ TAKEN_ALIKE = "nobody stated {}; taken to be alike in all runs"
 
 
 @dataclass(frozen=True)
-class _Run:
+class _SeriesRun:
     """One run with what its series needs."""
 
     folder: Path
@@ -66,20 +72,20 @@ class _Run:
 
     @property
     def facts(self) -> Facts:
-        window, known = self.result.window, self.record.known
+        window, facts = self.result.window, self.record.known
         batch = window.global_batch if window else None
-        return known.model_copy(update={"global_batch": batch}) if batch else known
+        return facts.model_copy(update={"global_batch": batch}) if batch else facts
 
 
 @dataclass
 class _Alike:
     """Runs that may be held against each other."""
 
-    runs: list[_Run] = field(default_factory=list[_Run])
+    runs: list[_SeriesRun] = field(default_factory=list[_SeriesRun])
     unknown: tuple[str, ...] = ()
 
     @property
-    def first(self) -> _Run:
+    def first(self) -> _SeriesRun:
         return self.runs[0]
 
 
@@ -94,11 +100,14 @@ def recipe_history(
     Raises UserError for a metric that does not exist.
     """
     if metric not in METRICS:
-        raise UserError(f"--metric {metric}", "is no metric",
-                        remedy=did_you_mean(metric, METRICS) or "docs/metrics.md lists them")  # fmt: skip
+        raise UserError(
+            f"--metric {metric}",
+            "is no metric",
+            remedy=did_you_mean(metric, METRICS) or "docs/metrics.md lists them",
+        )
     left_out: dict[str, list[str]] = {}
     units: set[str] = set()
-    runs: list[_Run] = []
+    runs: list[_SeriesRun] = []
     for folder in folders:
         reason, run = _read(folder, metric, units)
         if run is not None:
@@ -106,32 +115,36 @@ def recipe_history(
         else:
             left_out.setdefault(reason, []).append(folder.name)
     runs.sort(key=lambda run: (_moment(run.record), run.record.name))
-    alike = _sorted_out(runs)
+    all_series = _sorted_out(runs)
     return History(
         recipe=recipe,
         metric=metric,
         unit=units.pop() if units else "",
         margin=margin,
         series=tuple(
-            _series(one, name, metric, margin)
-            for one, name in zip(alike, _names(alike), strict=True)
+            _series(series, name, metric, margin)
+            for series, name in zip(all_series, _names(all_series), strict=True)
         ),
         left_out={reason: tuple(names) for reason, names in left_out.items()},
     )
 
 
-def recipe_named(name: str, known: Iterable[str]) -> str:
-    """The recipe's name as runs have it, of a name or a file; `known` are the recipes with runs."""
+def recipe_named(name: str, recipes: Iterable[str]) -> str:
+    """The recipe's name as runs have it, of a name or a file; `recipes` are those with runs."""
     if name.endswith((".yaml", ".yml")):
         name = load_recipe(name).name
-    choices = sorted(set(known))
+    choices = sorted(set(recipes))
     if name not in choices:
-        raise UserError(f"recipe {name!r}", "has no runs here", allowed=", ".join(choices) or None,
-                        remedy=did_you_mean(name, choices) or f"`paceline run {name}` makes one")  # fmt: skip
+        raise UserError(
+            f"recipe {name!r}",
+            "has no runs here",
+            allowed=", ".join(choices) or None,
+            remedy=did_you_mean(name, choices) or f"`paceline run {name}` makes one",
+        )
     return name
 
 
-def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _Run | None]:
+def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun | None]:
     """A run with a figure, or why it has none."""
     try:
         record = read_record(folder)
@@ -146,7 +159,7 @@ def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _Run | None]
     if value is None or value <= 0:
         return f"without {metric}" if value is None else f"with {metric} not above 0", None
     units.add(result.metrics[metric].unit)
-    return "", _Run(folder, record, result, value)
+    return "", _SeriesRun(folder, record, result, value)
 
 
 def _result(folder: Path, record: RunRecord) -> Result:
@@ -165,54 +178,56 @@ def _moment(record: RunRecord) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _sorted_out(runs: Sequence[_Run]) -> list[_Alike]:
+def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_Alike]:
     """Series of comparable runs: of one key and one kind of CPU, measured over the same window.
 
     An imported log has no key. It joins the series whose facts are all known and equal to its own,
     else that of another imported log with the same facts, whatever nobody stated taken to be alike.
     """
-    found: dict[tuple[str, ...], _Alike] = {}
+    by_identity: dict[tuple[str, ...], _Alike] = {}
     for run in (run for run in runs if run.record.spec):
-        found.setdefault(_identity(run), _Alike()).runs.append(run)
+        by_identity.setdefault(_identity(run), _Alike()).runs.append(run)
     imported: list[_Alike] = []
     for run in (run for run in runs if not run.record.spec):
-        place = next((s for s in (*found.values(), *imported) if _belongs(run, s)), None)
+        place = next((s for s in (*by_identity.values(), *imported) if _belongs(run, s)), None)
         if place is None:
             imported.append(place := _Alike())
             place.unknown = likeness([run.facts], [run.facts]).unknown
         place.runs.append(run)
-    for alike in found.values():
-        alike.runs.sort(key=lambda run: _moment(run.record))
-    return sorted([*found.values(), *imported], key=lambda s: _moment(s.first.record))
+    for series in by_identity.values():
+        series.runs.sort(key=lambda run: _moment(run.record))
+    return sorted([*by_identity.values(), *imported], key=lambda s: _moment(s.first.record))
 
 
-def _identity(run: _Run) -> tuple[str, ...]:
+def _identity(run: _SeriesRun) -> tuple[str, ...]:
     facts = run.record.known
     cpu = facts.device_label if facts.device == "cpu" else None
     return (run.record.key or "", cpu or "", *_manner(run))
 
 
-def _manner(run: _Run) -> tuple[str, str]:
+def _manner(run: _SeriesRun) -> tuple[str, str]:
     """By what program and which rule the figure was taken."""
     return run.record.known.engine or "", run.result.window.rule if run.result.window else ""
 
 
-def _belongs(run: _Run, alike: _Alike) -> bool:
+def _belongs(run: _SeriesRun, alike: _Alike) -> bool:
     if _manner(run) != _manner(alike.first):
         return False
-    found = likeness([alike.first.facts], [run.facts])
-    return not found.differences and (not found.unknown or alike.first.record.spec is None)
+    compared = likeness([alike.first.facts], [run.facts])
+    return not compared.differences and (not compared.unknown or alike.first.record.spec is None)
 
 
-def _names(alike: Sequence[_Alike]) -> list[str]:
+def _names(all_series: Sequence[_Alike]) -> list[str]:
     """What each series runs, and in which settings it differs from the others."""
-    settings = [flat_settings(s.first.record.spec or s.first.facts) for s in alike]
-    apart = distinguishing(settings) if len(alike) > 1 else [{} for _ in alike]
+    settings = [flat_settings(s.first.record.spec or s.first.facts) for s in all_series]
+    apart = distinguishing(settings) if len(all_series) > 1 else [{} for _ in all_series]
     names: list[str] = []
-    for one, own in zip(alike, apart, strict=True):
-        facts = one.first.facts
+    for series, settings_apart in zip(all_series, apart, strict=True):
+        facts = series.first.facts
         label = f" ({facts.device_label})" if facts.device_label else ""
-        untold = [(k, v) for k, v in own.items() if k.rpartition(".")[2] not in ALWAYS_TOLD]
+        untold = [
+            (k, v) for k, v in settings_apart.items() if k.rpartition(".")[2] not in ALWAYS_TOLD
+        ]
         parts = [
             facts.variant,
             f"{facts.num_devices or '?'} x {facts.device}{label}" if facts.device else None,
@@ -244,38 +259,42 @@ def _series(alike: _Alike, name: str, metric: str, margin: float) -> RunSeries:
         key=alike.first.record.key,
         n_runs=len(alike.runs),
         points=tuple(
-            Point(runs=tuple(run.record.name for run in point), date=point[0].record.created,
-                  value=float(value), level=float(level))
+            SeriesPoint(
+                runs=tuple(run.record.name for run in point),
+                date=point[0].record.created,
+                value=float(value),
+                level=float(level),
+            )
             for point, value, level in zip(points, values, fit.fitted, strict=True)
         ),
         changes=tuple(
             _change(c, points, fit, metric, surroundings, resolution) for c in fit.changes
         ),
-        drift=_told_drift(fit.drift, metric) if fit.drift else None,
+        drift=_slow_drift(fit.drift, metric) if fit.drift else None,
         noise=fit.noise,
         findable=fit.findable,
         findable_points=fit.findable_runs,
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
-def _occasions(runs: Sequence[_Run]) -> tuple[list[list[_Run]], list[str]]:
+def _occasions(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list[str]]:
     """Runs that count as one value each, and what should be told about it.
 
     Repeats made within an hour do not show how the machine varies from day to day: counted one by
     one they would make every day's luck look like a change. So a group on one day is one value, its
     median, as soon as there are enough of these.
     """
-    found: dict[tuple[str, str], list[_Run]] = {}
+    occasions: dict[tuple[str, str], list[_SeriesRun]] = {}
     for run in runs:
         group, day = run.record.group, run.record.created[:10]
-        found.setdefault((group, day) if group else ("", run.record.name), []).append(run)
-    if len(found) == len(runs):
+        occasions.setdefault((group, day) if group else ("", run.record.name), []).append(run)
+    if len(occasions) == len(runs):
         return [[run] for run in runs], []
-    if len(found) >= FEWEST_OCCASIONS:
-        told = f"{len(found)} values: repeats of a group on one day are one, their median"
-        return list(found.values()), [told]
-    count = "1 occasion" if len(found) == 1 else f"{len(found)} occasions"
+    if len(occasions) >= FEWEST_OCCASIONS:
+        note = f"{len(occasions)} values: repeats of a group on one day are one, their median"
+        return list(occasions.values()), [note]
+    count = "1 occasion" if len(occasions) == 1 else f"{len(occasions)} occasions"
     return [[run] for run in runs], [
         f"the {len(runs)} runs come from {count}, too few to know how the machine varies from one "
         "to the next; a step between occasions may be that alone"
@@ -283,15 +302,19 @@ def _occasions(runs: Sequence[_Run]) -> tuple[list[list[_Run]], list[str]]:
 
 
 def _change(
-    step: StepChange, points: list[list[_Run]], fit: SeriesFit, metric: str, around: _Surroundings,
+    step: StepChange,
+    points: list[list[_SeriesRun]],
+    fit: SeriesFit,
+    metric: str,
+    around: _Surroundings,
     resolution: float,
-) -> Change:  # fmt: skip
+) -> LevelChange:
     last, first = points[step.at - 1][-1].record, points[step.at][0].record
-    levels = {one.start: one.value for one in fit.levels} | {
-        -one.stop: one.value for one in fit.levels
+    levels = {level.start: level.value for level in fit.levels} | {
+        -level.stop: level.value for level in fit.levels
     }
     environment, note = around.of(step)
-    return Change(
+    return LevelChange(
         last_before=last.name,
         first_after=first.name,
         date_before=last.created,
@@ -309,7 +332,7 @@ def _change(
     )
 
 
-def _told_drift(drift: Drift, metric: str) -> SlowDrift:
+def _slow_drift(drift: Drift, metric: str) -> SlowDrift:
     worse = _worse(metric, drift.ratio)
     return SlowDrift(ratio=drift.ratio, low=drift.low, high=drift.high, worse=worse)
 
@@ -322,7 +345,7 @@ def _worse(metric: str, ratio: float) -> bool | None:
 class _Surroundings:
     """What each value's run recorded of its machine and versions, read when it is asked for."""
 
-    def __init__(self, points: list[list[_Run]]) -> None:
+    def __init__(self, points: list[list[_SeriesRun]]) -> None:
         self._points = points
         self._items: dict[int, Items] = {}
 
@@ -333,10 +356,10 @@ class _Surroundings:
             at = step.at + shift
             if not start < at < stop:
                 continue
-            found = environment_changes(self._of(start, at), self._of(at, stop))
-            told = [change for change in found if change.only_here or not shift]
-            if told:
-                return tuple(told), f"seen {place}" if place else None
+            changes = environment_changes(self._of(start, at), self._of(at, stop))
+            telling = [change for change in changes if change.only_here or not shift]
+            if telling:
+                return tuple(telling), f"seen {place}" if place else None
         sides = self._of(step.at - 1, step.at), self._of(step.at, step.at + 1)
         if not all(_has_machine(side[0]) for side in sides):
             return (), "the environment was not recorded on both sides"
@@ -351,7 +374,7 @@ class _Surroundings:
         return self._items[row]
 
 
-def _recorded(run: _Run) -> Items:
+def _recorded(run: _SeriesRun) -> Items:
     inventory: Mapping[str, Any] = read_json(run.folder / INVENTORY_FILE)
     return environment_items(inventory, run.result.versions, _trainer(run.folder))
 

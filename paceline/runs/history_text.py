@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.compare.directions import is_speed
-from paceline.compare.over_time.timeline import Change, History, RunSeries, SlowDrift
+from paceline.compare.over_time.timeline import History, LevelChange, RunSeries, SlowDrift
 from paceline.core.units import percent
 from paceline.report.figures import printable, written
 from paceline.report.tables import md_text
@@ -113,7 +113,7 @@ def history_rows(history: History) -> list[dict[str, Any]]:
     return rows
 
 
-def size(change: Change | SlowDrift, metric: str) -> str:
+def size(change: LevelChange | SlowDrift, metric: str) -> str:
     """`2.1 % slower`; without a better direction `2.1 % higher`."""
     ratio, worse = change.ratio, change.worse
     if worse is None:
@@ -144,7 +144,7 @@ def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
             yield f"  {printable(note)}"
 
 
-def _change_lines(change: Change, history: History) -> Iterator[str]:
+def _change_lines(change: LevelChange, history: History) -> Iterator[str]:
     runs = f"{number(change.n_before, 'run')} before, {change.n_after} after"
     yield (
         f"  {_day(change.date)}  {size(change, history.metric)} ({_interval(change)}, 95 %): "
@@ -216,7 +216,7 @@ def _verdict(history: History) -> str:
     return f"{number(changes, 'change') if changes else 'no step'}{drifting}"
 
 
-def _interval(change: Change) -> str:
+def _interval(change: LevelChange) -> str:
     low, high = sorted((change.low - 1, change.high - 1))
     return _spaced(f"{low:+.1%} to {high:+.1%}")
 

@@ -17,7 +17,7 @@ from paceline.compare.published import compare_with_references
 from paceline.compare.verdict import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
 from paceline.core.facts import Facts
-from paceline.core.metrics import Measured, measure, measured
+from paceline.core.metrics import TimedRun, measure, measured
 from paceline.core.rank_memory import memory_by_part
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
 from paceline.core.result import (
@@ -182,7 +182,7 @@ def _result(
 
 def _measured(
     record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
-) -> Measured:
+) -> TimedRun:
     facts = record.known
     device = find_device(facts.device) if facts.device else None
     no_peak = tensor_float_note(facts)

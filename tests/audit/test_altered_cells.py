@@ -16,7 +16,7 @@ from functools import cache
 import pytest
 
 from paceline.audit import audit_rows
-from paceline.audit.cells.crosscheck import Verdict, check
+from paceline.audit.cells.crosscheck import CellVerdict, check
 from paceline.audit.lines import lines_of
 from paceline.core.printed import like
 from paceline.files import references
@@ -31,7 +31,7 @@ SEEDED = random.Random(20)
 @dataclass(frozen=True)
 class Cell:
     source: str
-    verdict: Verdict
+    verdict: CellVerdict
 
     def __str__(self) -> str:
         return f"{self.verdict.line.name}-{self.verdict.cell.column}"
@@ -50,7 +50,9 @@ def fine_cells(source: str) -> Iterator[Cell]:
             yield Cell(source, verdict)
 
 
-def _can_be_told(speed: Verdict, row: Sequence[Verdict], all_of_them: Sequence[Verdict]) -> bool:
+def _can_be_told(
+    speed: CellVerdict, row: Sequence[CellVerdict], all_of_them: Sequence[CellVerdict]
+) -> bool:
     witnesses = [v for v in row if v.state in ("follows", "cut") and (v.resolution or 1) < FINE]
     same = [v for v in all_of_them if v.state == "speed" and v.cell.value == speed.cell.value]
     sound = all(v.state != "fails" for v in row if v.cell.column != "mfu")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.machines import Verdict, ssh
+from paceline.machines import JobEnd, ssh
 from paceline.machines.node.script import rendezvous_port
 from paceline.machines.ssh import hosts_job
 from paceline.machines.ssh.checks import check_hosts
@@ -165,7 +165,7 @@ def test_ranks_that_cannot_be_started_say_why(ssh_hosts: Bed, tmp_path: Path) ->
     (tmp_path / "agent.py").write_text("raise SystemExit('no agent today')")
     run = ssh.submit(job, tmp_path)
     assert follow([run]) == [1]
-    assert run.verdict() == Verdict(
+    assert run.verdict() == JobEnd(
         "failed", "node-001: ended with code 1: no agent today", ("node-001",)
     )
 
@@ -208,7 +208,7 @@ def test_a_connection_that_hangs_is_gone_round_by_a_second_one(
     assert left == []
 
 
-Ended = tuple[Verdict | None, list[str], list[str]]
+Ended = tuple[JobEnd | None, list[str], list[str]]
 """The verdict, the ranks left on the healthy host, and those left on the other once it is back."""
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from paceline.compare.equivalence import (
     MOST_FURTHER_REPEATS,
-    Estimate,
+    RatioEstimate,
     chance_of_decision,
     compare_repeats,
     compare_with_figure,
@@ -52,9 +52,9 @@ def test_no_p_values_need_no_correction():
     assert corrected([]) == []
 
 
-def estimate(change: float, deviation: float, n: int = 5) -> Estimate:
+def estimate(change: float, deviation: float, n: int = 5) -> RatioEstimate:
     """n repeats a side, of which each has this relative deviation."""
-    return Estimate(
+    return RatioEstimate(
         float(np.log1p(change)), deviation * (2 / n) ** 0.5, 2.0 * (n - 1), 2 * deviation**2
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.compare.contrast import Finding, weigh
+from paceline.compare.contrast import Contrast, weigh
 from paceline.compare.equivalence import Change
 from paceline.core.steps import Steps
 from paceline.core.window import steady_window
@@ -151,7 +151,7 @@ class Trial:
     follow_up: bool = False
     """Whether the repeats that an undecided comparison asks for are made, once."""
 
-    def once(self, rng: np.random.Generator) -> Finding:
+    def once(self, rng: np.random.Generator) -> Contrast:
         """One comparison."""
         before = self.a.medians(rng, self.n_a)
         after = self.b.medians(rng, self.n_b, self.change)

@@ -6,13 +6,13 @@ import pytest
 
 from paceline.core.facts import Facts, facts_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
-from paceline.core.metrics import METRICS, Measured, measure, measured
+from paceline.core.metrics import METRICS, TimedRun, measure, measured
 from paceline.core.run import RunSpec
 from tests.core.shapes import FLUX, LLAMA_8B, OPT_350M
 from tests.example import make_spec, make_steps
 
 
-def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields: float) -> Measured:
+def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields: float) -> TimedRun:
     spec = spec or make_spec()
     times = times or [0.5] * 20
     tokens = float(spec.training.global_batch * spec.training.seq_len)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.files.events import RankLog, read_rank
-from paceline.machines import Verdict
-from paceline.runs.ending import Evidence, judge, launcher_exits, log_tail, read_evidence, stacks
+from paceline.machines import JobEnd
+from paceline.runs.ending import EndEvidence, judge, launcher_exits, log_tail, read_evidence, stacks
 from tests.files.test_events import END, START, STEP, lines
 
 LOST = "another rank ended first: RuntimeError: Connection closed by peer"
@@ -31,11 +31,11 @@ def rank(status: str | None = "ok", reason: str | None = None, at: float = 0.0) 
     return read_rank(lines(START, STEP, *([end] if status else [])))
 
 
-def job(*ranks: RankLog, code: int = 1, **found: Any) -> Evidence:
-    return Evidence(dict(enumerate(ranks)), len(ranks), code, **found)
+def job(*ranks: RankLog, code: int = 1, **found: Any) -> EndEvidence:
+    return EndEvidence(dict(enumerate(ranks)), len(ranks), code, **found)
 
 
-def told(evidence: Evidence) -> tuple[str, str | None]:
+def told(evidence: EndEvidence) -> tuple[str, str | None]:
     ending = judge(evidence)
     return ending.status, ending.reason
 
@@ -240,14 +240,14 @@ def test_a_folder_without_anything_is_evidence_of_a_failure(tmp_path: Path):
 
 
 def test_a_lost_host_is_the_cause_before_the_ranks_that_noticed():
-    gone = Verdict("failed", "node-2: the connection was lost", ("node-2",))
+    gone = JobEnd("failed", "node-2: the connection was lost", ("node-2",))
     evidence = job(rank("failed", LOST), rank(None), machine=gone)
     assert told(evidence) == ("failed", "node-2: the connection was lost")
     assert told(job(rank("failed", "because"), rank(None), machine=gone))[1] == "rank 0: because"
 
 
 def test_a_job_that_the_batch_system_ended_has_its_status():
-    limit = Verdict("timeout", "Slurm: TIMEOUT")
+    limit = JobEnd("timeout", "Slurm: TIMEOUT")
     assert told(job(rank(None), rank(None), machine=limit)) == ("timeout", "Slurm: TIMEOUT")
 
 

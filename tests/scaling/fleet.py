@@ -15,7 +15,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.run import Job
 from paceline.engines.native import SETTINGS_FILE
 from paceline.files.run_folder import SCRIPT_FILE, write_text
-from paceline.machines import Handle, Verdict
+from paceline.machines import Handle, JobEnd
 from tests.files.test_events import END, START, STEP, lines
 
 STEP_S = 0.2
@@ -28,7 +28,7 @@ class FleetRun(Handle):
 
     ends: float
     code: int = 0
-    told: Verdict | None = None
+    told: JobEnd | None = None
     stopped: bool = False
     timed_out: bool = False
 
@@ -41,7 +41,7 @@ class FleetRun(Handle):
 
     def sweep(self) -> None: ...
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         return self.told
 
 
@@ -87,9 +87,7 @@ class Fleet:
         self.dying = set() if lost and self.dies_once else self.dying
         write_ranks(job, folder, self._step_s(hosts), None if lost else self.broken, bool(lost))
         told = (
-            Verdict("failed", f"the connection to {lost[0]} was lost", tuple(lost))
-            if lost
-            else None
+            JobEnd("failed", f"the connection to {lost[0]} was lost", tuple(lost)) if lost else None
         )
         handle = FleetRun(time.monotonic() + self.run_s, 1 if lost or self.broken else 0, told)
         self.handles.append(handle)

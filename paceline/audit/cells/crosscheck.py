@@ -44,7 +44,7 @@ WHOLE_JOB = frozenset({"tokens_per_s", "samples_per_s", "days"})
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CellVerdict:
     """One cell: whether it follows, what it should be, and why it is not that."""
 
     line: Line
@@ -67,7 +67,7 @@ Words = Mapping[tuple[str, str], list[str]]
 """By row and column: the words of every change that explains the cell, the most plausible first."""
 
 
-def check(lines: Sequence[Line]) -> list[Verdict]:
+def check(lines: Sequence[Line]) -> list[CellVerdict]:
     """A verdict on every cell of the lines of one source, in their order."""
     rows = timed(lines)
     words = {
@@ -176,7 +176,9 @@ def _ballots(row: Timed, cell: Cell, word: str) -> tuple[tuple[str, str, str], .
     return ("row", row.line.name, word), ("column", f"{row.line.table} {cell.column}", word)
 
 
-def _verdicts(row: Timed, words: Words, votes: Counter[tuple[str, str, str]]) -> Iterator[Verdict]:
+def _verdicts(
+    row: Timed, words: Words, votes: Counter[tuple[str, str, str]]
+) -> Iterator[CellVerdict]:
     derived = {cell.column: how for cell, how in row.derived()}
     for column, cell in row.line.cells.items():
         if column == row.column:
@@ -188,10 +190,10 @@ def _verdicts(row: Timed, words: Words, votes: Counter[tuple[str, str, str]]) ->
             )
             yield _derived_verdict(row, cell, derived[column], known[0] if known else None)
         else:
-            yield Verdict(row.line, cell, "unchecked", cause=_why_unchecked(row, column))
+            yield CellVerdict(row.line, cell, "unchecked", cause=_why_unchecked(row, column))
 
 
-def _derived_verdict(row: Timed, cell: Cell, how: Relation, words: str | None) -> Verdict:
+def _derived_verdict(row: Timed, cell: Cell, how: Relation, words: str | None) -> CellVerdict:
     state = judge(cell, how, row.speed)
     t = row.speed.step_time_s if row.speed else 1.0
     spread = how.over(row.speed.interval) if row.speed else how.coefficient
@@ -202,13 +204,13 @@ def _derived_verdict(row: Timed, cell: Cell, how: Relation, words: str | None) -
         cause = CUT if cell.cut().meets(exactly(how.at(t))) else words or CUT
     elif words:
         cause = f"{ROUNDING}; {words}"
-    return Verdict(
+    return CellVerdict(
         row.line, cell, "strained" if cause and state == "follows" else state, how.at(t),
         cell.printed.resolution + spread.relative_width, cause,
     )  # fmt: skip
 
 
-def _speed_verdict(row: Timed, cell: Cell, has_derived: bool) -> Verdict:
+def _speed_verdict(row: Timed, cell: Cell, has_derived: bool) -> CellVerdict:
     """The row's own speed: contradicted by its other cells, by its twin, or taken as it stands."""
     twin = row.line.twin
     other = twin.cells.get(cell.column) if twin else None
@@ -220,13 +222,15 @@ def _speed_verdict(row: Timed, cell: Cell, has_derived: bool) -> Verdict:
         cause = f"{twin.name} prints {other.printed.text} for the same configuration{own}"
         state = "follows" if agrees else "fails"
         resolution = cell.printed.resolution + other.printed.resolution
-        return Verdict(row.line, cell, state, other.value, resolution, None if agrees else cause)
+        return CellVerdict(
+            row.line, cell, state, other.value, resolution, None if agrees else cause
+        )
     if has_derived:
-        return Verdict(row.line, cell, "speed")
-    return Verdict(row.line, cell, "unchecked", cause=ALONE)
+        return CellVerdict(row.line, cell, "speed")
+    return CellVerdict(row.line, cell, "unchecked", cause=ALONE)
 
 
-def _contradicted(row: Timed, cell: Cell) -> Verdict:
+def _contradicted(row: Timed, cell: Cell) -> CellVerdict:
     how = relation(cell.column, row.line.inputs)
     assert how and row.meant and row.speed
     value = how.at(row.speed.step_time_s)
@@ -236,7 +240,7 @@ def _contradicted(row: Timed, cell: Cell) -> Verdict:
     slip = slip_of_digits(cell, meant)
     resolution = cell.printed.resolution + row.meant.relative_width
     cause = f"{cause}; {slip}" if slip else cause
-    return Verdict(row.line, cell, "fails", value, resolution, cause)
+    return CellVerdict(row.line, cell, "fails", value, resolution, cause)
 
 
 def _why_unchecked(row: Timed, column: str) -> str:

@@ -64,11 +64,20 @@ item too, which says that somebody looked there."""
 
 SCHEMA = "schema"
 
-_VOLATILE = frozenset({
-    "os", "python", "load_average_1min", "cpu_busy_fraction", "packages.python",
-    "cpu.architecture", "cpu.logical_cores", "cpu.physical_cores",
-    "cpu.native_bf16", "environment.SLURM_JOB_ID",
-})  # fmt: skip
+_VOLATILE = frozenset(
+    {
+        "os",
+        "python",
+        "load_average_1min",
+        "cpu_busy_fraction",
+        "packages.python",
+        "cpu.architecture",
+        "cpu.logical_cores",
+        "cpu.physical_cores",
+        "cpu.native_bf16",
+        "environment.SLURM_JOB_ID",
+    }
+)
 """What differs in every run, or is said by another item as well."""
 
 
@@ -88,10 +97,10 @@ def environment_items(
     """The recorded items of one run: an inventory, the versions that its ranks told, and a digest
     of the trainer's files. Empty values are left out.
     """
-    found = dict(_flat(inventory, ""))
-    found |= {f"versions.{name}": version for name, version in versions.items()}
-    found |= {"trainer": trainer} if trainer else {}
-    return {name: value for name, value in found.items() if name not in _VOLATILE}
+    items = dict(_flat(inventory, ""))
+    items |= {f"versions.{name}": version for name, version in versions.items()}
+    items |= {"trainer": trainer} if trainer else {}
+    return {name: value for name, value in items.items() if name not in _VOLATILE}
 
 
 def environment_changes(
@@ -103,16 +112,16 @@ def environment_changes(
     """
     last, first = before[-1], after[0]
     alike = last.get(SCHEMA) == first.get(SCHEMA)
-    found: list[tuple[tuple[bool, int, str], EnvironmentChange]] = []
+    changes: list[tuple[tuple[bool, int, str], EnvironmentChange]] = []
     for name in {**last, **first}.keys() - {SCHEMA, *_RECORDED}:
         old, new = _value(last, name, alike), _value(first, name, alike)
         if old is None or new is None or old == new:
             continue
         only_here = _steady(before, name, last) and _steady(after, name, first)
         change = EnvironmentChange(item=item_name(name), before=old, after=new, only_here=only_here)
-        found.append(((not only_here, *_rank(name)), change))
+        changes.append(((not only_here, *_rank(name)), change))
     # torch may be told twice, by the ranks and by the packages beside Paceline.
-    return tuple(dict.fromkeys(change for _, change in sorted(found, key=lambda pair: pair[0])))
+    return tuple(dict.fromkeys(change for _, change in sorted(changes, key=lambda pair: pair[0])))
 
 
 def item_name(path: str) -> str:
@@ -165,9 +174,9 @@ def _gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "gpus.count", str(len(gpus))
     for name in dict.fromkeys(name for gpu in gpus for name in gpu):
         path = f"gpus.{name}"
-        told = [_text(path, gpu[name]) for gpu in gpus if gpu.get(name) is not None]
-        if told:
-            yield path, ", ".join(dict.fromkeys(told))
+        texts = [_text(path, gpu[name]) for gpu in gpus if gpu.get(name) is not None]
+        if texts:
+            yield path, ", ".join(dict.fromkeys(texts))
 
 
 def _text(path: str, value: Any) -> str:

@@ -61,7 +61,7 @@ class SeriesResult(Value):
 
 def has_figure(result: Result) -> bool:
     """Whether a run counts as a repeat: it ended well and has a step time."""
-    return result.status == "ok" and _known(result.metrics.get("step_time_s")) is not None
+    return result.status == "ok" and _finite_value(result.metrics.get("step_time_s")) is not None
 
 
 def group_figures(results: Sequence[Result]) -> dict[str, Metric]:
@@ -72,9 +72,9 @@ def group_figures(results: Sequence[Result]) -> dict[str, Metric]:
 
 
 def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
-    told = [metric for metric in metrics if metric is not None]
-    values = [value for metric in told if (value := _known(metric)) is not None]
-    first = told[0]
+    present = [metric for metric in metrics if metric is not None]
+    values = [value for metric in present if (value := _finite_value(metric)) is not None]
+    first = present[0]
     if not values:
         return first.model_copy(update={"n": 0})
     spread = low = high = None
@@ -98,6 +98,6 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
     )
 
 
-def _known(metric: Metric | None) -> float | None:
+def _finite_value(metric: Metric | None) -> float | None:
     value = metric.value if metric else None
     return value if value is not None and isfinite(value) else None

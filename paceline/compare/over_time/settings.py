@@ -18,13 +18,13 @@ def flat_settings(value: BaseModel) -> dict[str, str]:
 
 def distinguishing(settings: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Of each of several sets of settings those in which they are not all alike."""
-    names = dict.fromkeys(name for one in settings for name in one)
+    names = dict.fromkeys(name for flat in settings for name in flat)
     differing = [
         name
         for name in names
-        if len({one.get(name) for one in settings}) > 1 and not name.startswith(_OTHER_WORDS)
+        if len({flat.get(name) for flat in settings}) > 1 and not name.startswith(_OTHER_WORDS)
     ]
-    return [{name: one[name] for name in differing if name in one} for one in settings]
+    return [{name: flat[name] for name in differing if name in flat} for flat in settings]
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:

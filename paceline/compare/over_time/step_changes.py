@@ -8,9 +8,9 @@ Two stages, both on logarithms, so that a change is a ratio:
    makes of the best of n - 2 tries: Student's t on the pooled scatter, 1 % for the whole series.
    (A series of n has n - 3 places for one break, and some more for two.)
 
-Measured on simulated series (benchmarks/step_changes.py, docs/history.md): a false alarm in about 1 %
-of series of 6 runs and in fewer of longer ones, at 0.4 % scatter as at 2 %; a step of 2 % at 0.4 %
-scatter is found at its place in 95 % of series of 5 + 5 runs and in 99 % of longer ones.
+Measured on simulated series (benchmarks/step_changes.py, docs/history.md): a false alarm in about
+1 % of series of 6 runs and in fewer of longer ones, at 0.4 % scatter as at 2 %; a step of 2 % at
+0.4 % scatter is found at its place in 95 % of series of 5 + 5 runs and in 99 % of longer ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POWER_Z = 1.2816
 
 
 @dataclass(frozen=True)
-class Level:
+class SeriesLevel:
     """Rows `start` to `stop` (excluded) lie around one value, in the series' unit."""
 
     start: int
@@ -70,7 +70,7 @@ class StepChange:
     ratio: float
     low: float
     high: float
-    """95 % interval of the ratio by the pooled scatter of all levels; the place is taken as known."""
+    """95 % interval of the ratio by the pooled scatter of all levels, the place taken as known."""
     n_before: int
     n_after: int
 
@@ -89,7 +89,7 @@ class Drift:
 class SeriesFit:
     """A series as levels with changes between them, or as one level with a drift."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[SeriesLevel, ...]
     changes: tuple[StepChange, ...]
     drift: Drift | None
     fitted: FloatColumn
@@ -97,7 +97,7 @@ class SeriesFit:
     noise: float | None
     """Relative standard deviation of one run around that; None below three runs."""
     findable: float | None
-    """The change at the last `findable_runs` runs that would be found in 9 of 10 cases, relative."""
+    """The relative change at the last `findable_runs` runs that is found in 9 of 10 cases."""
     findable_runs: int
 
 
@@ -146,7 +146,7 @@ def potts_breaks(y: FloatColumn, price: float) -> list[int]:
     on the last level so far, or with more. n rows take O(n^2) time and n^2 bits to trace back.
     """
     candidates, n = np.unique(y), len(y)
-    one = np.abs(candidates - y[0])
+    single = np.abs(candidates - y[0])
     more = np.full(len(candidates), np.inf)
     second = np.zeros((n, len(candidates)), dtype=np.bool_)
     """Whether row j is the second on its level in the cheapest fit with more than one."""
@@ -155,8 +155,8 @@ def potts_breaks(y: FloatColumn, price: float) -> list[int]:
     for j in range(1, n):
         cost = np.abs(candidates - y[j])
         previous[j] = np.argmin(more)
-        second[j] = one < more
-        one, more = more[previous[j]] + price + cost, np.minimum(one, more) + cost
+        second[j] = single < more
+        single, more = more[previous[j]] + price + cost, np.minimum(single, more) + cost
     breaks: list[int] = []
     j, level = n - 1, int(np.argmin(more))
     while j > 0:
@@ -204,7 +204,7 @@ class _Fit:
 
     @property
     def deviation_of_a_mean(self) -> float:
-        """Times sqrt(1 / n) the standard error of a mean of n: as if 1 + 2 rho / (1 - rho) were n."""
+        """Times sqrt(1 / n) a mean's standard error: 1 + 2 rho / (1 - rho) values count as one."""
         rho = self.correlation
         return max(self.deviation, SMALLEST_NOISE) * ((1 + rho) / (1 - rho)) ** 0.5
 
@@ -218,10 +218,11 @@ class _Fit:
             return None
         return int(np.argmin(np.where(failing, sizes / errors, np.inf)))
 
-    def levels(self) -> list[Level]:
+    def levels(self) -> list[SeriesLevel]:
         values = np.exp(self.centres)
         return [
-            Level(a, b, float(v)) for (a, b), v in zip(pairwise(self.cuts), values, strict=True)
+            SeriesLevel(a, b, float(v))
+            for (a, b), v in zip(pairwise(self.cuts), values, strict=True)
         ]
 
     def changes(self) -> list[StepChange]:

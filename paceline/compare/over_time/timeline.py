@@ -1,4 +1,4 @@
-"""The history of one recipe: series of runs, their steps and drifts; `paceline history --json` prints it."""
+"""The history of one recipe as `paceline history --json` prints it: series, steps and drifts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.compare.over_time.environment import EnvironmentChange
 from paceline.core.value import Value
 
 
-class Change(Value):
+class LevelChange(Value):
     """A step in the series."""
 
     last_before: str
@@ -43,7 +43,7 @@ class SlowDrift(Value):
     worse: bool | None
 
 
-class Point(Value):
+class SeriesPoint(Value):
     """One value of the series: a run, or the median of a group of repeats."""
 
     runs: tuple[str, ...]
@@ -60,8 +60,8 @@ class RunSeries(Value):
     key: str | None
     """Content key of what ran; None for imported logs."""
     n_runs: NonNegativeInt
-    points: tuple[Point, ...]
-    changes: tuple[Change, ...]
+    points: tuple[SeriesPoint, ...]
+    changes: tuple[LevelChange, ...]
     drift: SlowDrift | None
     noise: float | None
     """Relative standard deviation of one value around its level."""
@@ -86,7 +86,7 @@ class History(Value):
     @property
     def slowdowns(self) -> int:
         """Steps and drifts for the worse."""
-        found = [
+        directions = [
             c.worse for s in self.series for c in (*s.changes, *([s.drift] if s.drift else []))
         ]
-        return sum(worse is True for worse in found)
+        return sum(worse is True for worse in directions)

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError
 from paceline.core.run import Job
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
-from paceline.machines import Handle, Verdict
+from paceline.machines import Handle, JobEnd
 from paceline.machines.slurm import client
 from paceline.machines.slurm.queue import QUEUE, Queue
 from paceline.machines.slurm.record import Diary, Marks, SlurmRecord, read_marks
@@ -57,7 +57,7 @@ class BatchRun(Handle):
     _waited_for: str = ""
     """The last reason that it waited for."""
     _last: JobState | None = None
-    _told: Verdict | None = None
+    _told: JobEnd | None = None
 
     def __post_init__(self) -> None:
         self._diary = Diary(self.folder)
@@ -144,10 +144,10 @@ class BatchRun(Handle):
     def sweep(self) -> None:
         """Nothing: Slurm ends what a job has left behind."""
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         """What Slurm knows of the end of the latest attempt."""
         if self._told is None and self._code:
-            unknown = Verdict("failed", f"Slurm knows nothing of job {self.id} any more")
+            unknown = JobEnd("failed", f"Slurm knows nothing of job {self.id} any more")
             self._told = self._find_verdict(self._last) if self._last else unknown
         return self._told
 
@@ -178,7 +178,7 @@ class BatchRun(Handle):
             with contextlib.suppress(SystemFaultError):
                 client.scancel(self.id)
 
-    def _submit_again(self, told: Verdict) -> bool:
+    def _submit_again(self, told: JobEnd) -> bool:
         self._diary.put_away()
         excluded = self._diary.exclude(told.hosts, told.reason)
         named = self.job.cluster.slurm.exclude if self.job.cluster else ()
@@ -235,9 +235,9 @@ class BatchRun(Handle):
         self._diary.note(state=told, reason=reason, exit_code=code)
         return code
 
-    def _find_verdict(self, last: JobState) -> Verdict | None:
+    def _find_verdict(self, last: JobState) -> JobEnd | None:
         if last.state == REQUEUED:
-            return Verdict("incomplete", f"Slurm put job {self.id} back into its queue")
+            return JobEnd("incomplete", f"Slurm put job {self.id} back into its queue")
         may_be_lost = last.state in (*NODE_LOST, "FAILED") or self._stopped
         lost = self._lost_nodes() if may_be_lost else ()
         if self._stopped and not lost:

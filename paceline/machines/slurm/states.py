@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from paceline.core.errors import UserError
 from paceline.core.hosts import expand
 from paceline.core.result import Status
-from paceline.machines import Verdict
+from paceline.machines import JobEnd
 
 SQUEUE_FORM = "%i|%T|%N|%r"
 SACCT_FORM = "JobID,State,ExitCode,NodeList,Reason"
@@ -115,25 +115,25 @@ def merged(queue: JobState | None, account: JobState | None) -> JobState | None:
     return replace(account, nodes=account.nodes or queue.nodes, reason=queue.reason)
 
 
-def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> Verdict | None:
+def verdict_of(last: JobState, lost: tuple[str, ...] = ()) -> JobEnd | None:
     """What a job's last state says of its run; None where the ranks must tell."""
     who = f"Slurm job {last.id}"
     if last.hopeless:
-        return Verdict("failed", f"{who} can never begin: {last.reason}")
+        return JobEnd("failed", f"{who} can never begin: {last.reason}")
     if last.state in NODE_LOST or lost:
         what = _MEANING.get(last.state, _MEANING["NODE_FAIL"])[1]
         names = f": {', '.join(lost)}" if lost else f" of {last.nodes}" if last.nodes else ""
-        return Verdict("failed", f"{who} {what}{names}", lost)
+        return JobEnd("failed", f"{who} {what}{names}", lost)
     if last.state == "CANCELLED":
         if last.reason.startswith("Dependency"):
-            return Verdict("cancelled", f"{who} waited for a job that failed")
-        return Verdict("cancelled", f"{who} was cancelled by {_user(last.by)}")
+            return JobEnd("cancelled", f"{who} waited for a job that failed")
+        return JobEnd("cancelled", f"{who} was cancelled by {_user(last.by)}")
     if last.state in _MEANING:
         status, what = _MEANING[last.state]
-        return Verdict(status, f"{who} {what}")
+        return JobEnd(status, f"{who} {what}")
     if last.state == "FAILED" and "LaunchFailure" in last.reason:
         what = f"could not be started on {last.nodes} ({last.reason}); does it see the run folder?"
-        return Verdict("failed", f"{who} {what}", host_names(last.nodes))
+        return JobEnd("failed", f"{who} {what}", host_names(last.nodes))
     return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run import Job
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER
-from paceline.machines import Verdict, local
+from paceline.machines import JobEnd, local
 from paceline.machines.slurm import client
 from paceline.machines.slurm.queue import QUEUE, Queue
 from paceline.machines.slurm.states import JobState, failed_nodes, host_names
@@ -70,25 +70,25 @@ class StepRun(local.LocalRun):
     def hurry(self) -> None:
         """Nothing: srun was asked already, and killing it would leave its step on the nodes."""
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         """That the allocation ended or lost a node, or that somebody else ended the step."""
         path = self.folder / LOGS_FOLDER / LAUNCHER_LOG
         log = path.read_text(errors="replace") if path.exists() else ""
         if not self.process.returncode or (self._stopped and not failed_nodes(log)):
             return None
         if lost := tuple(failed_nodes(log)):
-            return Verdict("failed", f"allocation {self.allocation} lost {', '.join(lost)}", lost)
+            return JobEnd("failed", f"allocation {self.allocation} lost {', '.join(lost)}", lost)
         by_slurm = cancelled(log)
         state = self._settled() if by_slurm else self.queue.state(self.allocation, urgent=True)
         if state and state.ended:
             again = "what is finished stays, and the run can be started again in another one"
-            return Verdict(
+            return JobEnd(
                 "incomplete", f"allocation {self.allocation} ended ({state.state}): {again}"
             )
         if by_slurm and by_slurm[1]:
-            return Verdict("timeout", "Slurm ended the step at its time limit")
+            return JobEnd("timeout", "Slurm ended the step at its time limit")
         if by_slurm:
-            return Verdict("cancelled", f"somebody cancelled the step of {self.allocation}")
+            return JobEnd("cancelled", f"somebody cancelled the step of {self.allocation}")
         return None
 
     def _settled(self) -> JobState | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import compress
-from paceline.machines import Handle, Verdict
+from paceline.machines import Handle, JobEnd
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.connection import SIGNS_MISSED, meaning, ssh_argv
 from paceline.machines.ssh.fanout import Fanout
@@ -119,7 +119,7 @@ class SshRun(Handle):
         """End the connections; what the job left behind each host has ended itself."""
         self.close()
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         """The hosts whose connection was lost, or the one whose ranks could not be started."""
         lost = [host for host in self.hosts if host.lost]
         if lost:
@@ -128,7 +128,7 @@ class SshRun(Handle):
             who = compress(names)
             if len(lost) == len(self.hosts) > 1:
                 who += " (all hosts: see this machine's own network first)"
-            return Verdict("failed", f"{who}: the connection was lost: {whys}", names)
+            return JobEnd("failed", f"{who}: the connection was lost: {whys}", names)
         first = self._first_failure()
         if first is None:
             return None
@@ -137,7 +137,7 @@ class SshRun(Handle):
             return None
         said = f": {output.splitlines()[-1][:200]}" if output else ""
         name = first.session.host
-        return Verdict("failed", f"{name}: ended with code {first.code}{said}", (name,))
+        return JobEnd("failed", f"{name}: ended with code {first.code}{said}", (name,))
 
     def close(self) -> None:
         """End the local ssh processes; hosts that still run the job end it when they notice."""

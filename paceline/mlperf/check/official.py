@@ -19,7 +19,7 @@ LONGEST_CHECK_S = 300.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckerVerdict:
     """What the official checker says of one log, in its own words."""
 
     messages: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def copied(log: Path, copy: Path) -> str | None:
     return file.broken_off
 
 
-def check_copy(copy: Path, ruleset: str, own: Mapping[str, object] | None = None) -> Verdict:
+def check_copy(copy: Path, ruleset: str, own: Mapping[str, object] | None = None) -> CheckerVerdict:
     """The verdict on `copy`, from a process that runs in its folder and knows nothing else.
 
     `own` changes what it is checked by: see the program.
@@ -70,11 +70,11 @@ def check_copy(copy: Path, ruleset: str, own: Mapping[str, object] | None = None
             command, cwd=copy.parent, capture_output=True, text=True, timeout=LONGEST_CHECK_S
         )
     except subprocess.TimeoutExpired:
-        return Verdict(broken=f"the checker took longer than {LONGEST_CHECK_S:g} s")
+        return CheckerVerdict(broken=f"the checker took longer than {LONGEST_CHECK_S:g} s")
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        return Verdict(broken=last_words(done.stderr))
+        return CheckerVerdict(broken=last_words(done.stderr))
     broken = None
     if "refused" in answer:
         broken = (
@@ -82,7 +82,7 @@ def check_copy(copy: Path, ruleset: str, own: Mapping[str, object] | None = None
         )
     elif not answer["finished"]:
         broken = last_words(done.stderr)
-    return Verdict(
+    return CheckerVerdict(
         messages=tuple(answer["messages"]),
         warnings=tuple(answer["warnings"]),
         unread=tuple((text, why) for text, why in answer["unread"]),

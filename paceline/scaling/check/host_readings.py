@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.hardware import Cluster
-from paceline.machines import Verdict
+from paceline.machines import JobEnd
 from paceline.machines.probe import health
 from paceline.scaling.check.fitness import Reading
 
@@ -29,7 +29,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def host_readings(
-    cluster: Cluster, lines: Sequence[Mapping[str, Any]], verdict: Verdict | None
+    cluster: Cluster, lines: Sequence[Mapping[str, Any]], verdict: JobEnd | None
 ) -> list[Reading]:
     """What each host of the job told."""
     names = _names(cluster, lines)
@@ -61,7 +61,7 @@ def _reading(
     node: int,
     lines: Sequence[Mapping[str, Any]],
     names: Sequence[str],
-    verdict: Verdict | None,
+    verdict: JobEnd | None,
 ) -> Reading:
     """One host: its rates are those of its slowest device, its pairs' that with the best partner."""
     facts = next((line for line in lines if line["event"] == "facts"), {})

@@ -20,7 +20,7 @@ from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.host_split import split_rounds
 from paceline.core.run import Job
 from paceline.files.run_folder import new_folder, read_value, write_value
-from paceline.machines import Handle, Verdict, launcher
+from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation
 from paceline.machines.node.bound_job import bound
 from paceline.machines.placement import Where, device_kind, placed
@@ -88,7 +88,7 @@ def check(asked: Asked, root: Path, watch: Watch) -> Outcome:
     named = cluster.hosts
     cluster = _without(cluster, unfit)
     lines: list[dict[str, Any]] = []
-    verdict: Verdict | None = None
+    verdict: JobEnd | None = None
     if cluster is not None:
         watch(f"measuring {cluster.nodes} host{'s' if cluster.nodes > 1 else ''}")
         verdict = _run(_job(cluster, asked), folder, asked.wait_s)
@@ -204,7 +204,7 @@ def _rounds(nodes: int, wanted: int) -> list[list[list[int]]]:
     return [[[int(name) for name in group] for group in one.groups] for one in rounds]
 
 
-def _run(job: Job, folder: Path, wait_s: float) -> Verdict | None:
+def _run(job: Job, folder: Path, wait_s: float) -> JobEnd | None:
     """Run the job to its end or its limit; what the launcher knows of its end."""
     assert job.cluster is not None
     machine = launcher(job.cluster.launcher)
@@ -216,7 +216,7 @@ def _run(job: Job, folder: Path, wait_s: float) -> Verdict | None:
         handle.sweep()
 
 
-def _watched(handle: Handle, wait_s: float) -> Verdict | None:
+def _watched(handle: Handle, wait_s: float) -> JobEnd | None:
     begun_s = time.monotonic()
     try:
         while handle.poll() is None:
@@ -225,7 +225,7 @@ def _watched(handle: Handle, wait_s: float) -> Verdict | None:
                                       remedy="--wait SECONDS, or fewer --nodes")  # fmt: skip
             if handle.timed_out:
                 handle.stop()
-                return handle.verdict() or Verdict("timeout", "did not end in time")
+                return handle.verdict() or JobEnd("timeout", "did not end in time")
             time.sleep(POLL_S)
     except BaseException:  # an interrupt too must end what runs on the hosts
         handle.stop()

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from paceline.audit.cells.agreement import Line
-from paceline.audit.cells.crosscheck import ALONE, CUT, UNEXPLAINED, Verdict, check
+from paceline.audit.cells.crosscheck import ALONE, CUT, UNEXPLAINED, CellVerdict, check
 from paceline.audit.cells.derivation import Inputs, relation
 from paceline.core.printed import exactly
 from tests.engines.dialect.lines_example import cell, line, table, with_cell
 
 
-def failing(lines: list[Line]) -> dict[tuple[str, str], Verdict]:
+def failing(lines: list[Line]) -> dict[tuple[str, str], CellVerdict]:
     verdicts = check(lines)
     return {(v.line.name, v.cell.column): v for v in verdicts if v.state == "fails"}
 
@@ -111,7 +111,7 @@ def test_an_unexplained_cell_says_so():
     assert failing(lines)["n64", "mfu"].cause == UNEXPLAINED
 
 
-def verdict_on(lines: list[Line], name: str, column: str) -> Verdict:
+def verdict_on(lines: list[Line], name: str, column: str) -> CellVerdict:
     return next(v for v in check(lines) if (v.line.name, v.cell.column) == (name, column))
 
 

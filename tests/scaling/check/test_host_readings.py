@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.hardware import Cluster
-from paceline.machines import Verdict
+from paceline.machines import JobEnd
 from paceline.scaling.check.host_readings import host_readings, read_lines
 
 
@@ -71,14 +71,14 @@ def test_slurm_orders_its_hosts_itself():
     [
         (None, "1 of 1 processes did not finish the check"),
         (
-            Verdict("failed", "the link is cut", ("n1",)),
+            JobEnd("failed", "the link is cut", ("n1",)),
             "did not finish the check: the link is cut",
         ),
-        (Verdict("failed", "about another", ("n0",)), "1 of 1 processes did not finish the check"),
+        (JobEnd("failed", "about another", ("n0",)), "1 of 1 processes did not finish the check"),
     ],
 )
 def test_a_host_that_ended_early_is_at_fault_with_the_launchers_reason(
-    verdict: Verdict | None, why: str
+    verdict: JobEnd | None, why: str
 ):
     first, second = host_readings(cluster(), whole(0, "a"), verdict)
     assert first.faults == () and second.faults[0].endswith(why)

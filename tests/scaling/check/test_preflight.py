@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline.core.errors import EXIT_INCOMPLETE, IncompleteError
-from paceline.machines import Handle, Verdict
+from paceline.machines import Handle, JobEnd
 from paceline.scaling.check.preflight import _watched
 
 
@@ -41,7 +41,7 @@ class Queued(Handle):
 
     def sweep(self) -> None: ...
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobEnd | None:
         return None
 
 
