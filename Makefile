@@ -59,6 +59,10 @@ test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
 test-gpu: $(VENV)/.installed-tested ## what needs an NVIDIA GPU; skipped without one
 	$(BIN)/python -m pytest -m gpu -rs --durations=20 tests/native $(PYTEST_ARGS)
 
+.PHONY: same
+same: $(VENV)/.installed-tested ## compare the JSON of every verb with what is recorded
+	$(BIN)/python -m tests.forms compare
+
 .PHONY: lint
 lint: $(VENV)/.installed-tested ## ruff, pyright, and what each room may import
 	$(BIN)/ruff check

@@ -1,0 +1,1 @@
+# campaign-1-node-4
