@@ -74,7 +74,8 @@ def form(argv: list[str], neutral: Neutral, whole: bool = True) -> Form:
 
 
 def _isolate(work: Path) -> None:
-    """No cache, calibration, scheduler or setting of the user is seen."""
+    """No cache, calibration, scheduler or setting of the user is seen, and two cores of the machine."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     folders = {name: str(work / name.lower()) for name in ("HOME", "TMPDIR", "PATH")}
     xdg = {f"XDG_{name}_HOME": str(work / name.lower()) for name in ("CACHE", "DATA", "CONFIG")}
