@@ -12,7 +12,16 @@ TOLERANCE = 1e-9
 """Relative, of floats: what another order of a sum, or another processor, may change."""
 UNROUNDED = re.compile(r"-?\d+\.\d{9,}(?:e[-+]?\d+)?|-?\d\.\d+e[-+]?\d+")
 """Floats in text that nobody rounded, as in CSV."""
-ABSENT = "(absent)"
+
+
+class Absent:
+    """Stands for a key or an item that one side lacks."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = Absent()
 
 
 def differences(old: Any, new: Any, path: str = "$") -> Iterator[str]:

@@ -13,7 +13,7 @@ BUSY = "note: other programs use "
 """Begins a line that depends on what else this machine does."""
 PATTERNS = (
     (r"python -m tests\.forms\.paceline", "paceline"),
-    (r"x cpu \([^)]*\)", "x cpu (<processor>)"),
+    (r"x cpu \(.*?\)(?= ·|$)", "x cpu (<processor>)"),
     (r"cpu with [\d.,]+ GiB each", "cpu with <memory> each"),
     (r"all memory here is [\d.,]+ GiB", "all memory here is <memory>"),
     (r"mlperf-logging \d[\d.]*", "mlperf-logging <version>"),

@@ -74,7 +74,7 @@ def test_a_change_of_the_recorded_forms_names_its_case():
     printed["errors"]["no-run"]["exit"] = 2
     del printed["tables"]["device"]["stdout"]["memory_bytes"]
     assert [line.split(": ")[0] for line in changes(printed)] == [
-        "$.errors.no-run.exit", "$.tables.device.stdout.memory_bytes",
+        "$.tables.device.stdout.memory_bytes", "$.errors.no-run.exit",
     ]  # fmt: skip
     assert changes(recorded_forms()) == []
 
