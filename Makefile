@@ -57,7 +57,7 @@ test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-tested ## what needs an NVIDIA GPU; skipped without one
-	$(BIN)/python -m pytest -m gpu -rs --durations=20 tests/native $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m gpu -rs --durations=20 tests/trainer $(PYTEST_ARGS)
 
 .PHONY: same
 same: $(VENV)/.installed-tested ## compare the JSON of every verb with what is recorded

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
 
 import torch
 from _turns import Turn
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
-from config import parse_config
-from corpus import load_corpus
-from machine import keep_freed_memory
-from mesh import ALONE
 from paceline.core.mmdit import MMDiTShape
-from tests.native.flux_peer import peer_settings, peer_velocity
+from paceline.trainer.config import parse_config
+from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.measure.machine import keep_freed_memory
+from paceline.trainer.parallel.mesh import ALONE
+from tests.trainer.flux_peer import peer_settings, peer_velocity
 
 
 def steps(settings: dict[str, Any]) -> Iterator[None]:

@@ -22,20 +22,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
-
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from assembly import make_replica
-from batches import Batch
-from clock import HostClock, StepClock, watch_waits
-from config import TrainerConfig, parse_config
-from machine import keep_freed_memory
-from mesh import World, join_world, make_mesh
-from record import EventLog
-from trainer import Trainer
+from paceline.trainer.config import TrainerConfig, parse_config
+from paceline.trainer.data.batches import Batch
+from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.measure.machine import keep_freed_memory
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.mesh import World, join_world, make_mesh
+from paceline.trainer.trainer import Trainer
 
 ALONE = World(0, 0, 1, torch.device("cpu"), None)
 WARMUP = 2

@@ -15,12 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
-
 import torch
 from torch import distributed as dist
 
-from mesh import join_world
+from paceline.trainer.parallel.mesh import join_world
 
 SIZE, SMALL_SIZE = 1024, 256
 COPIED_BYTES = 2**28

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from _turns import Turn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
-
-import train
-from batches import Loader
-from config import parse_config, read_json
-from heartbeat import Heartbeat
-from record import EventLog
+from paceline.trainer import train
+from paceline.trainer.config import parse_config, read_json
+from paceline.trainer.data.batches import Loader
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.measure.heartbeat import Heartbeat
 
 
 def main(path: str, block: int) -> None:

@@ -14,7 +14,7 @@ from _plain_loop import plain_steps
 from _turns import Turn
 from torch import nn
 
-from tests.native import peers
+from tests.trainer import peers
 
 
 def build(content: dict[str, Any]) -> nn.Module:

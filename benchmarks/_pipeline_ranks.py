@@ -20,19 +20,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
-
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from assembly import make_replica, parts_of
-from clock import HostClock, StepClock
-from config import TrainerConfig, parse_config
-from mesh import Mesh, World, join_world, make_mesh
-from model import Part
-from parallel import Runner
-from pipeline import PipelineRunner, Stage
+from paceline.trainer.config import TrainerConfig, parse_config
+from paceline.trainer.measure.clock import HostClock, StepClock
+from paceline.trainer.model.decoder import Part
+from paceline.trainer.parallel.assembly import make_replica, parts_of
+from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.parallel.pipeline import PipelineRunner, Stage
+from paceline.trainer.parallel.replica import Runner
 
 Passes = list[tuple[str, int, int, float, float]]
 

@@ -16,12 +16,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "paceline" / "native"))
-
 import torch
 from torch import Tensor, nn
 
-from machine import keep_freed_memory
+from paceline.trainer.measure.machine import keep_freed_memory
 
 Build = Callable[[dict[str, Any]], nn.Module]
 """A model from the settings."""

@@ -9,7 +9,7 @@ from _plain_loop import main
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.native import peers
+from tests.trainer import peers
 
 if __name__ == "__main__":
     main(peers.build, lambda model, ids: model(input_ids=ids, labels=ids).loss)

@@ -24,10 +24,10 @@ from paceline.core.steps import Step, Steps
 from paceline.core.window import steady_window
 from paceline.engines import native
 from paceline.files.recipe import load_recipe, resolve
+from paceline.files.trainer_program import write_program
 from paceline.machines.probe.inventory import usable_cores
 
 HERE = Path(__file__).parent
-TRAINER = Path(native.__file__).parents[1] / "native" / "main.py"
 SHAPES: dict[str, list[str]] = {
     "tiny-llama": [],
     "6 x 256, vocabulary 8192": [
@@ -54,8 +54,8 @@ def native_steps(content: dict[str, Any], folder: Path) -> tuple[list[Step], int
     (folder / "trainer.json").write_text(json.dumps(content))
     for name in ("steps", "logs"):
         (folder / name).mkdir()
-    done = subprocess.run([sys.executable, str(TRAINER), "trainer.json"], cwd=folder,
-                          env=_environment(content))  # fmt: skip
+    command = [sys.executable, str(write_program("main", folder)), "trainer.json"]
+    done = subprocess.run(command, cwd=folder, env=_environment(content))
     if done.returncode:
         raise RuntimeError((folder / "logs" / "rank-00000.log").read_text()[-3000:])
     log = native.read_rank((folder / "steps" / "rank-00000.jsonl").read_text().splitlines())

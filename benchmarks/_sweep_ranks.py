@@ -19,9 +19,9 @@ from statistics import median
 import torch
 from _layout_ranks import stepper, timed, together, trainer_of
 
-from clock import HostClock, StepClock, watch_waits
-from machine import keep_freed_memory
-from mesh import join_world
+from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
+from paceline.trainer.measure.machine import keep_freed_memory
+from paceline.trainer.parallel.mesh import join_world
 
 WARMUP = 1
 

@@ -1,6 +1,6 @@
 """The native trainer, measuring in every other block of steps and bare in the blocks between.
 
-Run like native/main.py, from a run folder. A bare step writes no event line, reads no clock marks
+Run in place of `trainer`, from a run folder. A bare step writes no event line, reads no clock marks
 and no memory. Rank 0 writes blocks.json: the seconds of each step, by block.
 """
 
@@ -13,13 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path("native").resolve()))
+sys.path.insert(0, str(Path("trainer").resolve()))
 
-import train
-import trainer
-from config import parse_config, read_json
-from heartbeat import Heartbeat
-from record import EventLog
+from paceline.trainer import train, trainer
+from paceline.trainer.config import parse_config, read_json
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.measure.heartbeat import Heartbeat
 
 BLOCK_STEPS = 10
 

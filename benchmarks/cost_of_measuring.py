@@ -38,7 +38,10 @@ def train(num_blocks: int) -> list[list[float]]:
         folder = Path(name)
         local.prepare(plan.job, folder)
         toggled = str(HERE / "_toggled_trainer.py")
-        write_text(folder / "job.sh", plan.script.replace("native/main.py", toggled))
+        write_text(
+            folder / "job.sh",
+            plan.script.replace("trainer trainer.json", f"{toggled} trainer.json"),
+        )
         subprocess.run(["bash", str(folder / "job.sh")], check=True, capture_output=True)
         return json.loads((folder / "blocks.json").read_text())
 

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from importlib import resources
 from typing import Any
 
 from paceline.core.hardware import with_secrets
@@ -19,11 +18,11 @@ from paceline.core.steps import Step
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.logged import Dialect
 from paceline.files.events import StepEvent, read_events, read_rank, to_step
+from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
 __all__ = ["DIALECT", "job", "missing", "read_rank", "settings", "steps", "unsupported"]
 
 SETTINGS_FILE = "trainer.json"
-TRAINER_FOLDER = "native"
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 EMULATED = ("fp16", "fp8")
 """What no CPU computes by itself."""
@@ -140,17 +139,12 @@ def missing(spec: RunSpec) -> str | None:
 
 
 def job(spec: RunSpec, name: str) -> Job:
-    """The Job that trains `spec`: the trainer's own folder and its settings travel with it."""
-    files = {
-        f"{TRAINER_FOLDER}/{file.name}": file.read_text(encoding="utf-8")
-        for file in sorted((resources.files("paceline") / "native").iterdir(), key=lambda f: f.name)
-        if file.name.endswith(".py")
-    }
-    files[SETTINGS_FILE] = json.dumps(settings(spec), indent=2) + "\n"
+    """The Job that trains `spec`: the trainer's files and its settings travel with it."""
+    files = {**program_files("main"), SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"}
     return Job(
         name=name,
         python=spec.cluster.python or sys.executable,
-        program=(f"{TRAINER_FOLDER}/main.py", SETTINGS_FILE),
+        program=(PROGRAM_FOLDER, SETTINGS_FILE),
         env=_environment(spec),
         files=files,
         nodes=spec.cluster.nodes,

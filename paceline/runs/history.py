@@ -46,7 +46,7 @@ from paceline.files.run_folder import (
 )
 from paceline.runs.outcome import evaluate
 
-TRAINER_FILES = "native/*.py"
+PROGRAM_FILES = "*/**/*.py"
 
 FEWEST_OCCASIONS = 6
 """With fewer groups of repeats, each repeat counts for itself."""
@@ -384,8 +384,8 @@ def _has_machine(items: Items) -> bool:
 
 
 def _trainer(folder: Path) -> str | None:
-    """Eight hexadecimal digits of the trainer's files that travelled with the run."""
-    digest, files = hashlib.sha256(), sorted(folder.glob(TRAINER_FILES))
+    """Eight hexadecimal digits of the program's files that travelled with the run."""
+    digest, files = hashlib.sha256(), sorted(folder.glob(PROGRAM_FILES))
     for file in files:
         try:
             digest.update(file.name.encode() + file.read_bytes())

@@ -95,7 +95,7 @@ def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ssh_hosts.hosts[hosts["crash"][1]].crash()
     started["kill"].kill()
     started["interrupt"].send_signal(signal.SIGINT)
-    ssh_hosts.hosts[hosts["hang"][1]].call("pkill", "-STOP", "-f", "main.py")
+    ssh_hosts.hosts[hosts["hang"][1]].call("pkill", "-STOP", "-f", "trainer trainer.json")
     errors = {name: process.communicate(timeout=240)[1] for name, process in started.items()}
     deadline = time.monotonic() + 30
     left: dict[str, dict[int, str]] = {}
@@ -143,7 +143,7 @@ def test_a_cut_link_is_told_with_its_host_and_the_ranks_behind_it_end(
     assert near.leftovers() == {}
 
     def ranks() -> list[str]:
-        return [line for line in far.leftovers().values() if "main.py" in line]
+        return [line for line in far.leftovers().values() if "trainer trainer.json" in line]
 
     until(lambda: not ranks(), "the end of the ranks that were cut off", 90)
 

@@ -68,11 +68,11 @@ def test_the_wheel_holds_nothing_but_the_package(wheel: Path) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "files/recipes/*.yaml",
-        "files/catalog/*.yaml",
-        "files/references/*.yaml",
+        "recipes/*.yaml",
+        "catalog/*.yaml",
+        "references/*.yaml",
         "report/templates/*",
-        "native/*.py",
+        "trainer/*/*.py",
     ],
 )
 def test_the_package_has_files_of_each_kind(pattern: str) -> None:

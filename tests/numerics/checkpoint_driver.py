@@ -21,15 +21,15 @@ from driver import gathered, mesh_of, pieces
 from pieces import join
 from torch import distributed as dist
 
-from assembly import make_replica
-from batches import Loader, Sampler
-from checks import config_problems
-from clock import HostClock, StepClock, watch_waits
-from config import parse_config
-from corpus import load_corpus
-from mesh import World, join_world
-from record import EventLog
-from trainer import Trainer
+from paceline.trainer.config import parse_config
+from paceline.trainer.config_checks import config_problems
+from paceline.trainer.data.batches import Loader, Sampler
+from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.mesh import World, join_world
+from paceline.trainer.trainer import Trainer
 
 SAVED_AFTER = 2
 

@@ -20,32 +20,30 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "paceline" / "native"))
-
 import torch
 from faults import FAULTS, sound
 from pieces import Joined, Piece, join
 from torch import Tensor
 from torch import distributed as dist
 
-import parallel
-from assembly import make_replica
-from batches import Batch, Loader, sampler_of
-from checks import config_problems
-from clock import HostClock, StepClock, watch_waits
-from config import EvaluationConfig, TrainerConfig, parse_config
-from context import rows
-from corpus import load_corpus, load_heldout
-from evaluation import Evaluator
-from flux import MMDiT
-from loss import IGNORE_INDEX
-from mesh import Mesh, World, join_world, make_mesh
-from model import Decoder
-from network import Network
-from parallel import Replica
-from record import EventLog
-from tensor import cut_dim
-from trainer import Trainer
+from paceline.trainer.config import EvaluationConfig, TrainerConfig, parse_config
+from paceline.trainer.config_checks import config_problems
+from paceline.trainer.data.batches import Batch, Loader, sampler_of
+from paceline.trainer.data.corpus import load_corpus, load_heldout
+from paceline.trainer.evaluation import Evaluator
+from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.model.decoder import Decoder
+from paceline.trainer.model.flux import MMDiT
+from paceline.trainer.model.loss import IGNORE_INDEX
+from paceline.trainer.model.network import Network
+from paceline.trainer.parallel import replica as parallel
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.context import rows
+from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.parallel.tensor import cut_dim
+from paceline.trainer.trainer import Trainer
 
 CASE_LIMIT_S = 120
 WATCHED_STEPS = 3

@@ -10,15 +10,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-import collectives
-import context
-import parallel
-import tensor
-from attention import causal_attention
-from batches import Batch
-from mesh import World
-from parallel import Replica
-from tensor import is_share
+from paceline.trainer.data.batches import Batch
+from paceline.trainer.model.attention import causal_attention
+from paceline.trainer.parallel import collectives, context, tensor
+from paceline.trainer.parallel import replica as parallel
+from paceline.trainer.parallel.mesh import World
+from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.parallel.tensor import is_share
 
 Fault = Callable[[World], AbstractContextManager[Any]]
 
@@ -82,7 +80,7 @@ def wrong_weight(world: World) -> AbstractContextManager[Any]:
 
 def own_count(world: World) -> AbstractContextManager[Any]:
     """Every rank divides by its own number of counted targets."""
-    from trainer import Trainer
+    from paceline.trainer.trainer import Trainer
 
     return patch.object(Trainer, "_mean_count", lambda self, batch: batch.counted)
 

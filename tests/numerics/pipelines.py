@@ -18,25 +18,24 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "paceline" / "native"))
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from assembly import make_replica
-from batches import Batch
-from clock import HostClock, StepClock, watch_waits
-from config import ModelConfig, TrainerConfig, parse_config
-from heartbeat import Heartbeat
-from mesh import Mesh, World, join_world, make_mesh
-from model import Block
-from parallel import PipelineReplica, Replica
-from pipeline import PipelineRunner, make_schedule
-from record import EventLog
-from stages import schedule_problems
-from tests.native.example import command, settings
+from paceline.trainer.config import ModelConfig, TrainerConfig, parse_config
+from paceline.trainer.data.batches import Batch
+from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.measure.heartbeat import Heartbeat
+from paceline.trainer.model.decoder import Block
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.parallel.pipeline import PipelineRunner, make_schedule
+from paceline.trainer.parallel.replica import PipelineReplica, Replica
+from paceline.trainer.parallel.stages import schedule_problems
+from tests.trainer.example import command, settings
 
 LIMIT_S = 300
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("gpipe", 2), ("interleaved", 2), ("zero-bubble", 2))  # fmt: skip

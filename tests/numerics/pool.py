@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tests.native.example import command
 from tests.numerics.cases import Case
+from tests.trainer.example import command
 
 DRIVER = Path(__file__).with_name("driver.py")
 LIMIT_S = 480

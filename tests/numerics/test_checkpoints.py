@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from paceline.core.shape import DecoderShape, num_parameters
-from tests.native.example import command
 from tests.numerics.cases import Case
 from tests.numerics.compare import difference
+from tests.trainer.example import command
 
 DRIVER = Path(__file__).with_name("checkpoint_driver.py")
 STEPS, SAVED_AFTER = 4, 2

@@ -11,7 +11,7 @@ import pytest
 from paceline.core.ranks import find_straggler
 from paceline.core.steps import Steps
 from paceline.files.events import read_rank
-from tests.native.example import TRAINER, settings, steps, train
+from tests.trainer.example import settings, steps, train
 
 RANKS, SLOW, STEPS = 4, 2, 34
 STAGES = (0, 1, 2, 3)
@@ -19,17 +19,18 @@ WORK_S = 0.08
 
 PROGRAM = f"""
 import json, os, sys, time
-sys.path.insert(0, {str(TRAINER)!r})
-import main, model, torch.distributed as dist
+import torch.distributed as dist
+from paceline.trainer import main
+from paceline.trainer.model.decoder import Decoder
 
 work_s = {WORK_S} * (1.1 if os.environ["RANK"] == "{SLOW}" else 1.0)
-compute = model.Decoder.embed
+compute = Decoder.embed
 
 def slowed(self, tokens):
     time.sleep(work_s)
     return compute(self, tokens)
 
-model.Decoder.embed = slowed
+Decoder.embed = slowed
 dist.init_process_group("gloo")
 dist.init_process_group = lambda *args, **kwargs: None
 with open(sys.argv[1]) as file:

@@ -90,7 +90,7 @@ def test_the_folder_holds_everything(finished: tuple[Path, dict[str, Any]]):
     names = {str(p.relative_to(runs / result["run"])) for p in (runs / result["run"]).rglob("*")}
     assert {"run.json", "job.sh", "trainer.json", "inventory.json", RESULT_FILE, REPORT_FILE,
             "steps.jsonl", f"{STEPS_FOLDER}/rank-00001.jsonl", f"{LOGS_FOLDER}/rank-00000.log",
-            "native/main.py"} <= names  # fmt: skip
+            "trainer/__main__.py"} <= names  # fmt: skip
 
 
 def test_the_loss_falls_on_real_text(finished: tuple[Path, dict[str, Any]]):

@@ -91,8 +91,8 @@ def test_an_update_one_run_beside_the_step_is_named_as_such(tmp_path: Path):
 def test_another_trainer_is_named(tmp_path: Path):
     for number, time in enumerate([*OLD, *NEW]):
         folder = make_finished(tmp_path, number, time)
-        (folder / "native").mkdir()
-        (folder / "native" / "main.py").write_text("new" if number >= 8 else "old")
+        (folder / "trainer" / "measure").mkdir(parents=True)
+        (folder / "trainer" / "measure" / "clock.py").write_text("new" if number >= 8 else "old")
     (change,) = only(tmp_path).changes
     assert [item.item for item in change.environment] == ["files of the trainer"]
 

@@ -19,8 +19,8 @@ from tests.machines.slurm.slurm_stand_ins import put
 
 def test_a_plan_is_the_script_that_will_run():
     plan = make_plan(Request("tiny-llama", devices=2))
-    assert "--nproc-per-node=2" in plan.script and "native/main.py trainer.json" in plan.script
-    assert {"trainer.json", "native/main.py"} <= set(plan.job.files)
+    assert "--nproc-per-node=2" in plan.script and plan.script.endswith("trainer trainer.json\n")
+    assert {"trainer.json", "trainer/__main__.py"} <= set(plan.job.files)
 
 
 def test_seventy_billion_parameters_are_refused_with_what_would_fit():

@@ -81,7 +81,9 @@ def rates(
         "products": products(recipes), "attention": attention(recipes),
     }  # fmt: skip
     return Rates(
-        probe_lines(python, "rates.py", question, ranks=ranks, threads=threads, limit_s=LIMIT_S)
+        probe_lines(
+            python, "programs.calibration", question, ranks=ranks, threads=threads, limit_s=LIMIT_S
+        )
     )
 
 
@@ -97,7 +99,7 @@ def steps(python: str, shorts: Sequence[Short], ranks: int, threads: int | None)
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps({"cases": cases}), encoding="utf-8")
         lines = probe_lines(
-            python, "short_steps.py", {"file": str(path)}, ranks=ranks, threads=threads,
+            python, "programs.step_times", {"file": str(path)}, ranks=ranks, threads=threads,
             limit_s=LIMIT_S,
         )  # fmt: skip
     times = {line["name"]: line["times_s"] for line in lines}

@@ -39,7 +39,7 @@ def probe_collective(
     """The rates among `ranks` processes here; raises SystemFaultError when the program fails."""
     question = {"device": device, "seconds": seconds}
     lines = probe_lines(
-        python, "allreduce.py", question, ranks=ranks, threads=threads,
+        python, "programs.allreduce", question, ranks=ranks, threads=threads,
         limit_s=TIME_LIMIT_S + 4 * seconds,
     )  # fmt: skip
     names = CollectiveRow.model_fields

@@ -5,17 +5,12 @@ The BigScience 1.3B study calibrates its memory figures so, with one CUDA tensor
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
 from collections import defaultdict
-from importlib import resources
-from typing import Any
 
-from paceline.core.errors import SystemFaultError
 from paceline.core.stats import NORMAL_MAD
 from paceline.core.value import Value
+from paceline.machines.probe.program import probe_lines
 
 TIME_LIMIT_S = 300.0
 PRODUCT_SIZE = 1024
@@ -65,7 +60,18 @@ def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) ->
 
     Raises SystemFaultError when the probe program fails.
     """
-    runs = [_run(python, device, ranks) for _ in range(repeats)]
+    question = {"device": device, "size": PRODUCT_SIZE}
+    runs = [
+        probe_lines(
+            python,
+            "programs.context_memory",
+            question,
+            ranks=ranks,
+            threads=1,
+            limit_s=TIME_LIMIT_S,
+        )
+        for _ in range(repeats)
+    ]
     first = runs[0][0]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for lines in runs:
@@ -93,36 +99,3 @@ def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) ->
     return ContextProbe(
         device_name=first["device_name"], torch=first["torch"], ranks=ranks, rows=tuple(rows)
     )
-
-
-def _run(python: str, device: str, ranks: int) -> list[dict[str, Any]]:
-    """The lines of one start of the program."""
-    program = str(resources.files("paceline") / "native" / "context_probe.py")
-    question = json.dumps({"device": device, "size": PRODUCT_SIZE})
-    launch = [
-        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}",
-    ]  # fmt: skip
-    command = [python, *(launch if ranks > 1 else []), program, question]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise SystemFaultError(
-            "context probe", f"did not end within {TIME_LIMIT_S:.0f} s"
-        ) from error
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SystemFaultError("context probe", _reason(error)) from error
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    found = [line for line in lines if line.get("event") == "context"]
-    if not found:
-        raise SystemFaultError("context probe", f"measured nothing: {done.stderr[-300:]}")
-    return found
-
-
-def _reason(error: OSError | subprocess.CalledProcessError) -> str:
-    """The line that says why the program failed, before what a launcher adds."""
-    text = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-    told = [line.strip() for line in text if "Error: " in line]
-    return (told or text[-1:] or ["failed"])[0][:300]

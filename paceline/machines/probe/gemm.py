@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.run import MatmulPrecision
 from paceline.core.value import Value
 from paceline.files.run_folder import write_value
+from paceline.machines.probe.program import probe_lines
 
 SECONDS_PER_DTYPE = 1.0
 TIME_LIMIT_S = 120.0
@@ -142,21 +141,9 @@ def _merged(probes: list[GemmProbe]) -> GemmProbe:
 
 
 def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
-    program = str(resources.files("paceline") / "native" / "gemm.py")
-    environment = dict(os.environ)
-    if question["threads"]:
-        environment["OMP_NUM_THREADS"] = str(question["threads"])
-    try:
-        done = subprocess.run(
-            [python, program, json.dumps(question)],
-            capture_output=True, text=True, timeout=TIME_LIMIT_S, env=environment, check=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise SystemFaultError("gemm probe", f"did not end within {TIME_LIMIT_S:.0f} s") from error
-    except (OSError, subprocess.CalledProcessError) as error:
-        tail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        raise SystemFaultError("gemm probe", " ".join(tail) or "failed") from error
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = probe_lines(
+        python, "programs.gemm", question, threads=question["threads"], limit_s=TIME_LIMIT_S
+    )
     rows = [line for line in lines if line.get("event") == "gemm"]
     measured = {row["dtype"] for row in rows}
     skipped = {
@@ -164,8 +151,6 @@ def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
         for line in lines
         if line.get("event") == "skipped" and line["dtype"] not in measured
     }
-    if not rows and not skipped:
-        raise SystemFaultError("gemm probe", f"measured nothing: {done.stderr[-300:]}")
     return GemmProbe(
         device_name=lines[0]["device_name"],
         torch=lines[0]["torch"],

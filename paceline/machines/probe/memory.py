@@ -33,7 +33,7 @@ def probe_memory(python: str, device: str, threads: int | None, seconds: float) 
     """The copy rates of one device; raises SystemFaultError when the program fails."""
     question = {"device": device, "seconds": seconds}
     lines = probe_lines(
-        python, "bandwidth.py", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
+        python, "programs.bandwidth", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
     )
     names = MemoryRow.model_fields
     return MemoryProbe(

@@ -84,7 +84,7 @@ def probe_attention(
         "seconds": seconds,
     }
     lines = probe_lines(
-        python, "passes.py", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
+        python, "programs.kernels", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
     )
     return AttentionProbe(
         device_name=lines[0]["device_name"], torch=lines[0]["torch"], rows=tuple(map(_row, lines))
@@ -95,7 +95,7 @@ def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
     """The time of one small operation; raises SystemFaultError when the program fails."""
     lines = probe_lines(
         python,
-        "latency.py",
+        "programs.latency",
         {"device": device, "seconds": seconds},
         limit_s=TIME_LIMIT_S + 4 * seconds,
     )

@@ -1,4 +1,4 @@
-"""Starts a probe program of the trainer's folder on this machine, and reads its JSON lines."""
+"""Starts a program of the trainer on this machine, and reads its JSON lines."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
+from paceline.files.trainer_program import write_program
 
 
 def probe_lines(
@@ -21,21 +23,22 @@ def probe_lines(
     threads: int | None = None,
     limit_s: float,
 ) -> list[dict[str, Any]]:
-    """The JSON lines of one start of `program`, rank 0's.
+    """The JSON lines that one start of `program`, a module of the trainer, prints.
 
     Raises SystemFaultError when it fails, does not end in time, or tells nothing.
     """
-    where = f"{program.removesuffix('.py')} probe"
-    path = str(resources.files("paceline") / "native" / program)
+    where = f"{program.rpartition('.')[2]} probe"
     launch = [
         "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}",
     ]  # fmt: skip
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     try:
-        done = subprocess.run(
-            [python, *(launch if ranks > 1 else []), path, json.dumps(question)],
-            capture_output=True, text=True, timeout=limit_s, check=True, env=environment,
-        )  # fmt: skip
+        with TemporaryDirectory(prefix="paceline-") as folder:
+            start = str(write_program(program, Path(folder)))
+            done = subprocess.run(
+                [python, *(launch if ranks > 1 else []), start, json.dumps(question)],
+                capture_output=True, text=True, timeout=limit_s, check=True, env=environment,
+            )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(where, f"did not end within {limit_s:.0f} s") from error
     except (OSError, subprocess.CalledProcessError) as error:

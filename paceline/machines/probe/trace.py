@@ -36,7 +36,7 @@ def trace_ranks(
     them.
     """
     question = {"trainer": trainer, "size": size, "ranks": list(ranks)}
-    lines = probe_lines(python, "followed_step.py", question, threads=1, limit_s=TIME_LIMIT_S)
+    lines = probe_lines(python, "offline.memory_trace", question, threads=1, limit_s=TIME_LIMIT_S)
     return tuple(
         RankTrace(**{name: line[name] for name in RankTrace.model_fields}) for line in lines
     )

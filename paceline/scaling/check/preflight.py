@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.host_split import split_rounds
 from paceline.core.run import Job
 from paceline.files.run_folder import new_folder, read_value, write_value
+from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation
 from paceline.machines.node.bound_job import bound
@@ -162,11 +162,6 @@ def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:
 
 
 def _job(cluster: Cluster, asked: Asked) -> Job:
-    files = {
-        f"native/{file.name}": file.read_text(encoding="utf-8")
-        for file in (resources.files("paceline") / "native").iterdir()
-        if file.name.endswith(".py")
-    }
     question = {
         "device": "cpu" if cluster.device == "cpu" else "cuda",
         "dtype": _dtype(cluster),
@@ -174,12 +169,12 @@ def _job(cluster: Cluster, asked: Asked) -> Job:
         "at_once": asked.at_once,
         "rounds": _rounds(cluster.nodes, asked.num_rounds),
     }
-    files[QUESTION_FILE] = json.dumps(question) + "\n"
+    files = {**program_files("programs.node_check"), QUESTION_FILE: json.dumps(question) + "\n"}
     return bound(
         Job(
             name="paceline-check",
             python=cluster.python or sys.executable,
-            program=("native/node_check.py", QUESTION_FILE),
+            program=(PROGRAM_FOLDER, QUESTION_FILE),
             env={"PYTHONUNBUFFERED": "1", **with_secrets(cluster.env, os.environ)},
             files=files,
             nodes=cluster.nodes,

@@ -17,12 +17,12 @@ from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU
 from paceline.estimate.model.case import Case, cases_of
 from tests.example import SHAPE, make_spec
-from tests.native.example import command
+from tests.trainer.example import command
 
 SHAPE_HERE = SHAPE.model_copy(
     update={"num_layers": 4, "hidden_size": 128, "ffn_size": 384, "max_positions": 128}
 )
-DRIVER = Path(__file__).parents[2] / "native" / "memory_driver.py"
+DRIVER = Path(__file__).parents[2] / "trainer" / "memory_driver.py"
 LIMIT_S = 240
 RANKS = 2
 LAYOUTS = {

@@ -1,0 +1,79 @@
+"""A program of the trainer as files of its own, which run wherever torch is, beside no package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+PROGRAM_FOLDER = "trainer"
+"""What Python starts: it runs `__main__.py` in there, and looks for modules there before elsewhere."""
+_START = '''\
+"""Starts a program of Paceline's trainer from the files beside this one."""
+
+import runpy
+
+runpy.run_module("{module}", run_name="__main__", alter_sys=True)
+'''
+
+
+def program_files(program: str) -> dict[str, str]:
+    """The text of each file of a program by its path: all that it imports, and what starts it.
+
+    `program` is a module of the trainer, as `programs.gemm`. Imports inside functions count.
+    """
+    start = f"paceline.trainer.{program}"
+    texts: dict[str, str] = {}
+    names = [start]
+    while names:
+        source = _source(names.pop())
+        if source is not None and source.path not in texts:
+            texts[source.path] = source.text
+            names += source.reaches
+    texts["__main__.py"] = _START.format(module=start)
+    return {f"{PROGRAM_FOLDER}/{path}": texts[path] for path in sorted(texts)}
+
+
+def write_program(program: str, folder: Path) -> Path:
+    """Write a program's files into `folder`; what Python is to be given to start it."""
+    for name, text in program_files(program).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / PROGRAM_FOLDER
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A module's file, and the names that it reaches, some of which are no modules."""
+
+    path: str
+    text: str
+    reaches: tuple[str, ...]
+
+
+@cache
+def _source(name: str) -> _Source | None:
+    """A module of this package, None for any other name."""
+    package, *parts = name.split(".")
+    if package != "paceline":
+        return None
+    root = resources.files("paceline")
+    path = "/".join([*parts, "__init__"] if root.joinpath(*parts).is_dir() else parts) + ".py"
+    if not root.joinpath(path).is_file():
+        return None
+    text = root.joinpath(path).read_text(encoding="utf-8")
+    return _Source(f"paceline/{path}", text, (name.rpartition(".")[0], *_imports(text)))
+
+
+def _imports(text: str) -> Iterator[str]:
+    """What a file imports: modules, and names from them, which may be modules."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

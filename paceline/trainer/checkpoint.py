@@ -1,0 +1,399 @@
+"""Sharded checkpoints: every rank writes its part, and a training in any layout can go on from them.
+
+checkpoints/step-000040/   a whole checkpoint: state.json, .metadata, and files of the ranks
+checkpoints/.step-000060/  one that is being written, or was when its training ended
+checkpoints/latest         the name of the one that was written last
+
+torch.distributed.checkpoint (DCP) cuts tensors anew for the layout that loads them. Tensors go by
+their name in the whole model: weights/<name>, exp_avg/<name>, exp_avg_sq/<name>, step/<name>. What
+all ranks know is in state.json. All ranks must see the same folder. A checkpoint gets its name when
+every rank's part is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.tensor import DTensor
+
+from paceline.trainer.config import ConfigError, TrainerConfig
+from paceline.trainer.measure.clock import aside
+from paceline.trainer.measure.outcome import CheckpointError
+from paceline.trainer.optim import LossScaler, held_by
+from paceline.trainer.parallel.mesh import Mesh, World
+from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.parallel.tensor import placement
+from paceline.trainer.randomness import random_states, restore_random
+
+SCHEMA = 1
+FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"
+KEPT = 2
+"""Older checkpoints are deleted."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+WEIGHTS = "weights/"
+RESUME = "checkpoint.resume"
+SLOWEST_WRITE = timedelta(hours=6)
+"""How long a rank waits for the others' files."""
+REMEDIES = {
+    "padded_vocab": "the vocabulary is padded to a multiple of vocab_multiple x tp, so change "
+    "vocab_multiple to keep it",
+}
+
+
+class Checkpoints:
+    """Saves and restores one training; `paused` surrounds what may take long without progress."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        scaler: LossScaler | None,
+        world: World,
+        num_windows: int | None,
+        paused: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.config, self.replica, self.optimizer = config, replica, optimizer
+        self.scaler, self.world, self.paused = scaler, world, paused
+        kept = {
+            name: getattr(config.training, name)
+            for name in ("seed", "global_batch", "seq_len", "ramp_up")
+        }
+        self._facts = {
+            "model": asdict(config.model),
+            "training": kept,
+            "data": {
+                "source": config.data.source,
+                "windows": num_windows,
+                "packing": config.data.packing,
+                "loss_on": config.data.loss_on,
+                "masked": config.data.loss_mask is not None,
+            },
+        }
+        # A group of its own, because saving goes on beside the training's collectives; gloo, because
+        # what DCP exchanges and writes lies in main memory.
+        group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE) if world.size > 1 else None
+        assert group is None or isinstance(group, dist.ProcessGroup)
+        self._group = group
+        self._writing: tuple[Writer, Future[Metadata]] | None = None
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+
+    def restore(self) -> int:
+        """Load what `checkpoint.resume` names; the step it was saved after, 0 when it names nothing.
+
+        Raises ConfigError when it is missing, broken, or another training's.
+        """
+        resume = self.config.checkpoint.resume
+        if resume is None:
+            return 0
+        with self.paused():
+            folder, state = self._agreed(Path(resume))
+            make_state(self.optimizer)
+            reader = FileSystemReader(folder)
+            try:
+                self._load(tensors(self.replica, self.optimizer, mine=False), reader)
+                self._resume_random(reader, state)
+            except CheckpointException as error:
+                raise ConfigError(
+                    f"{told(folder)}: is broken: {cause(error)}; go on from another checkpoint"
+                ) from error
+        if self.scaler is not None and state["loss_scale"] is not None:
+            self.scaler.restore(state["loss_scale"])
+        return int(state["step"])
+
+    def _load(self, what: dict[str, Tensor], reader: FileSystemReader) -> None:
+        group = self._group
+        load(what, storage_reader=reader, process_group=group, no_dist=group is None)
+
+    def due(self, step: int) -> bool:
+        """Whether the state is to be saved after a step."""
+        every = self.config.checkpoint.every
+        return every is not None and (step % every == 0 or step == self.config.training.steps)
+
+    def save(self, step: int) -> None:
+        """Save the state after a step, once the one before is written.
+
+        An asynchronous save returns when the state is copied. Raises CheckpointError when this
+        checkpoint or the one before cannot be written.
+        """
+        self.wait()
+        make_state(self.optimizer)
+        state = {
+            "schema": SCHEMA,
+            "step": step,
+            "steps": self.config.training.steps,
+            "loss_scale": self.scaler.state() if self.scaler else None,
+            **self._facts,
+            "layout": self.config.layout_record(),
+            "torch": torch.__version__,
+            "time_unix": time.time(),
+        }
+        writer = Writer(Path(FOLDER).absolute(), state)
+        what: dict[str, Any] = {
+            "state_dict": tensors(self.replica, self.optimizer, mine=True) | self._random(),
+            "storage_writer": writer,
+            "process_group": self._group,
+            "no_dist": self._group is None,
+        }
+        with self.paused():
+            if not self.config.checkpoint.asynchronous:
+                self._finish(writer, lambda: save(**what))
+                return
+            written = async_save(**what)
+            assert isinstance(written, Future), "the state is copied already"
+            self._writing = writer, written
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is written; raises CheckpointError when it cannot be."""
+        if self._writing is None:
+            return
+        (writer, written), self._writing = self._writing, None
+        with self.paused():
+            self._finish(writer, written.result)
+
+    def _random(self) -> dict[str, Tensor]:
+        """By key what random numbers come next on this rank, if its training draws any."""
+        if self.config.lora is None or not self.config.lora.dropout:
+            return {}
+        states = random_states(self.world.device)
+        return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}
+
+    def _resume_random(self, reader: FileSystemReader, state: dict[str, Any]) -> None:
+        """Draw what would have been drawn next; in another layout, ranks draw anew."""
+        mine, layout = self._random(), json.loads(json.dumps(self.config.layout_record()))
+        if not mine or state["layout"] != layout:
+            return
+        if mine.keys() <= reader.read_metadata().state_dict_metadata.keys():
+            self._load(mine, reader)
+            kinds = {key.split("/")[1]: found for key, found in mine.items()}
+            restore_random(kinds, self.world.device)
+
+    def _finish(self, writer: Writer, finish: Callable[[], Any]) -> None:
+        try:
+            finish()
+        except CheckpointException as error:
+            if self.world.rank == 0:
+                shutil.rmtree(writer.part, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint {writer.whole}: cannot be written: {cause(error)}"
+            ) from error
+        finally:
+            aside.here = False
+
+    def _agreed(self, resume: Path) -> tuple[Path, dict[str, Any]]:
+        """The checkpoint that the first rank finds and its state.json; so is its ConfigError."""
+        found: list[Any] = [None]
+        if self.world.rank == 0:
+            try:
+                folder = find_checkpoint(resume)
+                found = [(folder, self._checked(folder))]
+            except ConfigError as error:
+                found = [error]
+            except OSError as error:
+                found = [ConfigError(f"{told(resume)}: cannot be read: {error.strerror}")]
+        if self._group is not None:
+            dist.broadcast_object_list(found, src=0, group=self._group)
+        if isinstance(found[0], ConfigError):
+            raise found[0]
+        return found[0]
+
+    def _checked(self, folder: Path) -> dict[str, Any]:
+        """A checkpoint's state.json; raises ConfigError when this training cannot go on from it."""
+        state, asked = read_state(folder), self.config.training.steps
+        for part, mine in json.loads(json.dumps(self._facts)).items():
+            for name, value in mine.items():
+                # A run reads no more of its text than all its steps need.
+                longer = name == "windows" and state["steps"] != asked
+                if state[part].get(name, value) != value and not longer:
+                    raise ConfigError(
+                        f"{told(folder)}: {part}.{name} is {state[part][name]} there and {value} "
+                        f"here; {REMEDIES.get(name, 'a training goes on as it began')}"
+                    )
+        if state["step"] >= asked:
+            raise ConfigError(
+                f"{told(folder)}: was saved after step {state['step']}, and training.steps {asked} "
+                "counts from the first step on; ask for more steps"
+            )
+        return state
+
+
+class Writer(FileSystemWriter):
+    """Writes `part`, which becomes `whole` when all ranks have written."""
+
+    def __init__(self, folder: Path, state: dict[str, Any]) -> None:
+        name = f"step-{state['step']:06d}"
+        self.folder, self.state = folder, state
+        self.part, self.whole = folder / f".{name}", folder / name
+        super().__init__(self.part)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy in main memory; DCP's own fails for a rank without a row of a sharded tensor."""
+        self.per_thread_copy_ahead = 0  # for copying from a GPU while writing
+        return {key: tensor.to("cpu", copy=True) for key, tensor in state_dict.items()}
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Called before the first exchange with other ranks, on the thread that writes."""
+        aside.here = True
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Called on the first rank before any rank writes: remove what ended trainings left."""
+        for left in self.folder.glob(".step-*"):
+            shutil.rmtree(left)
+        self.part.mkdir()
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[Any]:
+        """Write this rank's part; a full disk is told as such, not as torch.save's next failure."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            before = error.__context__
+            while before is not None and not isinstance(before, OSError):
+                before = before.__context__
+            raise before or error from None
+
+    def finish(self, metadata: Metadata, results: list[Any]) -> None:
+        """Called on the first rank when all have written: name the folder, and delete old ones."""
+        super().finish(metadata, results)
+        write_synced(self.part / STATE, json.dumps(self.state, indent=2) + "\n")
+        sync(self.part)
+        if self.whole.exists():
+            self.whole.rename(self.folder / f".{self.whole.name}.replaced")
+        self.part.rename(self.whole)
+        marker = self.folder / f".{LATEST}"
+        write_synced(marker, self.whole.name + "\n")
+        marker.rename(self.folder / LATEST)
+        sync(self.folder)
+        written = [file.parent for file in self.folder.glob(f"step-*/{STATE}")]
+        written.sort(key=lambda path: (path / STATE).stat().st_mtime_ns)
+        for old in [*self.folder.glob(".step-*"), *written[:-KEPT]]:
+            shutil.rmtree(old)
+
+
+def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> dict[str, Tensor]:
+    """The training's state by key; sharing memory with it, so that loading fills it.
+
+    `mine` leaves out what another rank writes: copies of tied weights, and, where replicas hold
+    equal tensors, those that fall to another replica.
+    """
+    mesh, states = replica.mesh, held_by(optimizer).state
+    spread = hasattr(optimizer, "optim")
+    copies = mesh.replicate if replica.sharded else mesh.data
+    tied = {part.tied_copy for part in replica.parts} if mine else set[str | None]()
+    found: dict[str, Tensor] = {}
+    for i, (name, parameter) in enumerate(replica.named_parameters()):
+        if name in tied:
+            continue
+        falls_to_me = not mine or i % copies.size == copies.index
+        if falls_to_me:
+            found[f"{WEIGHTS}{name}"] = placed(name, parameter.detach(), mesh)
+        if parameter in states and (falls_to_me or spread):
+            state = states[parameter]
+            found[f"step/{name}"] = state["step"]
+            for moment in MOMENTS:
+                found[f"{moment}/{name}"] = placed(name, state[moment], mesh)
+    return found
+
+
+def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
+    """A tensor that knows which part of the whole one it is."""
+    if isinstance(tensor, DTensor) or mesh.tp.size == 1:
+        return tensor
+    assert mesh.states is not None
+    return DTensor.from_local(tensor, mesh.states["tp"], [placement(name)], run_check=False)
+
+
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give AdamW the state that its first step would make; fp16 may skip the first steps."""
+    own = held_by(optimizer)
+    for group in own.param_groups:
+        for parameter in group["params"]:
+            if parameter not in own.state:
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                moments = {name: torch.zeros_like(parameter.detach()) for name in MOMENTS}
+                own.state[parameter] = {"step": step, **moments}
+
+
+def find_checkpoint(path: Path, field: str = RESUME) -> Path:
+    """The checkpoint that a path names: itself, or the latest of a run or of a checkpoints folder.
+
+    Raises ConfigError when there is none.
+    """
+    for place in (path, path / FOLDER):
+        if (place / STATE).is_file():
+            return place
+        if (place / LATEST).is_file():
+            return place / (place / LATEST).read_text().strip()
+    what = "holds no whole checkpoint" if path.exists() else "is missing"
+    raise ConfigError(f"{field} {path}: {what}; name a run's folder or a {FOLDER}/step-... in one")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """A checkpoint's state.json; raises ConfigError when it is none of this version's."""
+    try:
+        state = json.loads((folder / STATE).read_text())
+        parts = [state[name] for name in ("model", "training", "data")]
+        scale = state["loss_scale"]
+        whole = state["schema"] == SCHEMA and 0 < state["step"] <= state["steps"]
+        whole = whole and all(isinstance(part, dict) for part in parts)
+        whole = whole and (scale is None or math.isfinite(scale["scale"] + scale["good"]))
+    except (ValueError, KeyError, TypeError):
+        whole, state = False, {}
+    if not whole:
+        raise ConfigError(
+            f"{told(folder)}: {STATE} is broken or of another version; go on from another checkpoint"
+        )
+    return state
+
+
+def told(path: Path) -> str:
+    """How an error about what is resumed begins."""
+    return f"{RESUME} {path}"
+
+
+def cause(error: CheckpointException) -> str:
+    """The first failing rank and its reason; DCP's own text is its stack."""
+    rank, (reason, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    text = str(reason)
+    if isinstance(reason, OSError) and reason.strerror:
+        text = f"{reason.strerror} ({reason.filename})" if reason.filename else reason.strerror
+    return f"rank {rank}: {' '.join(text.split())[:300] or type(reason).__name__}"
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file that is on the disk afterwards."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Return when a folder's entries are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,178 @@
+"""Batches of a run: which windows belong to which step and rank, prepared ahead of time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.trainer.config import ConfigError, TrainerConfig
+from paceline.trainer.data.corpus import Corpus
+from paceline.trainer.model.loss import IGNORE_INDEX
+from paceline.trainer.model.weights import mixed_seed
+from paceline.trainer.parallel.mesh import Mesh
+from paceline.trainer.rampup import BatchSizes
+
+AHEAD = 2
+"""Steps that are prepared in advance."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of a step; every tensor begins with (num_microbatches, micro_batch).
+
+    A decoder's inputs and targets go on with (seq_len / cp) token ids.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    counted: int
+    """Targets that the loss counts."""
+    extras: tuple[Tensor, ...] = ()
+    """What else a model takes besides inputs and targets."""
+    real_tokens: int = 0
+    """Positions of the replica's samples that are no padding; what its ranks share out."""
+
+    @property
+    def samples(self) -> int:
+        """The replica's samples."""
+        return self.inputs.shape[0] * self.inputs.shape[1]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; the copy is queued when the memory is pinned."""
+        return Batch(
+            self.inputs.to(device, non_blocking=True),
+            self.targets.to(device, non_blocking=True),
+            self.counted,
+            tuple(extra.to(device, non_blocking=True) for extra in self.extras),
+            self.real_tokens,
+        )
+
+    def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
+        """Arguments of the model, one micro-batch after the other."""
+        return zip(self.inputs, self.targets, *self.extras, strict=True)
+
+
+class Sampler:
+    """Which window every sample of every step is; the global batch does not depend on the layout.
+
+    Steps take samples one after the other from an endless row of epochs, each in an order of its
+    own, so a step may begin in one epoch and end in the next, however few windows there are.
+    """
+
+    def __init__(
+        self,
+        num_windows: int | None,
+        global_batch: int,
+        dp: int,
+        seed: int,
+        ramp_up: Sequence[Sequence[int]] = (),
+    ) -> None:
+        if num_windows == 0:
+            raise ConfigError(
+                "data: there is not one sample; a packed one is seq_len + 1 tokens, so use more text "
+                "or shorter sequences"
+            )
+        self.num_windows, self.dp, self.seed = num_windows, dp, seed
+        self.sizes = BatchSizes(ramp_up, global_batch)
+        self._orders: dict[int, Tensor] = {}
+
+    def windows(self, step: int, rank: int) -> list[int]:
+        """Window indices of one data-parallel rank in one step (both from 0)."""
+        share = self.sizes.batch(step) // self.dp
+        start = self.sizes.consumed(step) + rank * share
+        samples = range(start, start + share)
+        if self.num_windows is None:
+            return list(samples)
+        first, last = start // self.num_windows, samples[-1] // self.num_windows
+        self._orders = {epoch: self._order(epoch) for epoch in range(first, last + 1)}
+        return [
+            int(self._orders[sample // self.num_windows][sample % self.num_windows])
+            for sample in samples
+        ]
+
+    def _order(self, epoch: int) -> Tensor:
+        if epoch in self._orders:
+            return self._orders[epoch]
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+        return torch.randperm(self.num_windows or 0, generator=generator)
+
+
+def sampler_of(config: TrainerConfig, num_windows: int | None) -> Sampler:
+    """The order in which a training takes its samples."""
+    training = config.training
+    return Sampler(num_windows, training.global_batch, config.dp, training.seed, training.ramp_up)
+
+
+class Loader:
+    """Prepares a rank's batches on a thread of its own, a few steps ahead; `first` step from 0."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        sampler: Sampler,
+        config: TrainerConfig,
+        mesh: Mesh,
+        pin: bool,
+        first: int = 0,
+    ) -> None:
+        self._corpus, self._sampler, self._pin = corpus, sampler, pin
+        self._rank, self._cp = mesh.dp.index, mesh.cp
+        self._steps = range(first, config.training.steps)
+        self._micro_batch = config.layout.micro_batch
+        self._ready: queue.Queue[Batch | Exception] = queue.Queue(AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._fill, name="loader", daemon=True)
+        self._thread.start()
+
+    def next(self) -> tuple[Batch, float]:
+        """(the next step's batch, seconds spent waiting for it); raises what the thread met."""
+        start = time.perf_counter()
+        item = self._ready.get()
+        waited_s = time.perf_counter() - start
+        if isinstance(item, Exception):
+            raise item
+        return item, waited_s
+
+    def close(self) -> None:
+        """Stop the thread; a thread inside PyTorch while the interpreter ends would crash it."""
+        self._stopped.set()
+        self._thread.join()
+
+    def batch(self, step: int) -> Batch:
+        """This rank's batch of a step (from 0)."""
+        indices = self._sampler.windows(step, self._rank)
+        fields = [
+            field.unflatten(0, (-1, self._micro_batch))
+            for field in self._corpus.collate(indices, self._cp)
+        ]
+        if self._pin:
+            fields = [field.pin_memory() for field in fields]
+        inputs, targets, *extras = fields
+        counted = int((targets != IGNORE_INDEX).sum())
+        return Batch(inputs, targets, counted, tuple(extras), self._corpus.real_tokens(indices))
+
+    def _fill(self) -> None:
+        for step in self._steps:
+            item: Batch | Exception
+            try:
+                item = self.batch(step)
+            except Exception as error:  # the step that asks for this batch raises it
+                item = error
+            if not self._put(item) or isinstance(item, Exception):
+                return
+
+    def _put(self, item: Batch | Exception) -> bool:
+        """False when the loader was closed meanwhile."""
+        while not self._stopped.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False

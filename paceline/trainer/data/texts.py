@@ -1,0 +1,153 @@
+"""Text as tokens, from the interpreter's own sources, a text, jsonl or token file.
+
+Text becomes bytes: ids 0-255, and 256 ends a document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.trainer.config import ConfigError, DataConfig
+
+END_OF_DOCUMENT = 256
+BYTE_VOCAB = 257
+END = torch.tensor([END_OF_DOCUMENT], dtype=torch.int16)
+PARAGRAPHS = re.compile(rb"\n\s*\n")
+MOST_TEXT_TOKENS = 2**27
+"""Text is held in memory (2 bytes a token); longer runs read this much and go over it again."""
+TOKEN_DTYPES = {
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a source is read: bytes of its file, or files of the standard library (None: all)."""
+
+    start: int = 0
+    end: int | None = None
+    files: tuple[Path, ...] | None = None
+
+
+WHOLE_SOURCE = Extent()
+
+
+def tokens_of(text: bytes) -> Tensor:
+    """A text as tokens, with its end mark."""
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else END[:0]
+    return torch.cat([ids.to(torch.int16), END])
+
+
+def records(
+    data: DataConfig, seed: int, limit: int, extent: Extent = WHOLE_SOURCE
+) -> Iterator[bytes]:
+    """Samples of a padded run: lines of jsonl, or paragraphs of texts, which blank lines part."""
+    texts = documents(data, seed, limit, extent)
+    return texts if data.source == "jsonl" else (p for text in texts for p in paragraphs(text))
+
+
+def paragraphs(text: bytes) -> Iterator[bytes]:
+    """What blank lines part."""
+    return (part.strip(b"\r\n") for part in PARAGRAPHS.split(text) if part.strip())
+
+
+def documents(
+    data: DataConfig, seed: int, limit: int, extent: Extent = WHOLE_SOURCE
+) -> Iterator[bytes]:
+    """Texts of a source, one by one, as UTF-8 bytes; the standard library's in the seed's order."""
+    if data.source == "stdlib":
+        return _shuffled_files(stdlib_paths() if extent.files is None else extent.files, seed)
+    if data.path is None:
+        raise ConfigError(f"data.path: source {data.source} needs a file")
+    if data.source == "text":
+        return _text_file(data.path, min(limit, MOST_TEXT_TOKENS), extent)
+    return _jsonl_texts(data.path, data.text_key, extent)
+
+
+def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
+    """At most `limit` tokens (None: all) of a binary file, mapped into memory and not read."""
+    if data.path is None:
+        raise ConfigError("data.path: source tokens needs a file")
+    if data.token_dtype not in TOKEN_DTYPES:
+        raise ConfigError(
+            f"data.token_dtype {data.token_dtype}: use one of {', '.join(TOKEN_DTYPES)}"
+        )
+    dtype = TOKEN_DTYPES[data.token_dtype]
+    size, rest = divmod(Path(data.path).stat().st_size, dtype.itemsize)
+    if rest or not size:
+        raise ConfigError(
+            f"data.path: {data.path} is empty or no whole number of {data.token_dtype}"
+        )
+    taken = size if limit is None else min(size, limit)
+    return torch.from_file(data.path, shared=False, size=taken, dtype=dtype)
+
+
+def map_mask(path: str, data: DataConfig) -> Tensor:
+    """A byte for each token of `data`'s file, mapped into memory; raises ConfigError for another number."""
+    size, num_tokens = Path(path).stat().st_size, map_tokens(data, None).numel()
+    if size != num_tokens:
+        raise ConfigError(
+            f"loss_mask: {path} has {size} bytes, and {data.path} {num_tokens} tokens: it takes one each"
+        )
+    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+
+
+def stdlib_paths() -> list[Path]:
+    """Sources of the running interpreter's standard library."""
+    paths: list[Path] = []
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = sorted(set(subfolders) - {"site-packages", "dist-packages", "__pycache__"})
+        paths += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return paths
+
+
+def _shuffled_files(paths: Sequence[Path], seed: int) -> Iterator[bytes]:
+    order = list(paths)
+    random.Random(seed).shuffle(order)
+    for path in order:
+        yield path.read_bytes()
+
+
+def _text_file(path: str, limit: int, extent: Extent) -> Iterator[bytes]:
+    """The file as one document, as far as it is needed."""
+    with Path(path).open("rb") as file:
+        file.seek(extent.start)
+        yield file.read(limit if extent.end is None else min(limit, extent.end - extent.start))
+
+
+def _jsonl_texts(path: str, key: str, extent: Extent) -> Iterator[bytes]:
+    """The text field of every record; raises ConfigError with the line that has none."""
+    with Path(path).open("rb") as file:
+        file.seek(extent.start)
+        place = extent.start
+        for number, line in enumerate(file, start=1):
+            if extent.end is not None and place >= extent.end:
+                return
+            place += len(line)
+            if line.strip():
+                yield text_of(line, key, f"{path}:{number}" if not extent.start else path)
+
+
+def text_of(line: bytes, key: str, where: str) -> bytes:
+    """The text of a jsonl record; raises ConfigError that speaks of `where` when it has none."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: no JSON: {error}") from None
+    text = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}: the record has no text under {key!r}")
+    return text.encode()

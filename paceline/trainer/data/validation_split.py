@@ -1,0 +1,125 @@
+"""Which part of a text source is kept apart for evaluation: its end, the same for every seed.
+
+Of the standard library it is the last files of an order that never changes, of a text or jsonl file
+the last bytes, from the beginning of a record on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
+from paceline.trainer.data.texts import Extent, paragraphs, stdlib_paths, text_of
+
+FIRST_LOOK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How much is kept apart: tokens of packed samples, or records."""
+
+    amount: int
+    padded: bool
+
+    def measure(self, text: bytes, is_record: bool = False) -> int:
+        """How much of it a text is."""
+        if not self.padded:
+            return len(text) + 1 if text else 0
+        return bool(text) if is_record else sum(1 for _ in paragraphs(text))
+
+
+def wanted(config: TrainerConfig) -> Wanted:
+    """What the evaluation of a training needs."""
+    assert config.training.evaluation is not None
+    samples = config.training.evaluation.samples
+    if config.data.packing == "padded":
+        return Wanted(samples, padded=True)
+    return Wanted(samples * config.training.seq_len + 1, padded=False)
+
+
+def split(data: DataConfig, need: Wanted) -> tuple[Extent, Extent]:
+    """(what is trained on, what is held out) of a text source.
+
+    Raises ConfigError when nothing is left to train on.
+    """
+    if data.source == "stdlib":
+        return _split_files(stdlib_paths(), need)
+    assert data.path is not None, "other sources have a file"
+    size = Path(data.path).stat().st_size
+    start = _start_of_end(data, size, need)
+    if start <= 0:
+        raise too_little(data.path)
+    return Extent(end=start), Extent(start=start)
+
+
+def too_little(where: str) -> ConfigError:
+    """What is wrong when evaluation takes all there is."""
+    return ConfigError(
+        f"data: training.evaluation.samples leaves nothing of {where} to train on; ask for fewer, or "
+        "give evaluation.path"
+    )
+
+
+def _split_files(paths: list[Path], need: Wanted) -> tuple[Extent, Extent]:
+    order = list(paths)
+    random.Random(0).shuffle(order)
+    found = 0
+    while order and found < need.amount:
+        found += need.measure(order.pop().read_bytes())
+    if not order:
+        raise too_little("the standard library")
+    kept = set(order)
+    train = tuple(path for path in paths if path in kept)
+    return Extent(files=train), Extent(files=tuple(p for p in paths if p not in kept))
+
+
+def _start_of_end(data: DataConfig, size: int, need: Wanted) -> int:
+    """Where the shortest end begins, found in looks of double size, that holds enough; 0: nowhere."""
+    if data.source == "text" and not need.padded:
+        return max(0, size - need.amount)
+    length = FIRST_LOOK_BYTES
+    while length < size:
+        start = _shortest_end(data, size - length, need)
+        if start is not None:
+            return start
+        length *= 2
+    return _shortest_end(data, 0, need) or 0
+
+
+def _shortest_end(data: DataConfig, start: int, need: Wanted) -> int | None:
+    """The start of the last records behind `start` that are enough; None when they are not."""
+    assert data.path is not None
+    with Path(data.path).open("rb") as file:
+        file.seek(start)
+        tail = file.read()
+    cut = _cutter(data)
+    places = [*cut(tail)][1 if start else 0 :]  # the first one may be a piece of a record
+    found = 0
+    for place, record in reversed(places):
+        found += need.measure(record, is_record=True)
+        if found >= need.amount:
+            return start + place
+    return None
+
+
+def _cutter(data: DataConfig) -> Callable[[bytes], Iterator[tuple[int, bytes]]]:
+    """What cuts bytes into (place, text) of their records."""
+
+    def lines(tail: bytes) -> Iterator[tuple[int, bytes]]:
+        place = 0
+        for number, line in enumerate(tail.splitlines(keepends=True)):
+            # The first line may be torn; whoever asked leaves it out.
+            whole = number > 0 and bool(line.strip())
+            yield place, text_of(line, data.text_key, str(data.path)) if whole else b""
+            place += len(line)
+
+    def parts(tail: bytes) -> Iterator[tuple[int, bytes]]:
+        place = 0
+        for part in tail.split(b"\n\n"):
+            yield place, part.strip()
+            place += len(part) + 2
+
+    return lines if data.source == "jsonl" else parts

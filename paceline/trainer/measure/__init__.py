@@ -1,0 +1,1 @@
+"""What a rank finds out about itself and writes down."""

@@ -1,0 +1,186 @@
+"""The log of an MLPerf training: `:::MLLOG` lines in the form of the rules of Training 5.1.
+
+Every value is that of the run itself. Sources: mlcommons/logging, mllog and the rule files of its
+compliance checker; mlcommons/training_policies, training_rules.adoc.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from paceline.trainer.config import FluxConfig, LrScheduleConfig, TrainerConfig
+
+LOG_FILE = "mlperf/result.txt"
+TOKEN = ":::MLLOG"
+START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
+
+
+class MllogFile:
+    """Appends lines to a file, each with a single write; `clock` gives seconds since 1970.
+
+    One that is there already is of another start, and is kept as `NAME.1`, `NAME.2`, ...
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._clock = path, clock
+        if path.is_file():
+            names = (path.with_name(f"{path.name}.{number}") for number in count(1))
+            path.rename(next(name for name in names if not name.exists()))
+        path.write_text("")
+
+    def write(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
+        """Append one line, which names the line of this file that states it."""
+        caller = sys._getframe(2)
+        place = {"file": Path(caller.f_code.co_filename).name, "lineno": caller.f_lineno}
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        line = {
+            "namespace": "", "time_ms": int(self._clock() * 1000), "event_type": kind, "key": key,
+            "value": value, "metadata": {**place, **metadata},
+        }  # fmt: skip
+        with self._path.open("a") as file:
+            file.write(f"{TOKEN} {json.dumps(line)}\n")
+
+
+class MlperfRun:
+    """What happens in a timed training, in the order in which it is called, as lines of its log.
+
+    Without a `file`, as on all ranks but the first, nothing is written.
+    """
+
+    def __init__(self, config: TrainerConfig, file: MllogFile | None) -> None:
+        self._config, self._file = config, file
+        self._clock_runs = self._over = False
+        self._block: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """The program has started: whose run it is, and everything that was decided before it."""
+        mlperf = self._config.mlperf
+        if mlperf is None:
+            return
+        if mlperf.cache_cleared is not None:
+            self._point("cache_clear", mlperf.cache_cleared)
+        self._line(START, "init_start")
+        labels = ("benchmark", "org", "division", "status", "platform")
+        for name in labels:
+            self._point(f"submission_{name}", getattr(mlperf, name))
+        for key, value in settings(self._config).items():
+            self._point(key, value)
+
+    def start(self, warmup_s: float | None) -> None:
+        """The model stands, nothing of the data has been touched: the clock starts."""
+        if warmup_s is not None:
+            self._point("tracked_stats", {"warmup_time": warmup_s})
+        self._line(END, "init_stop")
+        self._line(START, "run_start")
+        self._clock_runs = True
+
+    def data(self, train_samples: int, eval_samples: int) -> None:
+        """The data is open, the first block begins."""
+        self._point("train_samples", train_samples)
+        self._point("eval_samples", eval_samples)
+        self.begin_block(0, 0)
+
+    def begin_block(self, step: int, samples: int) -> None:
+        """Training goes on after so many steps and samples."""
+        self._block = step, samples
+        self._line(START, "block_start", step=step, samples_count=samples)
+
+    def end_block(self, step: int, samples: int, seconds: float) -> None:
+        """Training stops for an evaluation, or for good; the block took so many seconds."""
+        assert self._block is not None, "a block has begun"
+        steps, more = step - self._block[0], samples - self._block[1]
+        self._block = None
+        if steps and seconds > 0:
+            speed = {"throughput": more / seconds, "train_step_time": seconds / steps}
+            self._point("tracked_stats", speed, step=step, samples_count=samples)
+        self._line(END, "block_stop", step=step, samples_count=samples)
+
+    def begin_evaluation(self, step: int, samples: int) -> None:
+        """An evaluation begins after so many steps and samples."""
+        self._line(START, "eval_start", step=step, samples_count=samples)
+
+    def end_evaluation(self, step: int, samples: int, loss: float, seconds: float) -> None:
+        """It found this loss."""
+        self._point("eval_accuracy", loss, step=step, samples_count=samples)
+        took = {"validation_time": seconds}
+        self._point("tracked_stats", took, step=step, samples_count=samples)
+        self._line(END, "eval_stop", step=step, samples_count=samples)
+
+    def stop(self, reached: bool, step: int | None = None, samples: int | None = None) -> None:
+        """The run is over: the target is reached or it never will be. Later calls say nothing."""
+        if not self._clock_runs or self._over:
+            return
+        self._over = True
+        counts = {"step": step, "samples_count": samples}
+        known = {name: value for name, value in counts.items() if value is not None}
+        self._line(END, "run_stop", status="success" if reached else "aborted", **known)
+
+    def _point(self, key: str, value: Any, **metadata: Any) -> None:
+        if self._file is not None:
+            self._file.write(POINT, key, value, **metadata)
+
+    def _line(self, kind: str, key: str, **metadata: Any) -> None:
+        if self._file is not None:
+            self._file.write(kind, key, **metadata)
+
+
+def open_run(config: TrainerConfig, rank: int) -> MlperfRun:
+    """The log of a run that wants one, else one that says nothing."""
+    writes = config.mlperf is not None and rank == 0
+    return MlperfRun(config, MllogFile(Path(LOG_FILE)) if writes else None)
+
+
+def settings(config: TrainerConfig) -> dict[str, Any]:
+    """What the rules want to know of how a run is trained, by key."""
+    training = config.training
+    evaluation = training.evaluation
+    assert evaluation is not None, "a timed run is evaluated"
+    found: dict[str, Any] = {
+        "seed": training.seed,
+        "global_batch_size": training.global_batch,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "max_sequence_length": training.seq_len,
+        "evaluation_frequency": evaluation.every_samples,
+        "target_accuracy": evaluation.target,
+        "opt_name": "adamw",
+        "opt_base_learning_rate": training.lr,
+        "opt_adamw_beta_1": training.betas[0],
+        "opt_adamw_beta_2": training.betas[1],
+        "opt_adamw_epsilon": training.eps,
+        "opt_adamw_weight_decay": training.weight_decay,
+        "opt_gradient_clip_norm": training.grad_clip,
+        **schedule(training.lr_schedule, training.lr, training.steps, training.global_batch),
+        "max_steps": training.steps,
+        "data_source": config.data.source,
+        "tensor_parallelism": config.layout.tp,
+        "pipeline_parallelism": config.layout.pp,
+        "context_parallelism": config.layout.cp,
+    }
+    if config.lora is not None:
+        found |= {"lora_rank": config.lora.rank, "lora_alpha": config.lora.alpha}
+    if isinstance(config.model, FluxConfig):
+        del found["max_sequence_length"]
+    return found
+
+
+def schedule(plan: LrScheduleConfig, lr: float, steps: int, batch: int) -> dict[str, Any]:
+    """The learning rate's way, in steps; what a schedule tells in samples is rounded up."""
+    per_step = batch if plan.unit == "samples" else 1
+    warmup = -(-plan.warmup // per_step)
+    end = steps if plan.decay is None else -(-plan.decay // per_step)
+    return {
+        "opt_end_learning_rate": lr if plan.kind == "constant" else plan.min_lr,
+        "opt_learning_rate_warmup_steps": warmup,
+        "opt_learning_rate_decay_steps": end - warmup,
+        "opt_learning_rate_decay_schedule": f"{plan.kind} with linear warmup",
+        "opt_learning_rate_training_steps": end,
+    }

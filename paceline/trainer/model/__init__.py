@@ -1,0 +1,1 @@
+"""Models, and what one rank computes of them."""

@@ -1,0 +1,359 @@
+"""One decoder for every shape: GPT-2/Megatron, OPT, BLOOM and Llama are settings of it.
+
+Shapes: B sequences of T tokens, t of them in this rank's part of the stream, H width, N heads of D,
+V vocabulary. The residual stream runs in the compute dtype; parameters keep their own dtype and are
+cast where they are used, so the same code trains fp32 master weights and parameters that FSDP
+already gathers in the compute dtype. Everything is computed on plain local tensors: with tensor
+parallelism N, V and the ffn's width are this rank's share, and a Region says where to exchange.
+`gelu` is the exact one; GPT-2's tanh form costs the same FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from paceline.trainer.config import LoraConfig, ModelConfig
+from paceline.trainer.model.float8 import Way, float8_product, float8_way
+from paceline.trainer.model.loss import chunked_cross_entropy
+from paceline.trainer.model.network import Network
+from paceline.trainer.parallel.context import attend, rows
+from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.tensor import WHOLE, Region, local
+
+T = TypeVar("T", Tensor, tuple[Tensor, ...])
+ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a decoder computes, whatever its shape."""
+
+    seq_len: int
+    dtype: torch.dtype
+    recompute: str = "none"
+    region: Region = WHOLE
+    cp: Axis = ALONE
+    cp_exchange: str = "all-gather"
+    lora: LoraConfig | None = None
+
+    def adapter(self, layer: str) -> LoraConfig | None:
+        """The adapter of a layer of a block, if it has one."""
+        return self.lora if self.lora and layer in self.lora.targets else None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which layers a pipeline stage holds; the first one embeds, the last one has the head."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+
+
+class Linear(nn.Linear):
+    """A linear layer that computes in its input's dtype, with a low-rank adapter if it has one."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, lora: LoraConfig | None = None
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.lora = lora
+        self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
+        self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
+        self.float8: Way | None = None
+        """How the layer's own product runs in float8, if it does; set by `use_float8`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        bias = None if self.bias is None else local(self.bias).to(input.dtype)
+        return self.product(input, bias)
+
+    def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
+        """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
+        if self.float8 is not None:
+            out = float8_product(input, local(self.weight), self.float8)
+            out = out if bias is None else out + bias
+        else:
+            out = functional.linear(input, local(self.weight).to(input.dtype), bias)
+        if self.lora is None or self.lora_a is None or self.lora_b is None:
+            return out
+        drops = self.lora.dropout > 0 and self.training
+        inner = functional.dropout(input, self.lora.dropout) if drops else input
+        inner = functional.linear(inner, local(self.lora_a).to(input.dtype))
+        update = functional.linear(inner, local(self.lora_b).to(input.dtype))
+        return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)
+
+
+class SummedLinear(Linear):
+    """A linear layer whose input is cut over a region's ranks; the bias comes after the sum.
+
+    An adapter is linear as well, so its share goes into the same sum.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        lora: LoraConfig | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, lora)
+        self.region = region
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, T, in) -> (B, t, out)."""
+        if self.region.axis.size == 1:
+            return super().forward(input)
+        out = self.region.leave(self.product(input))
+        return out if self.bias is None else out + local(self.bias).to(out.dtype)
+
+
+class Embedding(nn.Embedding):
+    """Token vectors in the compute dtype; a region's ranks share the vocabulary."""
+
+    def __init__(self, setting: Setting, vocab: int, width: int) -> None:
+        super().__init__(vocab, width)
+        self.region, self.dtype = setting.region, setting.dtype
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, T) tokens -> (B, t, E)."""
+        table = local(self.weight)
+        axis = self.region.axis
+        if axis.size == 1:
+            return functional.embedding(input, table).to(self.dtype)
+        index = input - axis.index * table.shape[0]
+        inside = (index >= 0) & (index < table.shape[0])
+        found = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
+        # One rank alone has a token's row, so the sum is exact in any dtype.
+        return self.region.leave((found * inside.unsqueeze(-1)).to(self.dtype))
+
+
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm over the last dimension, in its input's dtype."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.eps = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(model.hidden_size))
+        self.bias = (
+            nn.Parameter(torch.empty(model.hidden_size)) if model.norm == "layernorm" else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., H) -> (..., H)."""
+        weight = local(self.weight).to(x.dtype)
+        if self.bias is None:
+            return functional.rms_norm(x, weight.shape, weight, self.eps)
+        bias = local(self.bias).to(x.dtype)
+        if x.device.type == "cpu" and x.dtype.itemsize == 2:
+            # PyTorch's CPU kernel sums the gradients of weight and bias in 16 bits: 10 % wrong over
+            # 8,192 tokens, 70 % over 65,536 (PyTorch 2.13).
+            return torch.addcmul(bias, functional.layer_norm(x, weight.shape, eps=self.eps), weight)
+        return functional.layer_norm(x, weight.shape, weight, bias, self.eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(B, T, N, D) turned by its positions; `sin` carries the sign of the half it belongs to."""
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
+
+
+def rope_tables(model: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and signed sin of rotary embeddings (Su et al., arXiv:2104.09864), (T, 1, D) in fp64."""
+    half = model.head_dim // 2
+    rate = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.outer(positions.double(), rate)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key/value heads."""
+
+    def __init__(self, model: ModelConfig, setting: Setting) -> None:
+        super().__init__()
+        self.setting, self.head_dim = setting, model.head_dim
+        hidden, bias = model.hidden_size, model.bias
+        heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
+        self.q = Linear(hidden, heads_size, bias, setting.adapter("q"))
+        self.k = Linear(hidden, kv_size, bias, setting.adapter("k"))
+        self.v = Linear(hidden, kv_size, bias, setting.adapter("v"))
+        self.o = SummedLinear(setting.region, heads_size, hidden, bias, setting.adapter("o"))
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        """(B, t, H) -> (B, t, H)."""
+        x = self.setting.region.enter(x)
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
+        )
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if self.setting.recompute == "selective":
+            out = recomputed(self._attend, q, k, v)
+        else:
+            out = self._attend(q, k, v)
+        return self.o(out.flatten(2))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, self.setting.cp, self.setting.cp_exchange)
+
+
+class FeedForward(nn.Module):
+    """The MLP of a block, with or without a gate."""
+
+    def __init__(self, model: ModelConfig, setting: Setting) -> None:
+        super().__init__()
+        self.region = setting.region
+        self.activation = ACTIVATIONS[model.activation]
+        hidden, ffn, bias = model.hidden_size, model.ffn_size, model.bias
+        gate = Linear(hidden, ffn, bias, setting.adapter("gate")) if model.gated_ffn else None
+        self.up = Linear(hidden, ffn, bias, setting.adapter("up"))
+        self.gate = gate
+        self.down = SummedLinear(self.region, ffn, hidden, bias, setting.adapter("down"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, t, H) -> (B, t, H)."""
+        x = self.region.enter(x)
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Attention and MLP with their residuals; norms before (pre) or after the sums (post)."""
+
+    def __init__(self, model: ModelConfig, setting: Setting) -> None:
+        super().__init__()
+        self.pre = model.norm_position == "pre"
+        self.recompute = setting.recompute == "full"
+        self.draws = setting.lora is not None and setting.lora.dropout > 0
+        self.attention_norm = Norm(model)
+        self.attention = Attention(model, setting)
+        self.ffn_norm = Norm(model)
+        self.ffn = FeedForward(model, setting)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        """(B, t, H) -> (B, t, H)."""
+        # Inside the block, so that FSDP's gathering happens once outside of it.
+        if not self.recompute:
+            return self._layers(x, rope)
+        return recomputed(self._layers, x, rope, draws=self.draws)
+
+    def _layers(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        if self.pre:
+            x = x + self.attention(self.attention_norm(x), rope)
+            return x + self.ffn(self.ffn_norm(x))
+        x = self.attention_norm(x + self.attention(x, rope))
+        return self.ffn_norm(x + self.ffn(x))
+
+
+class Decoder(Network):
+    """A decoder or a pipeline stage of it; `blocks` is keyed by the global layer index.
+
+    Tokens or hidden states in, hidden states or the scaled loss out, as its part says.
+    """
+
+    def __init__(self, model: ModelConfig, setting: Setting, part: Part | None = None) -> None:
+        super().__init__()
+        self.model, self.setting = model, setting
+        self.part = part = part or Part(range(model.num_layers))
+        hidden, embed = model.hidden_size, model.embed_dim
+        projected = embed != hidden
+        holds_table = part.first or (part.last and model.tied_embeddings)
+        self.embedding = Embedding(setting, model.padded_vocab, embed) if holds_table else None
+        self.project_in = Linear(embed, hidden, bias=False) if projected and part.first else None
+        self.embedding_norm = Norm(model) if model.embedding_norm and part.first else None
+        places = model.max_positions + model.position_offset
+        learned = model.positions == "learned" and part.first
+        self.positions = nn.Embedding(places, hidden) if learned else None
+        self.blocks = nn.ModuleDict({str(layer): Block(model, setting) for layer in part.layers})
+        self.final_norm = Norm(model) if model.final_norm and part.last else None
+        self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
+        headed = part.last and not model.tied_embeddings
+        self.head = Linear(embed, model.padded_vocab, bias=False) if headed else None
+        # No buffers: DDP would send them around in every step, and a meta model has no memory.
+        self.rope: tuple[Tensor, Tensor] | None = None
+        self.places: Tensor | None = None
+
+    @property
+    def tied_copy(self) -> str | None:
+        """The parameter that is another stage's as well, and only copied here."""
+        tied = self.model.tied_embeddings and self.part.last and not self.part.first
+        return "embedding.weight" if tied else None
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of (B, T) targets."""
+        if self.part.first:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x, self.rope)
+        if not self.part.last:
+            return x
+        assert targets is not None, "the last stage needs targets"
+        return self.loss(x, targets)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, T) tokens -> (B, t, H)."""
+        assert self.embedding is not None
+        x = self.embedding(tokens)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if self.positions is not None:
+            assert self.places is not None, "make_tables comes first"
+            x = x + functional.embedding(self.places, local(self.positions.weight)).to(x.dtype)
+        return x
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """(B, t, H) and (B, T) targets -> scaled loss, a scalar that a replica's tensor ranks share."""
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        if self.project_out is not None:
+            x = self.project_out(x)
+        region = self.setting.region
+        x = region.enter(x)
+        table = self.head or self.embedding
+        assert table is not None
+        weight, counts = local(table.weight), None
+        if self.sample_weights is not None:
+            counts = self.sample_weights.repeat_interleave(targets.shape[1])
+        return chunked_cross_entropy(
+            x.flatten(0, 1), weight, targets.flatten(), self.scale, region.axis, counts
+        )
+
+    def make_tables(self, device: torch.device) -> None:
+        """Compute what belongs to this rank's positions; needed once before training."""
+        here = rows(self.setting.seq_len, self.setting.cp)
+        if self.model.positions == "rope":
+            cos, sin = rope_tables(self.model, here)
+            dtype = self.setting.dtype
+            self.rope = cos.to(device, dtype), sin.to(device, dtype)
+        elif self.positions is not None:
+            self.places = self.setting.region.part(here + self.model.position_offset).to(device)
+
+
+def use_float8(model: Network, device_type: str) -> None:
+    """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are.
+
+    Raises ConfigError without torchao.
+    """
+    way = float8_way(device_type)
+    for module in model.blocks.modules():
+        if isinstance(module, Linear):
+            module.float8 = way
+
+
+def recomputed(compute: Callable[..., T], *inputs: Any, draws: bool = False) -> T:
+    """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient.
+
+    `draws` says that it draws random numbers, which must then be the same ones.
+    """
+    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=draws)

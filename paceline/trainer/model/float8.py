@@ -1,0 +1,41 @@
+"""Matrix products in float8 through torchao: inputs, weights and gradients are scaled tensor by tensor.
+
+Every product casts its two operands with a scale from their own largest value (e4m3 forward, e5m2
+for gradients) and gives its result in the compute dtype. Over a tensor-parallel axis the scales are
+each rank's own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from paceline.trainer.config import ConfigError
+
+Way = tuple[Any, tuple[Any, Any]]
+"""torchao's differentiable product and its settings."""
+
+
+def float8_product(x: Tensor, weight: Tensor, way: Way) -> Tensor:
+    """(..., in) x (out, in) -> (..., out) in x's dtype, by what `float8_way` gave."""
+    product, settings = way
+    return product.apply(x, weight.to(x.dtype).t(), *settings)
+
+
+@cache
+def float8_way(device_type: str) -> Way:
+    """How a device multiplies; on a CPU the rounding is emulated. Raises ConfigError without torchao.
+
+    To be asked for before anything is compiled, because the compiler would follow the imports.
+    """
+    try:
+        from torchao.float8.config import Float8LinearConfig
+        from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
+    except ImportError as error:
+        raise ConfigError(f"training.dtype fp8 needs torchao: {error}") from error
+    emulate = device_type == "cpu"
+    config = Float8LinearConfig(emulate=emulate, pad_inner_dim=not emulate)
+    layer = Float8Linear(16, 16, bias=False, config=config)
+    return matmul_with_hp_or_float8_args, (layer.linear_mm_config, config)

@@ -1,0 +1,164 @@
+"""Cross-entropy of a language model's head without ever holding all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.trainer.parallel.exchange import gather_into
+from paceline.trainer.parallel.mesh import ALONE, Axis
+
+IGNORE_INDEX = -100
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**29}
+"""Most bytes of full-precision logits at a time: cache-sized on a CPU, few launches on a GPU."""
+
+Scale = float | Tensor
+"""A factor, or a scalar tensor that holds it."""
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """scale x the sum over tokens of -log softmax(hidden @ weight.T)[target].
+
+    hidden (tokens, width), weight (vocab, width), targets (tokens,) -> scalar in full precision.
+    Softmax and loss are computed in fp32 (or wider) and the matrix products in hidden's dtype.
+    Gradients are made chunk by chunk in the forward pass, while a chunk's logits are at hand, so
+    `scale` must already hold everything that the caller would multiply the loss with: fp16
+    gradients would vanish otherwise.
+
+    Over a tensor-parallel axis of n ranks, weight is this rank's n-th of the vocabulary, and the
+    gradient of hidden is this rank's part of a sum over the axis.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, tp: Axis
+    ) -> Tensor:
+        cast = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        grad_weight: Tensor | None = None
+        scale = scale.to(total) if isinstance(scale, Tensor) else scale
+        rows = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
+        for start in range(0, hidden.shape[0], rows):
+            part = slice(start, start + rows)
+            loss, grad_logits = _chunk(hidden[part], cast, targets[part], scale, wide, tp)
+            total += loss
+            torch.mm(grad_logits, cast, out=grad_hidden[part])
+            if not ctx.needs_input_grad[1]:
+                continue
+            product = grad_logits.t() @ hidden[part]
+            # Sums of chunks are kept in full precision, as the parameter's own gradient is.
+            grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+        kept = None if grad_weight is None else grad_weight.to(weight.dtype)
+        ctx.save_for_backward(grad_hidden, kept)
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        # Reading the factor is free on a CPU and would stall a GPU's queue.
+        if grad_output.device.type != "cpu" or grad_output.item() != 1:
+            grad_hidden = grad_hidden * grad_output.to(grad_hidden.dtype)
+            if grad_weight is not None:
+                grad_weight = grad_weight * grad_output.to(grad_weight.dtype)
+        return grad_hidden, grad_weight, None, None, None
+
+
+def chunk_rows(device_type: str, vocab: int, element_bytes: int) -> int:
+    """Tokens whose full-precision logits fill one chunk, at least 1."""
+    return max(1, CHUNK_BYTES.get(device_type, CHUNK_BYTES["cpu"]) // (vocab * element_bytes))
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: Scale,
+    tp: Axis = ALONE,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """scale x summed cross-entropy of (tokens, width) hidden states; IGNORE_INDEX adds nothing.
+
+    Without gradients each token may count differently: (tokens,) `counts`.
+    """
+    if not torch.is_grad_enabled():
+        return _without_gradients(hidden, weight, targets, tp, counts) * scale
+    assert counts is None, "tokens count differently only where nothing is trained"
+    return ChunkedCrossEntropy.apply(hidden, weight, targets, scale, tp)  # type: ignore[no-any-return]
+
+
+def _without_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, counts: Tensor | None
+) -> Tensor:
+    """The summed cross-entropy alone, summed as `ChunkedCrossEntropy` does."""
+    cast = weight.to(hidden.dtype)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    rows = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
+    worth = None if counts is None else counts.to(wide).split(rows)
+    for i, (part, of_part) in enumerate(zip(hidden.split(rows), targets.split(rows), strict=True)):
+        logits = functional.linear(part, cast).to(wide)
+        real = of_part != IGNORE_INDEX
+        if worth is not None:
+            losses = _losses(logits, of_part, tp)
+            total += (losses * real * worth[i]).sum()
+        elif tp.size == 1:
+            total += functional.cross_entropy(
+                logits, of_part, ignore_index=IGNORE_INDEX, reduction="sum"
+            )
+        else:
+            total += (_losses(logits, of_part, tp) * real).sum()
+    return total
+
+
+def _losses(logits: Tensor, targets: Tensor, tp: Axis) -> Tensor:
+    """(tokens,) losses, of which those of ignored targets mean nothing."""
+    if tp.size > 1:
+        return _sliced(logits, targets, tp)[0].squeeze(1)
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
+
+
+def _chunk(
+    hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, wide: torch.dtype, tp: Axis
+) -> tuple[Tensor, Tensor]:
+    """Summed loss of some tokens, and its gradient by their logits in hidden's dtype."""
+    logits = functional.linear(hidden, weight)
+    real = (targets != IGNORE_INDEX).to(wide).unsqueeze(1)
+    if tp.size == 1:
+        index = targets.clamp_min(0).unsqueeze(1)
+        log_p = torch.log_softmax(logits, dim=-1, dtype=wide)
+        loss = -(log_p.gather(1, index) * real).sum()
+        grad = log_p.exp_()
+        grad.scatter_add_(1, index, grad.new_full(index.shape, -1))
+    else:
+        losses, grad = _sliced(logits.to(wide), targets, tp)
+        loss = (losses * real).sum()
+    factor = real * scale
+    if wide == hidden.dtype:
+        return loss, grad.mul_(factor)
+    return loss, torch.mul(grad, factor, out=logits)
+
+
+def _sliced(logits: Tensor, targets: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+    """(tokens, 1) losses and their gradients by this slice of the logits, which are overwritten.
+
+    Every slice is summed relative to its own largest logit, so that one exchange of three numbers
+    a token is enough.
+    """
+    local = (targets - tp.index * logits.shape[1]).unsqueeze(1)
+    here = ((local >= 0) & (local < logits.shape[1])).to(logits.dtype)
+    index = local.clamp(0, logits.shape[1] - 1)
+    at_target = logits.gather(1, index) * here
+    largest = logits.amax(dim=1, keepdim=True)
+    grad = logits.sub_(largest).exp_()
+    mine = torch.cat([largest, grad.sum(dim=1, keepdim=True), at_target], dim=1)
+    all_ranks = gather_into(mine.new_empty(tp.size, *mine.shape).flatten(0, 1), mine, tp.group)
+    largests, sums, at_targets = all_ranks.view(tp.size, *mine.shape).split(1, dim=2)
+    log_sum = torch.logsumexp(largests + sums.log(), dim=0)
+    losses = log_sum - at_targets.sum(dim=0)
+    grad.mul_(torch.exp(largest - log_sum)).scatter_add_(1, index, -here)
+    return losses, grad

@@ -1,0 +1,1 @@
+"""How a model and its work are spread over ranks."""

@@ -1,0 +1,118 @@
+"""From the resolved settings to the model that a rank holds, spread as the layout says."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.trainer.config import ConfigError, FluxConfig, Model, TrainerConfig
+from paceline.trainer.measure.clock import StepClock
+from paceline.trainer.model.decoder import Decoder, Part, Setting, use_float8
+from paceline.trainer.model.flux import MMDiT
+from paceline.trainer.model.network import Network
+from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
+from paceline.trainer.parallel.mesh import Mesh, World
+from paceline.trainer.parallel.replica import (
+    DdpReplica,
+    PipelineReplica,
+    Replica,
+    ShardedReplica,
+    compile_blocks,
+    shard,
+)
+from paceline.trainer.parallel.stages import stage_layers, stages_of
+from paceline.trainer.parallel.tensor import Region, cut_parameters
+
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+    "fp8": torch.bfloat16,
+}
+"""What is computed in between matrix products."""
+
+
+def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClock) -> Replica:
+    """The model with its initial weights, spread over the world as the layout says.
+
+    It is made without memory first: a wrong parameter count is found before anything is allocated.
+    From here on, what a rank drops at random follows from the run's seed: tensor ranks drop alike.
+    """
+    layout, setting = config.layout, setting_of(config, mesh)
+    place = mesh.data.index * mesh.pp.size + mesh.pp.index
+    torch.manual_seed(mixed_seed(config.training.seed, place))
+    with torch.device("meta"):
+        whole = make_network(config.model, setting)
+        parts = [make_network(config.model, setting, part) for part in parts_of(config, mesh)]
+    freeze(whole)
+    check_parameters(whole, config)
+    shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+    sharded = mesh.data.size > 1 and layout.zero_stage >= 2
+    if config.training.compile == "blocks":
+        compile_blocks(parts)
+    for part in parts:
+        if setting.dtype == torch.float64:
+            part.double()
+        freeze(part)
+        if config.training.dtype == "fp8":
+            use_float8(part, world.device.type)
+        cut_parameters(part, mesh.tp, mesh.states["tp"] if sharded and mesh.states else None)
+        if sharded:
+            shard(part, mesh, reshard=layout.zero_stage == 3)
+        part.to_empty(device=world.device)
+        init_weights(part, shapes, config.training.seed, mesh)
+    if mesh.pp.size > 1:
+        # Its package takes a second to import, which only pipelines should pay.
+        from paceline.trainer.parallel.pipeline import PipelineRunner
+
+        runner = PipelineRunner(parts, mesh.pp, config, world.device)
+        return PipelineReplica(parts, mesh, runner, sharded)
+    if sharded:
+        return ShardedReplica(parts, mesh, keep_gathered=layout.zero_stage == 2)
+    if mesh.data.size > 1:
+        return DdpReplica(parts, mesh, world, steps)
+    return Replica(parts, mesh)
+
+
+def make_network(model: Model, setting: Setting, part: Part | None = None) -> Network:
+    """The kind of model that the settings name, or a pipeline stage of it."""
+    if isinstance(model, FluxConfig):
+        return MMDiT(model, setting)
+    return Decoder(model, setting, part)
+
+
+def check_parameters(whole: Network, config: TrainerConfig) -> None:
+    """Raise ConfigError when the model is not of the size that it should have."""
+    trainable = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+    found = {"parameters": count_parameters(whole), "trainable": trainable}
+    for name, count in found.items():
+        expected = getattr(config, f"expected_{name}")
+        if count != expected:
+            raise ConfigError(f"expected_{name} {expected:,}: the model has {count:,} {name}")
+
+
+def setting_of(config: TrainerConfig, mesh: Mesh) -> Setting:
+    """How this rank's decoder computes."""
+    layout = config.layout
+    return Setting(
+        seq_len=config.training.seq_len,
+        dtype=DTYPES[config.training.dtype],
+        recompute=layout.recompute,
+        region=Region(mesh.tp, layout.sequence_parallel),
+        cp=mesh.cp,
+        cp_exchange=layout.cp_exchange,
+        lora=config.lora,
+    )
+
+
+def parts_of(config: TrainerConfig, mesh: Mesh) -> list[Part]:
+    """The pipeline stages that this rank holds."""
+    if mesh.pp.size == 1:
+        return [Part(range(config.model.num_layers))]
+    pp, vp = mesh.pp, config.layout.vp
+    layers = stage_layers(config.model.num_layers, pp.size, vp)
+    last = pp.size * vp - 1
+    return [
+        Part(layers[stage], first=stage == 0, last=stage == last)
+        for stage in stages_of(pp.index, pp.size, vp)
+    ]

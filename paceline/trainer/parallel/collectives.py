@@ -1,0 +1,158 @@
+"""Sums and gathers over an axis that autograd sees, and flat sums of many tensors.
+
+A tensor-parallel region begins with `copy` or `gather` and ends with `reduce` or `scatter`; in the
+backward pass each is the other of its pair (Shoeybi et al., arXiv:1909.08053, section 3;
+Korthikanti et al., arXiv:2205.05198, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from paceline.trainer.parallel.exchange import gather_into, scatter_sum_into
+from paceline.trainer.parallel.mesh import Axis
+
+BUCKET_BYTES = 64 * 2**20
+"""Most that is made flat at a time."""
+
+
+def sum_over(x: Tensor, axis: Axis) -> Tensor:
+    """The sum of a contiguous tensor over the axis, in place."""
+    if axis.size > 1:
+        _wait(dist.all_reduce(x, group=axis.group, async_op=True))
+    return x
+
+
+def copy(x: Tensor, axis: Axis) -> Tensor:
+    """x itself; its gradient is summed over the axis."""
+    return x if axis.size == 1 else _Copy.apply(x, axis)
+
+
+def reduce(x: Tensor, axis: Axis) -> Tensor:
+    """The sum of x over the axis, written over x, which nobody else may need."""
+    return x if axis.size == 1 else _Reduce.apply(x, axis)
+
+
+def gather(x: Tensor, axis: Axis) -> Tensor:
+    """(B, T, ...) of every rank -> (B, n T, ...) in the axis' order; gradients are summed and cut."""
+    return x if axis.size == 1 else _Gather.apply(x, axis)
+
+
+def scatter(x: Tensor, axis: Axis) -> Tensor:
+    """(B, n T, ...) -> this rank's (B, T, ...) of the sum over the axis."""
+    return x if axis.size == 1 else _Scatter.apply(x, axis)
+
+
+def join(x: Tensor, axis: Axis) -> Tensor:
+    """(B, F) of every rank -> (B, n F) in the axis' order, for what all ranks then do alike.
+
+    All of them have the same gradient, of which each takes its part.
+    """
+    return x if axis.size == 1 else _Join.apply(x, axis)
+
+
+def sum_flat(tensors: Iterable[Tensor], axis: Axis, factor: float = 1.0) -> None:
+    """`factor` x the sum of many tensors over the axis, in place, in few large pieces."""
+    if axis.size == 1:
+        return
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        sum_over(flat, axis).mul_(factor)
+        parts = flat.split([tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel() * tensor.element_size()
+    if bucket:
+        yield bucket
+
+
+def _wait(work: dist.Work | None) -> None:
+    """Asynchronous and waited for at once: the step's clock sees only such waits."""
+    assert work is not None
+    work.wait()
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        # A copy, because autograd may hand the same tensor to another branch.
+        return sum_over(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        return sum_over(x.contiguous(), axis).view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _gathered(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _scattered(grad, ctx.axis), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _scattered(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _gathered(grad, ctx.axis), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        parts = x.new_empty(axis.size, *x.shape)
+        gather_into(parts.flatten(0, 1), x.contiguous(), axis.group)
+        return parts.transpose(0, 1).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index].contiguous(), None
+
+
+def _gathered(x: Tensor, axis: Axis) -> Tensor:
+    """Collectives join along the first dimension; the sequence is the second."""
+    parts = x.new_empty(axis.size, *x.shape)
+    gather_into(parts.flatten(0, 1), x.contiguous(), axis.group)
+    return parts.transpose(0, 1).flatten(1, 2)
+
+
+def _scattered(x: Tensor, axis: Axis) -> Tensor:
+    parts = x.unflatten(1, (axis.size, -1)).transpose(0, 1).contiguous()
+    out = torch.empty_like(parts[0])
+    scatter_sum_into(out, parts.flatten(0, 1), axis.group)
+    return out

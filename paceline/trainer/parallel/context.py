@@ -1,0 +1,173 @@
+"""Attention over sequences of which every rank of an axis holds a part.
+
+A sequence of T tokens is cut into 2n chunks for n ranks; rank i holds chunks i and 2n-1-i, so that
+under a causal mask every rank has as much to do: of two chunks, one sees as little as the other
+sees much. Shapes: B sequences, t = T / n local tokens, N query heads, K key/value heads, D wide.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.trainer.model.attention import causal_attention, full_attention
+from paceline.trainer.parallel.collectives import gather
+from paceline.trainer.parallel.exchange import all_to_all_into, gather_into, scatter_sum_into
+from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.ring import RingAttention
+
+Views = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def rows(seq_len: int, cp: Axis) -> Tensor:
+    """Positions (t,) of this rank's tokens in a sequence that 2 x the axis' size divides."""
+    return _by_rank(torch.arange(seq_len), cp.size)[cp.index]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, cp: Axis, exchange: str) -> Tensor:
+    """(B, t, N, D) queries, (B, t, K, D) keys and values -> (B, t, N, D) causal attention.
+
+    `exchange` says what moves: "all-gather" the keys and values to everyone (Grattafiori et al.,
+    arXiv:2407.21783, section 3.3.2), "all-to-all" tokens against heads (Jacobs et al.,
+    arXiv:2309.14509), "ring" the keys and values in a circle (Liu et al., arXiv:2310.01889).
+    "all-to-all" needs as many query heads as a multiple of the axis' size.
+    """
+    if cp.size == 1:
+        return causal_attention(q, k, v)
+    return EXCHANGES[exchange](q, k, v, cp)
+
+
+def keep_from_compiler() -> None:
+    """Have torch.compile leave the exchanges alone, because it cannot trace a wait.
+
+    Done when something is compiled: a decorator would import the compiler, which takes seconds.
+    """
+    disable: Any = torch.compiler.disable
+    for name, exchange in EXCHANGES.items():
+        EXCHANGES[name] = disable(exchange)
+
+
+def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    """(B, t, N, D) queries, keys and values -> (B, t, N, D) attention to all tokens of all ranks.
+
+    Without a mask it does not matter which tokens a rank holds, if all hold as many.
+    """
+    return full_attention(q, k, v) if cp.size == 1 else EXCHANGES["unmasked"](q, k, v, cp)
+
+
+def _with_all_keys_unmasked(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    k, v = gather(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
+    return full_attention(q, k, v)
+
+
+def _with_all_keys(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)
+    early_q, late_q = q.chunk(2, dim=1)
+    early = causal_attention(early_q, early_k, early_v)
+    return torch.cat([early, causal_attention(late_q, late_k, late_v)], dim=1)
+
+
+def _with_some_heads(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if heads % cp.size:
+        raise ValueError(f"{cp.size} context-parallel ranks cannot share {heads} heads evenly")
+    copies = lcm(kv_heads, cp.size) // kv_heads
+    if copies > 1:
+        k, v = k.repeat_interleave(copies, dim=2), v.repeat_interleave(copies, dim=2)
+    parts = [x.unflatten(2, (cp.size, -1)) for x in (q, k, v)]
+    local = torch.cat(parts, dim=3).permute(2, 1, 0, 3, 4)
+    whole = _ToTokens.apply(local, cp).transpose(0, 1)
+    out = causal_attention(*whole.split([part.shape[3] for part in parts], dim=2))
+    return _ToHeads.apply(out.transpose(0, 1), cp).permute(2, 1, 0, 3, 4).flatten(2, 3)
+
+
+def _in_a_ring(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    return RingAttention.apply(q, k, v, cp)  # type: ignore[no-any-return]
+
+
+EXCHANGES = {
+    "all-gather": _with_all_keys,
+    "all-to-all": _with_some_heads,
+    "ring": _in_a_ring,
+    "unmasked": _with_all_keys_unmasked,
+}
+
+
+class _GatherKeys(torch.autograd.Function):
+    """Local keys and values -> those that the early chunk sees, and those that the late one sees."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor, cp: Axis) -> Views:
+        packed = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1)
+        parts = packed.new_empty(cp.size, *packed.shape)
+        gather_into(parts.flatten(0, 1), packed, cp.group)
+        whole, chunk = _in_order(parts), k.shape[1] // 2
+        ctx.cp, ctx.shape = cp, whole.shape
+        early, late = (cp.index + 1) * chunk, (2 * cp.size - cp.index) * chunk
+        k, v = whole.transpose(0, 2).unbind(1)
+        return k[:, :early], v[:, :early], k[:, :late], v[:, :late]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        early_k, early_v, late_k, late_v = grads
+        whole = late_k.new_empty(ctx.shape)
+        late, early = late_k.shape[1], early_k.shape[1]
+        for of_all, of_early, of_late in zip(
+            whole.transpose(0, 2).unbind(1), (early_k, early_v), (late_k, late_v), strict=True
+        ):
+            of_all[:, :late] = of_late
+            of_all[:, :early] += of_early
+        whole[late:] = 0
+        parts = _by_rank(whole, ctx.cp.size)
+        local = torch.empty_like(parts[0])
+        scatter_sum_into(local, parts.flatten(0, 1), ctx.cp.group)
+        grad_k, grad_v = local.transpose(0, 2).unbind(1)
+        return grad_k, grad_v, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """(n, t, ...) parts for every rank -> (T, ...) this rank's part of every token."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, cp: Axis) -> Tensor:
+        ctx.cp = cp
+        return _in_order(_swap(parts, cp))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _swap(_by_rank(grad, ctx.cp.size), ctx.cp), None
+
+
+class _ToHeads(torch.autograd.Function):
+    """(T, ...) this rank's part of every token -> (n, t, ...) parts from every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, cp: Axis) -> Tensor:
+        ctx.cp = cp
+        return _swap(_by_rank(whole, cp.size), cp)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _in_order(_swap(grad, ctx.cp)), None
+
+
+def _swap(parts: Tensor, cp: Axis) -> Tensor:
+    """(n, ...) parts for every rank -> (n, ...) parts from every rank."""
+    parts = parts.contiguous()
+    return all_to_all_into(torch.empty_like(parts), parts, cp.group)
+
+
+def _in_order(parts: Tensor) -> Tensor:
+    """(n, t, ...) tokens as the ranks hold them -> (T, ...) in the order of the sequence."""
+    early, late = zip(*(part.chunk(2) for part in parts), strict=True)
+    return torch.cat([*early, *reversed(late)])
+
+
+def _by_rank(whole: Tensor, size: int) -> Tensor:
+    """(T, ...) tokens in the order of the sequence -> (n, t, ...) as the ranks hold them."""
+    chunks = whole.unflatten(0, (2 * size, -1))
+    order = [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
+    return torch.cat([chunks[chunk] for chunk in order]).unflatten(0, (size, -1))

@@ -1,0 +1,162 @@
+"""The mesh of ranks: pipeline, data, context and tensor axes, the last one innermost.
+
+Ranks of one tensor group are neighbours, so they share a node; pipeline stages lie farthest apart.
+ZeRO spreads states over dp x cp: context-parallel ranks hold the same weights as data-parallel ones.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from paceline.trainer.config import ConfigError, LayoutConfig
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh as this rank sees it; `group` is None where nothing is exchanged."""
+
+    size: int = 1
+    index: int = 0
+    group: dist.ProcessGroup | None = None
+    ranks: tuple[int, ...] = (0,)
+    """World ranks along the axis, this one at `index`."""
+
+
+ALONE = Axis()
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place among all ranks; `backend` is None when it is alone."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+    backend: str | None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's axes. `data` is dp x cp; `shard` and `replicate` are its ZeRO split."""
+
+    pp: Axis = ALONE
+    dp: Axis = ALONE
+    cp: Axis = ALONE
+    tp: Axis = ALONE
+    data: Axis = ALONE
+    replicate: Axis = ALONE
+    shard: Axis = ALONE
+    states: DeviceMesh | None = field(default=None, compare=False)
+    """Axes pp, replicate, shard, tp: what parameters and optimizer state are spread over."""
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """This rank's index on every axis."""
+        return {name: getattr(self, name).index for name in ("pp", "dp", "cp", "tp")}
+
+
+def join_world(device_type: str, bind: bool = True) -> World:
+    """The world that the launcher's environment variables describe, with its process group.
+
+    `bind` has NCCL make its communicators at once, the groups' by splitting the world's. Raises
+    ConfigError where a rank has no GPU.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if device_type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"local rank {local_rank}: {torch.cuda.device_count()} GPUs are visible here, and every "
+                "rank of a node needs one of its own"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device(device_type)
+    if size == 1:
+        return World(rank, local_rank, size, device, None)
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    timeout = collective_limit()
+    common: dict[str, Any] = {
+        "device_id": device if device_type == "cuda" and bind else None,
+        "timeout": timeout,
+    }
+    if os.environ.get("PACELINE_STORE") == "rank0":
+        store = rank0_store(rank, size, timeout or timedelta(minutes=5))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, **common)
+    else:
+        dist.init_process_group(backend, **common)
+    return World(rank, local_rank, size, device, backend)
+
+
+def collective_limit() -> timedelta | None:
+    """How long a collective may take, None for what PyTorch allows by itself."""
+    limit = os.environ.get("PACELINE_COLLECTIVE_LIMIT_S")
+    return timedelta(seconds=float(limit)) if limit else None
+
+
+def rank0_store(rank: int, size: int, timeout: timedelta) -> TCPStore:
+    """The store through which ranks meet, at MASTER_ADDR alone: torch's own listens on every address."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = -1
+    if rank == 0:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((address, port), family=family, backlog=size).detach()
+    return TCPStore(
+        address, port, size, rank == 0, timeout,
+        master_listen_fd=None if listener < 0 else listener, wait_for_workers=False,
+    )  # fmt: skip
+
+
+def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
+    """The axes of a layout whose sizes multiply to the world's; every rank must call it."""
+    if world.size == 1:
+        return Mesh()
+    kind, ranks_of_data = world.device.type, dp * layout.cp
+    shard = (layout.dp_shard or ranks_of_data) if layout.zero_stage >= 2 else ranks_of_data
+    states = init_device_mesh(
+        kind,
+        (layout.pp, ranks_of_data // shard, shard, layout.tp),
+        mesh_dim_names=("pp", "replicate", "shard", "tp"),
+    )
+    named = {name: _axis(states, name) for name in ("pp", "replicate", "shard", "tp")}
+    data = _data_axis(world, named, layout)
+    if layout.cp == 1:
+        return Mesh(**named, data=data, dp=data, states=states)
+    work = init_device_mesh(
+        kind, (layout.pp, dp, layout.cp, layout.tp), mesh_dim_names=("pp", "dp", "cp", "tp")
+    )
+    return Mesh(**named, data=data, dp=_axis(work, "dp"), cp=_axis(work, "cp"), states=states)
+
+
+def _axis(mesh: DeviceMesh, name: str) -> Axis:
+    line = mesh[name]
+    ranks = tuple(line.mesh.flatten().tolist())
+    group, limit = line.get_group() if len(ranks) > 1 else None, collective_limit()
+    if group is not None and limit is not None:
+        # The groups of a mesh do not take over the world's limit.
+        dist.distributed_c10d._set_pg_timeout(limit, group)
+    return Axis(len(ranks), line.get_local_rank(), group, ranks)
+
+
+def _data_axis(world: World, named: dict[str, Axis], layout: LayoutConfig) -> Axis:
+    """dp x cp as one axis: the shard axis, unless hybrid sharding splits it.
+
+    Then it has no group: what goes over all of it goes over its two halves, one after the other.
+    """
+    replicate, shard = named["replicate"], named["shard"]
+    if replicate.size == 1:
+        return shard
+    size, index = replicate.size * shard.size, replicate.index * shard.size + shard.index
+    first = world.rank - index * layout.tp
+    return Axis(size, index, None, tuple(first + i * layout.tp for i in range(size)))

@@ -1,0 +1,293 @@
+"""How one model is kept equal over the ranks: what is exchanged, and when.
+
+stage 0  DDP                      parameters, gradients and optimizer state on every rank
+stage 1  DDP, sharded optimizer   ZeroRedundancyOptimizer
+stage 2  FSDP2, kept gathered     gradients and optimizer state sharded; weights between steps too
+stage 3  FSDP2                    weights gathered block by block as well
+
+All stages average gradients over the data axis (dp x cp). Stages 2 and 3 reduce them after every
+micro-batch, so they are never held whole; stages 0 and 1 after the last one. In a pipeline all of
+them are exchanged after the last micro-batch, and stages 2 and 3 hold whole gradients until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.trainer.data.batches import Batch
+from paceline.trainer.measure.clock import StepClock
+from paceline.trainer.model.network import Network
+from paceline.trainer.parallel.collectives import sum_flat, sum_over
+from paceline.trainer.parallel.context import keep_from_compiler
+from paceline.trainer.parallel.mesh import Mesh, World
+from paceline.trainer.parallel.tensor import cut_dim, is_share, local
+
+COMPILER = "inductor"
+
+
+class Runner(Protocol):
+    """What runs a pipeline's micro-batches."""
+
+    stages: list[Any]
+    """This rank's stages; their `on_progress` is called after every pass of a micro-batch."""
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
+        ...
+
+    def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """The same of any number of micro-batches, without gradients; (M, B) `weights` of samples."""
+        ...
+
+
+class Replica:
+    """This rank's parts of a model; the other kinds differ in what they exchange between replicas."""
+
+    sharded = False
+
+    def __init__(self, parts: list[Network], mesh: Mesh) -> None:
+        self.parts, self.mesh = parts, mesh
+        self.stages: list[Any] = []
+        """What runs the parts in a pipeline."""
+        self.module: nn.Module = parts[0]
+        """What a micro-batch goes through; a pipeline has a runner instead."""
+        self.wide = torch.promote_types(parts[0].setting.dtype, torch.float32)
+        """What losses and norms are summed in."""
+
+    def zero(self) -> Tensor:
+        """A double 0 on the model's device."""
+        device = local(next(self.parts[0].parameters())).device
+        return torch.zeros((), dtype=torch.float64, device=device)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters of this rank by their name in the whole model, tied copies included."""
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def train(self, batch: Batch, scale: float) -> Tensor:
+        """Summed loss of all micro-batches times `scale`, with its gradients exchanged.
+
+        A pipeline's other stages see 0 instead of the loss.
+        """
+        for part in self.parts:
+            part.scale = scale
+        loss = self._train(batch).to(self.wide)
+        self._finish()
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+        """Summed loss of all micro-batches, of this rank alone and without gradients or dropping.
+
+        `weights` (M, B) are what each target of a sample counts, None where all count the same. A
+        pipeline's other stages see 0.
+        """
+        for part in self.parts:
+            part.eval()
+            part.scale = 1.0
+        try:
+            return self._evaluate(batch, weights).to(self.wide)
+        finally:
+            for part in self.parts:
+                part.train()
+                part.sample_weights = None
+                reshard(part)
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's gradients, as plain tensors."""
+        return [local(gradient) for _, gradient in self._named_gradients()]
+
+    def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """(L2 norm over the whole model's gradients, the loss that the last stage found)."""
+        mesh, own = self.mesh, self._own_gradients()
+        squares = torch.zeros_like(loss)
+        if own:
+            squares += torch.nn.utils.get_total_norm(own, foreach=True).square()
+        sum_over(squares, mesh.tp)
+        if self.sharded:
+            sum_over(squares, mesh.shard)
+        squares, loss = sum_over(torch.stack([squares, loss]), mesh.pp)
+        return squares.sqrt(), loss
+
+    def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Every trained parameter's gradient; raises RuntimeError where one is missing."""
+        for name, parameter in self.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad
+            elif parameter.requires_grad:
+                raise RuntimeError(f"{name} got no gradient in this layout")
+
+    def _train(self, batch: Batch) -> Tensor:
+        last = len(batch.inputs) - 1
+        total = torch.zeros((), device=batch.inputs.device)
+        for i, arguments in enumerate(batch.microbatches()):
+            total = total + self._train_one(arguments, last=i == last)
+        return total
+
+    def _evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+        total = torch.zeros((), dtype=self.wide, device=batch.inputs.device)
+        part = self.parts[0]  # without DDP around it, which has nothing to do here
+        for i, arguments in enumerate(batch.microbatches()):
+            part.sample_weights = None if weights is None else weights[i]
+            total += part(*arguments)
+        return total
+
+    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
+        """Scaled loss of one micro-batch, with its gradients added; `last` of its step."""
+        loss = self.module(*arguments)
+        loss.backward()
+        return loss.detach()
+
+    def _finish(self) -> None:
+        """Sum what tensor ranks and tied stages each hold a share of."""
+        if self.mesh.tp.size > 1:
+            sequence = self.parts[0].setting.region.sequence
+            shares = (grad for name, grad in self._named_gradients() if is_share(name, sequence))
+            sum_flat(map(local, shares), self.mesh.tp)
+        if self.mesh.pp.size > 1:
+            self._exchange_tied()
+
+    def _exchange_tied(self) -> None:
+        """The first and the last stage hold one weight: each adds the other's gradient to its own."""
+        pp = self.mesh.pp
+        ends = {0: pp.size - 1, pp.size - 1: 0}
+        gradient = dict(self._named_gradients()).get("embedding.weight")
+        if not self.parts[0].model.tied_embeddings or pp.index not in ends or gradient is None:
+            return
+        mine = local(gradient)
+        other = torch.empty_like(mine)
+        peer = pp.ranks[ends[pp.index]]
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, mine, peer, pp.group),
+            dist.P2POp(dist.irecv, other, peer, pp.group),
+        ])  # fmt: skip
+        for work in works:
+            work.wait()
+        mine.add_(other)
+
+    def _own_gradients(self) -> list[Tensor]:
+        """Gradients that no other rank of the replica counts."""
+        copies = {part.tied_copy for part in self.parts}
+        return [
+            local(gradient)
+            for name, gradient in self._named_gradients()
+            if name not in copies and (self.mesh.tp.index == 0 or cut_dim(name) is not None)
+        ]
+
+
+class DdpReplica(Replica):
+    """DDP: buckets of gradients are averaged while the backward pass still runs."""
+
+    def __init__(self, parts: list[Network], mesh: Mesh, world: World, steps: StepClock) -> None:
+        super().__init__(parts, mesh)
+        self.steps = steps
+        ids = [world.device.index] if world.device.type == "cuda" else None
+        group = mesh.data.group
+        self.ddp = DistributedDataParallel(
+            parts[0], device_ids=ids, process_group=group, gradient_as_bucket_view=True
+        )
+        # DDP reads a hook's annotations and refuses postponed ones, so it gets a hook without any.
+        self.ddp.register_comm_hook(
+            steps, lambda steps, bucket: average_bucket(steps, bucket, group)
+        )
+        self.module = self.ddp
+
+    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
+        """Gradients are exchanged in the last micro-batch."""
+        if not last:
+            with self.ddp.no_sync():
+                return super()._train_one(arguments, last)
+        loss = super()._train_one(arguments, last)
+        self.steps.end_wait()
+        return loss
+
+
+class ShardedReplica(Replica):
+    """FSDP2: blocks are gathered before use, gradients reduced to the part that a rank owns."""
+
+    sharded = True
+
+    def __init__(self, parts: list[Network], mesh: Mesh, keep_gathered: bool) -> None:
+        """`parts` were made by `shard`; `keep_gathered` gathers weights once a step (stage 2)."""
+        super().__init__(parts, mesh)
+        self.keep_gathered = keep_gathered
+
+    def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
+        """Stage 2 gathers the weights once a step."""
+        assert isinstance(self.module, FSDPModule)
+        if self.keep_gathered:
+            self.module.set_reshard_after_backward(last)
+        return super()._train_one(arguments, last)
+
+
+class PipelineReplica(Replica):
+    """One or more stages of a pipeline; `sharded` ones were made by `shard`."""
+
+    def __init__(self, parts: list[Network], mesh: Mesh, runner: Runner, sharded: bool) -> None:
+        super().__init__(parts, mesh)
+        self.runner, self.sharded = runner, sharded
+        self.stages = runner.stages
+
+    def _train(self, batch: Batch) -> Tensor:
+        loss = self.runner.step(batch.inputs, batch.targets)
+        if not self.sharded:
+            sum_flat(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
+        return loss
+
+    def _evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+        return self.runner.evaluate(batch.inputs, batch.targets, weights)
+
+
+def reshard(part: Network) -> None:
+    """Free what FSDP has gathered: without a backward pass nothing else does."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def compile_blocks(parts: list[Network]) -> None:
+    """torch.compile for every block; the first step pays for it."""
+    keep_from_compiler()
+    for part in parts:
+        for block in part.blocks.values():
+            block.compile(backend=COMPILER)
+
+
+def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
+    """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees blocks after use."""
+    assert mesh.states is not None
+    names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
+    dtype = part.setting.dtype
+    mixed = dtype not in (torch.float32, torch.float64)
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype if mixed else None,
+        reduce_dtype=torch.float32 if mixed else None,
+        cast_forward_inputs=False,  # blocks get their dtype already, and targets keep theirs
+    )
+    settings: dict[str, Any] = {"mesh": mesh.states[names], "mp_policy": policy}
+    for block in part.blocks.values():
+        fully_shard(block, **settings, reshard_after_forward=reshard)
+    # Embedding and head are needed again as soon as the forward pass ends.
+    fully_shard(part, **settings, reshard_after_forward=False)
+
+
+def average_bucket(
+    steps: StepClock, bucket: Any, group: dist.ProcessGroup | None
+) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook: the mean over ranks; behind the last bucket there is only waiting."""
+    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
+    assert work is not None
+    if bucket.is_last():
+        steps.begin_wait()
+    return work.get_future().then(_first)
+
+
+def _first(future: torch.futures.Future[Any]) -> Tensor:
+    return future.value()[0]

@@ -1,0 +1,73 @@
+"""Taking a model's weights, and nothing else, from a checkpoint that any layout has written."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from paceline.trainer.checkpoint import WEIGHTS, cause, find_checkpoint, placed
+from paceline.trainer.config import ConfigError
+from paceline.trainer.parallel.replica import Replica
+
+FIELD = "training.initial_weights"
+ADAPTERS = ("lora_a", "lora_b")
+
+
+@torch.no_grad()
+def load_weights(replica: Replica, source: str) -> None:
+    """Fill a replica's weights; adapters that the checkpoint does not have stay as they are.
+
+    Raises ConfigError when it is missing or broken, or lacks a weight of that shape.
+    """
+    folder = find_checkpoint(Path(source), FIELD)
+    wanted = {
+        f"{WEIGHTS}{name}": placed(name, parameter.detach(), replica.mesh)
+        for name, parameter in replica.named_parameters()
+    }
+    reader = FileSystemReader(folder)
+    # All ranks need a group of their own that knows main memory, whatever they find.
+    group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+    assert group is None or isinstance(group, dist.ProcessGroup)
+    try:
+        found = _chosen(wanted, sizes_in(reader), folder)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load(found, storage_reader=reader, process_group=group, no_dist=group is None)
+    except CheckpointException as error:
+        raise ConfigError(f"{FIELD} {folder}: is broken: {cause(error)}") from error
+    except (OSError, EOFError, UnpicklingError) as error:
+        raise ConfigError(f"{FIELD} {folder}: cannot be read: {error!r}") from error
+
+
+def sizes_in(reader: FileSystemReader) -> dict[str, torch.Size]:
+    """The shape of every tensor of a checkpoint."""
+    known = reader.read_metadata().state_dict_metadata
+    return {
+        key: kept.size for key, kept in known.items() if isinstance(kept, TensorStorageMetadata)
+    }
+
+
+def _chosen(
+    wanted: dict[str, Tensor], sizes: dict[str, torch.Size], folder: Path
+) -> dict[str, Tensor]:
+    """What the checkpoint has of what is wanted."""
+    for key, tensor in wanted.items():
+        if key not in sizes and key.rpartition(".")[2] in ADAPTERS:
+            continue
+        if key not in sizes:
+            raise ConfigError(f"{FIELD} {folder}: has no {key.removeprefix(WEIGHTS)}")
+        if sizes[key] != tensor.shape:
+            raise ConfigError(
+                f"{FIELD} {folder}: {key.removeprefix(WEIGHTS)} is {tuple(sizes[key])} there and "
+                f"{tuple(tensor.shape)} here"
+            )
+    return {key: tensor for key, tensor in wanted.items() if key in sizes}

@@ -1,0 +1,1 @@
+"""Programs beside the training: probes, the check of nodes, calibration."""

@@ -1,0 +1,77 @@
+"""Measures the rate at which memory is copied: python -m paceline.trainer.programs.bandwidth '{"device": "cpu", "seconds": 1}'.
+
+Prints a JSON line per size: {"event": "memory", bytes, bytes_per_s, n, spread, rates, ...}. A copy counts
+twice, once read and once written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from paceline.trainer.measure.clock import Clock, DeviceClock, HostClock
+from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.programs.gemm import elapsed, relative_spread
+
+SIZES_BYTES = {"cpu": (64 * 2**20, 512 * 2**20), "cuda": (256 * 2**20, 2**30)}
+"""The last one lies far beyond any cache."""
+BLOCKS = 10
+"""A rate is the median of so many blocks of copies."""
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Measure every size and print its line."""
+    device = torch.device(settings["device"])
+    about = {
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    sizes = SIZES_BYTES[device.type]
+    for size in sizes:
+        found = measure_copy(device, size, settings.get("seconds", 1.0) / len(sizes))
+        print(json.dumps({"event": "memory", **found, **about}), flush=True)
+
+
+def measure_copy(device: torch.device, size_bytes: int, seconds: float) -> dict[str, Any]:
+    """The rate of one size in bytes/s, read and written together."""
+    source = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    rates = sustained(lambda: target.copy_(source), 2.0 * size_bytes, clock_of(device), seconds)
+    return {"bytes": size_bytes, "bytes_per_s": median(rates), **scatter(rates)}
+
+
+def sustained(work: Any, amount: float, clock: Clock, seconds: float) -> list[float]:
+    """The rate of `amount` of work in each of BLOCKS blocks, all together about `seconds` long.
+
+    Blocks are long beside what schedulers and power limits do, so that a throttled device cannot look
+    fast in the pauses between.
+    """
+    elapsed(work, clock, 1)
+    one_s = max(elapsed(work, clock, 1), 1e-6)
+    times = max(1, round(seconds / BLOCKS / one_s))
+    return [amount * times / elapsed(work, clock, times) for _ in range(BLOCKS)]
+
+
+def scatter(rates: list[float]) -> dict[str, Any]:
+    """How many blocks there are and how they differ."""
+    return {"n": len(rates), "spread": relative_spread(rates), "rates": rates}
+
+
+def median(values: list[float]) -> float:
+    """The middle value."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def clock_of(device: torch.device) -> Clock:
+    """What tells the time on this device."""
+    return DeviceClock(device) if device.type == "cuda" else HostClock()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,133 @@
+"""Measures everything that a calibration needs beside steps: python -m paceline.trainer.programs.calibration SETTINGS, once per rank.
+
+SETTINGS is a JSON object {device, dtype, products, attention, payloads, threads, seconds, matmul_precision}.
+All ranks do the same at the same time, so that they share cores, memory and links as ranks of a training
+do. Rank 0 prints the JSON lines of kernels and latency, of copies {"event": "memory"}, of collectives
+by payload and of how much of one is left beside products {"event": "overlap", "exposed"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from paceline.trainer.main import die_with_parent
+from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.parallel.mesh import World, join_world
+from paceline.trainer.programs.allreduce import PAYLOADS_BYTES, measure, settle
+from paceline.trainer.programs.bandwidth import SIZES_BYTES, clock_of, measure_copy, median
+from paceline.trainer.programs.gemm import DTYPES, measure_shape, relative_spread
+from paceline.trainer.programs.kernels import passes
+from paceline.trainer.programs.latency import launch_latency
+
+OVERLAPS = 9
+OVERLAP_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
+LARGE = {"cpu": (1024, 1024, 1024), "cuda": (8192, 8192, 8192)}
+"""The product by which the device's rate is known."""
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Measure in all ranks, print on rank 0."""
+    if settings.get("threads"):
+        torch.set_num_threads(settings["threads"])
+    torch.set_float32_matmul_precision(settings.get("matmul_precision", "high"))
+    world = join_world(settings["device"])
+    cuda = world.device.type == "cuda"
+    name = torch.cuda.get_device_name(world.device) if cuda else cpu_name()
+    about = {"device_name": name, "torch": torch.__version__, "ranks": world.size,
+             "threads": torch.get_num_threads()}  # fmt: skip
+    for line in lines(settings, world):
+        if world.rank == 0:
+            print(json.dumps({**line, **about}), flush=True)
+    if world.size > 1:
+        dist.barrier()
+
+
+def lines(settings: dict[str, Any], world: World) -> Iterator[dict[str, Any]]:
+    """What this rank measures, in about `seconds`; ranks begin each part together."""
+    device, share_s = world.device, settings.get("seconds", 8.0) / 4
+    _together(world)
+    large = LARGE[device.type]
+    found = measure_shape(settings["dtype"], large, device, clock_of(device), share_s / 2)
+    yield {"shape": list(large), "dtype": settings["dtype"], **found}
+    _together(world)
+    yield {"event": "memory", **measure_copy(device, SIZES_BYTES[device.type][0], share_s / 2)}
+    _together(world)
+    yield launch_latency(device, share_s / 8)
+    _together(world)
+    yield from passes({**settings, "seconds": 2 * share_s}, device)
+    if world.size == 1:
+        return
+    payloads = settings.get("payloads") or PAYLOADS_BYTES[device.type]
+    for size in payloads:
+        _together(world)
+        found = measure(device, world.size, size, share_s / 2 / len(payloads))
+        yield {"event": "collective", **found}
+    _together(world)
+    yield overlap(world, settings["dtype"])
+
+
+def overlap(world: World, dtype: str) -> dict[str, Any]:
+    """Which share of an all-reduce that runs beside products makes both take longer."""
+    payload = torch.ones(OVERLAP_BYTES[world.device.type] // 4, device=world.device)
+    m, n, k = LARGE[world.device.type]
+    a, b = (torch.randn(size, device=world.device).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
+
+    def compute() -> None:
+        torch.mm(a, b)
+
+    exchange_s = _median_of(lambda: dist.all_reduce(payload), payload)
+    compute_s = _median_of(compute, payload)
+    times = max(1, round(exchange_s / compute_s))
+
+    def products() -> None:
+        for _ in range(times):
+            compute()
+
+    def both() -> None:
+        work = dist.all_reduce(payload, async_op=True)
+        products()
+        assert work is not None
+        work.wait()
+
+    alone_s = _median_of(products, payload)
+    shares = [(_once(both, payload) - alone_s) / exchange_s for _ in range(OVERLAPS)]
+    exposed = min(1.0, max(0.0, median(shares)))
+    return {
+        "event": "overlap", "exposed": exposed, "bytes": payload.numel() * 4, "n": OVERLAPS,
+        "spread": relative_spread([1 + share for share in shares]),
+    }  # fmt: skip
+
+
+def _median_of(work: Callable[[], object], on: torch.Tensor) -> float:
+    return median([_once(work, on) for _ in range(OVERLAPS)])
+
+
+def _once(work: Callable[[], object], on: torch.Tensor) -> float:
+    on.fill_(1.0)  # sums of sums would overflow
+    dist.barrier()
+    settle(on)
+    start = time.perf_counter()
+    work()
+    settle(on)
+    return time.perf_counter() - start
+
+
+def _together(world: World) -> None:
+    if world.size > 1:
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        die_with_parent(os.getppid())
+    main(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)

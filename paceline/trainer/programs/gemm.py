@@ -1,0 +1,180 @@
+"""Measures the dense matrix rate that this machine reaches: python -m paceline.trainer.programs.gemm '{"device": "cpu", ...}'.
+
+Takes one JSON object {device, dtypes, matmul_precision, threads, seconds} and prints a JSON line per
+shape and dtype: {"event": "gemm", dtype, shape [m, n, k], flops_per_s, statistic, n, spread,
+cpu_share, ...}, or {"event": "skipped", dtype, shape, reason}. A dtype takes about `seconds`, plus a
+few products of each shape.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from paceline.trainer.measure.clock import Clock, DeviceClock, HostClock
+from paceline.trainer.measure.machine import cpu_name
+
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
+SHAPES = {
+    "cpu": (
+        (512,) * 3,
+        (1024, 1024, 512),
+        (1024,) * 3,
+        (4096, 1024, 1024),
+        (2048,) * 3,
+        (2048, 4096, 1024),
+        (4096,) * 3,
+    ),
+    "cuda": ((2048,) * 3, (4096,) * 3, (8192,) * 3, (8192, 28672, 4096), (16384,) * 3),
+}
+ALWAYS = 3
+"""So many shapes, the smallest, are measured whatever it takes: a first one that other programs
+slow down must not decide about the rest. A later one is skipped when its fewest repeats do not fit
+into what is left at the best rate so far."""
+FEWEST, MOST = 5, 50
+"""Repeats of a shape."""
+WARMUP = 1
+STATISTIC = "best of n"
+"""Other programs only ever slow a repeat down, so the fastest is what the machine reaches; a repeat
+is long enough for the clock not to matter."""
+REPEAT_S = 2e-3
+"""Shorter products are timed several in a row, so that starting them does not count."""
+FP8_CAPABILITY = (8, 9)
+"""First CUDA compute capability with fp8 matrix units."""
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Measure all dtypes and print a line for every shape."""
+    device = torch.device(settings["device"])
+    if settings.get("threads"):
+        torch.set_num_threads(settings["threads"])
+    torch.set_float32_matmul_precision(settings.get("matmul_precision", "high"))
+    clock: Clock = DeviceClock(device) if device.type == "cuda" else HostClock()
+    about = {
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    for dtype in settings["dtypes"]:
+        for line in measure_dtype(dtype, device, clock, settings.get("seconds", 1.0)):
+            print(json.dumps({**line, **about}), flush=True)
+
+
+def measure_dtype(
+    dtype: str, device: torch.device, clock: Clock, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """A line per shape, all together in about `seconds`."""
+    reason = why_not(dtype, device)
+    if reason is not None:
+        yield {"event": "skipped", "dtype": dtype, "shape": None, "reason": reason}
+        return
+    deadline = time.perf_counter() + seconds
+    rate = 0.0
+    shapes = SHAPES[device.type]
+    for index, shape in enumerate(shapes):
+        left_s = max(0.0, deadline - time.perf_counter())
+        line: dict[str, Any] = {"dtype": dtype, "shape": list(shape)}
+        needed_s = (WARMUP + 1 + FEWEST) * flops(shape) / rate if rate else 0.0
+        if index >= ALWAYS and needed_s > left_s:
+            reason = f"needs about {needed_s:.2g} s of which {left_s:.2g} s are left"
+            yield {"event": "skipped", **line, "reason": reason}
+            continue
+        found = measure_shape(dtype, shape, device, clock, left_s / (len(shapes) - index))
+        rate = max(rate, found.get("flops_per_s", 0.0))
+        yield {**line, **found}
+
+
+def measure_shape(
+    dtype: str, shape: tuple[int, ...], device: torch.device, clock: Clock, share_s: float
+) -> dict[str, Any]:
+    """The rate of one shape from as many repeats as fit into `share_s`, at least FEWEST."""
+    times_s: list[float] = []
+    try:
+        multiply = product(dtype, shape, device)
+        elapsed(multiply, clock, WARMUP)  # first uses choose kernels and touch memory
+        inner = max(1, round(REPEAT_S / elapsed(multiply, clock, 1)))
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        while len(times_s) < FEWEST or (
+            len(times_s) < MOST and time.perf_counter() - start_s < share_s
+        ):
+            times_s.append(elapsed(multiply, clock, inner) / inner)
+        wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    except RuntimeError as error:  # out of memory, or a product that this build lacks
+        return {"event": "skipped", "reason": " ".join(str(error).split())[:200]}
+    return {
+        "event": "gemm",
+        "flops_per_s": flops(shape) / min(times_s),
+        "statistic": STATISTIC,
+        "n": len(times_s),
+        "spread": relative_spread(times_s),
+        "cpu_share": cpu_s / (wall_s * torch.get_num_threads()) if device.type == "cpu" else None,
+    }
+
+
+def relative_spread(values: list[float]) -> float:
+    """1.4826 x MAD / median."""
+    median = statistics.median(values)
+    return 1.4826 * statistics.median(abs(v - median) for v in values) / median
+
+
+def flops(shape: tuple[int, ...]) -> float:
+    """FLOPs of one product: 2 m n k."""
+    m, n, k = shape
+    return 2.0 * m * n * k
+
+
+def why_not(dtype: str, device: torch.device) -> str | None:
+    """Why this dtype is not measured on this device, or None."""
+    if dtype not in DTYPES:
+        return f"only {', '.join(DTYPES)} are measured"
+    if device.type == "cuda":
+        if dtype == "fp8" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            return "this GPU has no fp8 matrix units"
+        return None
+    if dtype in ("fp16", "fp8"):
+        return (
+            f"PyTorch emulates {dtype} products on a CPU, up to a thousand times slower than bf16"
+        )
+    return None
+
+
+def product(dtype: str, shape: tuple[int, ...], device: torch.device) -> Callable[[], object]:
+    """Multiplies random (m, k) by the transpose of random (n, k), as a linear layer does.
+
+    Random, because a GPU draws less power on zeros and clocks higher.
+    """
+    m, n, k = shape
+    a = torch.randn(m, k, device=device, dtype=torch.float32).to(DTYPES[dtype])
+    b = torch.randn(n, k, device=device, dtype=torch.float32).to(DTYPES[dtype]).t()
+    if dtype != "fp8":
+        out = torch.empty(m, n, device=device, dtype=a.dtype)
+        return lambda: torch.mm(a, b, out=out)
+    one = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def elapsed(multiply: Callable[[], object], clock: Clock, times: int) -> float:
+    """Seconds that some products take one after the other."""
+    start = clock.mark()
+    for _ in range(times):
+        multiply()
+    end = clock.mark()
+    clock.settle(end)
+    return clock.seconds(start, end)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,102 @@
+"""Times a model's own products and attention, forward and backward: python -m paceline.trainer.programs.kernels SETTINGS.
+
+SETTINGS is a JSON object {device, dtype, products: [[m, n, k], ...], attention: [[batch, seq_len, heads,
+kv_heads, head_dim], ...], threads, seconds}. Prints a JSON line each: {"event": "product" or "attention",
+"shape", "forward_s", "backward_s", "n", "spread", ...}. A product's backward pass are two, for the
+gradients of the input and of the weight.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.model.attention import causal_attention
+from paceline.trainer.programs.bandwidth import clock_of, median
+from paceline.trainer.programs.gemm import DTYPES, elapsed, relative_spread
+
+FEWEST, MOST = 3, 30
+"""Repeats of a shape."""
+REPEAT_S = 2e-3
+"""Shorter passes are timed several in a row."""
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Measure every shape and print its line."""
+    device = torch.device(settings["device"])
+    if settings.get("threads"):
+        torch.set_num_threads(settings["threads"])
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    about = {"device_name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    for line in passes(settings, device):
+        print(json.dumps({**line, **about}), flush=True)
+
+
+def passes(settings: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """A line for every product and every attention, all together in about `seconds`."""
+    dtype = DTYPES[settings["dtype"]]
+    shapes = [("product", shape) for shape in settings.get("products", [])]
+    shapes += [("attention", shape) for shape in settings.get("attention", [])]
+    share_s = settings.get("seconds", 4.0) / max(1, len(shapes)) / 2
+    for kind, shape in shapes:
+        make = _product if kind == "product" else _attention
+        forward, backward = make(shape, dtype, device)
+        first, second = repeats(forward, device, share_s), repeats(backward, device, share_s)
+        yield {
+            "event": kind, "shape": list(shape), "dtype": settings["dtype"],
+            "forward_s": median(first), "backward_s": median(second), "n": min(len(first), len(second)),
+            "spread": max(relative_spread(first), relative_spread(second)),
+        }  # fmt: skip
+
+
+def repeats(work: Callable[[], object], device: torch.device, share_s: float) -> list[float]:
+    """Seconds of each repeat of some work, as many as fit into `share_s`."""
+    clock = clock_of(device)
+    elapsed(work, clock, 1)
+    inner = max(1, round(REPEAT_S / max(elapsed(work, clock, 1), 1e-7)))
+    found: list[float] = []
+    end = time.perf_counter() + share_s
+    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() < end):
+        found.append(elapsed(work, clock, inner) / inner)
+    return found
+
+
+def _product(
+    shape: list[int], dtype: torch.dtype, device: torch.device
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A linear layer from k to n over m tokens, and its two gradients."""
+    m, n, k = shape
+    x, weight, grad = (_random(size, dtype, device) for size in ((m, k), (n, k), (m, n)))
+    return lambda: x @ weight.t(), lambda: (grad @ weight, grad.t() @ x)
+
+
+def _attention(
+    shape: list[int], dtype: torch.dtype, device: torch.device
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The trainer's own attention, and its gradients."""
+    batch, seq_len, heads, kv_heads, width = shape
+    sizes = ((batch, seq_len, count, width) for count in (heads, kv_heads, kv_heads))
+    inputs = [_random(size, dtype, device).requires_grad_() for size in sizes]
+    out = causal_attention(*inputs)
+    grad = _random(out.shape, dtype, device)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return causal_attention(*inputs)
+
+    return forward, lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+
+def _random(size: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(*size, device=device, dtype=torch.float32).to(dtype)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""Times what starting one small operation takes: python -m paceline.trainer.programs.latency '{"device": "cpu", "seconds": 1}'.
+
+Prints one JSON line: {"event": "latency", "seconds", "n", "spread", ...}: the median time of one of many
+additions that follow each other, each too small for its work to count. A model's block has dozens of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+
+from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.programs.bandwidth import clock_of, median
+from paceline.trainer.programs.gemm import elapsed, relative_spread
+
+IN_A_ROW = 200
+FEWEST, MOST = 10, 100
+"""Repeats of such a row."""
+NUMBERS = 16
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Measure and print."""
+    device = torch.device(settings["device"])
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    found = launch_latency(device, settings.get("seconds", 1.0))
+    about = {"device_name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    print(json.dumps({**found, **about}), flush=True)
+
+
+def launch_latency(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Seconds from one small operation to the next."""
+    numbers, clock = torch.ones(NUMBERS, device=device), clock_of(device)
+    elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW)
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() < end):
+        found.append(elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW) / IN_A_ROW)
+    return {
+        "event": "latency", "seconds": median(found), "n": len(found), "spread": relative_spread(found),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

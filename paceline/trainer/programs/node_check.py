@@ -1,0 +1,176 @@
+"""One rank's part in the check of many nodes: python -m paceline.trainer.programs.node_check check.json, once per device.
+
+Writes JSON lines to check/rank-NNNNN.jsonl: `facts`, `rate` (matrix products, memory), `collective` (inside
+the node), `pair` (between two nodes), `fault` for a part that failed, and `end`. The exit code is 0 whatever
+is found: a node's fault must not end the others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from paceline.trainer.config import read_json
+from paceline.trainer.measure.event_log import EventLog, redirect_output
+from paceline.trainer.programs.node_facts import gpus, node_facts
+
+SCHEMA = 1
+
+
+def main(path: str) -> int:
+    """Do every part; what fails is told, and the next part begins."""
+    wanted = read_json(path)
+    rank = int(os.environ.get("RANK", "0"))
+    redirect_output("logs", rank)
+    events = EventLog("check", rank)
+    NodeCheck(wanted, rank, events).run()
+    return 0
+
+
+class NodeCheck:
+    """One rank, its place, and where it writes."""
+
+    def __init__(self, wanted: dict[str, Any], rank: int, events: EventLog) -> None:
+        """`wanted` is {device, dtype, seconds, at_once, rounds: [[[node, node], ...], ...]}."""
+        self.wanted, self.rank, self.events = wanted, rank, events
+        self.local = int(os.environ.get("LOCAL_RANK", "0"))
+        self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.node = rank // self.ranks_per_node
+        self.joined = False
+
+    def run(self) -> None:
+        """Facts, join, rates, collectives, health, end."""
+        if self.local == 0:
+            self.part("facts", lambda: self.write("facts", schema=SCHEMA, **node_facts()))
+        self.part("join", self.join)
+        self.part("rates", self.rates)
+        if self.joined:
+            self.part("collective", self.inside)
+            self.part("pairs", self.pairs)
+        if self.local == 0:
+            # After the load, because a throttled clock shows only then.
+            self.part("health", lambda: self.write("health", gpus=gpus()))
+        self.write("end")
+
+    def write(self, event: str, **values: Any) -> None:
+        """One line, with this rank's place."""
+        self.events.write(event, rank=self.rank, node=self.node, local_rank=self.local, **values)
+
+    def part(self, name: str, work: Callable[[], None]) -> None:
+        """Do one part; a failure becomes a line."""
+        try:
+            work()
+        except Exception as error:  # the program's edge: one part must not end the others
+            self.write("fault", part=name, reason=" ".join(str(error).split())[:300])
+
+    def join(self) -> None:
+        """Meet the other ranks."""
+        import torch
+
+        self.device = torch.device(self.wanted["device"], *([self.local] * (self.kind == "cuda")))
+        if self.size > 1:
+            from paceline.trainer.parallel.mesh import join_world
+
+            # Bound to its device, NCCL would make every group by splitting the world's communicator:
+            # a node that falls silent would hold up the pairs of all others.
+            join_world(self.kind, bind=False)
+            self.barrier()
+        self.joined = self.size > 1
+
+    @property
+    def kind(self) -> str:
+        """cpu or cuda."""
+        return self.wanted["device"]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        from torch import distributed as dist
+
+        dist.barrier(device_ids=[self.local] if self.kind == "cuda" else None)
+
+    def rates(self) -> None:
+        """Matrix products and memory, so many nodes at once as asked."""
+        at_once = self.wanted.get("at_once") or self.size
+        num_nodes = self.size // self.ranks_per_node
+        for first in range(0, num_nodes, at_once):
+            if first <= self.node < first + at_once:
+                self.part("gemm", self.gemm)
+                self.part("memory", self.memory)
+            if self.joined and num_nodes > at_once:
+                self.barrier()
+
+    def gemm(self) -> None:
+        """The sustained rate of one square product."""
+        from paceline.trainer.programs.bandwidth import clock_of, median, scatter, sustained
+        from paceline.trainer.programs.gemm import flops, product
+
+        shape = (8192,) * 3 if self.kind == "cuda" else (1024,) * 3
+        work = product(self.wanted["dtype"], shape, self.device)
+        rates = sustained(work, flops(shape), clock_of(self.device), self.wanted["seconds"])
+        self.write("rate", what="gemm", value=median(rates), **scatter(rates))
+
+    def memory(self) -> None:
+        """The copy rate beyond the caches."""
+        from paceline.trainer.programs.bandwidth import SIZES_BYTES, measure_copy
+
+        short = self.kind == "cpu" and self.wanted["seconds"] < 1
+        size = SIZES_BYTES[self.kind][0 if short else -1]
+        found = measure_copy(self.device, size, self.wanted["seconds"] / 2)
+        self.write("rate", what="memory", value=found.pop("bytes_per_s"), **found)
+
+    def inside(self) -> None:
+        """All-reduce among the ranks of this node."""
+        if self.ranks_per_node > 1:
+            first = self.node * self.ranks_per_node
+            found = self.measure(list(range(first, first + self.ranks_per_node)))
+            self.write("collective", **found)
+        self.barrier()
+
+    def pairs(self) -> None:
+        """All-reduce with the same rank of another node, round by round."""
+        for pairs in self.wanted.get("rounds", []):
+            partner = next(
+                (b if a == self.node else a for a, b in pairs if self.node in (a, b)), None
+            )
+            if partner is None:
+                self.group([self.rank])
+            else:
+                self.part(f"pair with node {partner}", lambda partner=partner: self.pair(partner))
+            self.barrier()
+
+    def pair(self, partner: int) -> None:
+        """One pair."""
+        ranks = sorted(node * self.ranks_per_node + self.local for node in (self.node, partner))
+        self.write("pair", partner=partner, **self.measure(ranks))
+
+    def measure(self, ranks: list[int]) -> dict[str, Any]:
+        """All-reduce of the largest payload and of a small one, in a group of its own."""
+        from paceline.trainer.programs.allreduce import PAYLOADS_BYTES, measure
+
+        small, _, large = PAYLOADS_BYTES[self.kind]
+        group = self.group(ranks)
+        seconds = self.wanted["seconds"] / 2
+        found = measure(self.device, len(ranks), large, seconds, group)
+        latency_s = measure(self.device, len(ranks), small, seconds / 10, group)["latency_s"]
+        return {**found, "latency_s": latency_s}
+
+    def group(self, ranks: list[int]) -> Any:
+        """A group of some ranks, which nobody else waits for.
+
+        PyTorch names it after how many groups a rank has had, and ranks find each other by the name.
+        So a rank that sits out a round makes one of its own.
+        """
+        from torch import distributed as dist
+
+        return dist.new_group(ranks, use_local_synchronization=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: trainer check.json")
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(code)  # a normal exit may wait for peers that never answer

@@ -1,0 +1,119 @@
+"""Times a few training steps of each of many layouts: python -m paceline.trainer.programs.step_times '{"file": CASES.json}', once per rank.
+
+The file holds {"cases": [{"name", "settings", "steps"}]} with a trainer's settings each, all of one
+number of ranks. They follow each other in the same processes, by the trainer's own loop. Rank 0 prints a
+JSON line a case: {"event": "steps", "name", "times_s": [...]}, a step's time being that of its slowest
+rank; the first steps, in which memory is touched and kernels are chosen, are among them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
+from paceline.trainer.config_checks import config_problems
+from paceline.trainer.data.batches import Loader, sampler_of
+from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.main import die_with_parent
+from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.train import check_device
+from paceline.trainer.trainer import Trainer
+
+
+class StepTimes:
+    """Takes the trainer's events, and keeps how long its steps took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def write(self, event: str, **values: Any) -> None:
+        """Keep a step's time."""
+        if event == "step":
+            self.seconds.append(values["step_time_s"])
+
+
+def main(settings: dict[str, str]) -> None:
+    """Train every case for its steps."""
+    cases = json.loads(Path(settings["file"]).read_text(encoding="utf-8"))["cases"]
+    first = parse_config(cases[0]["settings"])
+    check_device(first.device)
+    world = join_world(first.device)
+    for case in cases:
+        times_s = slowest(train_case(case, world), world)
+        if world.rank == 0:
+            found = {"event": "steps", "name": case["name"], "times_s": times_s}
+            print(json.dumps({**found, "torch": torch.__version__}), flush=True)
+    if world.size > 1:
+        dist.barrier()
+
+
+def train_case(case: dict[str, Any], world: World) -> list[float]:
+    """Seconds of every step of one case on this rank; raises ConfigError for what cannot run."""
+    config = parse_config(case["settings"])
+    config = replace(config, training=replace(config.training, steps=case["steps"]))
+    problems = config_problems(config, world.size)
+    if problems:
+        raise ConfigError(f"{case['name']}: {'; '.join(problems)}")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.training.matmul_precision)
+    mesh = mesh_of(config, world)
+    steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
+    corpus, times = load_corpus(config), StepTimes()
+    trainer = Trainer(
+        config, make_replica(config, world, mesh, steps), world, steps,
+        times, masked=corpus.masked,  # type: ignore[arg-type]
+    )  # fmt: skip
+    sampler = sampler_of(config, corpus.num_windows)
+    loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda")
+    try:
+        trainer.run(loader, {})
+    finally:
+        loader.close()
+        gc.enable()
+        gc.unfreeze()
+    del trainer
+    gc.collect()
+    return times.seconds
+
+
+def slowest(times_s: list[float], world: World) -> list[float]:
+    """Of every step, the time of the rank that took longest."""
+    if world.size == 1:
+        return times_s
+    found = torch.tensor(times_s, dtype=torch.float64, device=world.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.tolist()
+
+
+def mesh_of(config: TrainerConfig, world: World) -> Mesh:
+    """The layout's mesh; layouts of the same sizes share theirs, because groups are never given back."""
+    sizes = replace(
+        config.layout, vp=1, micro_batch=1, recompute="none", schedule="", cp_exchange="",
+        zero_stage=2 if config.layout.zero_stage >= 2 else 0, sequence_parallel=False,
+    )  # fmt: skip
+    return _shared_mesh(world, sizes, config.dp)
+
+
+_shared_mesh = cache(make_mesh)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        die_with_parent(os.getppid())
+    main(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    # As in the trainer: a normal exit may wait for peers, and gloo's threads can abort it.
+    os._exit(0)

@@ -1,0 +1,186 @@
+"""One training from start to end: what is joined, read and made before the loop, and left after it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from paceline.trainer.config import ConfigError, TrainerConfig
+from paceline.trainer.config_checks import config_problems
+from paceline.trainer.data.batches import Loader, sampler_of
+from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_heldout
+from paceline.trainer.data.latents import LatentCorpus
+from paceline.trainer.evaluation import Evaluator
+from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock, watch_waits
+from paceline.trainer.measure.event_log import SCHEMA, EventLog
+from paceline.trainer.measure.heartbeat import Heartbeat
+from paceline.trainer.measure.limits import limit_memory
+from paceline.trainer.measure.machine import cpu_name, keep_freed_memory, placement
+from paceline.trainer.measure.memory import MemoryWatch
+from paceline.trainer.measure.mllog import MlperfRun
+from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.rampup import BatchSizes
+from paceline.trainer.trainer import Trainer
+
+
+def train(
+    config: TrainerConfig, events: EventLog, heartbeat: Heartbeat, timed: MlperfRun
+) -> bool | None:
+    """Run all steps and write the start line and one line a step.
+
+    Whether an evaluation reached the target, which ends the training; None where there is none.
+    A run that is timed touches no data before its clock runs. Raises ConfigError for what this trainer cannot do, NotFiniteError when loss or gradient is lost.
+    """
+    problems = config_problems(config, int(os.environ.get("WORLD_SIZE", "1")))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    heartbeat.beat("while the ranks join", waits=True)
+    world, mesh = join(config)
+    memory = MemoryWatch(
+        world.device,
+        config.memory_parts and config.mlperf is None,
+        untracked(config),
+        limited=config.memory_limit_bytes is not None,
+    )
+    corpus = None if config.mlperf else load_corpus(config)
+    limit_memory(config.memory_limit_bytes, config.device)
+    heartbeat.beat("while the model is made")
+    steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
+    undo = watch_waits(steps) if world.size > 1 else None
+    replica = make_replica(config, world, mesh, steps)
+    initialise(config, replica, heartbeat)
+    heartbeat.follow(steps, replica.parts, replica.stages)
+    trainer = Trainer(config, replica, world, steps, events, memory)
+    if config.mlperf is not None:
+        start_clock(trainer, config, timed, heartbeat)
+    corpus = corpus or load_corpus(config)
+    trainer.masked = corpus.masked
+    evaluator = evaluator_of(config, replica, world)
+    if evaluator is not None:
+        trainer.watch_quality(evaluator, timed)
+        timed.data(train_samples(config, corpus), evaluator.num_samples)
+    sampler = sampler_of(config, corpus.num_windows)
+    done = trainer.restore(corpus.num_windows, heartbeat.paused)
+    loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=done)
+    try:
+        reached = trainer.run(loader, start_record(config, world, mesh, corpus), done)
+    except NotFiniteError:
+        with suppress(CheckpointError):
+            trainer.finish_checkpoint()
+        raise
+    finally:
+        loader.close()
+        if undo is not None:
+            undo()
+    if world.size > 1:
+        # A rank that went early would break the last collective of a slower one. The group itself is
+        # left to the process's end: gloo's destructor can wait forever for a thread of its own.
+        heartbeat.beat("at the end", waits=True)
+        dist.barrier()
+    return reached
+
+
+def initialise(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) -> None:
+    """Take the weights from a checkpoint if the training begins with one's."""
+    source = config.training.initial_weights
+    if source is None or config.checkpoint.resume is not None:
+        return
+    from paceline.trainer.pretrained import load_weights  # takes 0.1 s
+
+    with heartbeat.paused():
+        load_weights(replica, source)
+
+
+def start_clock(
+    trainer: Trainer, config: TrainerConfig, timed: MlperfRun, heartbeat: Heartbeat
+) -> None:
+    """Warm up, wait for all ranks, and let the run begin."""
+    assert config.mlperf is not None, "the run is timed"
+    from paceline.trainer.warmup import warm_up
+
+    steps = config.mlperf.warmup_steps
+    heartbeat.beat("while warming up")
+    with heartbeat.paused():
+        warmup_s = warm_up(trainer, config, steps) if steps else None
+        if trainer.world.size > 1:
+            dist.barrier()
+    timed.start(warmup_s)
+
+
+def evaluator_of(config: TrainerConfig, replica: Replica, world: World) -> Evaluator | None:
+    """What tries the model on the samples that are held out, if anything does."""
+    if config.training.evaluation is None:
+        return None
+    return Evaluator(config, replica, world, load_heldout(config))
+
+
+def train_samples(config: TrainerConfig, corpus: Corpus) -> int:
+    """Different samples at hand; of an endless source those that a whole training takes."""
+    known = corpus.num_samples if isinstance(corpus, LatentCorpus) else corpus.num_windows
+    if known is not None:
+        return known
+    training = config.training
+    return BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
+
+
+def join(config: TrainerConfig) -> tuple[World, Mesh]:
+    """This rank's place among all, with PyTorch set up; raises ConfigError without the device."""
+    check_device(config.device)
+    if config.device == "cpu":
+        keep_freed_memory()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.training.matmul_precision)
+    world = join_world(config.device)
+    return world, make_mesh(world, config.layout, config.dp)
+
+
+def untracked(config: TrainerConfig) -> str | None:
+    """Why the tensors of a CPU step cannot be followed, None when they can."""
+    if config.training.compile != "none":
+        return "compiled blocks allocate where torch's memory tracker does not look"
+    return None
+
+
+def check_device(kind: str) -> None:
+    """Raise ConfigError when PyTorch cannot use such a device here."""
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device {kind}: use cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device cuda: PyTorch {torch.__version__} sees no usable GPU here")
+
+
+def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
+    """What the start line says about the program, the machine and the model."""
+    cuda = world.device.type == "cuda"
+    return {
+        "schema": SCHEMA,
+        "rank": world.rank,
+        "world_size": world.size,
+        "local_rank": world.local_rank,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "time_unix": time.time(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "backend": world.backend,
+        "device_name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
+        "num_parameters": config.expected_parameters,
+        "trainable_parameters": config.expected_trainable,
+        "layout": {**config.layout_record(), "coordinates": mesh.coordinates},
+        "dtype": config.training.dtype,
+        "matmul_precision": config.training.matmul_precision,
+        "threads": torch.get_num_threads(),
+        **placement(),
+        "data": data_record(config.data, corpus),
+    }

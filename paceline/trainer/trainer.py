@@ -1,0 +1,243 @@
+"""The training loop, and what is written about every step."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline.trainer.config import TrainerConfig
+from paceline.trainer.data.batches import Batch, Loader
+from paceline.trainer.measure.clock import Lap, StepClock
+from paceline.trainer.measure.event_log import EventLog, resident_bytes
+from paceline.trainer.measure.memory import MemoryWatch
+from paceline.trainer.measure.outcome import NotFiniteError
+from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
+from paceline.trainer.parallel.collectives import sum_over
+from paceline.trainer.parallel.mesh import World
+from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.quality import Quality, plan_of
+from paceline.trainer.schedule import LearningRate, set_rate
+
+if TYPE_CHECKING:
+    from paceline.trainer.checkpoint import Checkpoints
+    from paceline.trainer.evaluation import Evaluator
+    from paceline.trainer.measure.mllog import MlperfRun
+
+STEPS_PER_COLLECTION = 100
+"""Python's collector is off between these steps: its pauses would look like the machine's."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step whose figures may still be on their way from the device."""
+
+    step: int
+    lap: Lap
+    loss_and_norm: Tensor
+    samples: int
+    """Of this rank's replica, as its tokens are; its ranks report equal shares."""
+    real_tokens: int
+    data_wait_s: float
+    skipped: bool
+    tracked: bool
+    checkpoint_s: float | None
+    """How long the step waited for its checkpoint, None without one."""
+
+
+class Trainer:
+    """The training loop and its records."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        replica: Replica,
+        world: World,
+        steps: StepClock,
+        events: EventLog,
+        memory: MemoryWatch | None = None,
+        masked: bool = False,
+    ) -> None:
+        """`masked` says that ranks may count different numbers of targets."""
+        self.memory = memory or MemoryWatch(world.device, parts=False)
+        self.config, self.replica, self.world = config, replica, world
+        self.steps, self.events = steps, events
+        self.masked = masked
+        data = replica.mesh.data
+        shard_state = data if data.size > 1 and config.layout.zero_stage == 1 else None
+        self.optimizer = make_optimizer(replica, config.training, shard_state)
+        self.rate = LearningRate(config.training)
+        self.scaler = LossScaler() if config.training.dtype == "fp16" else None
+        self.checkpoints: Checkpoints | None = None
+        self._pending: deque[Pending] = deque()
+        self._quality: Quality | None = None
+
+    def watch_quality(self, evaluator: Evaluator, timed: MlperfRun) -> None:
+        """Evaluate at the prescribed steps from now on, and end when the target is reached."""
+        plan = plan_of(self.config)
+        assert plan is not None, "there is something to evaluate"
+        judged = self.config.data.source != "synthetic"
+        self._quality = Quality(plan, evaluator.loss, judged, self.events, timed)
+
+    def restore(
+        self, num_windows: int | None, paused: Callable[[], AbstractContextManager[None]]
+    ) -> int:
+        """Get ready for checkpoints, and load one if asked to; the steps it has behind it."""
+        wanted = self.config.checkpoint
+        if wanted.every is None and wanted.resume is None:
+            return 0
+        from paceline.trainer.checkpoint import Checkpoints  # takes 0.1 s
+
+        self.checkpoints = Checkpoints(
+            self.config, self.replica, self.optimizer, self.scaler, self.world, num_windows, paused
+        )
+        return self.checkpoints.restore()
+
+    def run(self, loader: Loader, start: dict[str, Any], done: int = 0) -> bool | None:
+        """Write the start line and train the steps after `done`; the first begins with that line.
+
+        Whether a target was reached, None where there is none.
+        """
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        first = {"first_step": done + 1, "time_unix": time.time()}
+        self.events.write("start", **{**start, **first})
+        self.steps.start(done + 1)
+        behind = self.steps.clock.steps_behind
+        for step in range(done + 1, self.config.training.steps + 1):
+            batch, data_wait_s = loader.next()
+            set_rate(self.optimizer, self.rate.at(step - 1))
+            with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
+                values, skipped = self.step(batch.to(self.world.device))
+            if tracked:
+                self.events.write("memory", step=step, **self.memory.record())
+            checkpoint_s = self._save(step, values, skipped)
+            lap = self.steps.lap()
+            self._pending.append(
+                Pending(
+                    step, lap, values, batch.samples, batch.real_tokens, data_wait_s, skipped,
+                    tracked, checkpoint_s,
+                )
+            )  # fmt: skip
+            while len(self._pending) > behind:
+                self._write(self._pending.popleft())
+            if step % STEPS_PER_COLLECTION == 0:
+                gc.collect()
+            if self._quality is not None and self._quality.plan.due(step):
+                self._drain()
+                if self._quality.evaluate(step):
+                    break
+                self.steps.start(step + 1)
+        self._drain()
+        reached = self._quality.stop(self.steps.done + done) if self._quality else None
+        self.finish_checkpoint()
+        return reached
+
+    def _drain(self) -> None:
+        """Write the lines of all steps so far."""
+        while self._pending:
+            self._write(self._pending.popleft())
+
+    def finish_checkpoint(self) -> None:
+        """Return when the last checkpoint is written; raises CheckpointError when it cannot be."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    def _save(self, step: int, values: Tensor, skipped: bool) -> float | None:
+        """Save a checkpoint if one is due; how long that kept the training waiting."""
+        if self.checkpoints is None or not self.checkpoints.due(step):
+            return None
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        start = time.perf_counter()
+        # Every rank knows the same norm. Lost weights end the training when the step is written.
+        if skipped or math.isfinite(values[1].item()):
+            self.checkpoints.save(step)
+        return time.perf_counter() - start
+
+    def step(self, batch: Batch) -> tuple[Tensor, bool]:
+        """Train one step; (this rank's loss and the global gradient norm, whether it was skipped).
+
+        Ranks average gradients, so the sum of a rank's losses is divided by the mean count of
+        targets: the result is the mean over all targets. The mean loss over ranks is the reader's
+        to compute, which costs no collective.
+        """
+        loss_scale = self.scaler.scale if self.scaler else 1.0
+        loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
+        norm, loss = self.replica.norm_and_loss(loss)
+        norm, skipped = self._update(norm, loss_scale)
+        return torch.stack([loss / loss_scale, norm]).to("cpu", non_blocking=True), skipped
+
+    def _mean_count(self, batch: Batch) -> float:
+        mesh = self.replica.mesh
+        if not self.masked:
+            assert batch.counted == batch.targets.numel(), "a corpus that masks targets must say so"
+            return batch.counted
+        if mesh.data.size == 1:
+            return max(float(batch.counted), 1.0)  # without asking the device, which would wait
+        count = torch.tensor(batch.counted, dtype=torch.float64, device=self.world.device)
+        total = sum_over(sum_over(count, mesh.shard), mesh.replicate)
+        return max(total.item(), 1.0) / mesh.data.size
+
+    def _update(self, norm: Tensor, loss_scale: float) -> tuple[Tensor, bool]:
+        """Clip and apply the gradients; (their norm, whether an fp16 overflow skipped them)."""
+        # fp16 alone asks the device at once: whether the step counts decides what runs next.
+        accepted = self.scaler is None or self.scaler.accept(norm.item())
+        norm = norm / loss_scale
+        if accepted:
+            factor = clip_factor(norm, self.config.training.grad_clip)
+            scale_gradients(self.replica.gradients(), factor / loss_scale)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm, not accepted
+
+    def _write(self, done: Pending) -> None:
+        """Write a step's line; raises NotFiniteError instead when its loss or gradient is lost."""
+        step_time_s, comm_wait_s = self.steps.read(done.lap)
+        loss, norm = done.loss_and_norm.tolist()
+        self._check(done, loss, norm)
+        training, mesh = self.config.training, self.replica.mesh
+        peers = mesh.tp.size * mesh.pp.size * mesh.cp.size
+        self.events.write(
+            "step",
+            step=done.step,
+            loss=loss,
+            grad_norm=norm,
+            lr=self.rate.at(done.step - 1),
+            tokens=done.real_tokens / peers,
+            samples=done.samples / peers,
+            global_batch=done.samples * mesh.dp.size,
+            seq_len=training.seq_len,
+            step_time_s=step_time_s,
+            busy_time_s=step_time_s - comm_wait_s - (done.checkpoint_s or 0.0),
+            comm_wait_s=comm_wait_s,
+            data_wait_s=done.data_wait_s,
+            memory_bytes=self._memory_bytes(),
+            **({"skipped": True} if done.skipped else {}),
+            **({"tracked": True} if done.tracked else {}),
+            **({} if done.checkpoint_s is None else {"checkpoint_s": done.checkpoint_s}),
+        )
+
+    def _check(self, done: Pending, loss: float, norm: float) -> None:
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the loss became {loss} in step {done.step}")
+        if done.skipped:
+            if self.scaler is not None and self.scaler.scale < 1:
+                raise NotFiniteError(
+                    f"the gradient overflows fp16 even unscaled in step {done.step}"
+                )
+        elif not math.isfinite(norm):
+            raise NotFiniteError(f"the gradient's norm became {norm} in step {done.step}")
+
+    def _memory_bytes(self) -> dict[str, int | None]:
+        """Peaks so far: PyTorch's and the device's on CUDA, resident on the host."""
+        return {**self.memory.peaks(), "resident": resident_bytes()}

@@ -1,0 +1,48 @@
+"""A program of the trainer travels with all that it reaches, and takes nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.files.trainer_program import program_files, write_program
+
+
+def test_a_program_has_what_it_reaches_and_nothing_else() -> None:
+    package = "trainer/paceline/trainer"
+
+    assert set(program_files("programs.context_memory")) == {
+        "trainer/__main__.py", "trainer/paceline/__init__.py", f"{package}/__init__.py",
+        f"{package}/programs/__init__.py", f"{package}/programs/context_memory.py",
+        f"{package}/measure/__init__.py", f"{package}/measure/machine.py",
+    }  # fmt: skip
+
+
+def test_what_is_imported_inside_functions_travels_too() -> None:
+    names = {name.rpartition("/")[2] for name in program_files("main")}
+
+    assert {"train.py", "pipeline.py", "memory_tracker.py"} <= names
+    assert not {"gemm.py", "memory_trace.py"} & names
+
+
+@pytest.mark.parametrize("setting", ["PYTHONPATH", "PYTHONSAFEPATH"])
+def test_another_paceline_is_not_mixed_in(tmp_path: Path, setting: str) -> None:
+    other = tmp_path / "other" / "paceline"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise ImportError('another version')")
+    start = write_program("main", tmp_path / "run")
+    environment = {**os.environ, "PYTHONPATH": str(other.parent), setting: str(other.parent)}
+
+    done = subprocess.run(
+        [sys.executable, str(start)],
+        cwd=other.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stderr == "usage: trainer trainer.json\n"

@@ -1,0 +1,109 @@
+"""Starting the trainer as a program, and reading what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paceline.core.shape import DecoderShape, num_parameters
+from paceline.engines import native
+from paceline.files.trainer_program import write_program
+from tests.example import make_spec
+
+LIMIT_S = 120
+_COPIES = TemporaryDirectory(prefix="paceline-tests-")
+
+
+@cache
+def program(name: str = "main") -> Path:
+    """What Python is given to start a program of the trainer: a copy that all tests share."""
+    return write_program(name, Path(_COPIES.name) / name)
+
+
+def settings(ranks: int = 1, steps: int = 6, **changes: Any) -> dict[str, Any]:
+    """trainer.json as the engine writes it, for a tiny Llama; `changes` go to the part that has the key.
+
+    Counts that follow from others (num_microbatches, expected_parameters) are made to fit.
+    """
+    raw = native.settings(make_spec(ranks=ranks, steps=steps))
+    raw["threads"] = 1
+    for key, value in changes.items():
+        parts = (raw["model"], raw["training"], raw["data"], raw["layout"], raw)
+        next(part for part in parts if key in part)[key] = value
+    shape = {key: value for key, value in raw["model"].items() if key != "padded_vocab"}
+    raw["model"]["padded_vocab"] = DecoderShape(**shape).padded_vocab()
+    if "num_microbatches" not in changes:
+        batch = ranks * raw["layout"]["micro_batch"]
+        raw["num_microbatches"] = raw["training"]["global_batch"] // batch
+    for name in ("expected_parameters", "expected_trainable"):
+        if name not in changes:
+            raw[name] = num_parameters(DecoderShape(**shape))
+    return raw
+
+
+def command(ranks: int, file: str, *arguments: str) -> list[str]:
+    """What starts a program: torchrun for several ranks, the interpreter itself for one."""
+    if ranks == 1:
+        return [sys.executable, file, *arguments]
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={ranks}", file, *arguments,
+    ]  # fmt: skip
+
+
+def world_size(raw: dict[str, Any]) -> int:
+    """Ranks that a training needs."""
+    layout = raw["layout"]
+    return raw["dp"] * layout["tp"] * layout["pp"] * layout["cp"]
+
+
+def start(
+    folder: Path, raw: dict[str, Any], instead: Path | None = None, **env: str
+) -> subprocess.Popen[str]:
+    """The trainer at work in `folder`, or another program `instead` of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer.json").write_text(json.dumps(raw))
+    return subprocess.Popen(
+        command(world_size(raw), str(instead or program()), "trainer.json"),
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def train(folder: Path, raw: dict[str, Any], instead: Path | None = None, **env: str) -> int:
+    """Exit code of a training in `folder`."""
+    process = start(folder, raw, instead, **env)
+    try:
+        process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    return process.returncode
+
+
+def lines(folder: Path, rank: int = 0, events: str = "steps") -> list[dict[str, Any]]:
+    """One rank's events."""
+    text = (folder / events / f"rank-{rank:05d}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def steps(folder: Path, rank: int = 0, events: str = "steps") -> list[dict[str, Any]]:
+    """One rank's step lines."""
+    return [line for line in lines(folder, rank, events) if line["event"] == "step"]
+
+
+def end(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """One rank's end line."""
+    last = lines(folder, rank)[-1]
+    assert last["event"] == "end"
+    return last
+
+
+def log(folder: Path, rank: int = 0) -> str:
+    """What one rank printed."""
+    return (folder / "logs" / f"rank-{rank:05d}.log").read_text()

@@ -1,0 +1,102 @@
+"""One step over a token file with a mask, and evaluations before it, in several layouts of one world.
+
+Started as a program, once per rank: mask_driver.py CASES.json FILE, where CASES.json holds trainer.json's.
+Rank 0 writes what all ranks hold together: losses, gradients before they are clipped, evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from paceline.trainer.config import MEANS, TrainerConfig, parse_config
+from paceline.trainer.config_checks import config_problems
+from paceline.trainer.data.batches import Batch, Loader, sampler_of
+from paceline.trainer.data.corpus import load_corpus, load_heldout
+from paceline.trainer.evaluation import Evaluator
+from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
+from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.parallel.assembly import make_replica
+from paceline.trainer.parallel.mesh import World, join_world, make_mesh
+from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.parallel.tensor import cut_dim
+from paceline.trainer.trainer import Trainer
+from tests.numerics.pieces import Piece, join
+
+
+def run(config: TrainerConfig, world: World) -> dict[str, Any]:
+    """What this rank holds after one step."""
+    assert not (problems := config_problems(config, world.size)), problems
+    mesh, steps = make_mesh(world, config.layout, config.dp), StepClock(HostClock())
+    replica, corpus = make_replica(config, world, mesh, steps), load_corpus(config)
+    trainer = Trainer(config, replica, world, steps, EventLog(".", world.rank))
+    trainer.masked = corpus.masked
+    evaluations = {mean: evaluated(config, replica, world, mean) for mean in MEANS}
+    gradients: dict[str, Piece | None] = {}
+    train = replica.train
+
+    def watched(batch: Batch, scale: float) -> Tensor:
+        loss = train(batch, scale)
+        tp = mesh.tp
+        for name, parameter in replica.named_parameters():
+            gradients[name] = Piece.of(parameter.grad, cut_dim(name), tp.index, tp.size)
+        return loss
+
+    replica.train = watched  # type: ignore[method-assign]
+    loader = Loader(corpus, sampler_of(config, corpus.num_windows), config, mesh, pin=False)
+    (loss, _), _ = trainer.step(loader.next()[0])
+    loader.close()
+    return {"loss": loss.item(), "gradients": gradients, "evaluations": evaluations}
+
+
+def evaluated(config: TrainerConfig, replica: Replica, world: World, mean: str) -> float:
+    """The held-out loss."""
+    evaluation = config.training.evaluation
+    assert evaluation is not None
+    asked = replace(config.training, evaluation=replace(evaluation, mean=mean))
+    asked_of = replace(config, training=asked)
+    return Evaluator(asked_of, replica, world, load_heldout(asked_of)).loss()
+
+
+def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of the ranks' losses, whole gradients, and evaluations, which all ranks agree on."""
+    assert all(rank["evaluations"] == ranks[0]["evaluations"] for rank in ranks)
+    return {
+        "loss": sum(rank["loss"] for rank in ranks) / len(ranks),
+        "gradients": join(rank["gradients"] for rank in ranks).tensors,
+        "evaluations": ranks[0]["evaluations"],
+    }
+
+
+def main(cases: dict[str, Any], file: Path) -> None:
+    """Train the cases one after the other."""
+    torch.set_num_threads(1)
+    world, found = join_world("cpu"), {}
+    if world.size > 1:
+        watch_waits(StepClock(HostClock()))
+    for name, raw in cases.items():
+        ranks: list[Any] = [run(parse_config(raw), world)]
+        if world.size > 1:
+            held, ranks = ranks[0], [None] * world.size
+            dist.all_gather_object(ranks, held)
+        found[name] = together(ranks)
+    if world.rank == 0:
+        torch.save(found, file)
+    if world.size > 1:
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -1,0 +1,249 @@
+"""Loss and all gradients of the first step are those of transformers and peft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from paceline.trainer.config import TrainerConfig, parse_config
+from paceline.trainer.model.decoder import Decoder, Setting
+from paceline.trainer.model.weights import freeze, init_weights
+from paceline.trainer.parallel.mesh import Mesh
+from tests.trainer import peers
+from tests.trainer.example import settings
+
+SEQ_LEN, BATCH = 24, 3
+
+LLAMA: dict[str, Any] = {
+    "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_size": 96,
+    "rope_theta": 500_000.0, "norm_eps": 1e-6,
+}  # fmt: skip
+OPT_13B: dict[str, Any] = {
+    **LLAMA, "num_kv_heads": None, "gated_ffn": False, "activation": "relu", "norm": "layernorm",
+    "norm_eps": 1e-5, "positions": "learned", "position_offset": 2, "bias": True,
+    "tied_embeddings": True,
+}  # fmt: skip
+OPT_350M: dict[str, Any] = {
+    **OPT_13B, "norm_position": "post", "final_norm": False, "embedding_size": 24,
+}  # fmt: skip
+GPT: dict[str, Any] = {**OPT_13B, "activation": "gelu", "position_offset": 0}
+MODELS: dict[str, dict[str, Any]] = {
+    "opt-350m": OPT_350M,
+    "opt-13b": OPT_13B,
+    "llama": LLAMA,
+    "llama, tied, one key head, wide heads": {
+        **LLAMA, "tied_embeddings": True, "num_kv_heads": 1, "head_size": 32, "rope_theta": 1e4,
+    },
+    "gpt": GPT,
+    "gpt, embedding norm": {**GPT, "embedding_norm": True},
+}  # fmt: skip
+ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
+ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
+GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
+"""GPT-2 has q, k and v in one matrix, which would have one adapter."""
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""Of a parameter's relative L2 error; fp32 sums differ by what the order of addition rounds."""
+
+
+def adapters_of(model: str) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Targets, and whether the rest trains, of the adapters that a model and its peer can have."""
+    gated = MODELS[model].get("gated_ffn", True)
+    known = GPT_ADAPTERS if model.startswith("gpt") else ADAPTERS
+    return {
+        name: (tuple(t for t in targets if gated or t != "gate"), rest)
+        for name, (targets, rest) in known.items()
+    }
+
+
+def content(model: str, adapters: str | None = None, **changes: Any) -> dict[str, Any]:
+    """trainer.json of one of the models."""
+    sizes = {"seq_len": SEQ_LEN, "global_batch": BATCH, "micro_batch": BATCH}
+    raw = settings(**{**MODELS[model], **sizes, **changes})
+    raw["lora"] = None
+    if adapters is not None:
+        targets, rest = adapters_of(model)[adapters]
+        raw["lora"] = {
+            "rank": 4,
+            "alpha": 10,
+            "dropout": 0.0,
+            "targets": targets,
+            "train_rest": rest,
+        }
+    return raw
+
+
+def native_model(config: TrainerConfig, dtype: torch.dtype) -> Decoder:
+    """The trainer's own model with its own initial weights, and adapters that do something."""
+    model = Decoder(config.model, Setting(SEQ_LEN, dtype, lora=config.lora)).to(dtype)  # type: ignore[arg-type]
+    freeze(model)
+    init_weights(model, {n: p.shape for n, p in model.named_parameters()}, 3, Mesh())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Zeros and ones would hide an exchange of two of them, and stop the adapters' gradients.
+            if parameter.ndim == 1 or name.endswith("lora_b"):
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def pair(raw: dict[str, Any], dtype: torch.dtype) -> tuple[Decoder, nn.Module]:
+    """The trainer's model and its peer, with the same weights."""
+    ours = native_model(parse_config(raw), dtype)
+    theirs = peers.build(raw).to(dtype).train()
+    copy_weights(raw, ours, theirs)
+    return ours, theirs
+
+
+@torch.no_grad()
+def copy_weights(raw: dict[str, Any], ours: Decoder, theirs: nn.Module) -> None:
+    """Every weight of ours into the peer."""
+    places = peers.weights_of(raw["model"], dict(theirs.named_parameters()))
+    own = dict(ours.named_parameters())
+    assert set(places) == set(own)
+    for name, place in places.items():
+        place.copy_(own[name])
+
+
+def tokens(raw: dict[str, Any], ours: Decoder) -> Tensor:
+    """Ids for which no ReLU stands so near its kink that rounding decides about its gradient."""
+    nearest: list[float] = []
+    ups = [m for name, m in ours.named_modules() if name.endswith("ffn.up")]
+    hooks = [
+        m.register_forward_hook(lambda *x: nearest.append(x[2].abs().min().item())) for m in ups
+    ]
+    while True:
+        nearest.clear()
+        ids = torch.randint(raw["model"]["vocab_size"], (BATCH, SEQ_LEN + 1))
+        native_loss(ours, ids)
+        if min(nearest) > 1e-6 or raw["model"]["activation"] != "relu":
+            break
+    for hook in hooks:
+        hook.remove()
+    return ids
+
+
+def native_loss(model: Decoder, ids: Tensor) -> Tensor:
+    """The mean over the tokens that the peer's mean is over."""
+    model.scale = 1 / ids[:, 1:].numel()
+    return model(ids[:, :-1], ids[:, 1:].contiguous())
+
+
+def gradients(raw: dict[str, Any], theirs: nn.Module) -> dict[str, Tensor]:
+    named = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    return peers.weights_of(raw["model"], named)
+
+
+def apart(found: Tensor, wanted: Tensor, scale: float) -> float:
+    """Relative distance; where nothing but rounding is left of a gradient, relative to `scale`."""
+    return ((found - wanted).norm() / max(wanted.norm().item(), scale)).item()
+
+
+def worst(ours: Decoder, wanted: dict[str, Tensor]) -> tuple[float, str]:
+    """The parameter whose gradient is furthest from the peer's."""
+    found = {n: p.grad for n, p in ours.named_parameters() if p.grad is not None}
+    assert set(found) == set(wanted)
+    # A key's bias moves all of a query's scores alike, so its gradient is 0.
+    scale = 1e-3 * max(gradient.norm().item() for gradient in wanted.values())
+    return max((apart(found[name], wanted[name], scale), name) for name in wanted)
+
+
+CASES = [
+    (model, adapters, dtype)
+    for model in MODELS
+    for adapters in (None, *adapters_of(model))
+    for dtype in LIMITS
+    # Llama's norms and rotary tables are fp32 there in any case.
+    if not (model.startswith("llama") and dtype == torch.float64)
+]
+
+
+@pytest.mark.parametrize(("model", "adapters", "dtype"), CASES, ids=str)
+def test_loss_and_every_gradient_are_the_peers(
+    model: str, adapters: str | None, dtype: torch.dtype
+) -> None:
+    raw = content(model, adapters)
+    ours, theirs = pair(raw, dtype)
+    ids = tokens(raw, ours)
+
+    loss, wanted = native_loss(ours, ids), peers.mean_loss(theirs, ids)
+    loss.backward()
+    wanted.backward()
+
+    assert loss.item() == pytest.approx(wanted.item(), rel=LIMITS[dtype])
+    error, name = worst(ours, gradients(raw, theirs))
+    assert error < LIMITS[dtype], name
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any], torch.dtype]] = {
+    "another base of the rotary angles": ("llama", {"rope_theta": 1e4}, torch.float32),
+    "another eps in the norms": ("llama", {"norm_eps": 1e-5}, torch.float32),
+    "norms at the other place": ("opt-350m", {"norm_position": "pre"}, torch.float32),
+    # The two forms are so near that fp32's rounding comes close to their distance.
+    "the tanh form of GELU": ("gpt", {"activation": "gelu_new"}, torch.float64),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_peer_of_another_structure_has_other_gradients(fault: str) -> None:
+    model, changes, dtype = FAULTS[fault]
+    raw = content(model)
+    ours, _ = pair(raw, dtype)
+    other = {**raw, "model": {**raw["model"], **changes}}
+    theirs = peers.build(other).to(dtype)
+    copy_weights(raw, ours, theirs)
+    ids = tokens(raw, ours)
+
+    native_loss(ours, ids).backward()
+    peers.mean_loss(theirs, ids).backward()
+
+    assert worst(ours, gradients(raw, theirs))[0] > 3 * LIMITS[dtype]
+
+
+def test_the_other_layout_of_rotary_pairs_is_told_apart() -> None:
+    raw = content("llama")
+    ours, theirs = pair(raw, torch.float32)
+    width, ids = ours.model.head_dim, tokens(raw, ours)
+    mixed = torch.arange(width).unflatten(0, (2, -1)).t().flatten()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "q_proj" in name:
+                heads = parameter.unflatten(0, (-1, width))
+                parameter.copy_(heads[:, mixed].flatten(0, 1))
+
+    native_loss(ours, ids).backward()
+    peers.mean_loss(theirs, ids).backward()
+
+    assert worst(ours, gradients(raw, theirs))[0] > 1000 * LIMITS[torch.float32]
+
+
+@pytest.mark.parametrize("model", ["opt-350m", "llama", "gpt"])
+def test_the_peers_own_loss_is_the_mean_over_shifted_tokens(model: str) -> None:
+    raw = content(model)
+    ours, theirs = pair(raw, torch.float32)
+    ids = tokens(raw, ours)
+
+    own = theirs(input_ids=ids, labels=ids).loss
+
+    assert own.item() == pytest.approx(peers.mean_loss(theirs, ids).item(), rel=1e-6)
+
+
+def test_what_opt_calls_padding_has_no_gradient_from_its_place_in_the_input() -> None:
+    raw = content("opt-13b")
+    ours, theirs = pair(raw, torch.float64)
+    table = theirs.get_input_embeddings()
+    assert isinstance(table, nn.Embedding)
+    table.padding_idx = 1
+    ids = tokens(raw, ours)
+    ids[0, :5] = 1
+
+    native_loss(ours, ids).backward()
+    peers.mean_loss(theirs, ids).backward()
+
+    found, wanted = ours.get_parameter("embedding.weight").grad, table.weight.grad
+    assert found is not None and wanted is not None
+    assert ((found - wanted).norm(dim=1) > 1e-10).nonzero().flatten().tolist() == [1]

@@ -1,0 +1,130 @@
+"""A step that is followed without memory needs what a real one needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+
+from paceline.trainer.offline.fakes import attention, rms_norm
+from tests.trainer.example import command, program, settings
+
+DRIVER = Path(__file__).parents[1] / "memory_driver.py"
+LIMIT_S, RANKS = 240, 2
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"zero_stage": 0},
+    "sharded optimizer": {"zero_stage": 1},
+    "fsdp": {"zero_stage": 3},
+    "gathered fsdp": {"zero_stage": 2, "recompute": "full"},
+    "tensor": {"tp": 2, "sequence_parallel": True},
+    "context": {"cp": 2},
+    "pipeline": {"pp": 2},
+}
+CLOSE = {"pipeline": 0.05}
+"""A send that takes no time frees its buffer sooner; all else is followed to half a percent."""
+
+
+def config(name: str) -> dict[str, Any]:
+    layout = LAYOUTS[name]
+    dp = RANKS // (layout.get("tp", 1) * layout.get("cp", 1) * layout.get("pp", 1))
+    raw = settings(
+        num_layers=4, hidden_size=64, ffn_size=160, seq_len=64, global_batch=8, steps=3,
+        dp=dp, micro_batch=2, num_microbatches=8 // 2 // dp, **layout,
+    )  # fmt: skip
+    raw["data"]["source"] = "synthetic"
+    return raw
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What both ranks of real trainings told, by rank and layout."""
+    folder = tmp_path_factory.mktemp("real")
+    (folder / "cases.json").write_text(json.dumps({name: config(name) for name in LAYOUTS}))
+    call = command(RANKS, str(DRIVER), str(folder / "cases.json"), str(folder))
+    done = subprocess.run(call, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def follow(raw: dict[str, Any], ranks: list[int]) -> subprocess.CompletedProcess[str]:
+    question = json.dumps({"trainer": raw, "size": RANKS, "ranks": ranks})
+    return subprocess.run(
+        [sys.executable, str(program("offline.memory_trace")), question],
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_peak_and_its_parts_are_those_of_a_real_step(
+    real: list[dict[str, Any]], name: str
+) -> None:
+    done = follow(config(name), list(range(RANKS)))
+
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["rank"] for line in lines] == list(range(RANKS)), done.stderr[-3000:]
+    for line, told in zip(lines, real, strict=True):
+        record, close = told[name]["record"], CLOSE.get(name, 0.005)
+        assert line["peak_bytes"] == pytest.approx(record["peak_bytes"]["tracked"], rel=close)
+        assert sum(line["at_peak_bytes"].values()) == line["peak_bytes"]
+        for part in ("weights", "optimizer"):
+            assert line["parts_bytes"][part] == record["parts_bytes"][part], part
+
+
+def test_a_gpus_kernels_keep_less_than_a_cpus() -> None:
+    raw = config("fsdp")
+    on_cpu, on_gpu = (
+        json.loads(follow({**raw, "device": device}, [0]).stdout) for device in ("cpu", "cuda")
+    )
+    assert (on_cpu["kernels"], on_gpu["kernels"]) == ("cpu", "cuda")
+    assert on_gpu["at_peak_bytes"]["activations"] < on_cpu["at_peak_bytes"]["activations"]
+    assert on_gpu["parts_bytes"]["weights"] == on_cpu["parts_bytes"]["weights"]
+
+
+def test_what_the_trainer_refuses_is_refused_here_too() -> None:
+    done = follow({**config("tensor"), "dp": 3}, [0])
+    assert done.returncode == 1
+    assert "ConfigError" in done.stderr
+
+
+def kept(compute: Any, *inputs: torch.Tensor) -> list[tuple[int, ...]]:
+    """Shapes that autograd keeps for the backward pass."""
+    shapes: list[tuple[int, ...]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute(*inputs)
+    return sorted(shapes)
+
+
+def test_attention_keeps_what_the_fused_kernel_keeps() -> None:
+    q, k, v = (torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3))
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        stood_in = kept(attention, q, k, v)
+    assert stood_in == kept(fused, q, k, v)
+
+
+def test_gradients_have_the_shapes_of_grouped_heads() -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(2, heads, 8, 16, requires_grad=True) for heads in (4, 2))
+        weight = torch.empty(16, requires_grad=True)
+        out = rms_norm(attention(q, k, k), (16,), weight, 1e-5)
+        out.sum().backward()
+        assert [x.grad.shape for x in (q, k, weight) if x.grad is not None] == [
+            q.shape, k.shape, weight.shape,
+        ]  # fmt: skip

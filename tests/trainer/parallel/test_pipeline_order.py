@@ -1,0 +1,91 @@
+"""An evaluation sends and receives in an order that a device which does one thing at a time can follow."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.pipeline import PipelineRunner
+
+LIMIT_S = 4.0
+
+
+class Device(threading.Thread):
+    """Does what is asked of it one after the other, as NCCL does in one communicator."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.asked: queue.Queue[tuple[Callable[[], Any], queue.Queue[Any]]] = queue.Queue()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            work, answer = self.asked.get()
+            answer.put(work())
+
+    def ask(self, work: Callable[[], Any]) -> Any:
+        """Something to wait for."""
+        answer: queue.Queue[Any] = queue.Queue()
+        self.asked.put((work, answer))
+        return SimpleNamespace(wait=lambda: answer.get(timeout=LIMIT_S))
+
+
+class Runner(PipelineRunner):
+    """One rank of a pipeline whose stages add 1, on devices that hand a tensor over from one to the other."""
+
+    def __init__(self, rank: int, ranks: int, per_rank: int, lines: Any) -> None:
+        self.axis, self.no_loss = Axis(ranks, rank), torch.zeros(())
+        last = ranks * per_rank - 1
+        numbers = range(rank, last + 1, ranks)
+        self.stages = [
+            SimpleNamespace(is_first=n == 0, is_last=n == last, submod=lambda x, **_: x + 1)
+            for n in numbers
+        ]  # type: ignore[assignment]
+        self.device, self.lines = Device(), lines
+
+    def _send(self, out: Tensor) -> Any:
+        line, taken = self.lines[self.axis.index, (self.axis.index + 1) % self.axis.size]
+
+        def hand_over() -> None:
+            line.put(out)
+            taken.get()
+
+        return self.device.ask(hand_over)
+
+    def _received(self, stage: Any) -> Tensor:
+        line, taken = self.lines[(self.axis.index - 1) % self.axis.size, self.axis.index]
+
+        def take() -> Tensor:
+            out = line.get()
+            taken.put(None)
+            return out
+
+        return self.device.ask(take).wait()
+
+
+@pytest.mark.parametrize(("ranks", "per_rank"), [(2, 1), (2, 2), (4, 2), (3, 3)])
+def test_no_rank_waits_for_another_that_waits_for_it(ranks: int, per_rank: int) -> None:
+    lines = {(a, (a + 1) % ranks): (queue.Queue[Any](), queue.Queue[Any]()) for a in range(ranks)}
+    runners = [Runner(rank, ranks, per_rank, lines) for rank in range(ranks)]
+    batch, found = torch.arange(8.0), dict[int, float]()
+
+    def evaluate(rank: int) -> None:
+        found[rank] = runners[rank].evaluate(batch, batch).item()
+
+    threads = [
+        threading.Thread(target=evaluate, args=(rank,), daemon=True) for rank in range(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LIMIT_S)
+
+    assert found.get(ranks - 1) == batch.sum().item() + len(batch) * ranks * per_rank
