@@ -27,7 +27,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from paceline.trainer.config import TrainerConfig, parse_config
-from paceline.trainer.data.batches import Batch
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.machine import keep_freed_memory
@@ -51,12 +51,12 @@ def trainer_of(raw: dict[str, Any], world: World, steps: StepClock, folder: Path
     return Trainer(config, replica, world, steps, EventLog(str(folder), world.rank))
 
 
-def batch_of(config: TrainerConfig) -> Batch:
+def batch_of(config: TrainerConfig) -> LocalBatch:
     """Random tokens in this rank's shape."""
     tokens = config.training.seq_len // config.layout.cp
     shape = (config.num_microbatches, config.layout.micro_batch, tokens)
     ids = torch.randint(0, config.model.vocab_size, (2, *shape))
-    return Batch(ids[0], ids[1], ids[0].numel())
+    return LocalBatch(ids[0], ids[1], ids[0].numel())
 
 
 def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:

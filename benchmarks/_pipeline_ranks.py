@@ -26,10 +26,10 @@ from torch import distributed as dist
 
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.measure.clock import HostClock, StepClock
-from paceline.trainer.model.decoder import Part
+from paceline.trainer.model.decoder import ModelPart
 from paceline.trainer.parallel.assembly import make_replica, parts_of
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.parallel.pipeline import PipelineRunner, Stage
+from paceline.trainer.parallel.pipeline import LocalStage, PipelineRunner
 from paceline.trainer.parallel.replica import Runner
 
 Passes = list[tuple[str, int, int, float, float]]
@@ -38,7 +38,7 @@ Passes = list[tuple[str, int, int, float, float]]
 class Asleep(nn.Module):
     """A stage whose input's gradient takes as long as its forward pass, and its weight's as well."""
 
-    def __init__(self, part: Part, hidden_size: int, pass_s: float) -> None:
+    def __init__(self, part: ModelPart, hidden_size: int, pass_s: float) -> None:
         super().__init__()
         self.part, self.pass_s, self.hidden_size = part, pass_s, hidden_size
         self.setting = SimpleNamespace(dtype=torch.float32)
@@ -86,7 +86,7 @@ def written_down(passes: Passes) -> None:
     """Have every stage write its passes into `passes`."""
 
     def watched(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def run(self: Stage, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        def run(self: LocalStage, microbatch: int, *args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             result = method(self, microbatch, *args, **kwargs)
             name = "BW" if kind == "B" and kwargs.get("full_backward", True) else kind
@@ -97,7 +97,7 @@ def written_down(passes: Passes) -> None:
 
     for name, kind in {"forward": "F", "backward": "B", "backward_weight": "W"}.items():
         method = f"{name}_one_chunk"
-        setattr(Stage, method, watched(getattr(Stage, method), kind))
+        setattr(LocalStage, method, watched(getattr(LocalStage, method), kind))
 
 
 def runner_of(config: TrainerConfig, sleep_s: float | None, world: World, mesh: Mesh) -> Runner:

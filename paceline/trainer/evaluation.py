@@ -14,9 +14,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from paceline.trainer.config import ConfigError, TrainerConfig
-from paceline.trainer.data.batches import Batch
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.data.corpus import Corpus
-from paceline.trainer.data.latents import TIMES, HeldOutLatents
+from paceline.trainer.data.latents import TIMES, ValidationLatents
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.collectives import sum_over
 from paceline.trainer.parallel.mesh import ALONE, World
@@ -34,7 +34,7 @@ class Evaluator:
         self.num_samples = config.training.evaluation.samples
         mean = config.training.evaluation.mean
         self.weights = sample_weights(corpus, self.num_samples, mean)
-        self.weighs = mean == "samples" or isinstance(corpus, HeldOutLatents)
+        self.weighs = mean == "samples" or isinstance(corpus, ValidationLatents)
         """Whether samples count differently, and the loss has to know."""
         self.micro_batch = config.layout.micro_batch
         self.at_once = config.num_microbatches
@@ -55,7 +55,7 @@ class Evaluator:
             dist.broadcast(mean, src=0)
         return mean.item()
 
-    def _batches(self) -> Iterator[tuple[Batch, Tensor, float]]:
+    def _batches(self) -> Iterator[tuple[LocalBatch, Tensor, float]]:
         """(micro-batches, what each sample counts, what all that counts is worth) of this rank."""
         cp, weights = self.replica.mesh.cp, self.weights
         mine, size = self._numbers(), self.micro_batch * self.at_once
@@ -64,13 +64,13 @@ class Evaluator:
             stand_in = [n if n < self.num_samples else 0 for n in numbers]
             counts = weights[stand_in] * real
             inputs, targets, *extras = self.corpus.collate(stand_in, cp)
-            if isinstance(self.corpus, HeldOutLatents):
+            if isinstance(self.corpus, ValidationLatents):
                 counted = counts.sum().item() * targets[0].numel()
             else:
                 targets = targets.masked_fill(~real.unsqueeze(1), IGNORE_INDEX)
                 counted = ((targets != IGNORE_INDEX).sum(1) * counts).sum().item()
             cut = [x.unflatten(0, (-1, self.micro_batch)) for x in (inputs, targets, *extras)]
-            batch = Batch(cut[0], cut[1], int(counted), tuple(cut[2:]))
+            batch = LocalBatch(cut[0], cut[1], int(counted), tuple(cut[2:]))
             yield batch, counts.unflatten(0, (-1, self.micro_batch)), counted
 
     def _numbers(self) -> range:
@@ -86,7 +86,7 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
     Of latents, at every time that is tried as much as at any other. Raises ConfigError for a sample
     without a target that counts where the mean is over samples.
     """
-    if not isinstance(corpus, HeldOutLatents):
+    if not isinstance(corpus, ValidationLatents):
         if mean == "targets":
             return torch.ones(num_samples, dtype=torch.float64)
         counted = [

@@ -8,9 +8,7 @@ relative to the working directory.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 import traceback
@@ -19,10 +17,9 @@ from pathlib import Path
 from paceline.trainer.config import ConfigError, parse_config, read_json
 from paceline.trainer.measure.event_log import EventLog, redirect_output
 from paceline.trainer.measure.heartbeat import Heartbeat
+from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.measure.mllog import MlperfRun, open_run
 from paceline.trainer.measure.outcome import outcome
-
-PR_SET_PDEATHSIG = 1
 
 
 def main(path: str) -> int:
@@ -77,15 +74,6 @@ def end(
         time_unix=time.time(),
         **{name: value for name, value in optional.items() if value is not None},
     )
-
-
-def die_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its launcher dies; torchrun's workers outlive it otherwise."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from paceline.trainer.config import EvaluationConfig, TrainerConfig
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.mllog import MlperfRun
-from paceline.trainer.rampup import BatchSizes
+from paceline.trainer.schedule import BatchSizes
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """After which steps (from 1) a training is evaluated."""
 
     evaluation: EvaluationConfig
@@ -36,13 +36,13 @@ class Plan:
         return passed and number > self.evaluation.skip_first
 
 
-def plan_of(config: TrainerConfig) -> Plan | None:
+def evaluation_plan(config: TrainerConfig) -> EvaluationPlan | None:
     """When a training is evaluated; None when it never is."""
     training = config.training
     if training.evaluation is None:
         return None
     sizes = BatchSizes(training.ramp_up, training.global_batch)
-    return Plan(training.evaluation, sizes, training.global_batch)
+    return EvaluationPlan(training.evaluation, sizes, training.global_batch)
 
 
 class Quality:
@@ -50,7 +50,7 @@ class Quality:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: EvaluationPlan,
         loss: Callable[[], float],
         judged: bool,
         events: EventLog,

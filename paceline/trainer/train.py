@@ -14,21 +14,21 @@ from torch import distributed as dist
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
-from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_heldout
+from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_validation
 from paceline.trainer.data.latents import LatentCorpus
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import SCHEMA, EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
-from paceline.trainer.measure.limits import limit_memory
 from paceline.trainer.measure.machine import cpu_name, keep_freed_memory, placement
 from paceline.trainer.measure.memory import MemoryWatch
+from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
 from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.parallel.replica import Replica
-from paceline.trainer.rampup import BatchSizes
+from paceline.trainer.schedule import BatchSizes
 from paceline.trainer.trainer import Trainer
 
 
@@ -120,7 +120,7 @@ def evaluator_of(config: TrainerConfig, replica: Replica, world: World) -> Evalu
     """What tries the model on the samples that are held out, if anything does."""
     if config.training.evaluation is None:
         return None
-    return Evaluator(config, replica, world, load_heldout(config))
+    return Evaluator(config, replica, world, load_validation(config))
 
 
 def train_samples(config: TrainerConfig, corpus: Corpus) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import TrainerConfig
-from paceline.trainer.data.batches import Batch, Loader
+from paceline.trainer.data.batches import Loader, LocalBatch
 from paceline.trainer.measure.clock import Lap, StepClock
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
 from paceline.trainer.measure.memory import MemoryWatch
@@ -24,7 +24,7 @@ from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scal
 from paceline.trainer.parallel.collectives import sum_over
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.parallel.replica import Replica
-from paceline.trainer.quality import Quality, plan_of
+from paceline.trainer.quality import Quality, evaluation_plan
 from paceline.trainer.schedule import LearningRate, set_rate
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Trainer:
 
     def watch_quality(self, evaluator: Evaluator, timed: MlperfRun) -> None:
         """Evaluate at the prescribed steps from now on, and end when the target is reached."""
-        plan = plan_of(self.config)
+        plan = evaluation_plan(self.config)
         assert plan is not None, "there is something to evaluate"
         judged = self.config.data.source != "synthetic"
         self._quality = Quality(plan, evaluator.loss, judged, self.events, timed)
@@ -164,7 +164,7 @@ class Trainer:
             self.checkpoints.save(step)
         return time.perf_counter() - start
 
-    def step(self, batch: Batch) -> tuple[Tensor, bool]:
+    def step(self, batch: LocalBatch) -> tuple[Tensor, bool]:
         """Train one step; (this rank's loss and the global gradient norm, whether it was skipped).
 
         Ranks average gradients, so the sum of a rank's losses is divided by the mean count of
@@ -177,7 +177,7 @@ class Trainer:
         norm, skipped = self._update(norm, loss_scale)
         return torch.stack([loss / loss_scale, norm]).to("cpu", non_blocking=True), skipped
 
-    def _mean_count(self, batch: Batch) -> float:
+    def _mean_count(self, batch: LocalBatch) -> float:
         mesh = self.replica.mesh
         if not self.masked:
             assert batch.counted == batch.targets.numel(), "a corpus that masks targets must say so"

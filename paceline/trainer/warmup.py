@@ -14,7 +14,7 @@ import torch
 
 from paceline.trainer.config import TrainerConfig
 from paceline.trainer.data.batches import Loader, Sampler
-from paceline.trainer.data.corpus import load_corpus, load_heldout
+from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.optim import LossScaler, held_by
 from paceline.trainer.randomness import kept_randomness
@@ -47,7 +47,9 @@ def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
                 trainer.step(batch.to(world.device))
             few = min(steps * config.num_microbatches, 8) * config.layout.micro_batch * config.dp
             if steps:
-                Evaluator(shortened(synthetic, few), replica, world, load_heldout(synthetic)).loss()
+                Evaluator(
+                    shortened(synthetic, few), replica, world, load_validation(synthetic)
+                ).loss()
         finally:
             loader.close()
             trainer.masked, trainer.scaler = masked, scaler

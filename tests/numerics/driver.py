@@ -28,8 +28,8 @@ from torch import distributed as dist
 
 from paceline.trainer.config import EvaluationConfig, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.data.batches import Batch, Loader, sampler_of
-from paceline.trainer.data.corpus import load_corpus, load_heldout
+from paceline.trainer.data.batches import Loader, LocalBatch, sampler_of
+from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
@@ -37,7 +37,6 @@ from paceline.trainer.model.decoder import Decoder
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.network import Network
-from paceline.trainer.parallel import replica as parallel
 from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.context import rows
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
@@ -65,7 +64,7 @@ class MaskedLoader(Loader):
     context-parallel ones count as many targets as another.
     """
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> LocalBatch:
         """The batch with its mask."""
         batch = super().batch(step)
         seq_len = batch.targets.shape[-1] * self._cp.size
@@ -84,7 +83,7 @@ class Watched:
         self.replica, self.train = replica, replica.train
         self.gradients: list[dict[str, Piece | None]] = []
 
-    def __call__(self, batch: Batch, scale: float) -> Tensor:
+    def __call__(self, batch: LocalBatch, scale: float) -> Tensor:
         """Train as ever, then look."""
         loss = self.train(batch, scale)
         if len(self.gradients) < WATCHED_STEPS:
@@ -143,7 +142,7 @@ def run(case: dict[str, Any], world: World, folder: Path) -> dict[str, Any] | No
 def evaluated(config: TrainerConfig, replica: Replica, world: World) -> float:
     """The loss on samples that are held out, after the training; it must leave nothing behind."""
     held_out = replace(config, training=replace(config.training, evaluation=HELD_OUT))
-    evaluator = Evaluator(held_out, replica, world, load_heldout(held_out))
+    evaluator = Evaluator(held_out, replica, world, load_validation(held_out))
     first, again = evaluator.loss(), evaluator.loss()
     assert first == again, f"a second evaluation gives {again}, not {first}"
     return first
@@ -202,7 +201,7 @@ def attempt(case: dict[str, Any], world: World, folder: Path) -> None:
     try:
         with (
             FAULTS.get(case["fault"], sound)(world),
-            patch.object(parallel, "COMPILER", "aot_eager"),
+            patch("paceline.trainer.parallel.replica.COMPILER", "aot_eager"),
             patch.object(torch.optim, "AdamW", PlainSgd if case["sgd"] else torch.optim.AdamW),
         ):
             result = run(case, world, folder)

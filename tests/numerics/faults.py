@@ -10,10 +10,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from paceline.trainer.data.batches import Batch
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.parallel import collectives, context, tensor
-from paceline.trainer.parallel import replica as parallel
+from paceline.trainer.parallel import collectives, context, replica, tensor
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.parallel.replica import Replica
 from paceline.trainer.parallel.tensor import is_share
@@ -35,7 +34,7 @@ def unreduced_gradients(world: World) -> AbstractContextManager[Any]:
         future.set_result(bucket.buffer())
         return future
 
-    return patch.object(parallel, "average_bucket", hook)
+    return patch.object(replica, "average_bucket", hook)
 
 
 def unreduced_inputs(world: World) -> AbstractContextManager[Any]:
@@ -45,13 +44,13 @@ def unreduced_inputs(world: World) -> AbstractContextManager[Any]:
 
 def unsummed_shares(world: World) -> AbstractContextManager[Any]:
     """With sequence parallel, gradients of norms and the like keep to their own tokens."""
-    return patch.object(parallel, "sum_flat", lambda tensors, axis, factor=1.0: None)
+    return patch.object(replica, "sum_flat", lambda tensors, axis, factor=1.0: None)
 
 
 def lonely_adapters(world: World) -> AbstractContextManager[Any]:
     """Tensor ranks do not sum their shares of an uncut adapter's gradient."""
     share = lambda name, sequence: "lora" not in name and is_share(name, sequence)  # noqa: E731
-    return patch.object(parallel, "is_share", share)
+    return patch.object(replica, "is_share", share)
 
 
 def lonely_heads(world: World) -> AbstractContextManager[Any]:
@@ -88,7 +87,7 @@ def own_count(world: World) -> AbstractContextManager[Any]:
 def idle_stage(world: World) -> AbstractContextManager[Any]:
     """The stage of rank 1 has no gradient."""
 
-    def train(sound: Any, self: Replica, batch: Batch, scale: float) -> Tensor:
+    def train(sound: Any, self: Replica, batch: LocalBatch, scale: float) -> Tensor:
         loss = sound(self, batch, scale)
         for gradient in self.gradients():
             gradient.zero_()
@@ -110,7 +109,7 @@ def lonely_norm(world: World) -> AbstractContextManager[Any]:
 def drifting_rank(world: World) -> AbstractContextManager[Any]:
     """Rank 1 applies other gradients than those that the ranks agreed on."""
 
-    def train(sound: Any, self: Replica, batch: Batch, scale: float) -> Tensor:
+    def train(sound: Any, self: Replica, batch: LocalBatch, scale: float) -> Tensor:
         loss = sound(self, batch, scale)
         for gradient in self.gradients():
             gradient.mul_(1.001)
@@ -128,7 +127,7 @@ def lonely_keys(world: World) -> AbstractContextManager[Any]:
 def broken_rank(world: World) -> AbstractContextManager[Any]:
     """Rank 1 raises an error while the others wait for it."""
 
-    def train(sound: Any, self: Replica, batch: Batch, scale: float) -> Tensor:
+    def train(sound: Any, self: Replica, batch: LocalBatch, scale: float) -> Tensor:
         raise RuntimeError("broken on purpose")
 
     return _trained(world, train)

@@ -25,11 +25,11 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from paceline.trainer.config import ModelConfig, TrainerConfig, parse_config
-from paceline.trainer.data.batches import Batch
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
-from paceline.trainer.model.decoder import Block
+from paceline.trainer.model.decoder import DecoderBlock
 from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.parallel.pipeline import PipelineRunner, make_schedule
@@ -94,14 +94,14 @@ def outcome(ranks: int) -> dict[str, Any]:
         return json.loads((folder / "outcome.json").read_text())
 
 
-def batch_of(config: TrainerConfig, replicas: range) -> Batch:
+def batch_of(config: TrainerConfig, replicas: range) -> LocalBatch:
     """The micro-batches of some of the replicas, one after the other."""
     shape = (config.dp, config.num_microbatches, config.layout.micro_batch, config.training.seq_len)
     generator = torch.Generator().manual_seed(3)
     assert isinstance(config.model, ModelConfig)
     ids = torch.randint(0, config.model.vocab_size, (2, *shape), generator=generator)
     inputs, targets = ids[:, replicas.start : replicas.stop].flatten(1, 2)
-    return Batch(inputs, targets, targets.numel())
+    return LocalBatch(inputs, targets, targets.numel())
 
 
 def alone(config: TrainerConfig) -> tuple[Tensor, dict[str, Tensor]]:
@@ -118,7 +118,7 @@ def alone(config: TrainerConfig) -> tuple[Tensor, dict[str, Tensor]]:
     }
 
 
-def step(replica: Replica, batch: Batch) -> tuple[Tensor, Tensor]:
+def step(replica: Replica, batch: LocalBatch) -> tuple[Tensor, Tensor]:
     """(gradient norm, loss) of one step."""
     return replica.norm_and_loss(replica.train(batch, 1 / batch.counted))
 
@@ -224,20 +224,20 @@ def waits(steps: StepClock, world: World) -> dict[str, float]:
     """What the first rank does in a step in which only forward passes take time, in seconds."""
     config = parse_config(case(world.size, 1, 4, schedule="gpipe")["settings"])
     replica, _ = pipeline(config, world, steps)
-    batch, layers = batch_of(config, range(1)), Block._layers
+    batch, layers = batch_of(config, range(1)), DecoderBlock._layers
     step(replica, batch)
     pause_s = WORK_S * world.size / config.model.num_layers
 
-    def slow(self: Block, *inputs: Any) -> Tensor:
+    def slow(self: DecoderBlock, *inputs: Any) -> Tensor:
         time.sleep(pause_s)
         return layers(self, *inputs)
 
-    Block._layers = slow  # type: ignore[method-assign]
+    DecoderBlock._layers = slow  # type: ignore[method-assign]
     dist.barrier()
     steps.start()
     step(replica, batch)
     step_time_s, wait_s = steps.read(steps.lap())
-    Block._layers = layers  # type: ignore[method-assign]
+    DecoderBlock._layers = layers  # type: ignore[method-assign]
     bubble_s, work_s = (world.size - 1) * WORK_S, config.num_microbatches * WORK_S
     return {"step": step_time_s, "wait": wait_s, "bubble": bubble_s, "work": work_s}
 

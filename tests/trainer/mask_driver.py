@@ -21,8 +21,8 @@ from torch import distributed as dist
 
 from paceline.trainer.config import MEANS, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.data.batches import Batch, Loader, sampler_of
-from paceline.trainer.data.corpus import load_corpus, load_heldout
+from paceline.trainer.data.batches import Loader, LocalBatch, sampler_of
+from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
@@ -45,7 +45,7 @@ def run(config: TrainerConfig, world: World) -> dict[str, Any]:
     gradients: dict[str, Piece | None] = {}
     train = replica.train
 
-    def watched(batch: Batch, scale: float) -> Tensor:
+    def watched(batch: LocalBatch, scale: float) -> Tensor:
         loss = train(batch, scale)
         tp = mesh.tp
         for name, parameter in replica.named_parameters():
@@ -65,7 +65,7 @@ def evaluated(config: TrainerConfig, replica: Replica, world: World, mean: str) 
     assert evaluation is not None
     asked = replace(config.training, evaluation=replace(evaluation, mean=mean))
     asked_of = replace(config, training=asked)
-    return Evaluator(asked_of, replica, world, load_heldout(asked_of)).loss()
+    return Evaluator(asked_of, replica, world, load_validation(asked_of)).loss()
 
 
 def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:

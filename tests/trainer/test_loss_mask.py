@@ -23,12 +23,12 @@ pytest.importorskip("transformers")
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
-from paceline.trainer.data.corpus import TokenCorpus, load_corpus, load_heldout
+from paceline.trainer.data.corpus import TokenCorpus, load_corpus, load_validation
 from paceline.trainer.evaluation import sample_weights
-from paceline.trainer.model.decoder import Decoder, Setting
+from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import init_weights
-from paceline.trainer.offline import memory_trace as followed_step
+from paceline.trainer.offline import memory_trace
 from paceline.trainer.parallel.mesh import ALONE, Axis, Mesh
 from tests.trainer import peers
 from tests.trainer.example import command, end, lines, settings, steps, train
@@ -110,7 +110,7 @@ class Peer:
 
     def __init__(self, raw: dict[str, Any]) -> None:
         config = self.config = parse_config(raw)
-        ours = Decoder(config.model, Setting(SEQ_LEN, torch.float64)).double()  # type: ignore[arg-type]
+        ours = Decoder(config.model, LayerSetting(SEQ_LEN, torch.float64)).double()  # type: ignore[arg-type]
         shapes = {name: p.shape for name, p in ours.named_parameters()}
         init_weights(ours, shapes, config.training.seed, Mesh())
         self.raw, self.model = raw, peers.build(raw).double()
@@ -133,7 +133,7 @@ class Peer:
 def wanted(data: tuple[Path, Path]) -> dict[str, Any]:
     """The same from the plain loop."""
     peer = Peer(content(data))
-    corpus, held = load_corpus(peer.config), load_heldout(peer.config)
+    corpus, held = load_corpus(peer.config), load_validation(peer.config)
     assert isinstance(corpus, TokenCorpus) and isinstance(held, TokenCorpus)
     first = sampler_of(peer.config, corpus.num_windows).windows(0, 0)
     ids, labels = labelled(corpus, first)
@@ -191,7 +191,7 @@ def config_of(data: tuple[Path, Path], **changes: Any) -> TrainerConfig:
 def test_a_mask_says_of_each_target_whether_it_counts(data: tuple[Path, Path]) -> None:
     masked, plain = config_of(data), config_of(data, loss_mask=None)
     mask = torch.frombuffer(bytearray(data[1].read_bytes()), dtype=torch.uint8)
-    trained, held = load_corpus(masked), load_heldout(masked)
+    trained, held = load_corpus(masked), load_validation(masked)
 
     inputs, targets = trained.collate([0, 1, 2], ALONE)
     assert trained.masked and held.masked and not load_corpus(plain).masked
@@ -230,13 +230,13 @@ def test_held_out_samples_of_a_file_of_their_own_have_a_mask_of_their_own(
 
     assert not load_corpus(config).masked
     mask = torch.frombuffer(bytearray(data[1].read_bytes()), dtype=torch.uint8)
-    found = load_heldout(config).collate([0], ALONE)[1].flatten()
+    found = load_validation(config).collate([0], ALONE)[1].flatten()
     assert torch.equal(found != IGNORE_INDEX, mask[1 : SEQ_LEN + 1] != 0)
 
     raw["training"]["evaluation"] |= {"loss_mask": None}
     raw["data"]["loss_mask"] = str(data[1])
     config = parse_config(raw)
-    assert load_corpus(config).masked and not load_heldout(config).masked
+    assert load_corpus(config).masked and not load_validation(config).masked
 
 
 def test_what_the_manual_makes_of_labelled_rows_is_what_they_mean(
@@ -256,7 +256,7 @@ def test_what_the_manual_makes_of_labelled_rows_is_what_they_mean(
     raw = content((tmp_path / "train.bin", tmp_path / "train.mask"))
     own = {"path": str(tmp_path / "validation.bin"), "loss_mask": str(tmp_path / "validation.mask")}
     raw["training"]["evaluation"] |= own
-    inputs, targets = load_heldout(parse_config(raw)).collate([*range(HELD_OUT)], ALONE)
+    inputs, targets = load_validation(parse_config(raw)).collate([*range(HELD_OUT)], ALONE)
 
     assert torch.equal(inputs, ids)
     assert torch.equal(targets[:, :-1], labels[:, 1:]) and (targets[:, -1] == IGNORE_INDEX).all()
@@ -274,7 +274,7 @@ def test_a_mask_of_another_length_is_refused(data: tuple[Path, Path], tmp_path: 
 def test_a_sample_without_a_target_has_no_mean(data: tuple[Path, Path]) -> None:
     raw = content(data)
     raw["training"]["evaluation"] |= {"path": str(data[0]), "loss_mask": str(data[1])}
-    held = load_heldout(parse_config(raw))
+    held = load_validation(parse_config(raw))
 
     assert sample_weights(held, HELD_OUT).tolist() == [1] * HELD_OUT
     with pytest.raises(ConfigError, match="no target of held-out sample 2 counts"):
@@ -299,9 +299,9 @@ def test_masks_are_for_token_files_and_means_have_names(data: tuple[Path, Path])
 def test_a_step_is_followed_on_random_samples_without_the_mask(data: tuple[Path, Path]) -> None:
     raw = content(data, dtype="fp32")
 
-    followed = followed_step.settings(raw, raw["num_microbatches"])
+    traced = memory_trace.settings(raw, raw["num_microbatches"])
 
-    assert followed.data.loss_mask is None and config_problems(followed, 1) == []
+    assert traced.data.loss_mask is None and config_problems(traced, 1) == []
 
 
 def test_a_whole_training_says_what_it_masked(data: tuple[Path, Path], tmp_path: Path) -> None:

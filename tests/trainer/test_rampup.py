@@ -17,7 +17,7 @@ from paceline.core.window import steady_window
 from paceline.files.events import read_rank
 from paceline.trainer.config import parse_config
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.rampup import BatchSizes
+from paceline.trainer.schedule import BatchSizes
 from tests.trainer.example import lines, log, settings, train, world_size
 
 RAMP_UP = RampUp(start=2, increment=2, samples=18).sizes(8)

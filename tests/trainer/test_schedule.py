@@ -20,8 +20,7 @@ from paceline.core.run import RampUp
 from paceline.engines import native
 from paceline.trainer.config import LrScheduleConfig, TrainingConfig, parse_config
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.rampup import BatchSizes
-from paceline.trainer.schedule import LearningRate, set_rate
+from paceline.trainer.schedule import BatchSizes, LearningRate, set_rate
 from tests.example import make_spec
 from tests.trainer.example import log, settings, steps, train
 

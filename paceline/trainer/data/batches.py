@@ -16,14 +16,14 @@ from paceline.trainer.data.corpus import Corpus
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
 from paceline.trainer.parallel.mesh import Mesh
-from paceline.trainer.rampup import BatchSizes
+from paceline.trainer.schedule import BatchSizes
 
 AHEAD = 2
 """Steps that are prepared in advance."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class LocalBatch:
     """One rank's share of a step; every tensor begins with (num_microbatches, micro_batch).
 
     A decoder's inputs and targets go on with (seq_len / cp) token ids.
@@ -43,9 +43,9 @@ class Batch:
         """The replica's samples."""
         return self.inputs.shape[0] * self.inputs.shape[1]
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> LocalBatch:
         """The same batch on a device; the copy is queued when the memory is pinned."""
-        return Batch(
+        return LocalBatch(
             self.inputs.to(device, non_blocking=True),
             self.targets.to(device, non_blocking=True),
             self.counted,
@@ -125,12 +125,12 @@ class Loader:
         self._rank, self._cp = mesh.dp.index, mesh.cp
         self._steps = range(first, config.training.steps)
         self._micro_batch = config.layout.micro_batch
-        self._ready: queue.Queue[Batch | Exception] = queue.Queue(AHEAD)
+        self._ready: queue.Queue[LocalBatch | Exception] = queue.Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="loader", daemon=True)
         self._thread.start()
 
-    def next(self) -> tuple[Batch, float]:
+    def next(self) -> tuple[LocalBatch, float]:
         """(the next step's batch, seconds spent waiting for it); raises what the thread met."""
         start = time.perf_counter()
         item = self._ready.get()
@@ -144,7 +144,7 @@ class Loader:
         self._stopped.set()
         self._thread.join()
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> LocalBatch:
         """This rank's batch of a step (from 0)."""
         indices = self._sampler.windows(step, self._rank)
         fields = [
@@ -155,11 +155,13 @@ class Loader:
             fields = [field.pin_memory() for field in fields]
         inputs, targets, *extras = fields
         counted = int((targets != IGNORE_INDEX).sum())
-        return Batch(inputs, targets, counted, tuple(extras), self._corpus.real_tokens(indices))
+        return LocalBatch(
+            inputs, targets, counted, tuple(extras), self._corpus.real_tokens(indices)
+        )
 
     def _fill(self) -> None:
         for step in self._steps:
-            item: Batch | Exception
+            item: LocalBatch | Exception
             try:
                 item = self.batch(step)
             except Exception as error:  # the step that asks for this batch raises it
@@ -167,7 +169,7 @@ class Loader:
             if not self._put(item) or isinstance(item, Exception):
                 return
 
-    def _put(self, item: Batch | Exception) -> bool:
+    def _put(self, item: LocalBatch | Exception) -> bool:
         """False when the loader was closed meanwhile."""
         while not self._stopped.is_set():
             try:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, FluxConfig, TrainerConfig
-from paceline.trainer.data.latents import load_heldout_latents, load_latents
+from paceline.trainer.data.latents import load_latents, load_validation_latents
 from paceline.trainer.data.texts import (
     BYTE_VOCAB,
     END,
@@ -30,12 +30,17 @@ from paceline.trainer.data.texts import (
     records,
     tokens_of,
 )
-from paceline.trainer.data.validation_split import Wanted, split, too_little, wanted
+from paceline.trainer.data.validation_split import (
+    ValidationSize,
+    split_off,
+    too_little,
+    validation_size,
+)
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
 from paceline.trainer.parallel.context import rows
 from paceline.trainer.parallel.mesh import Axis
-from paceline.trainer.rampup import BatchSizes
+from paceline.trainer.schedule import BatchSizes
 
 
 @dataclass(frozen=True)
@@ -232,11 +237,11 @@ def load_corpus(config: TrainerConfig) -> Corpus:
         return TokenCorpus(
             tokens, training.seq_len, vocab, None if mask is None else mask[: len(tokens)]
         )
-    extent = split(data, apart)[0] if apart else WHOLE_SOURCE
+    extent = split_off(data, apart)[0] if apart else WHOLE_SOURCE
     return text_corpus(config, data, training.seed, samples, extent)
 
 
-def load_heldout(config: TrainerConfig) -> Corpus:
+def load_validation(config: TrainerConfig) -> Corpus:
     """The samples that evaluations go over, in their order; the same ones for every seed.
 
     Raises ConfigError when there are fewer than asked for.
@@ -244,11 +249,11 @@ def load_heldout(config: TrainerConfig) -> Corpus:
     evaluation, data, training = config.training.evaluation, config.data, config.training
     assert evaluation is not None, "there is nothing to evaluate"
     if isinstance(config.model, FluxConfig):
-        return load_heldout_latents(config, config.model, evaluation)
+        return load_validation_latents(config, config.model, evaluation)
     vocab = config.model.vocab_size
     if data.source == "synthetic":
         return SyntheticCorpus(training.seq_len, vocab, 0, backwards=True)
-    apart, need = held_out_of(config), wanted(config)
+    apart, need = held_out_of(config), validation_size(config)
     masked = evaluation.loss_mask or (None if evaluation.path else data.loss_mask)
     data = replace(data, path=evaluation.path or data.path, loss_mask=masked)
     if data.source == "tokens":
@@ -258,7 +263,7 @@ def load_heldout(config: TrainerConfig) -> Corpus:
             tokens[part], training.seq_len, vocab, None if mask is None else mask[part]
         )
     else:
-        extent = split(data, apart)[1] if apart else WHOLE_SOURCE
+        extent = split_off(data, apart)[1] if apart else WHOLE_SOURCE
         found = text_corpus(config, data, 0, evaluation.samples, extent)
     if (found.num_windows or 0) < evaluation.samples:
         raise ConfigError(
@@ -273,10 +278,10 @@ def mask_of(data: DataConfig) -> Tensor | None:
     return None if data.loss_mask is None else map_mask(data.loss_mask, data)
 
 
-def held_out_of(config: TrainerConfig) -> Wanted | None:
+def held_out_of(config: TrainerConfig) -> ValidationSize | None:
     """What evaluation takes away from the training's own data."""
     evaluation = config.training.evaluation
-    return wanted(config) if evaluation is not None and evaluation.path is None else None
+    return validation_size(config) if evaluation is not None and evaluation.path is None else None
 
 
 def text_corpus(

@@ -35,7 +35,7 @@ TIMES = 8
 TEXT, IMAGE = ("text", "pooled"), ("mean", "logvar")
 
 
-class Source(Protocol):
+class LatentSource(Protocol):
     """Where samples come from."""
 
     def sample(self, number: int, generator: Generator) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class LatentCorpus:
     """Noisy latents, their velocities, and what they are conditioned on, by number."""
 
     model: FluxConfig
-    source: Source
+    source: LatentSource
     seq_len: int
     seed: int
     masked: bool = False
@@ -165,14 +165,14 @@ class LatentCorpus:
 
 
 @dataclass(frozen=True)
-class HeldOutLatents:
+class ValidationLatents:
     """Samples at fixed times, i / 8 for the i-th modulo 8, with fixed latents and noise.
 
     Source: MLPerf Training 5.1, flux1: a loss at every eighth of the way, and the mean of those.
     """
 
     model: FluxConfig
-    source: Source
+    source: LatentSource
     seq_len: int
     first: int
     """Number in the source of the first one."""
@@ -228,7 +228,7 @@ def load_latents(config: TrainerConfig, model: FluxConfig) -> LatentCorpus:
     """The samples of a run; raises ConfigError for a source that has none of this kind."""
     data, seed = config.data, config.training.seed
     if data.source == "synthetic":
-        source: Source = RandomSource(model)
+        source: LatentSource = RandomSource(model)
     elif data.source == "latents" and data.path is not None:
         evaluation = config.training.evaluation
         apart = evaluation.samples if evaluation and evaluation.path is None else 0
@@ -240,20 +240,20 @@ def load_latents(config: TrainerConfig, model: FluxConfig) -> LatentCorpus:
     return LatentCorpus(model, source, config.training.seq_len, seed)
 
 
-def load_heldout_latents(
+def load_validation_latents(
     config: TrainerConfig, model: FluxConfig, evaluation: EvaluationConfig
-) -> HeldOutLatents:
+) -> ValidationLatents:
     """The samples that evaluations go over; raises ConfigError when there are too few."""
     seq_len, count = config.training.seq_len, evaluation.samples
     if config.data.source == "synthetic":
-        return HeldOutLatents(model, RandomSource(model), seq_len, 0, count)
+        return ValidationLatents(model, RandomSource(model), seq_len, 0, count)
     path = evaluation.path or config.data.path
     assert path is not None, "latents have a path"
     source = EncodedFiles(path, model, 0)
     first = 0 if evaluation.path else source.num_files - count
     if source.num_files < count:
         raise ConfigError(f"training.evaluation.samples {count}: {path} holds {source.num_files}")
-    return HeldOutLatents(model, source, seq_len, first, count)
+    return ValidationLatents(model, source, seq_len, first, count)
 
 
 def _index(path: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ FIRST_LOOK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ValidationSize:
     """How much is kept apart: tokens of packed samples, or records."""
 
     amount: int
@@ -31,16 +31,16 @@ class Wanted:
         return bool(text) if is_record else sum(1 for _ in paragraphs(text))
 
 
-def wanted(config: TrainerConfig) -> Wanted:
+def validation_size(config: TrainerConfig) -> ValidationSize:
     """What the evaluation of a training needs."""
     assert config.training.evaluation is not None
     samples = config.training.evaluation.samples
     if config.data.packing == "padded":
-        return Wanted(samples, padded=True)
-    return Wanted(samples * config.training.seq_len + 1, padded=False)
+        return ValidationSize(samples, padded=True)
+    return ValidationSize(samples * config.training.seq_len + 1, padded=False)
 
 
-def split(data: DataConfig, need: Wanted) -> tuple[Extent, Extent]:
+def split_off(data: DataConfig, need: ValidationSize) -> tuple[Extent, Extent]:
     """(what is trained on, what is held out) of a text source.
 
     Raises ConfigError when nothing is left to train on.
@@ -63,7 +63,7 @@ def too_little(where: str) -> ConfigError:
     )
 
 
-def _split_files(paths: list[Path], need: Wanted) -> tuple[Extent, Extent]:
+def _split_files(paths: list[Path], need: ValidationSize) -> tuple[Extent, Extent]:
     order = list(paths)
     random.Random(0).shuffle(order)
     found = 0
@@ -76,7 +76,7 @@ def _split_files(paths: list[Path], need: Wanted) -> tuple[Extent, Extent]:
     return Extent(files=train), Extent(files=tuple(p for p in paths if p not in kept))
 
 
-def _start_of_end(data: DataConfig, size: int, need: Wanted) -> int:
+def _start_of_end(data: DataConfig, size: int, need: ValidationSize) -> int:
     """Where the shortest end begins, found in looks of double size, that holds enough; 0: nowhere."""
     if data.source == "text" and not need.padded:
         return max(0, size - need.amount)
@@ -89,7 +89,7 @@ def _start_of_end(data: DataConfig, size: int, need: Wanted) -> int:
     return _shortest_end(data, 0, need) or 0
 
 
-def _shortest_end(data: DataConfig, start: int, need: Wanted) -> int | None:
+def _shortest_end(data: DataConfig, start: int, need: ValidationSize) -> int | None:
     """The start of the last records behind `start` that are enough; None when they are not."""
     assert data.path is not None
     with Path(data.path).open("rb") as file:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 WHOLE_GRADIENTS = "activations include whole gradients, which ZeRO-2 and 3 hold until a pipeline's last micro-batch"
 
 
-class Counters:
+class AllocatorCounters:
     """A device's memory: the allocator's counters, whose peaks outlive a reset, and the driver's."""
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class AllocatorStep:
     kind = "allocated"
     tracker = "allocator"
 
-    def __init__(self, modules: Sequence[nn.Module], counters: Counters) -> None:
+    def __init__(self, modules: Sequence[nn.Module], counters: AllocatorCounters) -> None:
         self._parameters = list({id(p): p for m in modules for p in m.parameters()}.values())
         self._counters = counters
         self.why = WHOLE_GRADIENTS if any(map(reduces_late, modules)) else None

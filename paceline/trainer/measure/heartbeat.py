@@ -28,7 +28,7 @@ SIGNS_PER_LIMIT = 4
 """How often a watchdog shows that it is alive, by the time of its stack file."""
 
 
-class Steps(Protocol):
+class StepProgress(Protocol):
     """What the watchdog asks the step clock."""
 
     step: int
@@ -47,7 +47,7 @@ class Heartbeat:
 
     def __init__(self, events: EventLog, stack_path: str) -> None:
         self.events, self.stack_path = events, stack_path
-        self.steps: Steps | None = None
+        self.steps: StepProgress | None = None
         self._doing: str | None = "at the start"
         self._waits = False
         self._beats = 0
@@ -80,7 +80,7 @@ class Heartbeat:
         if doing is not None:
             self._doing, self._waits = doing, waits
 
-    def follow(self, steps: Steps, parts: Iterable[Any], stages: Iterable[Any] = ()) -> None:
+    def follow(self, steps: StepProgress, parts: Iterable[Any], stages: Iterable[Any] = ()) -> None:
         """Take the steps of a clock as beats, and the start of every micro-batch in a model's parts.
 
         A pipeline's `stages` beat after every forward and backward pass as well: all backward

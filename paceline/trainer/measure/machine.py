@@ -1,4 +1,4 @@
-"""What the system says about its processor, and how its memory is managed."""
+"""What the system says about its processor, and what it is asked to do for this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 GROWTH_BYTES = 64 * 2**20
+PR_SET_PDEATHSIG = 1
 STATM = Path("/proc/self/statm")
 
 
@@ -68,3 +70,12 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
         mallopt(M_TOP_PAD, GROWTH_BYTES)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have Linux kill this process when its launcher dies; torchrun's workers outlive it otherwise."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

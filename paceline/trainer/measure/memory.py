@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.trainer.measure.allocator import AllocatorStep, Counters
+from paceline.trainer.measure.allocator import AllocatorCounters, AllocatorStep
 from paceline.trainer.measure.machine import resident_now
 from paceline.trainer.optim import held_by
 from paceline.trainer.parallel.tensor import local
@@ -77,10 +77,10 @@ class MemoryWatch:
         self.device, self.untracked = device, untracked
         if parts and limited and untracked is None:
             with suppress(ImportError):
-                from paceline.trainer.measure import memory_tracker as tracking  # noqa: F401  # pyright: ignore[reportUnusedImport]
+                from paceline.trainer.measure import memory_tracker  # noqa: F401  # pyright: ignore[reportUnusedImport]
         self._tries = MOST_TRIES if parts else 0
         self._before_model = resident_now()
-        self._counters = Counters(device) if device.type == "cuda" else None
+        self._counters = AllocatorCounters(device) if device.type == "cuda" else None
         self._record: dict[str, Any] = {}
         self._watcher: int | None = None
         self._calls = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from paceline.trainer.config import ConfigError
-from paceline.trainer.measure.limits import is_limited
+from paceline.trainer.measure.memory_limit import is_limited
 
 OUT_OF_MEMORY = (
     "out of memory",

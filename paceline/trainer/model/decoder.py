@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from paceline.trainer.config import LoraConfig, ModelConfig
-from paceline.trainer.model.float8 import Way, float8_product, float8_way
+from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
 from paceline.trainer.model.loss import chunked_cross_entropy
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.context import attend, rows
@@ -32,7 +32,7 @@ ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functio
 
 
 @dataclass(frozen=True)
-class Setting:
+class LayerSetting:
     """How a decoder computes, whatever its shape."""
 
     seq_len: int
@@ -49,7 +49,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """Which layers a pipeline stage holds; the first one embeds, the last one has the head."""
 
     layers: range
@@ -67,7 +67,7 @@ class Linear(nn.Linear):
         self.lora = lora
         self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
         self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
-        self.float8: Way | None = None
+        self.float8: Float8Settings | None = None
         """How the layer's own product runs in float8, if it does; set by `use_float8`."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class SummedLinear(Linear):
 class Embedding(nn.Embedding):
     """Token vectors in the compute dtype; a region's ranks share the vocabulary."""
 
-    def __init__(self, setting: Setting, vocab: int, width: int) -> None:
+    def __init__(self, setting: LayerSetting, vocab: int, width: int) -> None:
         super().__init__(vocab, width)
         self.region, self.dtype = setting.region, setting.dtype
 
@@ -177,7 +177,7 @@ def rope_tables(model: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads."""
 
-    def __init__(self, model: ModelConfig, setting: Setting) -> None:
+    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.setting, self.head_dim = setting, model.head_dim
         hidden, bias = model.hidden_size, model.bias
@@ -208,7 +208,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The MLP of a block, with or without a gate."""
 
-    def __init__(self, model: ModelConfig, setting: Setting) -> None:
+    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.region = setting.region
         self.activation = ACTIVATIONS[model.activation]
@@ -226,10 +226,10 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and MLP with their residuals; norms before (pre) or after the sums (post)."""
 
-    def __init__(self, model: ModelConfig, setting: Setting) -> None:
+    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.pre = model.norm_position == "pre"
         self.recompute = setting.recompute == "full"
@@ -260,10 +260,12 @@ class Decoder(Network):
     Tokens or hidden states in, hidden states or the scaled loss out, as its part says.
     """
 
-    def __init__(self, model: ModelConfig, setting: Setting, part: Part | None = None) -> None:
+    def __init__(
+        self, model: ModelConfig, setting: LayerSetting, part: ModelPart | None = None
+    ) -> None:
         super().__init__()
         self.model, self.setting = model, setting
-        self.part = part = part or Part(range(model.num_layers))
+        self.part = part = part or ModelPart(range(model.num_layers))
         hidden, embed = model.hidden_size, model.embed_dim
         projected = embed != hidden
         holds_table = part.first or (part.last and model.tied_embeddings)
@@ -273,7 +275,9 @@ class Decoder(Network):
         places = model.max_positions + model.position_offset
         learned = model.positions == "learned" and part.first
         self.positions = nn.Embedding(places, hidden) if learned else None
-        self.blocks = nn.ModuleDict({str(layer): Block(model, setting) for layer in part.layers})
+        self.blocks = nn.ModuleDict(
+            {str(layer): DecoderBlock(model, setting) for layer in part.layers}
+        )
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
         headed = part.last and not model.tied_embeddings
@@ -345,10 +349,10 @@ def use_float8(model: Network, device_type: str) -> None:
 
     Raises ConfigError without torchao.
     """
-    way = float8_way(device_type)
+    settings = float8_settings(device_type)
     for module in model.blocks.modules():
         if isinstance(module, Linear):
-            module.float8 = way
+            module.float8 = settings
 
 
 def recomputed(compute: Callable[..., T], *inputs: Any, draws: bool = False) -> T:

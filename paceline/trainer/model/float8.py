@@ -14,18 +14,18 @@ from torch import Tensor
 
 from paceline.trainer.config import ConfigError
 
-Way = tuple[Any, tuple[Any, Any]]
-"""torchao's differentiable product and its settings."""
+Float8Settings = tuple[Any, tuple[Any, Any]]
+"""torchao's differentiable product, and the configurations that it takes."""
 
 
-def float8_product(x: Tensor, weight: Tensor, way: Way) -> Tensor:
-    """(..., in) x (out, in) -> (..., out) in x's dtype, by what `float8_way` gave."""
-    product, settings = way
-    return product.apply(x, weight.to(x.dtype).t(), *settings)
+def float8_product(x: Tensor, weight: Tensor, settings: Float8Settings) -> Tensor:
+    """(..., in) x (out, in) -> (..., out) in x's dtype, by what `float8_settings` gave."""
+    product, configs = settings
+    return product.apply(x, weight.to(x.dtype).t(), *configs)
 
 
 @cache
-def float8_way(device_type: str) -> Way:
+def float8_settings(device_type: str) -> Float8Settings:
     """How a device multiplies; on a CPU the rounding is emulated. Raises ConfigError without torchao.
 
     To be asked for before anything is compiled, because the compiler would follow the imports.

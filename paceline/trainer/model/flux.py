@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.config import FluxConfig
-from paceline.trainer.model.decoder import Linear, Setting, SummedLinear, recomputed, rotate
+from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear, recomputed, rotate
 from paceline.trainer.model.network import INIT_STD, Network
 from paceline.trainer.parallel.collectives import copy, join
 from paceline.trainer.parallel.context import attend_all
@@ -75,7 +75,7 @@ class Embedder(nn.Module):
 class Stream(nn.Module):
     """What a double block does to one of its two streams, before and after their attention."""
 
-    def __init__(self, model: FluxConfig, setting: Setting) -> None:
+    def __init__(self, model: FluxConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.region, self.head_dim = setting.region, model.head_dim
         hidden, ffn = model.hidden_size, model.mlp_ratio * model.hidden_size
@@ -104,7 +104,7 @@ class Stream(nn.Module):
 class DoubleBlock(nn.Module):
     """Text and image with weights of their own, and one attention over both."""
 
-    def __init__(self, model: FluxConfig, setting: Setting) -> None:
+    def __init__(self, model: FluxConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.setting = setting
         self.text, self.image = Stream(model, setting), Stream(model, setting)
@@ -130,7 +130,7 @@ class DoubleBlock(nn.Module):
 class SingleBlock(nn.Module):
     """One stream, whose attention and MLP run side by side."""
 
-    def __init__(self, model: FluxConfig, setting: Setting) -> None:
+    def __init__(self, model: FluxConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.setting, self.head_dim = setting, model.head_dim
         hidden, ffn = model.hidden_size, model.mlp_ratio * model.hidden_size
@@ -159,7 +159,7 @@ class SingleBlock(nn.Module):
 class MMDiT(Network):
     """The whole transformer; `blocks` holds the double ones, then the single ones."""
 
-    def __init__(self, model: FluxConfig, setting: Setting) -> None:
+    def __init__(self, model: FluxConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.model, self.setting = model, setting
         hidden = model.hidden_size

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.trainer.parallel.exchange import gather_into
+from paceline.trainer.parallel.collectives import gather_into
 from paceline.trainer.parallel.mesh import ALONE, Axis
 
 IGNORE_INDEX = -100

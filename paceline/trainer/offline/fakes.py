@@ -124,12 +124,12 @@ def concatenated(*meshes: Any) -> Any:
 
 
 @contextmanager
-def stand_ins(as_cuda: bool) -> Iterator[None]:
+def substitutes(as_cuda: bool) -> Iterator[None]:
     """What trains inside can do so on tensors without memory; `as_cuda` with a GPU's kernels."""
-    from paceline.trainer.parallel import replica as parallel
+    from paceline.trainer.parallel import replica
 
     with (
-        patch.object(parallel, "DistributedDataParallel", BucketedGradients),
+        patch.object(replica, "DistributedDataParallel", BucketedGradients),
         patch.object(nn.Module, "to_empty", materialised),
         patch.object(Tensor, "item", one),
         patch.object(DeviceMesh, "_concatenate", concatenated, create=True),
@@ -143,16 +143,16 @@ def stand_ins(as_cuda: bool) -> Iterator[None]:
 
 @contextmanager
 def _kernels_of_cuda() -> Iterator[None]:
-    from paceline.trainer.model import attention as own
+    from paceline.trainer.model import attention as model_attention
     from paceline.trainer.model import loss
 
     with (
         patch.object(functional, "scaled_dot_product_attention", attention),
         patch.object(functional, "rms_norm", rms_norm),
-        patch.object(own, "LONGEST_BLOCKED", 0),
-        patch.object(own, "LONGEST_PLAIN", 0),
-        patch.object(own, "LateAttention", _Late),
-        patch.object(own, "_for_kernel", lambda _, x: x),
+        patch.object(model_attention, "LONGEST_BLOCKED", 0),
+        patch.object(model_attention, "LONGEST_PLAIN", 0),
+        patch.object(model_attention, "LateAttention", _Late),
+        patch.object(model_attention, "_for_kernel", lambda _, x: x),
         patch.dict(loss.CHUNK_BYTES, {"cpu": loss.CHUNK_BYTES["cuda"]}),
     ):
         yield

@@ -20,12 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.data.batches import Batch, Loader, sampler_of
+from paceline.trainer.data.batches import Loader, LocalBatch, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.memory import MemoryWatch
-from paceline.trainer.offline.fakes import stand_ins
+from paceline.trainer.offline.fakes import substitutes
 from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, make_mesh
 from paceline.trainer.trainer import Trainer
@@ -43,14 +43,14 @@ def main(question: dict[str, Any]) -> None:
     problems = config_problems(settings(raw, raw["num_microbatches"]), size)
     if problems:
         raise ConfigError("; ".join(problems))
-    counts = followed_counts(raw["layout"]["pp"], raw["num_microbatches"])
+    counts = traced_counts(raw["layout"]["pp"], raw["num_microbatches"])
     for rank in question["ranks"]:
         told = [trace(settings(raw, count), rank, size) for count in counts]
         whole = grown(told, raw["num_microbatches"]) if len(told) > 1 else told[0]
         print(json.dumps({"event": "trace", **whole}), flush=True)
 
 
-def followed_counts(pp: int, num_microbatches: int) -> list[int]:
+def traced_counts(pp: int, num_microbatches: int) -> list[int]:
     """Numbers of micro-batches that tell what a step of so many needs."""
     if pp == 1:
         return [min(num_microbatches, ENOUGH)]
@@ -100,19 +100,19 @@ def trace(config: TrainerConfig, rank: int, size: int) -> dict[str, Any]:
     try:
         world = World(rank, 0, size, torch.device("cpu"), "fake")
         mesh = make_mesh(world, config.layout, config.dp)
-        with stand_ins(as_cuda=config.device == "cuda"):
+        with substitutes(as_cuda=config.device == "cuda"):
             return {
                 "rank": rank,
                 "torch": torch.__version__,
                 "kernels": config.device,
                 "num_microbatches": config.num_microbatches,
-                **followed(replace(config, device="cpu"), world, mesh),
+                **memory_of_step(replace(config, device="cpu"), world, mesh),
             }
     finally:
         dist.destroy_process_group()
 
 
-def followed(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str, Any]:
+def memory_of_step(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str, Any]:
     """The memory record of the watched step, as far as it is of tensors."""
     (batch, masked), steps = first_batch(config, mesh), StepClock(HostClock())
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -120,7 +120,7 @@ def followed(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str, Any]:
         memory = MemoryWatch(world.device)
         # A trace writes nothing: no step of it is a step of a run.
         trainer = Trainer(config, replica, world, steps, cast(EventLog, None), memory, masked)
-        fake = Batch(
+        fake = LocalBatch(
             mode.from_tensor(batch.inputs),
             mode.from_tensor(batch.targets),
             batch.counted,
@@ -140,14 +140,14 @@ def followed(config: TrainerConfig, world: World, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def first_of(batch: Batch) -> Batch:
+def first_of(batch: LocalBatch) -> LocalBatch:
     """The first micro-batch alone."""
     extras = tuple(extra[:1] for extra in batch.extras)
     inputs, targets = batch.inputs[:1], batch.targets[:1]
     return replace(batch, inputs=inputs, targets=targets, counted=targets.numel(), extras=extras)
 
 
-def first_batch(config: TrainerConfig, mesh: Mesh) -> tuple[Batch, bool]:
+def first_batch(config: TrainerConfig, mesh: Mesh) -> tuple[LocalBatch, bool]:
     """A batch as the run's first steps have it, and whether it masks targets."""
     corpus = load_corpus(config)
     loader = Loader(corpus, sampler_of(config, corpus.num_windows), config, mesh, pin=False)

@@ -6,7 +6,7 @@ import torch
 
 from paceline.trainer.config import ConfigError, FluxConfig, Model, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
-from paceline.trainer.model.decoder import Decoder, Part, Setting, use_float8
+from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart, use_float8
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
@@ -74,7 +74,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     return Replica(parts, mesh)
 
 
-def make_network(model: Model, setting: Setting, part: Part | None = None) -> Network:
+def make_network(model: Model, setting: LayerSetting, part: ModelPart | None = None) -> Network:
     """The kind of model that the settings name, or a pipeline stage of it."""
     if isinstance(model, FluxConfig):
         return MMDiT(model, setting)
@@ -91,10 +91,10 @@ def check_parameters(whole: Network, config: TrainerConfig) -> None:
             raise ConfigError(f"expected_{name} {expected:,}: the model has {count:,} {name}")
 
 
-def setting_of(config: TrainerConfig, mesh: Mesh) -> Setting:
+def setting_of(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
     """How this rank's decoder computes."""
     layout = config.layout
-    return Setting(
+    return LayerSetting(
         seq_len=config.training.seq_len,
         dtype=DTYPES[config.training.dtype],
         recompute=layout.recompute,
@@ -105,14 +105,14 @@ def setting_of(config: TrainerConfig, mesh: Mesh) -> Setting:
     )
 
 
-def parts_of(config: TrainerConfig, mesh: Mesh) -> list[Part]:
+def parts_of(config: TrainerConfig, mesh: Mesh) -> list[ModelPart]:
     """The pipeline stages that this rank holds."""
     if mesh.pp.size == 1:
-        return [Part(range(config.model.num_layers))]
+        return [ModelPart(range(config.model.num_layers))]
     pp, vp = mesh.pp, config.layout.vp
     layers = stage_layers(config.model.num_layers, pp.size, vp)
     last = pp.size * vp - 1
     return [
-        Part(layers[stage], first=stage == 0, last=stage == last)
+        ModelPart(layers[stage], first=stage == 0, last=stage == last)
         for stage in stages_of(pp.index, pp.size, vp)
     ]

@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from paceline.trainer.parallel.exchange import gather_into, scatter_sum_into
 from paceline.trainer.parallel.mesh import Axis
 
 BUCKET_BYTES = 64 * 2**20
 """Most that is made flat at a time."""
+
+# PyTorch 2.13 renamed these and warns about the old names; 2.11 has only those.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+Group = dist.ProcessGroup | None
 
 
 def sum_over(x: Tensor, axis: Axis) -> Tensor:
@@ -155,4 +159,32 @@ def _scattered(x: Tensor, axis: Axis) -> Tensor:
     parts = x.unflatten(1, (axis.size, -1)).transpose(0, 1).contiguous()
     out = torch.empty_like(parts[0])
     scatter_sum_into(out, parts.flatten(0, 1), axis.group)
+    return out
+
+
+def gather_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
+    """`out` (size x n, ...) filled with every rank's `x` (n, ...)."""
+    return _settle(_gather_single(out, x, group=group, async_op=True), out)
+
+
+def scatter_sum_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
+    """`out` (n, ...) filled with this rank's part of the sum of all ranks' `x` (size x n, ...)."""
+    return _settle(_scatter_single(out, x, group=group, async_op=True), out)
+
+
+def all_to_all_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
+    """`out` (size x n, ...) whose part i is the part for this rank in `x` of rank i."""
+    return _settle(dist.all_to_all_single(out, x, group=group, async_op=True), out)
+
+
+def pass_on(out: Tensor, x: Tensor, ranks: tuple[int, ...], index: int, group: Group) -> list[Any]:
+    """Begin to send `x` to the next rank of a ring and to receive `out`; works to wait for."""
+    to_next = dist.P2POp(dist.isend, x, ranks[(index + 1) % len(ranks)], group)
+    from_last = dist.P2POp(dist.irecv, out, ranks[index - 1], group)
+    return dist.batch_isend_irecv([to_next, from_last])
+
+
+def _settle(work: Any, out: Tensor) -> Tensor:
+    """`out`, once the work that fills it is done (on CUDA: before the stream's next kernel)."""
+    work.wait()
     return out

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.model.attention import causal_attention, full_attention
-from paceline.trainer.parallel.collectives import gather
-from paceline.trainer.parallel.exchange import all_to_all_into, gather_into, scatter_sum_into
+from paceline.trainer.parallel.collectives import (
+    all_to_all_into,
+    gather,
+    gather_into,
+    scatter_sum_into,
+)
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.parallel.ring import RingAttention
 

@@ -77,7 +77,7 @@ def traffic_of(config: TrainerConfig, dtype: torch.dtype) -> Traffic:
     )
 
 
-class Stage(PipelineStage):
+class LocalStage(PipelineStage):
     """A stage whose receive buffers live only while they are in use.
 
     PyTorch's own hold an input and an output gradient of every micro-batch for good: with full
@@ -179,7 +179,7 @@ class PipelineRunner:
         if config.layout.schedule == "zero-bubble":
             keep_gathered(parts)
         self.stages = [
-            Stage(part, index, num_stages, axis, traffic, device)
+            LocalStage(part, index, num_stages, axis, traffic, device)
             for part, index in zip(parts, stages_of(axis.index, axis.size, len(parts)), strict=True)
         ]
         self.axis = axis
@@ -235,7 +235,7 @@ class PipelineRunner:
                 work.wait()
         return losses
 
-    def _inputs(self, stage: Stage, tokens: Tensor) -> Iterator[Tensor]:
+    def _inputs(self, stage: LocalStage, tokens: Tensor) -> Iterator[Tensor]:
         """A stage's inputs, one micro-batch after the other.
 
         The first rank takes in all that the last one has kept for it before it sends anything on:
@@ -252,7 +252,7 @@ class PipelineRunner:
         following = self.axis.ranks[(self.axis.index + 1) % self.axis.size]
         return dist.isend(out, following, group=self.axis.group)
 
-    def _received(self, stage: Stage) -> Tensor:
+    def _received(self, stage: LocalStage) -> Tensor:
         x = torch.empty_like(stage.traffic.between(), device=stage.device, requires_grad=False)
         before = self.axis.ranks[(self.axis.index - 1) % self.axis.size]
         work = dist.irecv(x, before, group=self.axis.group)
@@ -272,7 +272,7 @@ def keep_gathered(parts: list[Network]) -> None:
             part.set_reshard_after_forward(False)
 
 
-def make_schedule(name: str, stages: list[Stage], num_microbatches: int) -> Any:
+def make_schedule(name: str, stages: list[LocalStage], num_microbatches: int) -> Any:
     """PyTorch's schedule of that name over this rank's stages."""
     settings: dict[str, Any] = {"loss_fn": _computed_in_the_stage, "scale_grads": False}
     if name == "zero-bubble":

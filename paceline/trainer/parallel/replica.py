@@ -21,7 +21,7 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.trainer.data.batches import Batch
+from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import sum_flat, sum_over
@@ -71,7 +71,7 @@ class Replica:
         for part in self.parts:
             yield from part.named_parameters()
 
-    def train(self, batch: Batch, scale: float) -> Tensor:
+    def train(self, batch: LocalBatch, scale: float) -> Tensor:
         """Summed loss of all micro-batches times `scale`, with its gradients exchanged.
 
         A pipeline's other stages see 0 instead of the loss.
@@ -83,7 +83,7 @@ class Replica:
         return loss
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+    def evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
         """Summed loss of all micro-batches, of this rank alone and without gradients or dropping.
 
         `weights` (M, B) are what each target of a sample counts, None where all count the same. A
@@ -124,14 +124,14 @@ class Replica:
             elif parameter.requires_grad:
                 raise RuntimeError(f"{name} got no gradient in this layout")
 
-    def _train(self, batch: Batch) -> Tensor:
+    def _train(self, batch: LocalBatch) -> Tensor:
         last = len(batch.inputs) - 1
         total = torch.zeros((), device=batch.inputs.device)
         for i, arguments in enumerate(batch.microbatches()):
             total = total + self._train_one(arguments, last=i == last)
         return total
 
-    def _evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+    def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
         total = torch.zeros((), dtype=self.wide, device=batch.inputs.device)
         part = self.parts[0]  # without DDP around it, which has nothing to do here
         for i, arguments in enumerate(batch.microbatches()):
@@ -235,13 +235,13 @@ class PipelineReplica(Replica):
         self.runner, self.sharded = runner, sharded
         self.stages = runner.stages
 
-    def _train(self, batch: Batch) -> Tensor:
+    def _train(self, batch: LocalBatch) -> Tensor:
         loss = self.runner.step(batch.inputs, batch.targets)
         if not self.sharded:
             sum_flat(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
         return loss
 
-    def _evaluate(self, batch: Batch, weights: Tensor | None) -> Tensor:
+    def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
         return self.runner.evaluate(batch.inputs, batch.targets, weights)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.model.attention import attend_part, merge, part_gradients
-from paceline.trainer.parallel.exchange import pass_on
+from paceline.trainer.parallel.collectives import pass_on
 from paceline.trainer.parallel.mesh import Axis
 
 ALL = slice(None)

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from paceline.trainer.main import die_with_parent
-from paceline.trainer.measure.machine import cpu_name
+from paceline.trainer.measure.machine import cpu_name, die_with_parent
 from paceline.trainer.parallel.mesh import World, join_world
 from paceline.trainer.programs.allreduce import PAYLOADS_BYTES, measure, settle
 from paceline.trainer.programs.bandwidth import SIZES_BYTES, clock_of, measure_copy, median

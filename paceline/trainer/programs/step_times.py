@@ -24,15 +24,15 @@ from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
-from paceline.trainer.main import die_with_parent
 from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
+from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.train import check_device
 from paceline.trainer.trainer import Trainer
 
 
-class StepTimes:
+class StepTimer:
     """Takes the trainer's events, and keeps how long its steps took."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
     torch.set_float32_matmul_precision(config.training.matmul_precision)
     mesh = mesh_of(config, world)
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
-    corpus, times = load_corpus(config), StepTimes()
+    corpus, times = load_corpus(config), StepTimer()
     trainer = Trainer(
         config, make_replica(config, world, mesh, steps), world, steps,
         times, masked=corpus.masked,  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from paceline.trainer.data.latents import (
     patches,
     shapes,
 )
-from paceline.trainer.model.decoder import Setting
+from paceline.trainer.model.decoder import LayerSetting
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from tests.trainer.example import settings
@@ -64,7 +64,7 @@ def save(path: Path, x: torch.Tensor) -> None:
 def test_a_sample_takes_the_flops_of_the_formula(shape: MMDiTShape) -> None:
     model = flux_config(shape)
     with torch.device("meta"):
-        net = MMDiT(model, Setting(shape.seq_len, torch.float32))
+        net = MMDiT(model, LayerSetting(shape.seq_len, torch.float32))
         net.rope = torch.empty(shape.seq_len, 1, shape.head_dim), torch.empty(shape.seq_len, 1, shape.head_dim)  # fmt: skip
         net.rates = torch.empty(128)
         latent = torch.empty(1, shape.image_tokens, shape.in_channels)

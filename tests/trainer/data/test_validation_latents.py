@@ -9,8 +9,8 @@ import torch
 
 from paceline.engines import native
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
-from paceline.trainer.data.corpus import load_corpus, load_heldout
-from paceline.trainer.data.latents import HeldOutLatents, RandomSource
+from paceline.trainer.data.corpus import load_corpus, load_validation
+from paceline.trainer.data.latents import RandomSource, ValidationLatents
 from paceline.trainer.evaluation import sample_weights
 from paceline.trainer.parallel.mesh import ALONE
 from tests.example import make_spec
@@ -33,9 +33,9 @@ def config(folder: Path, samples: int, own: Path | None = None) -> TrainerConfig
     return parse_config(raw)
 
 
-def held(num: int) -> HeldOutLatents:
+def held(num: int) -> ValidationLatents:
     """So many random samples."""
-    return HeldOutLatents(MODEL, RandomSource(MODEL), SMALL.seq_len, 0, num)
+    return ValidationLatents(MODEL, RandomSource(MODEL), SMALL.seq_len, 0, num)
 
 
 def pooled(corpus: object, numbers: list[int]) -> list[float]:
@@ -47,7 +47,7 @@ def pooled(corpus: object, numbers: list[int]) -> list[float]:
 def test_the_last_samples_of_the_files_are_never_trained_on(tmp_path: Path) -> None:
     made = config(tmp_path, samples=2)
 
-    assert pooled(load_heldout(made), [0, 1]) == [3.0, 4.0]
+    assert pooled(load_validation(made), [0, 1]) == [3.0, 4.0]
     assert set(pooled(load_corpus(made), [*range(60)])) <= {-1.0, 0.0, 1.0, 2.0}
 
 
@@ -55,7 +55,7 @@ def test_files_of_their_own_are_taken_from_the_start(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     made = config(tmp_path, samples=2, own=encoded(tmp_path / "own"))
 
-    assert pooled(load_heldout(made), [0, 1]) == [0.0, 1.0]
+    assert pooled(load_validation(made), [0, 1]) == [0.0, 1.0]
     assert 4.0 in pooled(load_corpus(made), [*range(60)])
 
 
@@ -63,7 +63,7 @@ def test_too_few_samples_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="besides the 5 held out"):
         load_corpus(config(tmp_path, samples=5))
     with pytest.raises(ConfigError, match=r"evaluation\.samples 6: .* holds 5"):
-        load_heldout(config(tmp_path, samples=6))
+        load_validation(config(tmp_path, samples=6))
 
 
 def test_sample_i_is_tried_at_i_eighths_and_always_alike() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
-from paceline.trainer.data.corpus import Corpus, load_corpus, load_heldout
+from paceline.trainer.data.corpus import Corpus, load_corpus, load_validation
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer.example import settings
 
@@ -50,7 +50,7 @@ def test_the_last_tokens_of_a_file_are_held_out(tmp_path: Path) -> None:
 
     made = config(source="tokens", path=str(path), token_dtype="uint16")
 
-    held, trained = load_heldout(made), load_corpus(made)
+    held, trained = load_validation(made), load_corpus(made)
     assert held.num_windows == SAMPLES
     first = held.collate([0], ALONE)[0][0, 0].item()
     last = max(x.max().item() for x in trained.collate([*range(trained.num_windows or 0)], ALONE))
@@ -64,7 +64,7 @@ def test_the_end_of_a_text_is_held_out(tmp_path: Path) -> None:
 
     made = config(source="text", path=str(path))
 
-    held = b"".join(tokens(load_heldout(made)))
+    held = b"".join(tokens(load_validation(made)))
     trained = b"".join(tokens(load_corpus(made)))
     assert whole.endswith(held[-20:]) or held[-20:] in whole[-60:]
     assert len(trained) + len(held) <= len(whole) and whole.startswith(trained)
@@ -79,7 +79,7 @@ def test_no_record_is_both_trained_on_and_held_out(tmp_path: Path, packing: str,
 
     made = config(source="jsonl", path=str(path), packing=packing)
 
-    held, trained = (b" ".join(tokens(c)) for c in (load_heldout(made), load_corpus(made)))
+    held, trained = (b" ".join(tokens(c)) for c in (load_validation(made), load_corpus(made)))
     numbers = [{i for i in range(num) if texts[i][:8].encode() in part} for part in (held, trained)]
     assert numbers[0] and numbers[1] and not numbers[0] & numbers[1]
     assert min(numbers[0]) > max(numbers[1])
@@ -90,7 +90,7 @@ def test_paragraphs_are_held_out_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join(texts))
 
-    held = load_heldout(config(source="text", path=str(path), packing="padded"))
+    held = load_validation(config(source="text", path=str(path), packing="padded"))
 
     assert [text.decode() for text in tokens(held)] == texts[-SAMPLES:]
 
@@ -98,7 +98,7 @@ def test_paragraphs_are_held_out_whole(tmp_path: Path) -> None:
 def test_the_seed_changes_what_is_trained_on_first_and_not_what_is_held_out() -> None:
     one, other = (config(source="stdlib", seed=seed) for seed in (1, 2))
 
-    held = [load_heldout(made).collate([*range(SAMPLES)], ALONE)[0] for made in (one, other)]
+    held = [load_validation(made).collate([*range(SAMPLES)], ALONE)[0] for made in (one, other)]
     first = [load_corpus(made).collate([0], ALONE)[0] for made in (one, other)]
 
     assert torch.equal(*held) and not torch.equal(*first)
@@ -111,7 +111,7 @@ def test_a_file_of_its_own_leaves_all_data_to_the_training(tmp_path: Path) -> No
 
     made = config(source="text", path=str(mine), held_out=str(own))
 
-    assert set(b"".join(tokens(load_heldout(made)))) == {ord("y")}
+    assert set(b"".join(tokens(load_validation(made)))) == {ord("y")}
     assert load_corpus(made).num_windows == 400 // SEQ_LEN
 
 
@@ -119,7 +119,7 @@ def test_random_samples_that_are_held_out_are_others() -> None:
     made = config(source="synthetic")
 
     held, trained = (
-        c.collate([*range(SAMPLES)], ALONE)[0] for c in (load_heldout(made), load_corpus(made))
+        c.collate([*range(SAMPLES)], ALONE)[0] for c in (load_validation(made), load_corpus(made))
     )
     assert not any(torch.equal(a, b) for a in held for b in trained)
 
@@ -131,4 +131,4 @@ def test_data_that_is_too_short_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"leaves nothing of .*a\.txt to train on"):
         load_corpus(config(source="text", path=str(path)))
     with pytest.raises(ConfigError, match=r"evaluation\.samples 5: .*a\.txt holds 3"):
-        load_heldout(config(source="text", path=str(path), held_out=str(path)))
+        load_validation(config(source="text", path=str(path), held_out=str(path)))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from paceline.trainer.measure.allocator import WHOLE_GRADIENTS, AllocatorStep, Counters
+from paceline.trainer.measure.allocator import WHOLE_GRADIENTS, AllocatorCounters, AllocatorStep
 from paceline.trainer.measure.memory import DEVICE_EVERY, Held, MemoryWatch
 
 WEIGHT = 64
@@ -47,7 +47,7 @@ def model() -> nn.Module:
 
 def play(memory: Allocator, parts: nn.Module, activations: int, later: int) -> AllocatorStep:
     """A step: activations, a gradient, `later` bytes more, the other gradient, all freed."""
-    step = AllocatorStep([parts], cast("Counters", memory))
+    step = AllocatorStep([parts], cast("AllocatorCounters", memory))
     first, second = parts.parameters()
     with step:
         memory.take(activations)
@@ -118,7 +118,7 @@ class Sharded(nn.Linear, FSDPModule):
 def test_whole_gradients_of_a_sharded_pipeline_are_said_to_count_as_activations(
     module: nn.Module, why: str | None
 ):
-    assert AllocatorStep([module], cast("Counters", Allocator(0))).why == why
+    assert AllocatorStep([module], cast("AllocatorCounters", Allocator(0))).why == why
 
 
 def test_the_driver_is_asked_now_and_then_and_its_last_value_kept(monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.mllog import MllogFile, MlperfRun, schedule
 from paceline.trainer.measure.mllog import settings as logged
-from paceline.trainer.quality import Quality, plan_of
+from paceline.trainer.quality import Quality, evaluation_plan
 
 installed = pytest.mark.skipif(
     not official.checker_rulesets(), reason="mlperf-logging is not installed"
@@ -67,7 +67,7 @@ def scripted(benchmark: str, folder: Path, losses: Iterator[float], most: int = 
     run.begin()
     run.start(12.5)
     run.data(RULES[benchmark][-1], RULES[benchmark][-2])
-    plan = plan_of(config)
+    plan = evaluation_plan(config)
     assert plan is not None
     events = EventLog(str(folder / "steps"), 0)
     quality = Quality(plan, lambda: next(losses), True, events, run, lambda: next(clock))

@@ -11,7 +11,15 @@ from torch.nn import functional
 
 from paceline.core.shape import DecoderShape, num_parameters
 from paceline.trainer.config import ModelConfig, parse_config
-from paceline.trainer.model.decoder import Decoder, Linear, Norm, Part, Setting, rope_tables, rotate
+from paceline.trainer.model.decoder import (
+    Decoder,
+    LayerSetting,
+    Linear,
+    ModelPart,
+    Norm,
+    rope_tables,
+    rotate,
+)
 from paceline.trainer.model.weights import count_parameters, init_weights
 from paceline.trainer.parallel.mesh import Mesh
 from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_13B, OPT_350M, TINY
@@ -27,8 +35,8 @@ def model_config(shape: DecoderShape) -> ModelConfig:
 def small(seed: int = 1, **changes: Any) -> Decoder:
     """A decoder's blocks without its head, with their initial weights, in fp64."""
     config = parse_config(settings(**changes))
-    setting = Setting(config.training.seq_len, torch.float64)
-    blocks = Part(range(config.model.num_layers), last=False)
+    setting = LayerSetting(config.training.seq_len, torch.float64)
+    blocks = ModelPart(range(config.model.num_layers), last=False)
     model = Decoder(config.model, setting, blocks).double()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     init_weights(model, shapes, seed, Mesh())
@@ -50,7 +58,7 @@ def test_real_shapes_have_their_published_number_of_parameters(
     shape: DecoderShape, count: int
 ) -> None:
     with torch.device("meta"):
-        model = Decoder(model_config(shape), Setting(seq_len=8, dtype=torch.bfloat16))
+        model = Decoder(model_config(shape), LayerSetting(seq_len=8, dtype=torch.bfloat16))
 
     assert count_parameters(model) == count == num_parameters(shape)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from paceline.trainer.config import parse_config
-from paceline.trainer.model.decoder import Decoder, Linear, Setting, use_float8
+from paceline.trainer.model.decoder import Decoder, LayerSetting, Linear, use_float8
 from tests.trainer.example import settings
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
-from paceline.trainer.model.float8 import float8_product, float8_way
+from paceline.trainer.model.float8 import float8_product, float8_settings
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -26,7 +26,7 @@ def test_a_product_and_its_gradients_are_off_by_what_three_bits_cost() -> None:
     weight = torch.randn(32, 96, generator=generator).requires_grad_()
     above = torch.randn(64, 32, generator=generator).bfloat16()
 
-    found = float8_product(x, weight, float8_way("cpu"))
+    found = float8_product(x, weight, float8_settings("cpu"))
     gradients = torch.autograd.grad(found, (x, weight), above)
 
     wide_x, wide_weight = x.detach().float(), weight.detach()
@@ -41,7 +41,7 @@ def test_a_product_and_its_gradients_are_off_by_what_three_bits_cost() -> None:
 def test_only_the_blocks_matrices_are_narrow() -> None:
     config = parse_config(settings(dtype="fp8"))
     with torch.device("meta"):
-        model = Decoder(config.model, Setting(config.training.seq_len, torch.bfloat16))
+        model = Decoder(config.model, LayerSetting(config.training.seq_len, torch.bfloat16))
 
     use_float8(model, "cpu")
 
@@ -55,7 +55,7 @@ def test_only_the_blocks_matrices_are_narrow() -> None:
 def test_the_compiler_takes_a_product_whole() -> None:
     torch.manual_seed(0)
     layer = Linear(32, 48, bias=True)
-    layer.float8 = float8_way("cpu")
+    layer.float8 = float8_settings("cpu")
     x = torch.randn(16, 32).bfloat16()
     wanted = layer(x)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import num_parameters
-from paceline.trainer.model.decoder import Setting
+from paceline.trainer.model.decoder import LayerSetting
 from paceline.trainer.model.flux import MMDiT
 from tests.trainer.flux_peer import (
     FULL,
@@ -54,7 +54,7 @@ def both(
     peer = peer_of(SMALL).to(dtype)
     for name, parameter in peer.named_parameters():
         torch.nn.init.normal_(parameter, 1.0 if "norm_" in name else 0.0, 0.1)
-    ours = MMDiT(flux_config(SMALL), Setting(SMALL.seq_len, dtype, recompute)).to(dtype)
+    ours = MMDiT(flux_config(SMALL), LayerSetting(SMALL.seq_len, dtype, recompute)).to(dtype)
     copy_weights(peer, ours, SMALL)
     ours.make_tables(torch.device("cpu"))
     if dtype == torch.float64:

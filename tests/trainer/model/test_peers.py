@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from paceline.trainer.config import TrainerConfig, parse_config
-from paceline.trainer.model.decoder import Decoder, Setting
+from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.weights import freeze, init_weights
 from paceline.trainer.parallel.mesh import Mesh
 from tests.trainer import peers
@@ -80,7 +80,7 @@ def content(model: str, adapters: str | None = None, **changes: Any) -> dict[str
 
 def native_model(config: TrainerConfig, dtype: torch.dtype) -> Decoder:
     """The trainer's own model with its own initial weights, and adapters that do something."""
-    model = Decoder(config.model, Setting(SEQ_LEN, dtype, lora=config.lora)).to(dtype)  # type: ignore[arg-type]
+    model = Decoder(config.model, LayerSetting(SEQ_LEN, dtype, lora=config.lora)).to(dtype)  # type: ignore[arg-type]
     freeze(model)
     init_weights(model, {n: p.shape for n, p in model.named_parameters()}, 3, Mesh())
     with torch.no_grad():
