@@ -28,12 +28,12 @@ from _result import Surroundings, keep
 
 from paceline.core.result import Result
 from paceline.estimate.fit.published import UnmodelledError
-from paceline.estimate.memory.case import with_memory
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, Framework
 from paceline.estimate.memory.framework_fit import fit_memory, leave_one_source_out
 from paceline.estimate.memory.published import GIB, LAST, MemoryRow, as_stated, read_memory_row
 from paceline.estimate.model.case import Case, Floats, cases_of
+from paceline.estimate.run_case import with_memory
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_value
 
 MOST_MEDIAN, NATIVE_PEAK = 0.10, 0.10

@@ -85,11 +85,11 @@ def evidence_of(path: Path | None, asked: Question | None = None) -> Evidence:
 
     Raises UserError for a file without any.
     """
-    from paceline.estimate.calibrate.lookup import evidence_of as device_evidence
+    from paceline.estimate.calibrate.lookup import evidence_for
     from paceline.estimate.fit.evidence import read_evidence, shipped
     from paceline.files.recipe import load_recipe
 
     if path or asked is None:
         return read_evidence(path) if path else shipped()
     recipe = load_recipe(asked.recipe, asked.variant, asked.overrides)
-    return device_evidence(asked.device, recipe.training.dtype)
+    return evidence_for(asked.device, recipe.training.dtype)

@@ -8,13 +8,14 @@ from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
+from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.estimate import Estimate, Measured, Question, estimate_on
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Stack
 from paceline.estimate.model.waterfall import to_measured
+from paceline.estimate.run_case import software_of
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe, parse_override
-from paceline.layouts.sweep.prediction import basis
 from paceline.report.page import RunReport
 
 
@@ -80,39 +81,35 @@ def question_of(run: MeasuredRun, given: Given | None = None) -> Question:
         raise UserError(
             f"run {run.name}", "; ".join(wrong), remedy="what is left out is as in the run"
         )
-    spec, cluster = run.spec, run.spec.cluster
+    spec, cluster, software = run.spec, run.spec.cluster, software_of(run.spec)
     return Question(
         spec.recipe, cluster.device, spec.world_size, spec.variant,
         devices_per_node=cluster.devices_per_node,
         intra_link=cluster.intra_link or given.intra, inter_link=cluster.inter_link or given.inter,
-        stack=_stack(spec) or given.stack or "fused",
-        compiled=spec.training.compile != "none" or given.compiled,
-        native=spec.engine == "native",
+        stack=software.stack if software.native else given.stack or software.stack,
+        compiled=software.compiled or given.compiled, native=software.native,
     )  # fmt: skip
-
-
-def _stack(spec: RunSpec) -> Stack | None:
-    """How the run's engine computes, None where that is not known."""
-    return "torch" if spec.engine == "native" else None
 
 
 def _differences(run: MeasuredRun, given: Given) -> Iterator[tuple[str, Any, Any]]:
     """What is given, and what the run has instead."""
     spec, cluster = run.spec, run.spec.cluster
-    own, native = spec.model_dump(mode="json"), spec.engine == "native"
+    content, software = spec.model_dump(mode="json"), software_of(spec)
+    native, device = software.native, given.device
     pairs = [
         ("the recipe", spec.recipe, _recipe_name(spec, given.recipe)),
-        ("the device", cluster.device, given.device and catalog.find_device(given.device).device.name),
+        ("the device", cluster.device, device and catalog.find_device(device).device.name),
         ("the number of devices", spec.world_size, given.devices),
         ("the number of devices a node", cluster.devices_per_node, given.per_node),
         ("the variant", spec.variant, given.variant),
         ("the link inside a node", cluster.intra_link, given.intra if cluster.intra_link else None),
         ("the network", cluster.inter_link, given.inter if cluster.inter_link else None),
-        ("the stack", _stack(spec), given.stack if native else None),
-        ("training.compile", spec.training.compile, "blocks" if given.compiled and native else None),
+        ("the stack", software.stack, given.stack if native else None),
+        ("training.compile", spec.training.compile,
+         "blocks" if given.compiled and native else None),
     ]  # fmt: skip
     overrides = [parse_override(text) for text in given.overrides]
-    pairs += [(key, _field(own, key), value) for key, value in overrides]
+    pairs += [(key, _field(content, key), value) for key, value in overrides]
     yield from ((name, is_so, said) for name, is_so, said in pairs if said not in (None, is_so))
 
 
@@ -136,35 +133,43 @@ def explain(run: MeasuredRun, question: Question, evidence: Evidence | None = No
     """
     spec = run.timed
     links = {"intra_link": question.intra_link, "inter_link": question.inter_link}
-    spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update=links)})
-    on = basis([spec], evidence)
-    if on.unknown:
-        raise UserError(f"run {run.name}", on.unknown)
-    found = estimate_on(on.machine(spec.cluster), spec, question, on.evidence)
-    return beside(found, run.step_time_s, f"run {run.name}", run.n, run.spread)
+    cluster = spec.cluster.model_copy(update=links)
+    spec = spec.model_copy(update={"cluster": cluster})
+    dtype = spec.training.dtype
+    machine = machine_for(cluster, dtype)
+    evidence = evidence or evidence_for(cluster.device, dtype, cluster.device_label)
+    estimate = estimate_on(machine, spec, question, evidence)
+    return beside(estimate, run.step_time_s, f"run {run.name}", run.n, run.spread)
 
 
 def beside(
-    found: Estimate, seconds: float, source: str, n: int | None = None, spread: float | None = None
+    estimate: Estimate,
+    seconds: float,
+    source: str,
+    n: int | None = None,
+    spread: float | None = None,
 ) -> Estimate:
     """An estimate with a step that was measured, and the waterfall led on to that."""
     measured = Measured(
-        step_time_s=seconds, source=source, n=n, spread=spread, ratio=seconds / found.step_time_s,
-        in_interval=found.low_s <= seconds <= found.high_s,
+        step_time_s=seconds, source=source, n=n, spread=spread,
+        ratio=seconds / estimate.step_time_s,
+        in_interval=estimate.low_s <= seconds <= estimate.high_s,
     )  # fmt: skip
-    levels = to_measured(found.waterfall, found.step_time_s, seconds)
-    return found.model_copy(update={"measured": measured, "waterfall": levels})
+    levels = to_measured(estimate.waterfall, estimate.step_time_s, seconds)
+    return estimate.model_copy(update={"measured": measured, "waterfall": levels})
 
 
-def sentence(found: Estimate) -> str:
+def sentence(estimate: Estimate) -> str:
     """A run's measured step beside the expected one, and what that rests on."""
-    if found.measured is None:
+    measured = estimate.measured
+    if measured is None:
         raise ValueError("nothing was measured")
-    where = "in" if found.measured.in_interval else "outside"
+    where = "in" if measured.in_interval else "outside"
     return (
-        f"Expected {found.step_time_s:.4g} s a step (80 % interval {found.low_s:.4g}-{found.high_s:.4g} s); "
-        f"the measured {found.measured.step_time_s:.4g} s are {found.measured.ratio:.2f} times that, "
-        f"{where} the interval. The estimate rests on: {found.evidence.title}."
+        f"Expected {estimate.step_time_s:.4g} s a step (80 % interval {estimate.low_s:.4g}-"
+        f"{estimate.high_s:.4g} s); the measured {measured.step_time_s:.4g} s are "
+        f"{measured.ratio:.2f} times that, {where} the interval. "
+        f"The estimate rests on: {estimate.evidence.title}."
     )
 
 
@@ -177,10 +182,8 @@ def explained(report: RunReport) -> RunReport:
         return report
     try:
         run = measured_run(report)
-        found = explain(run, question_of(run))
-    except UserError as why:
-        told = (
-            str(why).removeprefix(f"run {report.result.run}: ").removeprefix("no expected times: ")
-        )
-        return replace(report, expected=f"No expected step time: {told}.")
-    return replace(report, waterfall=found.waterfall, expected=sentence(found))
+        estimate = explain(run, question_of(run))
+    except UserError as error:
+        why = f"No expected step time: {error.where} {error.what}."
+        return replace(report, expected=why)
+    return replace(report, waterfall=estimate.waterfall, expected=sentence(estimate))

@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.estimate.estimate import Estimate, Question, case_of, machine_of, spec_of
+from paceline.estimate.answer import estimates_of_runs
+from paceline.estimate.estimate import Estimate, Question, machine_of, spec_of
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.interval import bounds, own_variance, slopes
-from paceline.estimate.model.case import cases_of
-from paceline.estimate.model.coefficients import named
-from paceline.estimate.model.pipeline import followed_step
 
 
 class Ratio(NamedTuple):
@@ -42,7 +40,7 @@ class Against(NamedTuple):
 
 
 def against(first: Estimate, offer: Estimate, step_time: Ratio) -> Against:
-    """Two estimates side by side; batches and prices are exact, so the step time's interval is that of all."""
+    """Two estimates side by side; batches and prices are exact, so all have the step's interval."""
     tokens = offer.tokens_per_s * offer.step_time_s / (first.tokens_per_s * first.step_time_s)
     samples = [round(one.samples_per_s * one.step_time_s) for one in (first, offer)]
     bills = [one.bill.cost if one.bill else None for one in (first, offer)]
@@ -61,21 +59,20 @@ def step_time_ratio(
     what nobody states of links and devices, is taken as independent. `other` is the second one's
     evidence where it has its own: then the coefficients are independent too.
     """
-    rests_on = (evidence, other or evidence)
-    fits = [one.fit() for one in rests_on]
-    cases = [case_of(spec_of(q), machine_of(q), q.stack, q.compiled) for q in (first, second)]
-    each = [cases_of([case]) for case in cases]
-    times = [
-        followed_step(x, named(fit.centre)).total[0] for x, fit in zip(each, fits, strict=True)
+    evidences = (evidence, other or evidence)
+    estimates = [
+        estimates_of_runs([spec_of(question)], [machine_of(question)], by, question.software)
+        for question, by in zip((first, second), evidences, strict=True)
     ]
-    slope = [slopes(x, fit.centre) for x, fit in zip(each, fits, strict=True)]
-    moved = [slope[1] - slope[0]] if rests_on[0] == rests_on[1] else slope
+    fits = [by.fit() for by in evidences]
+    slope = [slopes(one.x, fit.centre) for one, fit in zip(estimates, fits, strict=True)]
+    moved = [slope[1] - slope[0]] if evidences[0] == evidences[1] else slope
     shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(moved, fits, strict=False))
     apart = sum(
-        own_variance(x, s, one.residual_sd)[0]
-        for x, s, one in zip(each, slope, rests_on, strict=True)
+        own_variance(one.x, s, one.evidence.residual_sd)[0]
+        for one, s in zip(estimates, slope, strict=True)
     )
     sd = float(np.sqrt(shared + apart))
-    value = float(times[1] / times[0])
+    value = float(estimates[1].step_time_s[0] / estimates[0].step_time_s[0])
     low, high = bounds(np.array([value]), np.array([sd]))
     return Ratio(value, float(low[0]), float(high[0]))

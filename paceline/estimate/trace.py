@@ -8,10 +8,11 @@ from dataclasses import replace
 from paceline.core.run import RunSpec
 from paceline.core.value import Value
 from paceline.engines import native
-from paceline.estimate.estimate import Question, case_of, machine_of, spec_of
+from paceline.estimate.estimate import Question, machine_of, spec_of
 from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU, NATIVE_CUDA
 from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.run_case import case_of
 from paceline.machines.probe.trace import RankTrace, trace_ranks
 
 
@@ -48,7 +49,7 @@ def trace(question: Question, python: str = sys.executable) -> Tracing:
     Raises UserError for what cannot run, SystemFaultError where PyTorch cannot follow it.
     """
     spec = spec_of(question)
-    case = case_of(spec, machine_of(question), question.stack, question.compiled)
+    case = case_of(spec, machine_of(question), question.software)
     return trace_spec(spec, case, python)
 
 
@@ -57,20 +58,20 @@ def trace_spec(spec: RunSpec, case: Case, python: str = sys.executable) -> Traci
     pp, x = spec.layout.pp, cases_of([case])
     stages = sorted({0, min(1, pp - 1), pp - 1})
     per_stage = spec.world_size // pp
-    found = trace_ranks(
+    traces = trace_ranks(
         python, native.settings(spec), spec.world_size, [stage * per_stage for stage in stages]
     )
     # Workspaces of libraries are no tensors, and a trace does not see them.
     framework = NATIVE_CPU if spec.cluster.device == "cpu" else replace(NATIVE_CUDA, fixed=0)
-    told = [rank_memory(x, stage, framework) for stage in stages]
+    needed = [rank_memory(x, stage, framework) for stage in stages]
     return Tracing(
         layout=spec.layout.label(spec.world_size),
         devices=spec.world_size,
         stages=tuple(
             StageTrace(
-                stage=stage, trace=one,
-                estimated_bytes=float(estimate.allocated[0]), estimated_parts=estimate.at(0),
+                stage=stage, trace=traced,
+                estimated_bytes=float(memory.allocated[0]), estimated_parts=memory.at(0),
             )
-            for stage, one, estimate in zip(stages, found, told, strict=True)
+            for stage, traced, memory in zip(stages, traces, needed, strict=True)
         ),
     )  # fmt: skip

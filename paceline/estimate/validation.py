@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
+from paceline.estimate.answer import estimates_of_cases
 from paceline.estimate.fit.baseline import flat_rule_s
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.interval import bounds, log_sd
-from paceline.estimate.fit.posterior import predict
 from paceline.estimate.fit.published import Row, UnmodelledError, read_row
 from paceline.estimate.memory.published import MemoryRow, as_stated, read_memory_row
 from paceline.estimate.model.case import Floats, cases_of
@@ -149,17 +148,17 @@ def _memory_score(lines: Sequence[dict[str, str]]) -> MemoryScore:
 
 def _predicted(rows: Sequence[Row], evidence: Evidence) -> tuple[list[ValidatedRow], Floats]:
     """Rows with their predictions, and the flat rule's."""
-    x, fit = cases_of([row.case for row in rows]), evidence.fit()
-    seconds = predict(x, fit.centre)
-    low, high = bounds(seconds, log_sd(x, fit, evidence.residual_sd))
-    told = [
+    estimates = estimates_of_cases(cases_of([row.case for row in rows]), evidence)
+    columns = (estimates.step_time_s, *estimates.interval_s)
+    predictions = zip(rows, *(column.tolist() for column in columns), strict=True)
+    validated = [
         ValidatedRow(
             id=row.id, source=row.source, kind=row.kind, measured_s=row.measured_s,
-            predicted_s=p, low_s=a, high_s=b, error=p / row.measured_s - 1,
+            predicted_s=seconds, low_s=low, high_s=high, error=seconds / row.measured_s - 1,
         )
-        for row, p, a, b in zip(rows, seconds.tolist(), low.tolist(), high.tolist(), strict=True)
+        for row, seconds, low, high in predictions
     ]  # fmt: skip
-    return told, flat_rule_s(x)
+    return validated, flat_rule_s(estimates.x)
 
 
 def _scores(

@@ -8,15 +8,9 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.estimate import (
-    Question,
-    case_of,
-    estimate,
-    machine_of,
-    spec_of,
-    spec_of_any_layout,
-)
+from paceline.estimate.estimate import Question, estimate, machine_of, spec_of, spec_of_any_layout
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.run_case import Software, case_of
 
 LLAMA_70B = Question(
     "llama31-70b", "H100-SXM", 64, intra_link="NVLink4", inter_link="InfiniBand-NDR"
@@ -50,7 +44,7 @@ def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
 
 def test_adapters_train_faster_than_the_whole_model():
     spec = spec_of(Question("llama2-70b-lora", "H100", 8))
-    case = case_of(spec, machine_of(LLAMA_70B), "fused")
+    case = case_of(spec, machine_of(LLAMA_70B), Software())
     assert case.frozen and case.gated and case.layers == 80
 
 
@@ -107,7 +101,7 @@ def test_a_link_counts_as_stated_only_where_it_can_be():
     ("changes", "message"),
     [
         ({"device": "Wonder-9000"}, "is not in the catalog"),
-        ({"device": "cpu"}, "no data sheet"),
+        ({"device": "cpu"}, "is not calibrated in"),
         ({"devices": 63}, "is no multiple of 8 a node"),
         ({"devices": 24}, "does not divide 24 devices"),
         ({"overrides": ("dtype=nvfp4",)}, "does not compute in nvfp4"),

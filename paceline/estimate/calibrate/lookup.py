@@ -1,14 +1,14 @@
-"""What was calibrated for a device: its own coefficients, and a processor's rates."""
+"""What estimates on a device rest on: its calibration, its coefficients, and its machine's rates."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Dtype
+from paceline.core.hardware import Cluster, Dtype
 from paceline.estimate.calibrate.calibration import Calibration, cpu_machine, find
 from paceline.estimate.fit.evidence import Evidence, shipped
-from paceline.estimate.model.machine import Machine
+from paceline.estimate.model.machine import Machine, machine
 from paceline.files import catalog
 from paceline.machines.probe.inventory import cpu
 
@@ -25,25 +25,52 @@ def is_cpu(device: str) -> bool:
     return catalog.find_device(device).device.family == "cpu"
 
 
-def calibration_of(device: str, dtype: Dtype | Literal["auto"]) -> Calibration | None:
-    """The user's calibration of a device in a dtype, None without one."""
+def calibration_for(
+    device: str, dtype: Dtype | Literal["auto"], label: str | None = None
+) -> Calibration | None:
+    """The user's calibration of a device in a dtype, None without one.
+
+    `label` is what the device calls itself where it was seen; None is this machine's processor.
+    """
     if dtype == "auto":
         dtype = automatic_dtype(device)
     if is_cpu(device):
-        return find(cpu()["model"], dtype)
-    return find(device, dtype) or find(catalog.find_device(device).device.name, dtype)
+        label = label or cpu()["model"]
+    names = [label, device, catalog.find_device(device).device.name]
+    found = (find(name, dtype) for name in dict.fromkeys(names) if name)
+    return next((calibration for calibration in found if calibration), None)
 
 
-def evidence_of(device: str, dtype: Dtype | Literal["auto"]) -> Evidence:
-    """The device's own coefficients where it is calibrated in that dtype, else those that are shipped."""
-    found = calibration_of(device, dtype)
-    return found.told() if found else shipped()
+def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None = None) -> Evidence:
+    """The device's own coefficients where it is calibrated in that dtype, else those shipped."""
+    calibration = calibration_for(device, dtype, label)
+    return calibration.told() if calibration else shipped()
 
 
-def processor(dtype: Dtype | Literal["auto"], ranks: int) -> Machine:
-    """This machine's processor for so many ranks; raises UserError where it is not calibrated."""
-    found = calibration_of("cpu", dtype)
-    if found is None:
-        raise UserError("cpu", f"has no data sheet, and is not calibrated in {dtype} here",
-                        remedy="`paceline calibrate` measures it in two minutes")  # fmt: skip
-    return cpu_machine(found, ranks)
+def machine_for(
+    cluster: Cluster, dtype: Dtype | Literal["auto"], device: str | None = None
+) -> Machine:
+    """The devices of a cluster with their links: a processor by its calibration, others by catalog.
+
+    `device` is a name that says more than the cluster's, such as a power limit. Raises UserError for
+    a device or link in no catalog, and for a processor that is not calibrated for such a run.
+    """
+    if not is_cpu(cluster.device):
+        return machine(
+            device or cluster.device, cluster.intra_link, cluster.inter_link,
+            cluster.devices_per_node,
+        )  # fmt: skip
+    calibration = calibration_for(cluster.device, dtype, cluster.device_label)
+    if calibration is None:
+        raise UserError(
+            "this processor", f"is not calibrated in {dtype} (`paceline calibrate` measures it)"
+        )
+    if cluster.nodes > 1:
+        raise UserError("a processor's calibration", "says nothing of the network between hosts")
+    threads = calibration.placement(cluster.world_size).threads
+    if cluster.threads_per_device not in (None, threads):
+        raise UserError(
+            "this processor",
+            f"is calibrated with {threads} threads a process, not {cluster.threads_per_device}",
+        )
+    return cpu_machine(calibration, cluster.world_size)

@@ -11,7 +11,6 @@ from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.calibration import About, CalibratedStep, Calibration, cpu_machine
 from paceline.estimate.calibrate.programs import Rates, Timed
-from paceline.estimate.estimate import case_of
 from paceline.estimate.fit.evidence import Evidence, shipped
 from paceline.estimate.fit.interval import slopes
 from paceline.estimate.fit.posterior import predict
@@ -21,6 +20,7 @@ from paceline.estimate.fit.refit import NOISE, alike, refit, unmoved
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import NAMES
 from paceline.estimate.model.machine import Machine, machine
+from paceline.estimate.run_case import case_of, software_of
 
 LEAST_SLOPE = 1e-3
 """A coefficient of which no short training depends more is another device's or another framework's."""
@@ -69,9 +69,7 @@ def machine_here(found: Calibration, ranks: int) -> Machine:
 
 def case_here(spec: RunSpec, found: Calibration) -> Case:
     """A run on this machine as the time model sees it."""
-    return case_of(
-        spec, machine_here(found, spec.world_size), "torch", spec.training.compile != "none"
-    )
+    return case_of(spec, machine_here(found, spec.world_size), software_of(spec))
 
 
 def _probes(rates: Rates, cases: Sequence[Case], found: Calibration) -> Probes:

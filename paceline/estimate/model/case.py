@@ -128,6 +128,11 @@ class Cases:
             raise AttributeError(name)
         return self.numbers[name]
 
+    def changed(self, **numbers: float) -> Cases:
+        """The cases with some of their numbers the same for all."""
+        filled = {name: np.full(self.size, float(value)) for name, value in numbers.items()}
+        return Cases(self.size, self.numbers | filled, self.words)
+
     def has(self, word: str, value: str) -> Bools:
         """Where a word is `value`."""
         return self.words[word] == value
@@ -150,14 +155,15 @@ def cases_of(cases: Sequence[Case]) -> Cases:
     return Cases(len(cases), numbers, words)
 
 
-def varied(case: Case, changes: dict[str, Floats]) -> Cases:
-    """One case with some of its numbers varied: arrays of equal length by field name."""
-    size = len(next(iter(changes.values())))
-    numbers = {
-        f.name: changes[f.name]
-        if f.name in changes
-        else np.full(size, float(getattr(case, f.name)))
+def varied(
+    case: Case, numbers: dict[str, Floats], words: dict[str, NDArray[np.str_]] | None = None
+) -> Cases:
+    """One case with some of its numbers and words varied: arrays of equal length by field name."""
+    size = len(next(iter(numbers.values())))
+    filled = {
+        f.name: np.full(size, float(getattr(case, f.name)))
         for f in fields(Case)
         if f.name not in WORDS
     }
-    return Cases(size, numbers, {name: np.full(size, getattr(case, name)) for name in WORDS})
+    same = {name: np.full(size, getattr(case, name)) for name in WORDS}
+    return Cases(size, filled | numbers, same | (words or {}))

@@ -1,4 +1,8 @@
-"""A step of one case with its pipeline followed pass by pass, where arrays of cases have a closed form."""
+"""Steps whose pipelines are followed pass by pass, instead of by a closed form.
+
+The closed form of step.py takes all stages but the slowest for one pass each. Stages may differ by a
+layer or by the head; then which rank waits for which decides, and only following every pass says it.
+"""
 
 from __future__ import annotations
 
@@ -9,57 +13,51 @@ import numpy as np
 
 from paceline.core.layout import Schedule
 from paceline.core.pipeline import stage_sizes
-from paceline.estimate.model.case import Cases
+from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.schedule import pipeline_s
-from paceline.estimate.model.step import StepTime, pieces, step_time
+from paceline.estimate.model.step import Pieces, StepTime, closed_bubble, pieces, step_of
 
 MOST_PASSES = 400_000
 """Of all ranks in a step; beyond it, a second of work, the closed form stands."""
 
 
 def followed_step(x: Cases, c: Mapping[str, float]) -> StepTime:
-    """Seconds of a step by part, of one case.
+    """Seconds of a step by part.
 
     Stages are as long as their layers, the last one's head and what every chunk passes on make
     them. The bubble is what the slowest rank waits: the whole pipeline less its own work.
     """
-    closed = step_time(x, c)
-    if x.size != 1 or x.pp[0] <= 1:
-        return closed
-    total = _pipeline_s(x, c)
-    if total is None:
-        return closed
     work = pieces(x, c)
-    waits = np.maximum(0.0, total - work.num_microbatches * (work.slowest + work.passed))
-    return step_time(x, c, bubble=waits / x.crowding)
+    whole = _pipelines_s(x, work)
+    busy = work.num_microbatches * (work.slowest + work.passed)
+    waits = np.maximum(0.0, whole - busy) / x.crowding
+    return step_of(x, c, work, np.where(np.isnan(whole), closed_bubble(x, work), waits))
 
 
-def _pipeline_s(x: Cases, c: Mapping[str, float]) -> float | None:
-    """Seconds until the last rank is done; None where no schedule of passes fits the case."""
-    work = pieces(x, c)
-    pp, vp, m = int(x.pp[0]), max(1, int(x.vp[0])), int(work.num_microbatches[0])
+def _pipelines_s(x: Cases, work: Pieces) -> Floats:
+    """Seconds until the last rank of each pipeline is done; nan where none can be followed."""
+    seconds = np.full(x.size, np.nan)
+    for row in np.flatnonzero(x.pp > 1).tolist():
+        seconds[row] = _pipeline_s(x, work, row)
+    return seconds
+
+
+def _pipeline_s(x: Cases, work: Pieces, row: int) -> float:
+    """Of one case; nan for too many passes, and where no schedule of passes fits."""
+    pp, vp, m = int(x.pp[row]), max(1, int(x.vp[row])), int(work.num_microbatches[row])
     if 2 * pp * vp * m > MOST_PASSES:
-        return None
-    beside = (float(work.passed[0]) + float(work.beside[0])) / vp
-    seconds = np.array(_sizes(int(x.layers[0]), pp, vp)) * float(work.layer[0]) + beside
-    seconds[-1] += float(work.head[0])
-    forward = seconds / float(_passes(x))
+        return np.nan
+    beside = (work.passed[row] + work.beside[row]) / vp
+    seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + beside
+    seconds[-1] += work.head[row]
+    # Forward is one pass; backward is two, or one where weights are frozen, and recomputes one more.
+    forward = seconds / (2 + (x.frozen[row] == 0) + x.full_recompute[row])
+    chosen = cast(Schedule, str(x.words["schedule"][row]))
+    order: Schedule = "interleaved" if vp > 1 and chosen == "1f1b" else chosen
     try:
-        return pipeline_s(
-            forward.tolist(), (seconds - forward).tolist(), m, _schedule(x, vp), vp
-        ).total_s
+        return pipeline_s(forward.tolist(), (seconds - forward).tolist(), m, order, vp).total_s
     except ValueError:
-        return None
-
-
-def _passes(x: Cases) -> float:
-    """Forward passes that a whole one is worth: backward counts two, or one of frozen weights."""
-    return float(2 + (x.frozen[0] == 0) + x.full_recompute[0])
-
-
-def _schedule(x: Cases, vp: int) -> Schedule:
-    chosen = cast(Schedule, str(x.words["schedule"][0]))
-    return "interleaved" if vp > 1 and chosen == "1f1b" else chosen
+        return np.nan
 
 
 def _sizes(layers: int, pp: int, vp: int) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.estimate.model.block import (
     STACKS,
@@ -53,6 +54,10 @@ class StepTime:
     def total(self) -> Floats:
         """Seconds of the whole step."""
         return np.sum(list(vars(self).values()), axis=0)
+
+    def pick(self, rows: NDArray[np.int64]) -> StepTime:
+        """Of some of the cases, by their numbers."""
+        return StepTime(**{name: part[rows] for name, part in vars(self).items()})
 
     def at(self, row: int) -> dict[str, float]:
         """The parts of one case."""
@@ -107,30 +112,38 @@ def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
     )  # fmt: skip
 
 
-def step_time(x: Cases, c: Mapping[str, float], bubble: Floats | None = None) -> StepTime:
-    """Seconds of a step by part; `bubble` instead of the closed form's.
+def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
+    """Seconds of a step by part, in closed form: what coefficients are fitted by.
 
     m micro-batches go through the slowest stage, and one through all others while the pipeline
     fills and drains: m T + (p - 1)/v T for equal stages under GPipe, 1F1B and its interleaved form
     (Narayanan et al., arXiv:2104.04473), a third of it for zero-bubble, as in core/pipeline.py.
-    estimate/pipeline.py follows every pass instead. Data parallelism exposes what the last backward
-    pass cannot hide and at least a share of its exchange; ZeRO-2 and 3 exchange in every block.
+    estimate/pipeline.py follows every pass instead.
     """
-    one = pieces(x, c)
-    m, layers = one.num_microbatches, one.layers
-    waits = _bubble(x, one) if bubble is None else bubble
-    dp, optimizer = _dp(x, c, one.slowest), _optimizer(x, c)
+    work = pieces(x, c)
+    return step_of(x, c, work, closed_bubble(x, work))
+
+
+def step_of(x: Cases, c: Mapping[str, float], work: Pieces, bubble: Floats) -> StepTime:
+    """Seconds of a step by part, with what its slowest rank waits for others.
+
+    m (T + passed) + bubble + dp + optimizer + fixed, and of all that jitter log2(nodes). Data
+    parallelism exposes what the last backward pass cannot hide and at least a share of its
+    exchange; ZeRO-2 and 3 exchange in every block.
+    """
+    m, layers = work.num_microbatches, work.layers
+    dp, optimizer = _dp(x, c, work.slowest), _optimizer(x, c)
     fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS}) * x.crowding
-    busy = m * (one.slowest + one.passed) + waits + dp + optimizer + fixed
+    busy = m * (work.slowest + work.passed) + bubble + dp + optimizer + fixed
     nodes = np.maximum(1.0, x.devices / NODE)
-    parts = {name: m * layers * part for name, part in vars(one.block).items() if name != "host"}
+    parts = {name: m * layers * part for name, part in vars(work.block).items() if name != "host"}
     return StepTime(
         **parts,
-        head=m * (one.own_head - one.own_root),
-        zero=m * (layers * one.zero + one.own_root),
-        host=m * (layers * one.block.host + one.beside),
-        bubble=waits,
-        stages=m * one.passed,
+        head=m * (work.own_head - work.own_root),
+        zero=m * (layers * work.zero + work.own_root),
+        host=m * (layers * work.block.host + work.beside),
+        bubble=bubble,
+        stages=m * work.passed,
         dp=dp,
         optimizer=optimizer,
         fixed=fixed,
@@ -138,15 +151,20 @@ def step_time(x: Cases, c: Mapping[str, float], bubble: Floats | None = None) ->
     )
 
 
-def _bubble(x: Cases, one: Pieces) -> Floats:
+def closed_bubble(x: Cases, work: Pieces) -> Floats:
     """Filling and draining: a micro-batch's way through the other stages, a chunk at a time.
 
-    Ranks that wait leave their cores to those that share them.
+    With T of the slowest rank and W of all others that is W/v, a third of it for zero-bubble. Fewer
+    than p micro-batches do not keep v chunks busy: each goes round all ranks v times, and the last
+    one m - 1 chunks later, which adds up to W - (m - 1)(1 - 1/v) T. Ranks that wait leave their
+    cores to those that share them.
     """
+    m, slowest = work.num_microbatches, work.slowest + work.passed
+    others = x.layers * work.layer + work.head - work.layers * work.layer - work.own_head
+    others = others + (x.pp - 1) * (work.passed + work.beside)
     share = np.where(x.has("schedule", "zero-bubble"), 1 / 3, 1.0) / x.vp
-    others = x.layers * one.layer + one.head - one.layers * one.layer - one.own_head
-    whole = others + (x.pp - 1) * (one.passed + one.beside)
-    return np.where(x.pp > 1, share * whole / x.crowding, 0.0)
+    round_trips = np.where(x.vp > 1, others - (m - 1) * (1 - 1 / x.vp) * slowest, 0.0)
+    return np.where(x.pp > 1, np.maximum(share * others, round_trips) / x.crowding, 0.0)
 
 
 def _head(x: Cases, c: Mapping[str, float]) -> Floats:

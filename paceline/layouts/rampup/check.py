@@ -9,6 +9,7 @@ from typing import Literal
 from paceline.core.errors import UserError
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
+from paceline.estimate.answer import P_OOM_EVEN
 from paceline.layouts.rampup.plan import (
     RampPlan,
     StagePlan,
@@ -20,7 +21,7 @@ from paceline.layouts.rampup.plan import (
 )
 from paceline.layouts.rampup.schedule_table import Given
 from paceline.layouts.rampup.stages import RampStage
-from paceline.layouts.rampup.timing import EVEN_ODDS, Setting, problems, runnable, timed
+from paceline.layouts.rampup.timing import Setting, problems, runnable, timed
 
 Verdict = Literal["cannot run", "out of memory", "slow", "good"]
 SLOW = 1.1
@@ -107,8 +108,8 @@ def _checked(
 
 
 def _plan(here: Setting, given: Given, stage: RampStage, last: StagePlan) -> StagePlan:
-    times = timed(here, [given.layout], stage, given.nodes)
-    return stage_plan(here, stage, times, 0).against(last)
+    estimates = timed(here, [given.layout], stage, given.nodes).followed()
+    return stage_plan(here, stage, estimates).against(last)
 
 
 def _best(
@@ -117,15 +118,14 @@ def _best(
     layouts = runnable(here, stage, given.nodes, space_of(here, wish))
     if not layouts:
         return None
-    times = timed(here, layouts, stage, given.nodes)
-    row = times.fastest()
-    return None if row is None else stage_plan(here, stage, times, row).against(last)
+    fastest = timed(here, layouts, stage, given.nodes).fastest()
+    return stage_plan(here, stage, fastest).against(last) if fastest else None
 
 
 def _verdict(plan: StagePlan | None, slower: float | None) -> Verdict:
     if plan is None:
         return "cannot run"
-    if plan.p_oom > EVEN_ODDS:
+    if plan.p_oom > P_OOM_EVEN:
         return "out of memory"
     return "slow" if slower is not None and slower > SLOW else "good"
 
@@ -134,7 +134,7 @@ def _reasons(plan: StagePlan) -> list[str]:
     """What the step loses most to."""
     num, pp = plan.micro_batches, plan.layout.pp
     told: list[str] = []
-    if plan.p_oom > EVEN_ODDS:
+    if plan.p_oom > P_OOM_EVEN:
         told.append(f"needs {plan.memory_bytes / 1e9:.1f} GB a device")
     each = "one micro-batch" if num == 1 else f"{num} micro-batches"
     if plan.bubble >= WORTH_TELLING:

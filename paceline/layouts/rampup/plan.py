@@ -12,7 +12,7 @@ from paceline.core.rates import tokens_per_s
 from paceline.core.units import SECONDS_PER_DAY
 from paceline.core.value import Value
 from paceline.layouts.rampup.stages import RampStage, doublings, given_stages, stages_of_ramp_up
-from paceline.layouts.rampup.timing import Setting, Timed, runnable, timed
+from paceline.layouts.rampup.timing import Setting, StageEstimates, runnable, timed
 from paceline.layouts.search.space import Space
 
 HOUR_S = 3600.0
@@ -163,10 +163,9 @@ def options(here: Setting, stage: RampStage, wish: Wish, space: Space) -> list[S
     found: list[StagePlan] = []
     for nodes in doublings(1, wish.most_nodes):
         layouts = runnable(here, stage, nodes, space)
-        times = timed(here, layouts, stage, nodes) if layouts else None
-        row = times.fastest() if times else None
-        if times and row is not None:
-            found.append(stage_plan(here, stage, times, row))
+        fastest = timed(here, layouts, stage, nodes).fastest() if layouts else None
+        if fastest:
+            found.append(stage_plan(here, stage, fastest))
     if not found:
         raise UserError(
             f"a stage of {stage.batch}",
@@ -177,19 +176,19 @@ def options(here: Setting, stage: RampStage, wish: Wish, space: Space) -> list[S
     return found
 
 
-def stage_plan(here: Setting, stage: RampStage, times: Timed, row: int) -> StagePlan:
-    """One layout as a plan of the stage; its efficiency is still that against itself."""
-    layout, devices = times.layouts[row], times.nodes * here.per_node
-    step = float(times.step_s[row])
+def stage_plan(here: Setting, stage: RampStage, estimates: StageEstimates) -> StagePlan:
+    """The first layout as a plan of the stage; its efficiency is still that against itself."""
+    layout, devices = estimates.layouts[0], estimates.nodes * here.per_node
+    step, (low, high) = float(estimates.step_s[0]), estimates.interval_s
     mean = stage.samples / stage.steps if stage.samples and stage.steps else stage.batch
     seconds = None if stage.steps is None else stage.steps * step
     return StagePlan(
-        batch=stage.batch, batches=tuple(stage.batches), nodes=times.nodes, devices=devices,
+        batch=stage.batch, batches=tuple(stage.batches), nodes=estimates.nodes, devices=devices,
         layout=layout, label=layout.label(devices),
         micro_batches=layout.num_microbatches(devices, stage.batch),
-        step_time_s=step, low_s=float(times.low_s[row]), high_s=float(times.high_s[row]),
-        bubble=float(times.bubble[row]), exchange=float(times.exchange[row]),
-        memory_bytes=float(times.memory_bytes[row]), p_oom=float(times.p_oom[row]),
+        step_time_s=step, low_s=float(low[0]), high_s=float(high[0]),
+        bubble=float(estimates.bubble[0]), exchange=float(estimates.exchange[0]),
+        memory_bytes=float(estimates.memory_bytes[0]), p_oom=float(estimates.p_oom[0]),
         tokens_per_s=tokens_per_s(here.spec.training.seq_len, mean, step), efficiency=1.0,
         samples=stage.samples, steps=stage.steps,
         device_hours=None if seconds is None else seconds * devices / HOUR_S,

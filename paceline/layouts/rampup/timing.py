@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems, native_problems
 from paceline.core.run import RunSpec
-from paceline.estimate.estimate import Question, case_of, machine_of, recipe_of
+from paceline.estimate.answer import Estimates, estimates_of_layouts
+from paceline.estimate.estimate import Question, machine_of, recipe_of, spec_of_any_layout
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.interval import bounds, log_sd
-from paceline.estimate.memory.device_memory import memory, p_oom
-from paceline.estimate.memory.framework import frameworks_of
-from paceline.estimate.model.case import Case, Floats, varied
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.case import Floats
 from paceline.estimate.model.machine import Machine
-from paceline.estimate.model.step import step_time
-from paceline.files.recipe import Recipe, resolve
+from paceline.estimate.model.step import StepTime
+from paceline.estimate.run_case import Software
+from paceline.files.recipe import Recipe
 from paceline.layouts.rampup.stages import RampStage
-from paceline.layouts.search.columns import columns
 from paceline.layouts.search.space import Space, feasible
 
-EVEN_ODDS = 0.5
-"""A layout that runs out of memory with a higher probability is not chosen."""
+FOLLOWED = 8
+"""The fastest layouts by the closed form of a step, among which the choice is made by following."""
 
 
 @dataclass(frozen=True)
@@ -36,58 +33,101 @@ class Setting:
 
     recipe: Recipe
     spec: RunSpec
-    """The recipe on one device, for what does not depend on their number."""
-    case: Case
+    """The recipe on one node."""
     machine: Machine
     evidence: Evidence
-    limit_bytes: float
+    software: Software
 
     @property
     def per_node(self) -> int:
         """Devices of a node."""
         return self.machine.devices_per_node
 
+    def on(self, nodes: int, batch: int) -> RunSpec:
+        """The recipe on so many nodes, at that batch."""
+        cluster = self.spec.cluster.model_copy(update={"nodes": nodes})
+        training = self.spec.training.model_copy(update={"global_batch": batch})
+        return self.spec.model_copy(update={"cluster": cluster, "training": training})
+
 
 @dataclass(frozen=True)
-class Timed:
+class StageEstimates:
     """Layouts on one number of nodes with what a stage's mean step takes in each."""
 
     layouts: Sequence[Layout]
     nodes: int
-    step_s: Floats
-    low_s: Floats
-    high_s: Floats
-    bubble: Floats
-    """Share of the step in which a rank waits for the pipeline, 0-1."""
-    exchange: Floats
-    """Share in which it waits for gradients and weights of other replicas, 0-1."""
-    memory_bytes: Floats
-    p_oom: Floats
+    weights: tuple[float, ...]
+    """Share of the stage's steps that each batch has."""
+    batches: tuple[Estimates, ...]
 
-    def fastest(self) -> int | None:
-        """The row of the fastest layout that fits; None where none does."""
-        fits = np.flatnonzero(self.p_oom <= EVEN_ODDS)
-        return int(fits[self.step_s[fits].argmin()]) if fits.size else None
+    @property
+    def step_s(self) -> Floats:
+        """Seconds of the mean step."""
+        return self._mean(lambda time: time.total)
+
+    @property
+    def interval_s(self) -> tuple[Floats, Floats]:
+        """(low, high) of it, as far from it as those of the largest batch's step are from that."""
+        largest = self.batches[-1]
+        low, high = (end / largest.step_time_s * self.step_s for end in largest.interval_s)
+        return low, high
+
+    @property
+    def bubble(self) -> Floats:
+        """Share of the step in which a rank waits for the pipeline, 0-1."""
+        return self._mean(lambda time: time.bubble) / self.step_s
+
+    @property
+    def exchange(self) -> Floats:
+        """Share in which it waits for gradients and weights of other replicas, 0-1."""
+        return self._mean(lambda time: time.dp + time.zero) / self.step_s
+
+    @property
+    def memory_bytes(self) -> Floats:
+        """In use on the device, at the largest batch."""
+        return self.batches[-1].memory.device_used
+
+    @property
+    def p_oom(self) -> Floats:
+        """Probability to run out of it."""
+        return self.batches[-1].p_oom
+
+    def pick(self, rows: NDArray[np.int64]) -> StageEstimates:
+        """Some of the layouts."""
+        return replace(
+            self, layouts=[self.layouts[row] for row in rows],
+            batches=tuple(one.pick(rows) for one in self.batches),
+        )  # fmt: skip
+
+    def followed(self) -> StageEstimates:
+        """The same with pipelines followed pass by pass."""
+        return replace(self, batches=tuple(one.followed() for one in self.batches))
+
+    def fastest(self) -> StageEstimates | None:
+        """The fastest layout that fits, followed; None where none does."""
+        fits = np.flatnonzero(self.batches[-1].fits)
+        if not fits.size:
+            return None
+        near = self.pick(fits[self.step_s[fits].argsort()[:FOLLOWED]]).followed()
+        return near.pick(near.step_s.argsort()[:1])
+
+    def _mean(self, seconds: Callable[[StepTime], Floats]) -> Floats:
+        """Over the steps of the stage."""
+        pairs = zip(self.weights, self.batches, strict=True)
+        return np.sum([weight * seconds(one.time) for weight, one in pairs], axis=0)
 
 
 def setting(question: Question, evidence: Evidence) -> Setting:
-    """What a question stands for; its devices and the recipe's own ramp-up do not count.
+    """What a question stands for, on one node; the recipe's own ramp-up does not count.
 
     Raises UserError for what is in no catalog.
     """
-    recipe = recipe_of(question)
-    here = machine_of(question)
-    if here.device.memory_bytes is None:
-        raise UserError(here.device.name, "has no memory size in the catalog")
-    single = recipe.training.model_copy(
-        update={"ramp_up": None, "global_batch": 1, "batch_per_device": None}
+    machine = machine_of(question)
+    if machine.device.memory_bytes is None:
+        raise UserError(machine.device.name, "has no memory size in the catalog")
+    return Setting(
+        recipe_of(question), spec_of_any_layout(question), machine, evidence, question.software
     )
-    plain = recipe.model_copy(update={"layout": Layout(), "training": single})
-    one = Cluster(name="estimate", device=here.device.name, nodes=1, devices_per_node=1)
-    spec = resolve(plain, one, True, question.variant)
-    case = case_of(spec, here, question.stack, question.compiled)
-    # Megatron of 2020-22 stores the scores of attention.
-    return Setting(recipe, spec, case, here, evidence, here.device.memory_bytes)
 
 
 def runnable(here: Setting, stage: RampStage, nodes: int, space: Space) -> list[Layout]:
@@ -118,25 +158,15 @@ def problems(here: Setting, layout: Layout, batch: int, nodes: int) -> list[str]
     )  # fmt: skip
 
 
-def timed(here: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int) -> Timed:
-    """The layouts with the stage's mean step; memory is that of its largest batch."""
-    coefficients = named(here.evidence.fit().centre)
-    weights = [float(stretch.steps or 0) for stretch in stage.stretches]
-    weights = weights if sum(weights) else [1.0] * len(weights)
-    total = bubble = exchange = np.zeros(len(layouts))
-    x = varied(here.case, columns(layouts))
-    devices = np.full(len(layouts), float(nodes * here.per_node))
-    for batch, weight in zip(stage.batches, weights, strict=True):
-        x.numbers.update(devices=devices, global_batch=np.full(len(layouts), float(batch)))
-        time = step_time(x, coefficients)
-        total = total + weight * time.total
-        bubble = bubble + weight * time.bubble
-        exchange = exchange + weight * (time.dp + time.zero)
-    frameworks = frameworks_of(here.machine.generation, native=False)
-    needed = memory(x, frameworks, here.machine.device.context_bytes)
-    step = total / sum(weights)
-    low, high = bounds(step, log_sd(x, here.evidence.fit(), here.evidence.residual_sd))
-    return Timed(
-        layouts, nodes, step, low, high, bubble / total, exchange / total,
-        needed.device_used, p_oom(needed, here.limit_bytes),
+def timed(here: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int) -> StageEstimates:
+    """The layouts with the stage's mean step, in closed form; memory is its largest batch's."""
+    steps = [float(stretch.steps or 0) for stretch in stage.stretches]
+    steps = steps if sum(steps) else [1.0] * len(steps)
+    largest = estimates_of_layouts(
+        here.on(nodes, stage.batches[-1]), here.machine, here.evidence, layouts, here.software
+    )
+    return StageEstimates(
+        layouts, nodes,
+        weights=tuple(count / sum(steps) for count in steps),
+        batches=tuple(largest.at_batch(batch) for batch in stage.batches),
     )  # fmt: skip

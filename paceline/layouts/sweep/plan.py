@@ -11,10 +11,11 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
+from paceline.estimate.answer import P_OOM_EVEN
 from paceline.estimate.fit.evidence import Evidence
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.dimensions import Dimension, combinations
-from paceline.layouts.sweep.prediction import LIKELY_OOM, Basis, basis, hopeless, predict
+from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction
 from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.inventory import inventory
@@ -81,7 +82,7 @@ class Sweep:
 
 
 def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
-    """The sweep that was asked for; nothing is run or written. `evidence` as in predicting.basis.
+    """The sweep that was asked for; nothing is run or written. `evidence` as in `predict`.
 
     Raises UserError when a value is none that its field takes; a combination that cannot run is a
     choice with its reason.
@@ -100,15 +101,14 @@ def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
         _choice(request, settings, found) for settings in combinations(wanted.dimensions)
     ])  # fmt: skip
     notices += [*place.notices, *(n for one in choices if one.plan for n in one.plan.notices)]
-    specs = [one.plan.spec for one in choices if one.plan]
-    on = basis(specs, evidence) if specs else None
-    notices += [on.unknown] if on and on.unknown else []
+    choices, unknown = _expected(choices, evidence, wanted.prune)
+    notices += unknown
     return Sweep(
         name=_name(wanted, recipe.name),
         recipe=recipe.name,
         variant=request.variant,
         dimensions=wanted.dimensions,
-        choices=_ordered(_expected(choices, on, wanted.prune)),
+        choices=_ordered(choices),
         repeats=wanted.repeats,
         notices=tuple(dict.fromkeys(notices)),
         parts=place.parts,
@@ -164,26 +164,31 @@ def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
     return kept
 
 
-def _expected(choices: Sequence[Choice], on: Basis | None, prune: bool) -> list[Choice]:
-    """The choices with what is expected of them, the hopeless ones marked if `prune`."""
+def _expected(
+    choices: Sequence[Choice], evidence: Evidence | None, prune: bool
+) -> tuple[list[Choice], list[str]]:
+    """(the choices with what is expected, the hopeless ones marked if `prune`; why nothing is)."""
     planned = [one for one in choices if one.plan]
     specs = [one.plan.spec for one in planned if one.plan]
-    if on is None:
-        return list(choices)
+    if not specs:
+        return list(choices), []
+    try:
+        predictions = predict(specs, evidence)
+    except UserError as error:
+        return list(choices), [f"no expected times: {error.where} {error.what}"]
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
     size = cluster.device_memory_bytes or (device and device.memory_bytes)
     limit = None if specs[0].memory_limit_bytes else size
-    predictions = predict(specs, on)
     why = _not_worth(specs, predictions, limit) if prune else [None] * len(specs)
     told = [
         replace(one, prediction=expected, pruned=reason)
         for one, expected, reason in zip(planned, predictions, why, strict=True)
     ]
-    return [*told, *(one for one in choices if not one.plan)]
+    return [*told, *(one for one in choices if not one.plan)], []
 
 
 def _not_worth(
-    specs: Sequence[RunSpec], predictions: Sequence[Prediction | None], limit_bytes: float | None
+    specs: Sequence[RunSpec], predictions: Sequence[Prediction], limit_bytes: float | None
 ) -> list[str | None]:
     """Why each is not worth a run; held against each other are those that do the same on as many devices."""
     kinds = [(one.model, one.lora, one.training.seq_len, one.world_size) for one in specs]
@@ -213,7 +218,7 @@ def _place(one: Choice) -> tuple[float, ...]:
     if spec is None or expected is None:
         return (kind, *small)
     per_token = expected.step_time_s / (spec.training.global_batch * spec.training.seq_len)
-    return (kind, expected.p_oom > LIKELY_OOM, per_token, *small)
+    return (kind, expected.p_oom > P_OOM_EVEN, per_token, *small)
 
 
 def _name(wanted: Wanted, recipe: str) -> str:

@@ -14,24 +14,20 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import RunSpec
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
-from paceline.estimate.estimate import case_of
+from paceline.estimate.answer import P_OOM_SURE, estimates_of_layouts
+from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.memory.device_memory import memory, p_oom
-from paceline.estimate.memory.framework import frameworks_of
-from paceline.estimate.model.case import Bools, Cases, Floats, cases_of
-from paceline.estimate.model.coefficients import named
-from paceline.estimate.model.step import step_time
+from paceline.estimate.model.case import Bools, Cases, Floats
+from paceline.estimate.model.machine import Machine
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.layouts.search.space import Space, feasible
 from paceline.layouts.sweep.plan import steady_batch
-from paceline.layouts.sweep.prediction import basis, limits
 from paceline.layouts.tune.processor import machine_of_run
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan, make_plan
 
-SURE_OOM = 0.95
-"""A layout that runs out of memory with a higher probability is not tried."""
+SURE_OOM = P_OOM_SURE
 MOST = 4000
 """Layouts that a search keeps in sight: the fastest by estimate of those that may fit, then the others."""
 VARIED = (
@@ -72,7 +68,7 @@ class Candidates:
     @property
     def likely_to_fit(self) -> Bools:
         """Where a try is not sure to end for lack of memory."""
-        return self.p_oom <= SURE_OOM
+        return self.p_oom <= P_OOM_SURE
 
     def plan(self, row: int) -> Plan:
         """The plan of one; raises UserError when it cannot run after all."""
@@ -105,30 +101,24 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     own = recipe.layout if _runs(spec, recipe.layout) else None
     if own is not None and own not in layouts:
         layouts = [own, *layouts]
-    on = basis([spec], evidence)
-    here = machine_of_run(spec, found) if on.unknown else on.machine(spec.cluster)
-    if here and spec.training.dtype == "bf16" and here.device.has_only_fp16:
-        here = None  # it emulates bf16, at a rate that nobody states
-    x: Cases | None = None
+    rests_on = evidence or evidence_for(
+        spec.cluster.device, spec.training.dtype, spec.cluster.device_label
+    )
+    machine, notes = _machine(spec, found)
     seconds = needed = np.ones(len(layouts))
-    odds, limit = np.zeros(len(layouts)), np.full(len(layouts), inf)
-    if here is not None:
-        native = spec.engine == "native"
-        stack, compiled = "torch" if native else "fused", spec.training.compile != "none"
-        x = cases_of([case_of(_in(spec, layout), here, stack, compiled) for layout in layouts])
-        seconds = step_time(x, named(on.evidence.fit().centre)).total
-        bytes_ = memory(x, frameworks_of(here.generation, native))
-        limit = limits([spec] * len(layouts), [here] * len(layouts), bytes_)
-        needed, odds = bytes_.device_used, p_oom(bytes_, limit)
+    odds, limit, x = np.zeros(len(layouts)), np.full(len(layouts), inf), None
+    if machine is not None:
+        estimates = estimates_of_layouts(spec, machine, rests_on, layouts)
+        x, seconds, odds = estimates.x, estimates.step_time_s, estimates.p_oom
+        needed, limit = estimates.memory.device_used, estimates.limit_bytes
     kept = _kept(seconds, odds, layouts.index(own) if own is not None else None)
     beyond = len(layouts) - len(kept)
-    told = [*(here.notes if on.unknown and here else ())]
-    told += [f"{beyond:,} more layouts are left out, by the estimate"] if beyond else []
+    notes += [f"{beyond:,} more layouts are left out, by the estimate"] if beyond else []
     return Candidates(
         request=request,
         recipe=recipe,
         spec=spec,
-        evidence=on.evidence,
+        evidence=rests_on,
         layouts=tuple(layouts[row] for row in kept),
         own=None if own is None else [layouts[row] for row in kept].index(own),
         x=x.pick(kept) if x else None,
@@ -138,8 +128,23 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
         limit_bytes=limit[kept],
         num_infeasible=refused,
         num_beyond=beyond,
-        notices=tuple(dict.fromkeys((*notices, *plan_notices, *told))),
+        notices=tuple(dict.fromkeys((*notices, *plan_notices, *notes))),
     )
+
+
+def _machine(spec: RunSpec, found: dict[str, Any]) -> tuple[Machine | None, list[str]]:
+    """(the devices of the run, None where they have no rates; what is to be said of these)."""
+    notes: list[str] = []
+    try:
+        machine = machine_for(spec.cluster, spec.training.dtype)
+    except UserError:
+        if spec.cluster.device != "cpu":
+            raise
+        machine = machine_of_run(spec, found)
+        notes += machine.notes if machine else ()
+    if machine and spec.training.dtype == "bf16" and machine.device.has_only_fp16:
+        return None, notes  # it emulates bf16, at a rate that nobody states
+    return machine, notes
 
 
 def _kept(seconds: Floats, odds: Floats, own: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -147,7 +152,7 @@ def _kept(seconds: Floats, odds: Floats, own: int | None) -> np.ndarray[Any, np.
 
     What runs out of memory is often the fastest otherwise, and must not take all the room.
     """
-    best_first = np.lexsort((seconds, odds > SURE_OOM))
+    best_first = np.lexsort((seconds, odds > P_OOM_SURE))
     kept = set(best_first[:MOST].tolist()) | (set() if own is None else {own})
     return np.array(sorted(kept), dtype=np.int64)
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Device
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
-from paceline.estimate.estimate import Question, case_of, machine_of, spec_of_any_layout
+from paceline.estimate.answer import P_OOM_EVEN, Estimates, estimates_of_layouts
+from paceline.estimate.estimate import Question, machine_of, spec_of_any_layout
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.interval import bounds, log_sd
-from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom
-from paceline.estimate.memory.framework import frameworks_of
-from paceline.estimate.model.case import Case, Cases, Floats, varied
-from paceline.estimate.model.coefficients import named
-from paceline.estimate.model.step import step_time
-from paceline.layouts.search.columns import columns
+from paceline.estimate.model.case import Stack
 from paceline.layouts.search.space import Space, feasible
-
-LIKELY = 0.5
-"""A layout that runs out of memory with a higher probability is pruned."""
 
 
 class RankedLayout(Value):
@@ -61,86 +52,67 @@ class Ranking(Value):
     evidence: str
 
 
-@dataclass(frozen=True)
-class _Estimated:
-    layouts: Sequence[Layout]
-    x: Cases
-    seconds: Floats
-    memory: MemoryEstimate
-    p_oom: Floats
-
-
 def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Ranking:
     """The `top` fastest layouts that fit; raises UserError when none divides the devices.
 
-    The recipe's own layout is told beside them where it can run on so many devices.
+    All are ranked by the closed form of a step, and the first ones again by following their
+    pipelines. The recipe's own layout is told beside them where it can run on so many devices.
     """
-    spec, here = spec_of_any_layout(question), machine_of(question)
-    limit = here.device.memory_bytes
-    if limit is None:
-        raise UserError(here.device.name, "has no memory size in the catalog")
-    training, case = spec.training, case_of(spec, here, question.stack, question.compiled)
-    layouts, refused = feasible(
-        spec.model, spec.world_size, training.global_batch, training.seq_len,
-        worth(space.around(spec.layout), case),
-    )  # fmt: skip
+    spec, machine = spec_of_any_layout(question), machine_of(question)
+    if machine.device.memory_bytes is None:
+        raise UserError(machine.device.name, "has no memory size in the catalog")
+    sizes = (spec.world_size, spec.training.global_batch, spec.training.seq_len)
+    stack = question.software.stack_on(machine)
+    layouts, refused = feasible(spec.model, *sizes, worth(space.around(spec.layout), stack))
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
-    # The candidates have schedules and shards of their own, not the recipe's.
-    plain = replace(case, schedule="1f1b", dp_shard=0.0)
-    found = _estimated(plain, layouts, evidence, here.device)
-    fits = found.p_oom <= LIKELY
-    order = np.lexsort((found.memory.device_used, found.seconds, ~fits))[:top]
-    refused_own = layout_problems(
-        spec.layout, spec.model, spec.world_size, training.global_batch, training.seq_len
-    )
-    own = None if refused_own else _estimated(case, [spec.layout], evidence, here.device)
+
+    def estimated(some: Sequence[Layout]) -> Estimates:
+        return estimates_of_layouts(spec, machine, evidence, some, question.software)
+
+    every = estimated(layouts)
+    first = _best_first(every)[:top]
+    best = every.pick(first).followed()
+    again = _best_first(best)
+    runs = not layout_problems(spec.layout, spec.model, *sizes)
     return Ranking(
         recipe=spec.recipe,
-        device=here.device.name,
+        device=machine.device.name,
         devices=spec.world_size,
         n_layouts=len(layouts),
         n_infeasible=refused,
-        n_pruned=int((~fits).sum()),
-        bound=f"more than {LIKELY:.0%} likely to exceed {limit / 1e9:.0f} GB",
-        layouts=tuple(_told(found, order.tolist(), evidence, spec.world_size)),
-        recipe_layout=_told(own, [0], evidence, spec.world_size)[0] if own else None,
+        n_pruned=int((~every.fits).sum()),
+        bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {every.limit_bytes[0] / 1e9:.0f} GB",
+        layouts=_rows(best.pick(again), [layouts[row] for row in first[again]]),
+        recipe_layout=_rows(estimated([spec.layout]).followed(), [spec.layout])[0]
+        if runs
+        else None,
         evidence=evidence.title,
     )
 
 
-def worth(space: Space, case: Case) -> Space:
+def worth(space: Space, stack: Stack) -> Space:
     """The space without selective recomputation where a stack keeps no scores to compute again."""
-    if not (case.flash and case.stack == "fused"):
+    if stack != "fused":
         return space
-    return replace(space, recompute=tuple(one for one in space.recompute if one != "selective"))
+    return replace(space, recompute=tuple(kind for kind in space.recompute if kind != "selective"))
 
 
-def _estimated(
-    case: Case, layouts: Sequence[Layout], evidence: Evidence, device: Device
-) -> _Estimated:
-    x = varied(case, columns(layouts))
-    frameworks = frameworks_of(case.generation, native=False)
-    needed = memory(x, frameworks, device.context_bytes)
-    seconds = step_time(x, named(evidence.fit().centre)).total
-    limit = device.memory_bytes or inf
-    return _Estimated(layouts, x, seconds, needed, p_oom(needed, limit))
+def _best_first(estimates: Estimates) -> NDArray[np.int64]:
+    """The rows: those that fit, the fastest of them, the smallest of equally fast ones."""
+    return np.lexsort((estimates.memory.device_used, estimates.step_time_s, ~estimates.fits))
 
 
-def _told(
-    found: _Estimated, rows: Sequence[int], evidence: Evidence, devices: int
-) -> list[RankedLayout]:
-    """Some of the layouts with their intervals."""
-    chosen = np.array(rows, dtype=np.int64)
-    sd = log_sd(found.x.pick(chosen), evidence.fit(), evidence.residual_sd)
-    low, high = bounds(found.seconds[chosen], sd)
-    used = found.memory.device_used
-    return [
+def _rows(estimates: Estimates, layouts: Sequence[Layout]) -> tuple[RankedLayout, ...]:
+    columns = (
+        estimates.step_time_s, *estimates.interval_s, estimates.memory.device_used,
+        estimates.p_oom, estimates.fits,
+    )  # fmt: skip
+    values = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(
         RankedLayout(
-            layout=found.layouts[row], label=found.layouts[row].label(devices),
-            step_time_s=float(found.seconds[row]), low_s=a, high_s=b,
-            memory_bytes=float(used[row]), p_oom=float(found.p_oom[row]),
-            fits=bool(found.p_oom[row] <= LIKELY),
+            layout=layout, label=layout.label(int(estimates.x.devices[0])), step_time_s=seconds,
+            low_s=low, high_s=high, memory_bytes=used, p_oom=odds, fits=fits,
         )
-        for row, a, b in zip(rows, low.tolist(), high.tolist(), strict=True)
-    ]  # fmt: skip
+        for layout, (seconds, low, high, used, odds, fits) in zip(layouts, values, strict=True)
+    )  # fmt: skip

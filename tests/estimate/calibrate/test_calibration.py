@@ -18,7 +18,7 @@ from paceline.estimate.calibrate.calibration import (
     folder,
     read_calibration,
 )
-from paceline.estimate.calibrate.lookup import calibration_of
+from paceline.estimate.calibrate.lookup import calibration_for, evidence_for
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.estimate.provenance import basis_of
@@ -76,9 +76,11 @@ def test_a_gpu_is_found_by_an_alias_of_the_catalog():
             device="NVIDIA H100 80GB HBM3", kind="cuda", catalog_device="H100-SXM", dtype="bf16"
         )
     )
-    found = calibration_of("H100", "auto")
-    assert found is not None and found == calibration_of("H100-SXM", "bf16")
-    assert calibration_of("H200", "bf16") is None
+    found = calibration_for("H100", "auto")
+    assert found is not None and found == calibration_for("H100-SXM", "bf16")
+    assert calibration_for("H200", "bf16") is None
+    # A run's device calls itself by another name than the one that was calibrated.
+    assert evidence_for("H100-SXM", "bf16", "NVIDIA H100 PG520") == found.told()
 
 
 def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):

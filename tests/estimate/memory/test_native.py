@@ -12,10 +12,10 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.run import Training
 from paceline.engines import native
-from paceline.estimate.memory.case import with_memory
 from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU
 from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.run_case import with_memory
 from tests.example import SHAPE, make_spec
 from tests.trainer.example import command
 

@@ -30,6 +30,7 @@ MODEL = Case(
         {"pp": 4}, {"pp": 4, "vp": 4}, {"pp": 8, "vp": 2}, {"pp": 4, "schedule": "gpipe"},
         {"pp": 4, "schedule": "zero-bubble"}, {"pp": 4, "vocab": 128256}, {"pp": 4, "frozen": True},
         {"pp": 4, "full_recompute": True, "vocab": 128256},
+        {"pp": 8, "vp": 4, "global_batch": 32}, {"pp": 16, "vp": 2, "global_batch": 8},
     ],
     ids=str,
 )  # fmt: skip
@@ -50,6 +51,12 @@ def test_uneven_stages_come_close(layout: dict[str, Any]):
     busy = work.num_microbatches * (work.slowest + work.passed)
     assert followed.total[0] == pytest.approx(closed.total[0], rel=0.05)
     assert followed.bubble[0] > 0 and followed.total[0] > busy[0]
+
+
+def test_rows_are_followed_each_by_itself():
+    cases = [replace(MODEL, pp=pp, layers=33, vocab=128256) for pp in (4, 1, 8)]
+    together = followed_step(cases_of(cases), C).total
+    assert together.tolist() == [followed_step(cases_of([case]), C).total[0] for case in cases]
 
 
 def test_without_a_pipeline_nothing_waits_and_far_too_many_passes_keep_the_closed_form():

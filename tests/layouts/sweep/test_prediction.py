@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.calibration import Calibration, Placement, file_of
-from paceline.estimate.estimate import Question, case_of, estimate, machine_of, spec_of
+from paceline.estimate.estimate import Question, estimate, spec_of
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.memory.device_memory import memory
-from paceline.estimate.memory.framework import NATIVE_CUDA
-from paceline.estimate.model.case import cases_of
+from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES
+from paceline.estimate.model.machine import machine
 from paceline.files.run_folder import write_value
-from paceline.layouts.sweep.prediction import Basis, basis, hopeless, predict
+from paceline.layouts.sweep import prediction
+from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction
 from tests.example import make_spec
 
@@ -35,23 +37,28 @@ def expected(
 
 
 def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
-    (found,) = predict([spec(micro_batch=1)], Basis(shipped()))
-    assert found is not None
+    (found,) = predict([spec(micro_batch=1)], shipped())
     question = Question(
-        "llama31-8b", "H100-SXM", 8, overrides=("layout.micro_batch=1",), stack="torch"
+        "llama31-8b",
+        "H100-SXM",
+        8,
+        overrides=("layout.micro_batch=1",),
+        stack="torch",
+        native=True,
     )
     alone = estimate(question, shipped())
     assert found.step_time_s == pytest.approx(alone.step_time_s)
     assert (found.low_s, found.high_s) == pytest.approx((alone.low_s, alone.high_s))
     assert found.low_s < found.step_time_s < found.high_s and 0 <= found.p_oom <= 1
     # Its memory is the native trainer's, not that of torchtitan, which computes alike.
-    case = case_of(spec(micro_batch=1), machine_of(question), "torch")
-    assert found.memory_bytes == memory(cases_of([case]), NATIVE_CUDA).device_used[0]
+    assert found.memory_bytes == alone.memory_bytes.device_used
+    assert found.p_oom == alone.p_oom
+    titan = estimate(replace(question, native=False), shipped())
+    assert found.memory_bytes != titan.memory_bytes.device_used
 
 
 def test_recomputation_is_expected_to_cost_time_and_to_save_memory():
-    none, full = predict([spec(recompute="none"), spec(recompute="full")], Basis(shipped()))
-    assert none and full
+    none, full = predict([spec(recompute="none"), spec(recompute="full")], shipped())
     assert full.step_time_s > none.step_time_s and full.memory_bytes < none.memory_bytes
 
 
@@ -59,10 +66,8 @@ def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    on = basis([make_spec()], None)
-    assert on.unknown and "`paceline calibrate` measures it" in on.unknown
-    assert predict([make_spec(), make_spec()], on) == [None, None]
-    assert predict([], on) == []
+    with pytest.raises(UserError, match=r"not calibrated .*`paceline calibrate` measures it"):
+        predict([make_spec(), make_spec()], None)
 
 
 def calibrated(ranks: int, threads: int, flops_per_s: float = 5e10) -> Calibration:
@@ -86,30 +91,33 @@ def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
     times: list[float] = []
     for rate in (5e10, 1e10):
         write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1, rate))
-        (found,) = predict([run], basis([run], None))
-        assert found and found.low_s < found.step_time_s < found.high_s
+        (found,) = predict([run], None)
+        assert found.low_s < found.step_time_s < found.high_s
         times.append(found.step_time_s)
     assert times[1] > 1.2 * times[0]
     write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 2))
-    assert "2 threads a process, not 1" in str(basis([run], None).unknown)
+    with pytest.raises(UserError, match="2 threads a process, not 1"):
+        predict([run], None)
     two = cluster.model_copy(update={"nodes": 2})
     apart = run.model_copy(update={"cluster": two})
-    assert "network between hosts" in str(basis([apart], None).unknown)
+    with pytest.raises(UserError, match="network between hosts"):
+        predict([apart], None)
     narrow = run.model_copy(update={"training": run.training.model_copy(update={"dtype": "bf16"})})
     write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1))
-    assert basis([run, run], None).unknown is None
-    assert "these runs have several" in str(basis([run, narrow], None).unknown)
+    assert len(predict([run, run], None)) == 2
+    with pytest.raises(UserError, match="these runs have several"):
+        predict([run, narrow], None)
 
 
 def test_each_run_is_held_against_its_own_share_of_the_memory():
     large = spec(micro_batch=1)
     little = large.cluster.model_copy(update={"device_memory_bytes": 20e9})
     small = large.model_copy(update={"cluster": little})
-    found = predict([large, small], Basis(shipped()))
-    alone = [predict([one], Basis(shipped()))[0] for one in (large, small)]
-    assert found[0] and found[1] and found[0].p_oom < found[1].p_oom
+    found = predict([large, small], shipped())
+    alone = [predict([one], shipped())[0] for one in (large, small)]
+    assert found[0].p_oom < found[1].p_oom
     for one, by_itself in zip(found, alone, strict=True):
-        assert one and by_itself and vars(one) == pytest.approx(vars(by_itself), rel=1e-12)
+        assert vars(one) == pytest.approx(vars(by_itself), rel=1e-12)
 
 
 def test_a_recipes_own_limit_counts_where_the_device_has_more():
@@ -117,9 +125,18 @@ def test_a_recipes_own_limit_counts_where_the_device_has_more():
     roomy = large.cluster.model_copy(update={"device_memory_bytes": 400e9})
     free = large.model_copy(update={"cluster": roomy})
     held = free.model_copy(update={"memory_limit_bytes": 40e9})
-    first, second = predict([free, held], Basis(shipped()))
-    assert first and second and first.p_oom < 0.01 and second.p_oom > 0.99
+    first, second = predict([free, held], shipped())
+    assert first.p_oom < 0.01 and second.p_oom > 0.99
     assert first.memory_bytes == second.memory_bytes
+
+
+def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
+    small = predict([spec(micro_batch=1)], shipped())[0].memory_bytes
+    here = machine("H100")
+    large = replace(here, device=here.device.model_copy(update={"context_bytes": 5e9}))
+    monkeypatch.setattr(prediction, "machine_for", lambda *_: large)
+    usual = USUAL_CONTEXT_BYTES
+    assert predict([spec(micro_batch=1)], shipped())[0].memory_bytes - small == 5e9 - usual
 
 
 def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,16 @@ def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPat
     assert limited.x is not None
     assert np.array_equal(limited.memory_bytes, memory(limited.x, NATIVE_CPU).device_used)
     assert limited.likely_to_fit.any() and limited.memory_bytes.min() < 230e6
+
+
+def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
+    here = cpu_machine(calibration(), 2)
+    large = replace(here, device=here.device.model_copy(update={"context_bytes": 7e7}))
+    used: list[np.ndarray] = []
+    for machine_there in (here, large):
+        monkeypatch.setattr(candidates, "machine_of_run", lambda *_, m=machine_there: m)
+        used.append(found("dtype=fp32", recipe="gpt-1b3-tiny").memory_bytes)
+    assert used[1] - used[0] == pytest.approx(7e7)
 
 
 def test_a_device_that_emulates_the_dtype_has_no_rates(monkeypatch: pytest.MonkeyPatch):

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.estimate.answer import P_OOM_EVEN
 from paceline.estimate.estimate import Question, estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.layouts.search.space import Space
-from paceline.layouts.tune.ranking import LIKELY, Ranking, rank
+from paceline.layouts.tune.ranking import Ranking, rank
 
 QUESTION = Question("llama31-70b", "H100-SXM", 64)
 SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"))
@@ -32,7 +33,7 @@ def test_the_fastest_that_fits_comes_first(ranking: Ranking):
 def test_every_layout_has_its_interval_and_its_odds(ranking: Ranking):
     for one in ranking.layouts:
         assert one.low_s < one.step_time_s < one.high_s
-        assert one.fits == (one.p_oom <= LIKELY) and one.memory_bytes > 0
+        assert one.fits == (one.p_oom <= P_OOM_EVEN) and one.memory_bytes > 0
 
 
 def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):

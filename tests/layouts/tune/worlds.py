@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.core.layout import Layout
-from paceline.estimate.estimate import Question, case_of, machine_of, spec_of_any_layout
+from paceline.estimate.answer import estimates_of_layouts
+from paceline.estimate.estimate import Question, machine_of, spec_of_any_layout
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.memory.device_memory import memory
-from paceline.estimate.model.case import Floats, cases_of
+from paceline.estimate.model.case import Floats
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import step_time
 from paceline.files.recipe import load_recipe
@@ -33,14 +33,12 @@ def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Cand
     spec, here = spec_of_any_layout(question), machine_of(question)
     if layouts is None:
         layouts, _ = feasible(spec.model, 8, spec.training.global_batch, 8192, SPACE)
-    cases = [case_of(spec.model_copy(update={"layout": one}), here, "fused") for one in layouts]
-    x = cases_of(cases)
-    seconds = step_time(x, named(shipped().fit().centre)).total
+    estimates = estimates_of_layouts(spec, here, shipped(), layouts)
     return Candidates(
         request=Request("llama31-8b"), recipe=load_recipe("llama31-8b"), spec=spec, evidence=shipped(),
-        layouts=tuple(layouts), own=None, x=None if blind else x,
-        seconds=np.ones(len(layouts)) if blind else seconds,
-        memory_bytes=memory(x).device_used, p_oom=np.zeros(len(layouts)),
+        layouts=tuple(layouts), own=None, x=None if blind else estimates.x,
+        seconds=np.ones(len(layouts)) if blind else estimates.step_time_s,
+        memory_bytes=estimates.memory.device_used, p_oom=np.zeros(len(layouts)),
         limit_bytes=np.full(len(layouts), np.inf), num_infeasible=0,
         num_beyond=0, notices=(),
     )  # fmt: skip

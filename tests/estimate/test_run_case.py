@@ -7,10 +7,11 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.run import Training
 from paceline.core.shape import LoraSpec, num_parameters, trainable_parameters
-from paceline.estimate.memory.case import with_memory
+from paceline.estimate.estimate import Question, machine_of, spec_of
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import Framework
 from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.run_case import Software, case_of, cases_of_layouts, with_memory
 from paceline.files.recipe import load_recipe
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 from tests.example import SHAPE, make_spec
@@ -49,3 +50,24 @@ def test_an_mmdits_whole_weights_are_counted():
     case = with_memory(blocks, make_spec(model=shape, ranks=1))
     weights = memory(cases_of([case]), PLAIN).weights[0]
     assert weights == pytest.approx(2 * 2 * num_parameters(shape), rel=0.01)
+
+
+def test_many_layouts_are_the_cases_of_their_runs():
+    spec, machine = (
+        spec_of(Question("gpt-1b3", "H100", 16)),
+        machine_of(Question("gpt-1b3", "H100", 16)),
+    )
+    layouts = [
+        Layout(tp=8, pp=2, sequence_parallel=True, zero_stage=1, micro_batch=4),
+        Layout(cp=2, cp_exchange="ring", zero_stage=3, dp_shard=4, recompute="full"),
+        Layout(pp=4, schedule="zero-bubble", recompute="selective"),
+        Layout(pp=4, vp=3),
+    ]
+    runs = [spec.model_copy(update={"layout": layout}) for layout in layouts]
+    each = cases_of([case_of(run, machine, Software()) for run in runs])
+    together = cases_of_layouts(spec, machine, Software(), layouts)
+    assert together.numbers.keys() == each.numbers.keys()
+    for name, column in each.numbers.items():
+        assert together.numbers[name].tolist() == column.tolist(), name
+    for name, column in each.words.items():
+        assert together.words[name].tolist() == column.tolist(), name

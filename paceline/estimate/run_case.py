@@ -1,0 +1,169 @@
+"""A resolved run on a machine as the formulas look at it: what computes, the model, the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
+from paceline.core.shape import (
+    DecoderShape,
+    Shape,
+    linear_sizes,
+    num_parameters,
+    trainable_parameters,
+    uses,
+)
+from paceline.estimate.model.case import Case, Cases, Floats, Stack, cases_of, varied
+from paceline.estimate.model.machine import Machine
+from paceline.estimate.model.weights import block_weights
+
+AXES = ("tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "sequence_parallel")
+"""Fields of a layout that a case has under the same name."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """What computes a training."""
+
+    stack: Stack = "fused"
+    compiled: bool = False
+    native: bool = False
+    """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
+
+    def stack_on(self, machine: Machine) -> Stack:
+        """How blocks are computed there: on a processor by PyTorch's modules always."""
+        return "torch" if machine.generation == "cpu" else self.stack
+
+
+def software_of(spec: RunSpec) -> Software:
+    """What the engine of a run computes by: the native trainer by PyTorch's modules, others fused."""
+    native = spec.engine == "native"
+    return Software("torch" if native else "fused", spec.training.compile != "none", native)
+
+
+def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
+    """The run on the machine.
+
+    Raises UserError for bf16 where fp16 alone has a rate, and for a device without rates.
+    """
+    layout, training, device = spec.layout, spec.training, machine.device
+    if training.dtype == "bf16" and device.has_only_fp16:
+        raise UserError(device.name, "does not compute in bf16",
+                        allowed=", ".join(device.peaks), remedy="--set training.dtype=fp16")  # fmt: skip
+    if device.memory_bytes_per_s is None:
+        raise UserError(device.name, "has no memory rate in the catalog")
+    case = replace(
+        _shape(spec.model),
+        seq_len=training.seq_len,
+        devices=spec.world_size,
+        global_batch=training.global_batch,
+        frozen=spec.lora is not None,
+        full_recompute=layout.recompute == "full",
+        selective_recompute=layout.recompute == "selective",
+        stack=software.stack_on(machine),
+        compiled=software.compiled,
+        flash=software.stack != "softmax",
+        peak_16bit=machine.peak_wide(training.dtype),
+        peak_narrow=machine.peak_narrow(training.dtype),
+        memory_bytes_per_s=device.memory_bytes_per_s,
+        intra_bytes_per_s=machine.intra_bytes_per_s,
+        inter_bytes_per_s=machine.inter_bytes_per_s,
+        generation=machine.generation,
+        domain=machine.domain,
+        power=machine.power,
+        mesh=machine.mesh,
+        crowding=machine.crowding,
+        assumed_intra=machine.assumed.intra,
+        assumed_inter=machine.assumed.inter,
+        assumed_device=machine.assumed.device,
+        four_bit=training.dtype == "nvfp4",
+        block_scaled=training.dtype in ("mxfp8", "nvfp4"),
+        **{name: getattr(layout, name) for name in AXES},
+    )
+    return with_memory(case, spec)
+
+
+def cases_of_layouts(
+    spec: RunSpec, machine: Machine, software: Software, layouts: Sequence[Layout]
+) -> Cases:
+    """The run in each of many layouts, as `case_of` has it; raises what that raises."""
+    case = case_of(spec, machine, software)
+    return varied(
+        case,
+        _columns(layouts) | _vocabularies(spec.model, layouts),
+        {"schedule": np.array([layout.schedule for layout in layouts])},
+    )
+
+
+def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:
+    """The numbers of a case that a layout decides, one value a layout."""
+    columns = {name: [getattr(layout, name) for layout in layouts] for name in AXES}
+    columns["full_recompute"] = [layout.recompute == "full" for layout in layouts]
+    columns["selective_recompute"] = [layout.recompute == "selective" for layout in layouts]
+    columns["dp_shard"] = [layout.dp_shard or 0 for layout in layouts]
+    columns["gathers_keys"] = [layout.cp_exchange == "all-gather" for layout in layouts]
+    return {name: np.array(values, dtype=float) for name, values in columns.items()}
+
+
+def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
+    """Rows of the embedding, which tensor parallelism pads."""
+    if shape.kind == "mmdit":
+        return {}
+    rows = {tp: float(shape.padded_vocab(tp)) for tp in {layout.tp for layout in layouts}}
+    return {"vocab": np.array([rows[layout.tp] for layout in layouts])}
+
+
+def _shape(shape: Shape) -> Case:
+    """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head."""
+    decoder = isinstance(shape, DecoderShape)
+    return Case(
+        layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
+        heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        vocab=shape.padded_vocab() if decoder else 0.0, seq_len=0,
+        gated=decoder and shape.gated_ffn,
+        experts=shape.num_experts if decoder else 1,
+        experts_per_token=shape.experts_per_token if decoder else 1,
+        shared_ffn=shape.shared_ffn_size if decoder else 0,
+        causal=shape.causal, peak_16bit=0, memory_bytes_per_s=0, intra_bytes_per_s=0,
+        inter_bytes_per_s=0, devices=1, global_batch=1,
+    )  # fmt: skip
+
+
+def with_memory(case: Case, spec: RunSpec) -> Case:
+    """The case with its schedule, embeddings, bytes of a number and adapters.
+
+    Adapters that train beside embeddings and norms count as adapters alone, as the time model does.
+    """
+    shape, layout, lora = spec.model, spec.layout, spec.lora
+    case = replace(
+        case,
+        schedule=layout.schedule,
+        dp_shard=float(layout.dp_shard or 0),
+        compute_bytes=4.0 if spec.training.dtype == "fp32" else 2.0,
+        gathers_keys=layout.cp_exchange == "all-gather",
+    )
+    if lora is not None:
+        trained = trainable_parameters(shape, lora) / num_parameters(shape)
+        sizes = linear_sizes(shape)
+        widths = sum(sum(sizes[name]) * uses(shape, name) for name in lora.targets if name in sizes)
+        case = replace(
+            case, frozen=True, trained_share=trained, adapter_rank=lora.rank, adapter_widths=widths
+        )
+    if shape.kind == "mmdit":
+        # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
+        counted = float(block_weights(cases_of([case]))[0])
+        more = num_parameters(shape) / shape.num_layers - counted
+        return replace(case, more_weights=max(0.0, more))
+    learned = shape.positions == "learned"
+    return replace(
+        case,
+        vocab=float(shape.padded_vocab(layout.tp)),
+        table_width=float(shape.embedding_size or 0),
+        tied=shape.tied_embeddings,
+        positions=float(shape.max_positions + shape.position_offset) if learned else 0.0,
+    )
