@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _result import FOLDER, Surroundings, keep
+from _stored_calibration import from_json, short_from_json, short_to_json, to_json
 
 from paceline.estimate.calibrate import programs
 from paceline.estimate.calibrate.calibration import Calibration
@@ -38,7 +39,6 @@ from paceline.estimate.calibrate.cases import (
 )
 from paceline.estimate.calibrate.measurement import measure
 from paceline.estimate.calibrate.programs import Measured
-from paceline.estimate.calibrate.stored import from_json, short_from_json, short_to_json, to_json
 from paceline.estimate.calibrate.weighting import case_here, weighed
 from paceline.estimate.fit.interval import bounds, log_sd
 from paceline.estimate.fit.posterior import predict

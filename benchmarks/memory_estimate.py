@@ -24,13 +24,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from _memory_fit import fit_memory, leave_one_source_out
 from _result import Surroundings, keep
 
 from paceline.core.result import Result
 from paceline.estimate.fit.published import UnmodelledError
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, Framework
-from paceline.estimate.memory.framework_fit import fit_memory, leave_one_source_out
 from paceline.estimate.memory.published import GIB, LAST, MemoryRow, as_stated, read_memory_row
 from paceline.estimate.model.case import Case, Floats, cases_of
 from paceline.estimate.run_case import with_memory

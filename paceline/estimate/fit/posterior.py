@@ -92,16 +92,6 @@ def equal_weights(sources: Sequence[str]) -> Floats:
     return np.array([1 / rows[source] for source in sources])
 
 
-def leave_one_out(x: Cases, measured_s: Floats, sources: Sequence[str]) -> Floats:
-    """Seconds that a fit without a row's own source predicts for the row."""
-    names, found = np.array(sources), np.zeros(x.size)
-    for name in np.unique(names):
-        own = names == name
-        others = fit(x.pick(~own), measured_s[~own], names[~own].tolist())
-        found[own] = predict(x.pick(own), others.centre)
-    return found
-
-
 def _least_squares() -> Any:
     # scipy has no type stubs, and takes long to import where nothing is fitted.
     return import_module("scipy.optimize").least_squares

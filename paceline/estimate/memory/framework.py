@@ -1,7 +1,7 @@
 """What a training framework keeps in memory: bytes by kind of parameter and activation, and constants.
 
 The formulas are the same for all (memory_states.py, memory_parts.py). What differs is stated here; what no formula
-tells (FITTED) begins at PRIORS and is moved by published memories, see memory_fit.py. The medians in
+tells (FITTED) begins at PRIORS and is moved by published memories. The medians in
 FRAMEWORKS come from these rows, and benchmarks/memory_estimate.py fits them again:
 
 softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study, the

@@ -1,9 +1,8 @@
-"""Published memories: reading them, comparing like with like, and fitting the constants."""
+"""Published memories: reading them, and comparing like with like."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 
 from paceline.estimate.fit.published import UnmodelledError
 from paceline.estimate.memory.device_memory import memory, p_oom, rank_memory
-from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, PRIORS, Framework
-from paceline.estimate.memory.framework_fit import fit_memory, leave_one_source_out
 from paceline.estimate.memory.published import (
     GIB,
     MORE_STAGES,
@@ -22,7 +19,6 @@ from paceline.estimate.memory.published import (
     read_memory_row,
 )
 from paceline.estimate.model.case import cases_of
-from tests.estimate.memory.test_device_memory import LLAMA_8B
 
 GPT = {
     "id": "one", "source": "a table (via a copy)", "model": "GPT", "layers": "24", "hidden": "2048",
@@ -92,60 +88,11 @@ def test_each_source_is_met_in_its_own_kind_and_rank():
     assert as_stated([study])[0] < as_stated([megatron])[0]
 
 
-def synthetic(truth: Framework) -> list[MemoryRow]:
-    """Rows of two sources as a framework with these constants would state them."""
-    cases = [
-        replace(LLAMA_8B, micro_batch=float(b), zero_stage=float(z), tp=float(t), stack="fused")
-        for b in (1, 2, 4) for z in (0, 1) for t in (1, 4)
-    ]  # fmt: skip
-    blank = [MemoryRow(str(i), f"source {i % 2}", case, 1e15, 1.0) for i, case in enumerate(cases)]
-    stated = as_stated(blank, truth)
-    return [replace(row, stated_bytes=float(stated[i])) for i, row in enumerate(blank)]
-
-
-def test_constants_that_made_the_rows_are_found_again():
-    truth = replace(PRIORS["fused"], activation_scale=1.12, logits=10.0)
-    found = fit_memory(synthetic(truth))["fused"]
-    assert found.activation_scale == pytest.approx(1.12, rel=0.02)
-    assert found.logits == pytest.approx(10.0, rel=0.1)
-    assert found.per_shard == pytest.approx(PRIORS["fused"].per_shard, rel=0.2)
-
-
-def test_stacks_without_rows_keep_their_priors_and_a_source_alone_never_sees_itself():
-    rows = synthetic(replace(PRIORS["fused"], logits=10.0))
-    assert fit_memory(rows)["softmax"] == PRIORS["softmax"]
-    alone = [replace(row, source="alone") for row in rows]
-    assert leave_one_source_out(alone)[0]["fused"] == PRIORS["fused"]
-    assert leave_one_source_out(rows)[0]["fused"] != PRIORS["fused"]
-
-
-def test_a_row_that_ran_pulls_the_fullest_rank_below_its_device():
-    row = read(pp="2", mbs="8", source="bigscience experiments/tr3m-1B3.md", mem_gb="15.3")
-    roomy, tight = (
-        fit_memory([replace(row, device_bytes=size * GIB)])["softmax"] for size in (80.0, 16.0)
-    )
-    used = [memory(cases_of([row.case]), found).device_used[0] for found in (roomy, tight)]
-    assert used[1] < used[0]
-
-
-def test_shipped_constants_are_the_fit_to_the_open_rows(rows: list[MemoryRow]):
-    for stack, found in fit_memory(rows).items():
-        wanted = [getattr(found, name) for name in (*FITTED, "log_sd")]
-        shipped = [getattr(FRAMEWORKS[stack], name) for name in (*FITTED, "log_sd")]
-        assert shipped == pytest.approx(wanted, rel=0.03), stack
-
-
-def test_published_memories_are_met_within_ten_percent_in_the_middle(rows: list[MemoryRow]):
+def test_published_memories_are_met_within_five_percent_in_the_middle(rows: list[MemoryRow]):
     own = [row for row in rows if row.stated_bytes]
     stated = np.array([row.stated_bytes for row in own])
     assert len(own) >= 100
     assert np.median(np.abs(as_stated(own) / stated - 1)) <= 0.05
-    others = leave_one_source_out(rows)
-    held = [
-        as_stated([row], others[i])[0] / row.stated_bytes - 1
-        for i, row in enumerate(rows) if row.stated_bytes
-    ]  # fmt: skip
-    assert np.median(np.abs(held)) <= 0.10
 
 
 def test_the_1b3_study_runs_out_where_it_did_and_its_neighbours_do_not(rows: list[MemoryRow]):
