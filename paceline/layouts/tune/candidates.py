@@ -1,4 +1,4 @@
-"""What a tuning may try: every layout that the engine can run on the devices, and what is expected of it."""
+"""What a tuning may try: layouts that the engine can run, and what is expected of each."""
 
 from __future__ import annotations
 
