@@ -41,7 +41,7 @@ class Software:
 
 
 def software_of(spec: RunSpec) -> Software:
-    """What the engine of a run computes by: the native trainer by PyTorch's modules, others fused."""
+    """What a run's engine computes by: the native trainer by PyTorch's modules, others fused."""
     native = spec.engine == "native"
     return Software("torch" if native else "fused", spec.training.compile != "none", native)
 
@@ -53,8 +53,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
     """
     layout, training, device = spec.layout, spec.training, machine.device
     if training.dtype == "bf16" and device.has_only_fp16:
-        raise UserError(device.name, "does not compute in bf16",
-                        allowed=", ".join(device.peaks), remedy="--set training.dtype=fp16")  # fmt: skip
+        raise UserError(
+            device.name, "does not compute in bf16",
+            allowed=", ".join(device.peaks), remedy="--set training.dtype=fp16",
+        )  # fmt: skip
     if device.memory_bytes_per_s is None:
         raise UserError(device.name, "has no memory rate in the catalog")
     case = replace(

@@ -1,4 +1,4 @@
-"""Memory of a layout by following the trainer's own step, beside what the memory model says of it."""
+"""Memory of a layout by following the trainer's own step, beside what the memory model says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What estimates on a device rest on: its calibration, its coefficients, and its machine's rates."""
+"""What estimates on a device rest on: its calibration, coefficients, and the machine's rates."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def machine_for(
 ) -> Machine:
     """The devices of a cluster with their links: a processor by its calibration, others by catalog.
 
-    `device` is a name that says more than the cluster's, such as a power limit. Raises UserError for
-    a device or link in no catalog, and for a processor that is not calibrated for such a run.
+    `device` is a name that says more than the cluster's, such as a power limit. Raises UserError
+    for a device or link in no catalog, and for a processor that is not calibrated for such a run.
     """
     if not is_cpu(cluster.device):
         return machine(

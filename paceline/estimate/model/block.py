@@ -3,10 +3,10 @@
 Symbols, one value a case: t tokens of a micro-batch on a rank, h hidden, a d and g d widths of
 queries and of keys, f ffn, s tokens of a sample. tp divides sizes of products, cp divides tokens.
 
-    product    2 m n k / rate + start + part of its memory traffic          FLOP / (FLOP/s) = s
-    attention  4 s t a d / tp, half of it under a causal mask               both its products
-    elementwise  2 bytes x widths x t / memory rate                         norms, activations, residuals
-    exchange   bytes / rate of the group + start                            network.py
+    product      2 m n k / rate + start + part of its memory traffic: FLOP / (FLOP/s) = s
+    attention    4 s t a d / tp FLOP of both its products, half of it under a causal mask
+    elementwise  2 bytes x widths x t / memory rate, norms, activations, residuals
+    exchange     bytes / rate of the group + start, network.py
 
 Rates are those of the data sheet times a coefficient (coefficients.py), which measured steps move.
 FLOPs of a block: Narayanan et al., arXiv:2104.04473; flash attention's backward pass of 2.5 forward

@@ -1,7 +1,7 @@
 """Steps whose pipelines are followed pass by pass, instead of by a closed form.
 
-The closed form of step.py takes all stages but the slowest for one pass each. Stages may differ by a
-layer or by the head; then which rank waits for which decides, and only following every pass says it.
+The closed form of step.py takes all stages but the slowest for one pass each. Stages may differ by
+a layer or by the head; then it matters which rank waits for which, and following every pass tells.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _pipeline_s(x: Cases, work: Pieces, row: int) -> float:
     beside = (work.passed[row] + work.beside[row]) / vp
     seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + beside
     seconds[-1] += work.head[row]
-    # Forward is one pass; backward is two, or one where weights are frozen, and recomputes one more.
+    # Forward is one pass; backward two, or one where weights are frozen, and recomputes one more.
     forward = seconds / (2 + (x.frozen[row] == 0) + x.full_recompute[row])
     chosen = cast(Schedule, str(x.words["schedule"][row]))
     order: Schedule = "interleaved" if vp > 1 and chosen == "1f1b" else chosen

@@ -1,8 +1,8 @@
 """What ZeRO-2 and 3 exchange: weights gathered before use, gradients scattered to their owners.
 
 With P parameters on n ranks a gathering moves b P (n - 1) / n bytes through each rank, b bytes a
-number, and so does a scattering (Rajbhandari et al., arXiv:1910.02054). ZeRO-3 gathers in the forward
-and again in the backward pass of every micro-batch. FSDP: Zhao et al., arXiv:2304.11277.
+number, and so does a scattering (Rajbhandari et al., arXiv:1910.02054). ZeRO-3 gathers in the
+forward and again in the backward pass of every micro-batch. FSDP: Zhao et al., arXiv:2304.11277.
 """
 
 from __future__ import annotations

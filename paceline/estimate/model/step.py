@@ -1,4 +1,4 @@
-"""Time of one optimizer step, by part: pipeline, head, data parallelism, optimizer, what grows with scale."""
+"""Time of one optimizer step, by part: pipeline, head, data parallelism, optimizer, jitter."""
 
 from __future__ import annotations
 
