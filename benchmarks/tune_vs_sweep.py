@@ -32,7 +32,7 @@ from paceline.core.layout import Layout
 from paceline.engines import native
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.plan import Choice, Sweep
-from paceline.layouts.sweep.runner import run_sweep
+from paceline.layouts.sweep.runner import SweepTask, run_sweep
 from paceline.layouts.sweep.trials import Trial
 from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.budget import Budget
@@ -41,6 +41,7 @@ from paceline.layouts.tune.search import Outcome, begin, go_on
 from paceline.layouts.tune.sentences import label
 from paceline.layouts.tune.tuning import SCHEDULES
 from paceline.machines.placement import Request
+from paceline.runs.plan import Plan
 
 RANKS, REPLAYS, AGAIN = 2, 20, 5
 MARGIN = 0.03
@@ -164,14 +165,14 @@ class Silent:
     """An observer of runs that only names them."""
 
     @contextmanager
-    def running(self, trial: Trial, repeat: int):
-        print(f"run {repeat} of {trial.choice.settings['layout']}")
+    def running(self, task: SweepTask, plan: Plan):
+        print(f"run {task.repeat} of {task.trial.choice.settings['layout']}")
         yield lambda progress: None
 
-    def ended(self, trial: Trial, row: Any) -> None:
+    def ended(self, task: SweepTask, kept: Any) -> None:
         """Nothing to tell."""
 
-    def lost(self, part: Any, why: str) -> None:
+    def lost(self, slot: Any, why: str, for_good: bool) -> None:
         """Nothing to tell."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.scaling.campaigns.plan import Wanted
     from paceline.scaling.campaigns.record import Campaign
     from paceline.scaling.campaigns.result import CampaignResult
-    from paceline.scaling.campaigns.rounds import Running
+    from paceline.scaling.campaigns.rounds import CampaignRunner
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def run_campaign(wanted: Wanted, how: Conduct) -> int:
     from paceline.cli.campaign_options import refuse_beside_resume
     from paceline.core.errors import SystemFaultError
     from paceline.files.run_folder import runs_root
+    from paceline.machines import slurm
     from paceline.runs.flow import command_line
-    from paceline.runs.places.work import abandon_left
     from paceline.scaling.campaigns.plan import (
         begin,
         new_campaign,
@@ -73,8 +73,9 @@ def run_campaign(wanted: Wanted, how: Conduct) -> int:
     campaign = with_folder(root, campaign)
     with alone(root / campaign.name), _until_stopped() as stop:
         campaign = begin(root, campaign)
-        for job in abandon_left(campaign_runs(root, campaign.name)):
-            typer.echo(f"note: Slurm job {job} of a call that died was cancelled", err=True)
+        for folder in campaign_runs(root, campaign.name):
+            if job := slurm.abandon(folder):
+                typer.echo(f"note: Slurm job {job} of a call that died was cancelled", err=True)
         running = _running(campaign, root, how, stop)
         running.run()
         result = _finished(running, how)
@@ -94,17 +95,20 @@ def exit_code(result: CampaignResult, fail: bool) -> int:
     return EXIT_GATE_FAILED if fail and (result.flagged or result.lost) else EXIT_OK
 
 
-def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Running:
+def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> CampaignRunner:
     from paceline.cli.campaign_progress import Display
     from paceline.runs.flow import command_line
     from paceline.scaling.analysis.analysis import Judging
-    from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, Limits, Running
+    from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, CampaignRunner, Limits
 
     extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
     limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
     display = Display(len(campaign.plan))
     judging = how.judging or Judging()
-    return Running(campaign, root, command_line(), display, stop, limits, judging, how.tag)
+    return CampaignRunner(
+        display, root, command_line(), how.tag, stop=stop,
+        campaign=campaign, round_begins=display.round_begins, limits=limits, judging=judging,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -132,7 +136,7 @@ def _until_stopped() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _finished(running: Running, how: Conduct) -> CampaignResult | None:
+def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     """Write and print what there is; None when no sub-cluster has a value."""
     from paceline.files.run_folder import write_text, write_value
     from paceline.scaling.campaigns.result import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ import typer
 
 if TYPE_CHECKING:
     from paceline.runs.flow import Progress, Watcher
+    from paceline.runs.plan import Plan
+    from paceline.runs.tasks.slot import JobSlot
     from paceline.scaling.campaigns.record import Group, PlannedRound
-    from paceline.scaling.campaigns.rounds import Remaining
-    from paceline.scaling.campaigns.sub_cluster import TrialResult
+    from paceline.scaling.campaigns.rounds import Remaining, SubCluster, SubClusterEnd
 
 LINE_EVERY_S = 5.0
 """How often the running sub-clusters are told."""
@@ -31,53 +33,53 @@ class Display:
     """Of each running sub-cluster the last step, and how many there are."""
     _told: float = 0.0
 
-    def round_begins(self, one: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
+    def round_begins(self, round: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
         """A line for the round and one for its hosts."""
         from paceline.core.hosts import compress
 
-        self.rounds = max(self.rounds, one.number)
+        self.rounds = max(self.rounds, round.number)
         names = [compress(group) for group in groups[:MOST_NAMED]]
         more = [f"and {len(groups) - MOST_NAMED} more"] if len(groups) > MOST_NAMED else []
-        why = "" if one.purpose == "plan" else f" ({one.purpose})"
+        why = "" if round.purpose == "plan" else f" ({round.purpose})"
         with self._lock:
             self._steps = dict.fromkeys(groups, (0, 0))
-            typer.echo(
-                f"round {one.number} of {self.rounds}{why}: {len(groups)} x {_nodes(one.nodes)} x "
-                f"{one.devices_per_node} · {left_text(left)}",
-                err=True,
-            )
+            size = f"{len(groups)} x {_nodes(round.nodes)} x {round.devices_per_node}"
+            head = f"round {round.number} of {self.rounds}{why}: {size}"
+            typer.echo(f"{head} · {left_text(left)}", err=True)
             typer.echo(f"  on {'  '.join([*names, *more])}", err=True)
 
-    def watcher(self, one: PlannedRound, hosts: Group) -> Watcher:
+    @contextmanager
+    def running(self, task: SubCluster, plan: Plan) -> Iterator[Watcher]:
         """Notes a run's step, and tells all of them now and then."""
 
         def watch(progress: Progress) -> None:
             with self._lock:
                 if progress.step is not None:
-                    self._steps[hosts] = progress.step.index, progress.total_steps
+                    self._steps[task.hosts] = progress.step.index, progress.total_steps
                 if time.monotonic() - self._told >= LINE_EVERY_S:
                     self._told = time.monotonic()
                     self._tell_running()
 
-        return watch
+        yield watch
 
-    def ended(self, result: TrialResult, left: Remaining) -> None:
+    def ended(self, task: SubCluster, kept: SubClusterEnd) -> None:
         """A line for a sub-cluster with its value or the cause."""
         from paceline.core.hosts import compress
         from paceline.core.units import percent, significant
 
-        told = f"{result.status}: {result.reason}"
+        result, left = kept
+        outcome = f"{result.status}: {result.reason}"
         if result.samples_per_s is not None:
             spread = f", steps ± {percent(result.spread)}" if result.spread is not None else ""
-            told = f"{significant(result.samples_per_s, 4)} samples/s{spread}"
+            outcome = f"{significant(result.samples_per_s, 4)} samples/s{spread}"
         with self._lock:
             self._steps.pop(result.hosts, None)
-            typer.echo(f"  {compress(result.hosts)}  {told} · {left_text(left)}", err=True)
+            typer.echo(f"  {compress(result.hosts)}  {outcome} · {left_text(left)}", err=True)
 
-    def lost(self, host: str, why: str) -> None:
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """A line for a host that is taken out."""
         with self._lock:
-            typer.echo(f"  {host} is taken out of what follows: {why}", err=True)
+            typer.echo(f"  {slot.name} is taken out of what follows: {why}", err=True)
 
     def _tell_running(self) -> None:
         steps = [step for step, _ in self._steps.values()]

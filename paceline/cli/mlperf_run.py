@@ -25,8 +25,10 @@ from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 
 if TYPE_CHECKING:
     from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
+    from paceline.mlperf.run.trials import TrialTask
     from paceline.runs.flow import Watcher
     from paceline.runs.plan import Plan
+    from paceline.runs.tasks.slot import JobSlot
 
 EXIT_CODES = {
     "complete": EXIT_OK,
@@ -180,20 +182,22 @@ class Display:
         with progress_display(plan.spec, title) as watch:
             yield watch
 
-    def running(
-        self, plan: Plan, trial: TrialState, series: TrialSeries
-    ) -> AbstractContextManager[Watcher]:
+    def running(self, task: TrialTask, plan: Plan) -> AbstractContextManager[Watcher]:
         """Of one trial."""
         from paceline.cli.progress import progress_display
 
-        title = f"trial {trial.number} of 0-{len(series.trials) - 1}, seed {trial.seed}"
+        trial = task.trial
+        title = f"trial {trial.number} of 0-{task.num_trials - 1}, seed {trial.seed}"
         return progress_display(plan.spec, title)
 
-    def ended(self, trial: TrialState, series: TrialSeries) -> None:
+    def ended(self, task: TrialTask, kept: TrialState) -> None:
         """One line."""
         from paceline.mlperf.run.text import trial_text
 
-        typer.echo(f"  {trial_text(trial)}", err=True)
+        typer.echo(f"  {trial_text(kept)}", err=True)
+
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        """Trials of a series run on all its hosts, and each ends for itself."""
 
 
 def _print_first(plan: Plan, form: TableFormat) -> None:

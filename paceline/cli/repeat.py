@@ -14,12 +14,12 @@ from paceline.cli.plans import Execution, plan_content, print_plan, tell_notices
 
 if TYPE_CHECKING:
     from paceline.compare.over_time.repeats import SeriesResult
-    from paceline.core.errors import SystemFaultError
-    from paceline.core.result import Result
     from paceline.machines.placement import Request
     from paceline.runs.flow import Watcher
-    from paceline.runs.places.part import Part
+    from paceline.runs.plan import Plan
     from paceline.runs.repeats import Series, Turn
+    from paceline.runs.tasks.losses import TaskOutcome
+    from paceline.runs.tasks.slot import JobSlot
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})
 """Statuses of runs that might have had a figure, had they gone on."""
@@ -54,7 +54,7 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
         _print_plans(series, how.form)
         return 0
     result = run_series(
-        series, root, command_line(), _Display(len(series.parts)), tag=how.tag, probe=how.probe,
+        series, root, command_line(), _Display(len(series.slots)), tag=how.tag, probe=how.probe,
         runs_dir=how.runs_dir,
     )  # fmt: skip
     _print_series(result, how.form)
@@ -143,27 +143,27 @@ class _Display:
         self.at_once = at_once
 
     @contextmanager
-    def running(self, turn: Turn) -> Iterator[Watcher]:
+    def running(self, task: Turn, plan: Plan) -> Iterator[Watcher]:
         from paceline.cli.progress import progress_display
 
         if self.at_once > 1:
-            typer.echo(f"{_title(turn)} begins", err=True)
+            typer.echo(f"{_title(task)} begins", err=True)
             yield lambda progress: None
             return
-        with progress_display(turn.side.plan.spec, _title(turn)) as watch:
+        with progress_display(plan.spec, _title(task)) as watch:
             yield watch
 
-    def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
+    def ended(self, task: Turn, kept: TaskOutcome) -> None:
         from paceline.core.result import Result
         from paceline.runs.repeats_text import run_text
 
-        told = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
-        typer.echo(f"{_title(turn)}: {told}" if self.at_once > 1 else f"  {told}", err=True)
+        text = run_text(kept) if isinstance(kept, Result) else f"no run: {kept}"
+        typer.echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         from paceline.cli.sweep_table import lost_text
 
-        typer.echo(lost_text(part, why, for_good), err=True)
+        typer.echo(lost_text(slot, why, for_good), err=True)
 
 
 def _title(turn: Turn) -> str:
@@ -193,14 +193,14 @@ def _print_plans(series: Series, form: ReportFormat) -> None:
     """The order of the repeats, and each configuration's plan as a single run prints it."""
     import json
 
-    lanes = [[f"{t.letter}{t.number}" for t in series.turns(part.number)] for part in series.parts]
+    lanes = [[f"{t.letter}{t.number}" for t in series.turns(slot.number)] for slot in series.slots]
     turns = [turn for lane in lanes for turn in lane]
     if form is ReportFormat.json:
         content = {"order": turns, "groups": {s.group: plan_content(s.plan) for s in series.sides}}
         typer.echo(json.dumps(content, indent=2))
         return
-    for part, lane in zip(series.parts, lanes, strict=True):
-        on = f"on {part.name}, " if len(lanes) > 1 else ""
+    for slot, lane in zip(series.slots, lanes, strict=True):
+        on = f"on {slot.name}, " if len(lanes) > 1 else ""
         typer.echo(f"{on}in this order: {' '.join(lane) or 'nothing is missing'}", err=True)
     for side in series.sides:
         print_plan(side.plan, form)

@@ -145,7 +145,7 @@ def _sweep(wanted: Wanted, how: _How) -> int:
     from paceline.files.run_folder import runs_root
     from paceline.layouts.sweep.plan import new_sweep
     from paceline.layouts.sweep.runner import run_sweep
-    from paceline.layouts.sweep.trials import told, trials_of
+    from paceline.layouts.sweep.trials import sweep_result, trials_of
     from paceline.runs.flow import command_line
 
     root = runs_root(how.runs_dir)
@@ -153,7 +153,8 @@ def _sweep(wanted: Wanted, how: _How) -> int:
     trials = trials_of(planned, root)
     _announce(planned, trials)
     if how.dry_run:
-        print_sweep(told(planned, trials, interrupted=False, command=command_line()), how.form)
+        waiting = sweep_result(planned, trials, interrupted=False, command=command_line())
+        print_sweep(waiting, how.form)
         return EXIT_OK if any(one.runs for one in planned.choices) else EXIT_BAD_INPUT
     with sweep_display(trials) as display:
         result = run_sweep(planned, trials, root, command_line(), display, tag=how.tag)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.layouts.sweep.result import SweepResult, SweepRow
+    from paceline.layouts.sweep.runner import SweepTask
     from paceline.layouts.sweep.trials import Trial
     from paceline.runs.flow import Progress, Watcher
-    from paceline.runs.places.part import Part
+    from paceline.runs.plan import Plan
+    from paceline.runs.tasks.slot import JobSlot
 
 LINE_EVERY_S = 5.0
 RAW = (
@@ -64,11 +66,11 @@ def columns_of(result: SweepResult) -> list[Column]:
     ]  # fmt: skip
 
 
-def lost_text(part: Part, why: str, for_good: bool) -> str:
-    """That a host of a part is lost, and what this means for what is left."""
+def lost_text(slot: JobSlot, why: str, for_good: bool) -> str:
+    """That a host of a slot is lost, and what this means for what is left."""
     if for_good:
-        return f"nothing more runs on {part.name}: {why}"
-    return f"{part.name} lost a host, and there is no other place; once more there: {why}"
+        return f"nothing more runs on {slot.name}: {why}"
+    return f"{slot.name} lost a host, and there is no other place; once more there: {why}"
 
 
 @dataclass
@@ -80,9 +82,9 @@ class Lines:
     _told: float = field(default_factory=time.monotonic)
 
     @contextmanager
-    def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
-        place = f"{trial.number}/{self.total}"
-        self._tell(f"{place}  {_label(trial)}{_repeat(repeat)}")
+    def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
+        place = f"{task.trial.number}/{self.total}"
+        self._tell(f"{place}  {_label(task.trial)}{_repeat(task.repeat)}")
 
         def watch(progress: Progress) -> None:
             if progress.step is not None and time.monotonic() - self._told >= LINE_EVERY_S:
@@ -91,11 +93,11 @@ class Lines:
 
         yield watch
 
-    def ended(self, trial: Trial, row: SweepRow) -> None:
-        self._tell(f"{trial.number}/{self.total}  {_outcome(row)}")
+    def ended(self, task: SweepTask, kept: SweepRow) -> None:
+        self._tell(f"{task.trial.number}/{self.total}  {_outcome(kept)}")
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
-        self._tell(lost_text(part, why, for_good))
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        self._tell(lost_text(slot, why, for_good))
 
     def _tell(self, line: str) -> None:
         with self._lock:
@@ -114,34 +116,31 @@ class LiveTable:
     _lock: Lock = field(default_factory=Lock)
 
     @contextmanager
-    def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
+    def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
+        trial, repeat = task
         self._show(trial, f"starting{_repeat(repeat)}")
-        try:
-            yield self._watcher(trial, repeat)
-        finally:
-            self._show(trial, None)
-
-    def _watcher(self, trial: Trial, repeat: int) -> Watcher:
-        """Shows a run's step, or what it waits for."""
 
         def watch(progress: Progress) -> None:
             step = progress.step
             now = f"step {step.index} of {progress.total_steps}" if step else progress.phase
             self._show(trial, f"{now}{_repeat(repeat)}")
 
-        return watch
+        try:
+            yield watch
+        finally:
+            self._show(trial, None)
 
-    def ended(self, trial: Trial, row: SweepRow) -> None:
-        self._show(trial, None)
+    def ended(self, task: SweepTask, kept: SweepRow) -> None:
+        self._show(task.trial, None)
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
-        self.live.console.print(lost_text(part, why, for_good), markup=False)
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        self.live.console.print(lost_text(slot, why, for_good), markup=False)
 
     def _show(self, trial: Trial, now: str | None) -> None:
         """Note what a run does, None when it has ended, and draw the table anew."""
         with self._lock:
             running = {**self._now, trial.number: now or ""}
-            self._now = {number: told for number, told in running.items() if told}
+            self._now = {number: now for number, now in running.items() if now}
             self.live.update(self._table(min(self._now, default=trial.number)))
 
     def _table(self, first: int) -> Table:
@@ -158,8 +157,8 @@ class LiveTable:
             table.add_column(title, no_wrap=True, overflow="ellipsis")
         for trial in shown:
             now = self._now.get(trial.number)
-            told = now or _outcome(row_of(trial))
-            table.add_row(str(trial.number), Text(_label(trial)), Text(told, "bold" if now else ""))
+            cells = Text(_label(trial)), Text(now or _outcome(row_of(trial)), "bold" if now else "")
+            table.add_row(str(trial.number), *cells)
         return table
 
 

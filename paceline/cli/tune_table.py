@@ -15,11 +15,13 @@ from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable, lost_text
 
 if TYPE_CHECKING:
     from paceline.layouts.sweep.result import SweepRow
+    from paceline.layouts.sweep.runner import SweepTask
     from paceline.layouts.sweep.trials import Trial
     from paceline.layouts.tune.ranking import Ranking
     from paceline.layouts.tune.result import TuneResult, TuneRow
     from paceline.runs.flow import Progress, Watcher
-    from paceline.runs.places.part import Part
+    from paceline.runs.plan import Plan
+    from paceline.runs.tasks.slot import JobSlot
 
 
 def print_ranking(found: Ranking, form: TableFormat) -> None:
@@ -77,19 +79,20 @@ class TuneLines:
     _told: float = field(default_factory=time.monotonic)
 
     @contextmanager
-    def running(self, trial: Trial, repeat: int) -> Iterator[Watcher]:
+    def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
         """What runs and what is expected of it."""
         from paceline.layouts.sweep.result import label
 
+        trial, repeat = task
         again = f", run {repeat}" if repeat > 1 else ""
         hoped = trial.choice.prediction
-        told = (
+        expected = (
             f": {_seconds(hoped.step_time_s)} s expected ({_seconds(hoped.low_s)} to "
             f"{_seconds(hoped.high_s)})"
             if hoped and repeat == 1
             else ""
         )
-        typer.echo(f"{trial.number}  {label(trial.choice.settings)}{again}{told}", err=True)
+        typer.echo(f"{trial.number}  {label(trial.choice.settings)}{again}{expected}", err=True)
 
         def watch(progress: Progress) -> None:
             if progress.step is not None and time.monotonic() - self._told >= LINE_EVERY_S:
@@ -98,16 +101,16 @@ class TuneLines:
 
         yield watch
 
-    def ended(self, trial: Trial, row: SweepRow) -> None:
+    def ended(self, task: SweepTask, kept: SweepRow) -> None:
         """How the layout stands now."""
         from paceline.layouts.sweep.chart import notes
 
-        speed = f"{_seconds(row.step_time_s or 0.0)} s, {row.tokens_per_s or 0.0:,.0f} tokens/s"
-        typer.echo(f"  {speed if row.ok else notes(row)}", err=True)
+        speed = f"{_seconds(kept.step_time_s or 0.0)} s, {kept.tokens_per_s or 0.0:,.0f} tokens/s"
+        typer.echo(f"  {speed if kept.ok else notes(kept)}", err=True)
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """The hosts are not whole any more."""
-        typer.echo(lost_text(part, why, for_good), err=True)
+        typer.echo(lost_text(slot, why, for_good), err=True)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from paceline.files.run_folder import RunRecord, current_status, groups, read_re
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.outcome import evaluate
-from paceline.runs.places.division import divide, parts_for
-from paceline.runs.places.part import Part
 from paceline.runs.plan import Plan, make_plan, plan_again
+from paceline.runs.tasks.division import divide, slots_for
+from paceline.runs.tasks.slot import JobSlot
 
 ENOUGH_FOR_SAME = 5
 """Repeats a side with which two equal configurations are found to be the same in 9 of 10 cases."""
@@ -66,12 +66,12 @@ class Series:
     """Repeats a side."""
     tag: str | None = None
     """What the runs of a series that is gone on with are tagged."""
-    parts: tuple[Part, ...] = (Part(1),)
+    slots: tuple[JobSlot, ...] = (JobSlot(1),)
     """Where repeats run, one at a time on each; both of a pair on the same."""
     notices: tuple[str, ...] = ()
 
-    def turns(self, part: int = 1) -> Iterator[Turn]:
-        """The repeats of a part that are missing, in order: A B, B A, A B, ...
+    def turns(self, slot: int = 1) -> Iterator[Turn]:
+        """The repeats of a slot that are missing, in order: A B, B A, A B, ...
 
         A machine that warms up or fills up during the series would make whoever always comes
         second look slower. Turning every other pair round cancels a linear change over an even
@@ -79,7 +79,7 @@ class Series:
         always follows the other, so that what a run leaves behind (caches, heat) is shared too.
         """
         pairs = list(zip(self.sides, "AB" if len(self.sides) > 1 else ("",), strict=False))
-        for place, number in enumerate(range(part, self.wanted + 1, len(self.parts))):
+        for place, number in enumerate(range(slot, self.wanted + 1, len(self.slots))):
             for side, letter in reversed(pairs) if place % 2 else pairs:
                 if number in side.missing:
                     yield Turn(side, letter, number, self.wanted)
@@ -118,22 +118,25 @@ def new_series(
     """The series that measures each request `wanted` times, in one group each.
 
     A group of that name which has the same configuration is gone on with. Raises UserError when a
-    request cannot run here or the name is taken. The last two share out what there is (parts.divide).
+    request cannot run here or the name is taken. The last two share out what there is.
     """
     if name is not None:
         _check_name(root, name)
     first = requests[0]
     recipe = load_recipe(first.recipe, first.variant, first.overrides)
-    place = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
-    plans = [make_plan(replace(one, where=place.request.where), place.found) for one in requests]
+    division = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
+    plans = [
+        make_plan(replace(request, where=division.request.where), division.inventory)
+        for request in requests
+    ]
     ends = [""] if len(plans) == 1 else ["-a", "-b"]
     taken = groups(root)
     names: list[str] = []
     for plan, end in zip(plans, ends, strict=True):
         names.append(name + end if name else _free_name(plan, end, taken))
     sides = [_side(n, plan, taken.get(n, []), wanted) for n, plan in zip(names, plans, strict=True)]
-    parts = place.parts[:wanted]
-    return Series(_told_apart(sides), wanted, parts=parts, notices=place.notices)
+    slots = division.slots[:wanted]
+    return Series(_with_changes(sides), wanted, slots=slots, notices=division.notices)
 
 
 def resumed_series(
@@ -148,12 +151,12 @@ def resumed_series(
     None is the number that was asked for at first. `where` may name other hosts or an allocation.
     Raises UserError when there is no such group.
     """
-    found = groups(root)
-    if name not in found:
+    folders = groups(root)
+    if name not in folders:
         raise UserError(f"group {name!r}", f"is not in {root}",
-                        allowed=", ".join(list(found)[-5:]) or None,
+                        allowed=", ".join(list(folders)[-5:]) or None,
                         remedy="`paceline run RECIPE --repeat 5` makes one")  # fmt: skip
-    records = [read_record(folder) for folder in found[name]]
+    records = [read_record(folder) for folder in folders[name]]
     repeats = [record.repeat for record in records if record.repeat]
     spec = records[-1].spec
     if not repeats or spec is None:
@@ -161,12 +164,12 @@ def resumed_series(
     wanted = wanted or max(repeat.wanted for repeat in repeats)
     specs = {group: spec if group == name else repeats[-1].partner for group in repeats[-1].groups}
     sides = [
-        _side(group, plan_again(spec), found.get(group, []), wanted)
+        _side(group, plan_again(spec), folders.get(group, []), wanted)
         for group, spec in specs.items()
         if spec
     ]
-    parts = parts_for(spec, where or Where(), max_parallel)
-    return Series(_told_apart(sides), wanted, records[-1].tag, parts)
+    slots = slots_for(spec, where or Where(), max_parallel)
+    return Series(_with_changes(sides), wanted, records[-1].tag, slots)
 
 
 def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> Side:
@@ -194,8 +197,12 @@ def _check_member(group: str, plan: Plan, record: RunRecord) -> None:
         raise UserError(f"group {group!r}", f"measures another configuration: {differing}",
                         remedy="give the group another name with --group")  # fmt: skip
     if current_status(record) in ("queued", "running") and record.controller:
-        raise UserError(f"group {group!r}", f"is being measured by process {record.controller.pid} "
-                        f"on {record.controller.host}", remedy="wait until it has ended")  # fmt: skip
+        process = f"process {record.controller.pid} on {record.controller.host}"
+        raise UserError(
+            f"group {group!r}",
+            f"is being measured by {process}",
+            remedy="wait until it has ended",
+        )
 
 
 def _check_name(root: Path, name: str) -> None:
@@ -217,12 +224,12 @@ def _free_name(plan: Plan, end: str, taken: Collection[str]) -> str:
     return next(n for n in numbers if not {n, f"{n}-a", f"{n}-b"} & set(taken)) + end
 
 
-def _told_apart(sides: Sequence[Side]) -> tuple[Side, ...]:
+def _with_changes(sides: Sequence[Side]) -> tuple[Side, ...]:
     """The sides with the settings in which they differ."""
     if len(sides) == 1:
         return tuple(sides)
     differing = distinguishing([flat_settings(side.plan.spec) for side in sides])
     return tuple(
-        replace(side, changes=tuple(f"{name}={value}" for name, value in own.items()))
-        for side, own in zip(sides, differing, strict=True)
+        replace(side, changes=tuple(f"{name}={value}" for name, value in settings.items()))
+        for side, settings in zip(sides, differing, strict=True)
     )

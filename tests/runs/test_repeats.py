@@ -27,10 +27,11 @@ from paceline.machines.probe import inventory
 from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError, UnwrittenReportError
 from paceline.runs.outcome import evaluate
-from paceline.runs.places.part import Part
 from paceline.runs.plan import Plan
 from paceline.runs.repeats import Series, Side, Turn, new_series, resumed_series, side_request
 from paceline.runs.series import run_series
+from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.slot import JobSlot
 from tests.runs.series_example import make_finished
 from tests.scaling.fleet import Fleet
 
@@ -99,10 +100,10 @@ def test_two_sides_take_turns_so_that_a_linear_drift_cancels():
     assert sum(places["A"]) == sum(places["B"])
 
 
-def test_on_several_parts_pairs_stay_together_and_turn_on_each_part():
+def test_on_several_slots_pairs_stay_together_and_turn_on_each_slot():
     both = side("a", range(1, 5)), side("b", range(1, 5))
-    series = Series(both, 4, parts=(Part(1, ("x",)), Part(2, ("y",))))
-    lanes = [" ".join(f"{t.letter}{t.number}" for t in series.turns(part)) for part in (1, 2)]
+    series = Series(both, 4, slots=(JobSlot(1, ("x",)), JobSlot(2, ("y",))))
+    lanes = [" ".join(f"{t.letter}{t.number}" for t in series.turns(slot)) for slot in (1, 2)]
     assert lanes == ["A1 B1 B3 A3", "A2 B2 B4 A4"]
 
 
@@ -213,18 +214,18 @@ class Silent:
 
     def __init__(self) -> None:
         self.ended_turns: list[tuple[str, int, str]] = []
-        self.lost_parts: list[tuple[str, bool]] = []
+        self.lost_slots: list[tuple[str, bool]] = []
 
     @contextmanager
-    def running(self, turn: Turn) -> Iterator[flow.Watcher]:
+    def running(self, task: Turn, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, turn: Turn, outcome: Result | SystemFaultError) -> None:
-        told = outcome.status if isinstance(outcome, Result) else "fault"
-        self.ended_turns.append((turn.letter, turn.number, told))
+    def ended(self, task: Turn, kept: TaskOutcome) -> None:
+        status = kept.status if isinstance(kept, Result) else "fault"
+        self.ended_turns.append((task.letter, task.number, status))
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
-        self.lost_parts.append((part.name, for_good))
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        self.lost_slots.append((slot.name, for_good))
 
 
 class Machine:
@@ -241,7 +242,7 @@ class Machine:
             raise SystemFaultError("launcher", "is gone")
         if ending == "user":
             raise UserError("recipe", "is wrong")
-        del fields["probe"], fields["stopped"]
+        del fields["probe"], fields["stopped"], fields["submit"]
         full = ending == "disk full"
         number = len(list(root.iterdir())) if root.exists() else 0
         folder = make_finished(root, number, 0.2 + 0.001 * number, spec=plan.spec,
@@ -296,7 +297,7 @@ def test_what_is_left_of_a_lost_part_runs_on_the_others(tmp_path: Path, fleet: F
     result = run_series(series, tmp_path, ["paceline"], observer)
     (group,) = result.groups
     assert (group.ok, group.failed) == (6, 1) and result.resume is None
-    assert observer.lost_parts == [("n2", True)]
+    assert observer.lost_slots == [("n2", True)]
     done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
     on = {one.repeat.number: one.spec.cluster.hosts for one in done if one.repeat and one.spec}
     assert on == {1: ("n1",), 4: ("n1",), 3: ("n3",), 6: ("n3",), 2: ("n1",), 5: ("n3",)}
@@ -321,10 +322,10 @@ def test_without_a_whole_part_it_ends_and_goes_on_elsewhere(tmp_path: Path, flee
     series = new_series(tmp_path, [on_hosts("n2 n3")], 4, "g", nodes_per_trial=1)
     result = run_series(series, tmp_path, ["paceline"], observer)
     assert (result.groups[0].ok, len(fleet.runs) <= 4) == (0, True)
-    assert {name for name, for_good in observer.lost_parts if for_good} == {"n2", "n3"}
+    assert {name for name, for_good in observer.lost_slots if for_good} == {"n2", "n3"}
     assert result.resume == "paceline run --resume g --max-parallel 2 --hosts n[2-3]"
     again = resumed_series(tmp_path, "g", None, on_hosts("n4 n5").where, max_parallel=2)
-    assert [part.hosts for part in again.parts] == [("n4",), ("n5",)]
+    assert [part.hosts for part in again.slots] == [("n4",), ("n5",)]
     whole = run_series(again, tmp_path, ["paceline"], Silent())
     assert whole.groups[0].ok == 4 and whole.resume is None
 
@@ -334,7 +335,7 @@ def test_repeats_on_all_hosts_end_when_one_is_lost_twice(tmp_path: Path, fleet: 
     series = new_series(tmp_path, [on_hosts("n1 n2")], 5, "g")
     result = run_series(series, tmp_path, ["paceline"], observer)
     assert (result.groups[0].ok, result.groups[0].failed) == (0, 2)
-    assert observer.lost_parts == [("n[1-2]", False), ("n[1-2]", True)]
+    assert observer.lost_slots == [("n[1-2]", False), ("n[1-2]", True)]
     assert result.resume == "paceline run --resume g"
 
 

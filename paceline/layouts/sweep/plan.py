@@ -19,9 +19,9 @@ from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction
 from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.inventory import inventory
-from paceline.runs.places.division import divide
-from paceline.runs.places.part import Part
 from paceline.runs.plan import Plan, make_plan
+from paceline.runs.tasks.division import divide
+from paceline.runs.tasks.slot import JobSlot
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 RAMP_UP = "training.ramp_up"
@@ -69,7 +69,7 @@ class Sweep:
     choices: tuple[Choice, ...]
     repeats: int = 1
     notices: tuple[str, ...] = field(default=())
-    parts: tuple[Part, ...] = (Part(1),)
+    slots: tuple[JobSlot, ...] = (JobSlot(1),)
     """Where runs take place, one at a time on each."""
     queued: bool = False
     """Whether they go through Slurm's queue, as arrays."""
@@ -95,7 +95,7 @@ def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
                 request.recipe, request.variant, (*request.overrides, f"{one.field}={value}")
             )
     place = divide(request, recipe, inventory(), wanted.nodes_per_trial, wanted.max_parallel)
-    request, found = place.request, place.found
+    request, found = place.request, place.inventory
     request = _on_equal_devices(request, wanted.dimensions, found)
     choices = _without_twins([
         _choice(request, settings, found) for settings in combinations(wanted.dimensions)
@@ -111,7 +111,7 @@ def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
         choices=_ordered(choices),
         repeats=wanted.repeats,
         notices=tuple(dict.fromkeys(notices)),
-        parts=place.parts,
+        slots=place.slots,
         queued=place.queued or _queued([one.plan for one in choices if one.plan]),
         at_once=wanted.max_parallel,
     )

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compare.over_time.repeats import group_figures, has_figure
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import UserError
 from paceline.core.result import Result, Status
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record
 from paceline.layouts.sweep.plan import Choice, Sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, marked, sentences
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
+from paceline.runs.tasks.losses import TaskOutcome
 
 FINAL_ANSWERS = ("oom", "nan")
 """Statuses that another run of the same would have again."""
@@ -45,13 +46,13 @@ class Trial:
             return 0
         return max(0, wanted - sum(map(has_figure, self.results)) - self.failed)
 
-    def add(self, ended: Result | SystemFaultError) -> None:
+    def add(self, outcome: TaskOutcome) -> None:
         """Note how a run of this call ended."""
-        self.fault = None if isinstance(ended, Result) else str(ended)
-        if isinstance(ended, Result):
-            self.results.append(ended)
-            self.answered = ended.status in (*FINAL_ANSWERS, "timeout")
-        self.failed += not (isinstance(ended, Result) and has_figure(ended))
+        self.fault = None if isinstance(outcome, Result) else str(outcome)
+        if isinstance(outcome, Result):
+            self.results.append(outcome)
+            self.answered = outcome.status in (*FINAL_ANSWERS, "timeout")
+        self.failed += not (isinstance(outcome, Result) and has_figure(outcome))
 
 
 def trials_of(sweep: Sweep, root: Path) -> list[Trial]:
@@ -59,19 +60,25 @@ def trials_of(sweep: Sweep, root: Path) -> list[Trial]:
 
     Raises UserError when another process is measuring one of them.
     """
-    own = re.compile(re.escape(sweep.name) + r"-[0-9a-f]{8}")
     by_key: dict[str | None, list[tuple[RunRecord, Path]]] = {}
-    for folder in (f for name, those in groups(root).items() if own.fullmatch(name) for f in those):
+    for folder in folders_of(sweep.name, root):
         record = read_record(folder)
         by_key.setdefault(record.key, []).append((record, folder))
-    found = [Trial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
-    for trial in found:
+    trials = [Trial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
+    for trial in trials:
         if plan := trial.choice.plan:
             _recall(trial, plan, by_key.get(plan.spec.key, []))
-    return found
+    return trials
 
 
-def told(
+def folders_of(sweep: str, root: Path) -> list[Path]:
+    """The folders of all runs of a sweep, or of a tuning, by name."""
+    group = re.compile(re.escape(sweep) + r"-[0-9a-f]{8}")
+    members = groups(root).items()
+    return [folder for name, folders in members if group.fullmatch(name) for folder in folders]
+
+
+def sweep_result(
     sweep: Sweep,
     trials: Sequence[Trial],
     *,
@@ -83,12 +90,12 @@ def told(
     rows = marked([row_of(trial) for trial in trials])
     # What failed since the fault began is tried again by the next call.
     missing = bool(halted) or any(trial.missing(sweep.repeats) for trial in trials)
-    plans = [one.plan for one in sweep.choices if one.plan]
+    plans = [choice.plan for choice in sweep.choices if choice.plan]
     return SweepResult(
         name=sweep.name,
         recipe=sweep.recipe,
         variant=sweep.variant,
-        dimensions={one.field: one.values for one in sweep.dimensions},
+        dimensions={dimension.field: dimension.values for dimension in sweep.dimensions},
         repeats=sweep.repeats,
         flops_convention=plans[0].spec.flops_convention if plans else "unknown",
         rows=rows,
@@ -144,8 +151,11 @@ def _recall(trial: Trial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) ->
             continue
         status = current_status(record)
         if status in ("queued", "running"):
-            raise UserError(f"run {record.name}", "of this sweep is being measured by another process",
-                            remedy="wait until it has ended, or give the sweep another --name")  # fmt: skip
+            raise UserError(
+                f"run {record.name}",
+                "of this sweep is being measured by another process",
+                remedy="wait until it has ended, or give the sweep another --name",
+            )
         result = evaluate(folder).result
         if status == "incomplete":
             trial.left.append(folder)

@@ -1,25 +1,27 @@
-"""Tries of layouts as runs on this machine or on hosts, stored and found again like those of a sweep."""
+"""Tries of layouts as runs on this machine or on hosts, kept and recalled like those of a sweep."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 from paceline.compare.over_time.repeats import has_figure
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.result import Result
-from paceline.files.run_folder import groups, read_record
+from paceline.files.run_folder import read_record
 from paceline.layouts.sweep.plan import Choice, Sweep
 from paceline.layouts.sweep.result import Prediction, SweepRow
-from paceline.layouts.sweep.runner import Observer, run_sweep
-from paceline.layouts.sweep.trials import Trial, row_of, trials_of
+from paceline.layouts.sweep.runner import SweepObserver, SweepRunner, SweepTask
+from paceline.layouts.sweep.trials import Trial, folders_of, row_of, trials_of
 from paceline.layouts.tune.candidates import Candidates, settings
 from paceline.layouts.tune.search import Outcome
+from paceline.machines import slurm
+from paceline.runs.tasks.runner import TaskQueue
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Runs:
     root: Path
     command: list[str]
     tag: str | None = None
-    observer: Observer | None = None
+    observer: SweepObserver | None = None
     """Who is told of the runs; there must be one before the first."""
     expect: Callable[[int], Prediction | None] = lambda _: None
     """What is expected of a layout just before it runs, for whoever watches."""
@@ -42,7 +44,7 @@ class Runs:
     """Why nothing more can run, where the allocation has ended."""
 
     def __call__(self, row: int) -> Outcome:
-        """One more run of a layout; raises KeyboardInterrupt when the user, or the allocation, ends it."""
+        """One more run of a layout; KeyboardInterrupt when the user or the allocation ends it."""
         trial = self.trials.get(row)
         if trial is None:
             try:
@@ -50,17 +52,17 @@ class Runs:
             except UserError as error:
                 return Outcome("refused", None, 0.0, error.what)
         assert self.observer is not None
-        # One more run is wanted, however those before have ended.
-        trial.failed, trial.answered = 0, False
-        before, began = len(trial.results), time.monotonic()
-        wanted = sum(map(has_figure, trial.results)) + 1
-        sweep = replace(self._sweep(trial.choice), repeats=wanted)
-        done = run_sweep(sweep, [trial], self.root, self.command, self.observer, tag=self.tag)
-        self.halted = done.halted
-        if done.interrupted or done.halted:
+        for folder in trial.left:
+            slurm.abandon(folder)
+        sweep, began = self._sweep(trial.choice), time.monotonic()
+        runner = SweepRunner(self.observer, self.root, self.command, self.tag, sweep=sweep)
+        task = SweepTask(trial, sum(map(has_figure, trial.results)) + 1)
+        interrupted = runner.run_tasks(TaskQueue([task]))
+        self.halted = runner.halted
+        if interrupted or self.halted:
             raise KeyboardInterrupt
         took_s = time.monotonic() - began
-        if len(trial.results) == before:
+        if trial.fault:
             return Outcome("failed", None, took_s, trial.fault)
         return _outcome(trial.results[-1], took_s)
 
@@ -69,7 +71,7 @@ class Runs:
 
         What was broken off or failed otherwise is tried again.
         """
-        known: list[tuple[str, int, Outcome]] = []
+        outcomes: list[tuple[str, int, Outcome]] = []
         for row in self._stored():
             trial = self._trial(row)
             kept = [
@@ -79,8 +81,8 @@ class Runs:
                 record = read_record(self.root / result.run)
                 began = datetime.fromisoformat(record.created)
                 took_s = max(0.0, (record.ended_unix or began.timestamp()) - began.timestamp())
-                known.append((record.created, row, _outcome(result, took_s)))
-        return [(row, outcome) for _, row, outcome in sorted(known, key=lambda one: one[0])]
+                outcomes.append((record.created, row, _outcome(result, took_s)))
+        return [(row, outcome) for _, row, outcome in sorted(outcomes, key=itemgetter(0))]
 
     def figures(self, row: int) -> SweepRow | None:
         """What the runs of a layout measured together; None for one that has none."""
@@ -88,20 +90,14 @@ class Runs:
 
     def _stored(self) -> Iterator[int]:
         """Rows of layouts of which there are runs."""
-        own = re.compile(re.escape(self.name) + r"-[0-9a-f]{8}")
         rows = {layout: row for row, layout in enumerate(self.candidates.layouts)}
-        layouts = [
-            record.spec.layout
-            for name, folders in groups(self.root).items()
-            if own.fullmatch(name)
-            for folder in folders
-            if (record := read_record(folder)).spec
-        ]
-        yield from dict.fromkeys(rows[one] for one in layouts if one in rows)
+        specs = [read_record(folder).spec for folder in folders_of(self.name, self.root)]
+        layouts = dict.fromkeys(spec.layout for spec in specs if spec)
+        yield from (rows[layout] for layout in layouts if layout in rows)
 
     def _trial(self, row: int) -> Trial:
         plan, layout = self.candidates.plan(row), self.candidates.layouts[row]
-        choice = Choice(_told(layout), layout, plan, prediction=self.expect(row))
+        choice = Choice(_unusual(layout), layout, plan, prediction=self.expect(row))
         (trial,) = trials_of(self._sweep(choice), self.root)
         trial.number = len(self.order) + 1
         self.trials[row] = trial
@@ -113,18 +109,17 @@ class Runs:
         return Sweep(self.name, spec.recipe, spec.variant, (), (choice,))
 
 
-def _told(layout: Layout) -> dict[str, str]:
+def _unusual(layout: Layout) -> dict[str, str]:
     """The settings that are not the usual ones, so that a line of progress tells what runs."""
     usual = set(settings(Layout())) - {"layout.micro_batch=1", "layout.recompute=none"}
-    pairs = [one.partition("=") for one in settings(layout) if one not in usual]
+    pairs = [setting.partition("=") for setting in settings(layout) if setting not in usual]
     return {key: value for key, _, value in pairs}
 
 
 def _outcome(result: Result, took_s: float) -> Outcome:
     if has_figure(result):
         return Outcome("ok", result.metrics["step_time_s"].value, took_s)
-    unjudged = result.status == "ok"
-    return Outcome(
-        "incomplete" if unjudged else result.status, None, took_s,
-        result.reason or ("the run has no steady step time" if unjudged else None),
-    )  # fmt: skip
+    if result.status == "ok":
+        reason = result.reason or "the run has no steady step time"
+        return Outcome("incomplete", None, took_s, reason)
+    return Outcome(result.status, None, took_s, result.reason)

@@ -14,7 +14,7 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import write_value
 from paceline.layouts.search.space import Space
-from paceline.layouts.sweep.runner import Observer
+from paceline.layouts.sweep.runner import SweepObserver
 from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import candidates
@@ -70,7 +70,7 @@ class Tuning:
         """Where its result and recipe lie."""
         return self.root / self.name
 
-    def run(self, observer: Observer) -> TuneResult:
+    def run(self, observer: SweepObserver) -> TuneResult:
         """Try what is worth it, then write the best layout and the result.
 
         A run that fails is a row. KeyboardInterrupt ends the running one, and then the search as far

@@ -1,13 +1,12 @@
-"""Runs a series of MLPerf trials: one seed each, one after the other, to be gone on with at any time."""
+"""Runs a series of MLPerf trials: one seed each, one after the other, gone on with at any time."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.result import Result
@@ -26,26 +25,27 @@ from paceline.mlperf.score.energy import copied_telemetry
 from paceline.runs import flow
 from paceline.runs.ending import read_ranks
 from paceline.runs.plan import Plan
+from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
+from paceline.runs.tasks.slot import JobSlot
 
 LOG_FILE = Path("mlperf") / "result.txt"
 """Where a run leaves its result lines, inside its folder."""
 DROP_FILE = Path("/proc/sys/vm/drop_caches")
-ENDED: dict[str, TrialStatus] = {"ok": "missed", "timeout": "timeout"}
-"""What a run that did not reach its target is called in the series; any other status is a failure."""
+MISSES: dict[str, TrialStatus] = {"ok": "missed", "timeout": "timeout"}
+"""What a run without its target is called in the series; any other status is a failure."""
 
 
-class Observer(Protocol):
-    """Who is told how a series goes on."""
+class TrialTask(NamedTuple):
+    """A trial that is to run."""
 
-    def running(
-        self, plan: Plan, trial: TrialState, series: TrialSeries
-    ) -> AbstractContextManager[flow.Watcher]:
-        """A watcher for one trial, while it runs."""
-        ...
+    trial: TrialState
+    num_trials: int
+    """Of the whole series."""
 
-    def ended(self, trial: TrialState, series: TrialSeries) -> None:
-        """One trial has ended."""
-        ...
+
+TrialObserver = Observer[TrialTask, TrialState]
+"""Who is told of each trial, and what has become of it."""
 
 
 @dataclass(frozen=True)
@@ -67,112 +67,130 @@ def opened(folder: Path, asked: TrialSeries) -> TrialSeries:
     """
     if not (folder / SERIES_FILE).is_file():
         return asked.up_to(asked.wanted)
-    known = read_value(folder / SERIES_FILE, TrialSeries)
-    if (known.benchmark, known.key, known.first_seed) != (
-        asked.benchmark,
-        asked.key,
-        asked.first_seed,
-    ):
+    series = read_value(folder / SERIES_FILE, TrialSeries)
+    same = ("benchmark", "key", "first_seed")
+    if any(getattr(series, name) != getattr(asked, name) for name in same):
         raise UserError(
-            str(folder), f"holds a series of {known.benchmark} with another configuration, data or first seed",
+            str(folder),
+            f"holds a series of {series.benchmark} with another configuration, data or first seed",
             remedy="give this one another name with --name",
-        )  # fmt: skip
-    if known.controller and known.missing and is_alive(known.controller):
-        raise UserError(str(folder), f"process {known.controller.pid} on {known.controller.host} is at work "
-                        "on it", remedy="wait until it has ended")  # fmt: skip
+        )
+    if series.controller and series.missing and is_alive(series.controller):
+        process = f"process {series.controller.pid} on {series.controller.host}"
+        raise UserError(
+            str(folder), f"{process} is at work on it", remedy="wait until it has ended"
+        )
     changed = {name: getattr(asked, name) for name in ("trial_limit_s", "drop_caches", "overrides")}
-    return known.model_copy(update=changed).up_to(max(asked.wanted, len(known.trials)))
+    return series.model_copy(update=changed).up_to(max(asked.wanted, len(series.trials)))
 
 
-def run_trials(trials: Trials, observer: Observer) -> tuple[TrialSeries, bool]:
+@dataclass
+class TrialRunner(TaskRunner[TrialTask, TrialState]):
+    """Trials of a series that go on; its file is written before and after each."""
+
+    trials: Trials = field(kw_only=True)
+    series: TrialSeries = field(kw_only=True)
+
+    def run_of(self, task: TrialTask, slot: JobSlot) -> TaskRun:
+        if self.series.drop_caches:
+            drop_caches()
+        plan = self.trials.planned(task.trial)
+        self._write(task.trial.model_copy(update={"status": "running"}))
+        return TaskRun(plan, self.series.name)
+
+    def keep(self, task: TrialTask, outcome: TaskOutcome, moved: bool) -> TrialState:
+        if not isinstance(outcome, Result):
+            # The machine's fault, before anything ran: the same command tries this trial again.
+            waiting = {"status": "waiting", "reason": str(outcome)}
+            return self._write(task.trial.model_copy(update=waiting))
+        state = finished_trial(self.trials, task.trial, outcome)
+        if state.status == "cancelled":  # by the launcher: it ends the series as the user does
+            self.cancelled(task, outcome)
+            raise KeyboardInterrupt
+        return self._write(state)
+
+    def cancelled(self, task: TrialTask, result: Result | None) -> None:
+        state = task.trial.model_copy(update={"status": "cancelled"})
+        if result is not None:
+            state = finished_trial(self.trials, task.trial, result)
+        self.observer.ended(task, self._write(state))
+
+    def _write(self, state: TrialState) -> TrialState:
+        self.series = self.series.with_trial(state)
+        write_series(self.trials.folder, self.series)
+        return state
+
+
+def run_trials(trials: Trials, observer: TrialObserver) -> tuple[TrialSeries, bool]:
     """Run what is missing; the series as far as it came, and whether the user ended it.
 
-    A trial that fails is told and the next one runs. KeyboardInterrupt ends the running trial cleanly
-    and then the series. Raises UserError when a trial cannot be planned.
+    After a trial that fails the next one runs. KeyboardInterrupt ends the running trial cleanly and
+    then the series. Raises UserError when a trial cannot be planned.
     """
     series = trials.series.model_copy(update={"controller": this_controller()})
-    keep(trials.folder, series)
-    interrupted = False
-    for left in series.missing:
-        trial = TrialState(number=left.number, seed=left.seed)
-        try:
-            if series.drop_caches:
-                drop_caches()
-            plan = trials.planned(trial)
-            series = series.with_trial(trial.model_copy(update={"status": "running"}))
-            keep(trials.folder, series)
-            with observer.running(plan, trial, series) as watch:
-                ended = _run(trials, plan, trial, watch)
-        except KeyboardInterrupt:
-            ended, interrupted = trial.model_copy(update={"status": "cancelled"}), True
-        interrupted = interrupted or ended.status == "cancelled"
-        series = series.with_trial(ended)
-        keep(trials.folder, series)
-        observer.ended(ended, series)
-        if interrupted:
-            break
-    series = series.model_copy(update={"controller": None})
-    keep(trials.folder, series)
+    write_series(trials.folder, series)
+    tasks = TaskQueue(
+        TrialTask(TrialState(number=trial.number, seed=trial.seed), len(series.trials))
+        for trial in series.missing
+    )
+    runner = TrialRunner(observer, trials.root, flow.command_line(), trials=trials, series=series)
+    interrupted = runner.run_tasks(tasks)
+    series = runner.series.model_copy(update={"controller": None})
+    write_series(trials.folder, series)
     return series, interrupted
 
 
-def keep(folder: Path, series: TrialSeries) -> None:
+def write_series(folder: Path, series: TrialSeries) -> None:
     """Write series.json."""
     write_value(folder / SERIES_FILE, series)
 
 
-def _run(trials: Trials, plan: Plan, trial: TrialState, watch: flow.Watcher) -> TrialState:
-    group = trials.series.name
-    try:
-        report = flow.run(plan, trials.root, flow.command_line(), watch, probe=False, group=group)
-        result = report.result
-    except flow.UnwrittenReportError as fault:
-        result = fault.report.result
-    except flow.CancelledRunError as cancelled:
-        result = cancelled.report.result
-    except SystemFaultError as fault:
-        # The machine's fault, before anything ran: the same command tries this trial again.
-        return trial.model_copy(update={"status": "waiting", "reason": str(fault)})
-    return told(trials, trial, result)
-
-
-def told(trials: Trials, trial: TrialState, result: Result) -> TrialState:
+def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialState:
     """What a finished run means for its trial; its log gets its place in the series' folder."""
     run = trials.root / result.run
     # How the run ended; a result is also `incomplete` when too few steps make no figure.
-    ended = read_record(run).status
+    status = read_record(run).status
     rate = result.metrics.get("samples_per_s")
-    known = {"run": result.run, "samples_per_s": rate.value if rate else None}
-    if ended in ("cancelled", "incomplete"):
-        return trial.model_copy(update={**known, "status": "cancelled", "reason": result.reason})
+    trial = trial.model_copy(
+        update={"run": result.run, "samples_per_s": rate.value if rate else None}
+    )
+    if status in ("cancelled", "incomplete"):
+        return trial.model_copy(update={"status": "cancelled", "reason": result.reason})
+    trial = trial.model_copy(update=_kept_log(trials, trial.number, run))
+    if trials.series.synthetic and status == "ok":
+        return trial.model_copy(update={"status": "measured"})
+    log = read_log(trials.folder / str(trial.file)).trials[0]
+    fault = log.fault(trials.benchmark)
+    if fault is None:
+        reached = {"minutes": log.minutes, "samples_to_target": log.samples_to_target}
+        return trial.model_copy(update={**reached, "status": "success"})
+    reason = (fault[1] if status == "ok" else result.reason) or fault[1]
+    failure = {"status": MISSES.get(status, "failed"), "reason": reason}
+    return trial.model_copy(update={"minutes": log.minutes, **failure})
+
+
+def _kept_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
+    """Put a run's log and telemetry into the series' folder; the log's name and its last loss."""
     ranks = read_ranks(run, "native")
     first = ranks.get(0)
     losses = [event.loss for event in first.evaluations] if first else []
-    file = f"result_{trial.number}.txt"
+    file = f"result_{number}.txt"
     log = run / LOG_FILE
     # A trial that died before its first line is one of the series all the same.
     write_text(trials.folder / file, log.read_text(encoding="utf-8") if log.is_file() else "")
     hosts = {rank.start.host for rank in ranks.values() if rank.start}
     copied_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
-    known |= {"file": file, "last_loss": losses[-1] if losses else None}
-    if trials.series.synthetic and ended == "ok":
-        return trial.model_copy(update={**known, "status": "measured"})
-    said = read_log(trials.folder / file).trials[0]
-    fault = said.fault(trials.benchmark)
-    known["minutes"] = said.minutes
-    if fault is None:
-        known["samples_to_target"] = said.samples_to_target
-        return trial.model_copy(update={**known, "status": "success"})
-    status, why = ENDED.get(ended, "failed"), fault[1] if ended == "ok" else result.reason
-    return trial.model_copy(update={**known, "status": status, "reason": why or fault[1]})
+    return {"file": file, "last_loss": losses[-1] if losses else None}
 
 
 def check_cache_drop() -> None:
     """Raise UserError when this process may not drop file caches."""
     if not os.access(DROP_FILE, os.W_OK):
-        raise UserError("--drop-caches", f"{DROP_FILE} cannot be written by this user",
-                        remedy="run as root, or leave it out: the log then says that caches were "
-                        "not cleared")  # fmt: skip
+        raise UserError(
+            "--drop-caches",
+            f"{DROP_FILE} cannot be written by this user",
+            remedy="run as root, or leave it out: the log then says that caches were not cleared",
+        )
 
 
 def drop_caches() -> None:

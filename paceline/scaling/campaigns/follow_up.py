@@ -8,11 +8,11 @@ from dataclasses import replace
 from paceline.core.layout_sizes import layout_problems
 from paceline.scaling.analysis.analysis import Judging, analyse, next_groups
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
-from paceline.scaling.campaigns.sub_cluster import Place, TrialResult, measured
+from paceline.scaling.campaigns.sub_cluster import RoundHosts, TrialResult, measured
 
 
 def with_follow_up(
-    campaign: Campaign, trials: Mapping[Place, TrialResult], most: int, judging: Judging
+    campaign: Campaign, trials: Mapping[RoundHosts, TrialResult], most: int, judging: Judging
 ) -> Campaign | None:
     """The campaign with the next rounds that the analysis asks for; None when it asks for none.
 

@@ -18,8 +18,8 @@ from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.host_lists import from_allocation
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
-from paceline.runs.places.division import hosts_of, on_slurm
 from paceline.runs.plan import make_plan
+from paceline.runs.tasks.division import hosts_of, on_slurm
 from paceline.scaling.analysis.sizes import parse_sizes
 from paceline.scaling.campaigns.batches import batch_on, scaling_kind
 from paceline.scaling.campaigns.record import (

@@ -21,7 +21,7 @@ from paceline.core.run import RunSpec
 from paceline.core.scale_result import ScalingKind
 from paceline.core.value import Value
 from paceline.files.run_folder import read_value, write_value
-from paceline.runs.places.part import on_hosts
+from paceline.runs.tasks.slot import on_hosts
 
 CAMPAIGN_FILE = "campaign.json"
 LOCK_FILE = "lock"

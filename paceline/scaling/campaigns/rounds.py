@@ -1,37 +1,37 @@
-"""Runs what is missing of a campaign: the sub-clusters of a round at the same time, each in a thread."""
+"""Runs what is missing of a campaign: the sub-clusters of a round at the same time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from operator import attrgetter
 from statistics import median
-from threading import Event
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from paceline.core.errors import PacelineError
-from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.files.run_folder import Trial, read_record
 from paceline.machines.node.bound_job import bound
 from paceline.machines.probe.inventory import inventory
-from paceline.runs import flow
-from paceline.runs.places.part import MOST_AT_ONCE
-from paceline.runs.places.work import allocation_fault
 from paceline.runs.plan import Plan
+from paceline.runs.tasks.losses import TaskOutcome, allocation_fault
+from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner
+from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
 from paceline.scaling.analysis.analysis import Judging
 from paceline.scaling.campaigns.follow_up import with_follow_up
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, write_campaign
-from paceline.scaling.campaigns.sub_cluster import Place, TrialResult, known_trials, trial_result
+from paceline.scaling.campaigns.sub_cluster import (
+    RoundHosts,
+    TrialResult,
+    known_trials,
+    trial_result,
+)
 
-MAX_PARALLEL = MOST_AT_ONCE
+MAX_PARALLEL = MOST_SLOTS
 """Sub-clusters at the same time, unless more are asked for."""
 EXTRA_ROUNDS = 8
 """Rounds that may follow a suspicion up."""
-
-
 BAD = ("failed", "oom", "timeout", "nan")
 """Statuses by which a host that ran alone is taken to be bad; one that was too noisy is not."""
 
@@ -47,24 +47,18 @@ class Remaining:
     """As long as it will take if runs take as long as so far; None before the first has ended."""
 
 
-class Observer(Protocol):
-    """Who is told how a campaign goes on; its functions are called from several threads."""
+class SubCluster(NamedTuple):
+    """Some hosts in one round."""
 
-    def round_begins(self, one: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
-        """These sub-clusters run now."""
-        ...
+    round: PlannedRound
+    hosts: Group
 
-    def watcher(self, one: PlannedRound, hosts: Group) -> flow.Watcher:
-        """Who is told of one run's steps."""
-        ...
 
-    def ended(self, result: TrialResult, left: Remaining) -> None:
-        """A sub-cluster has ended, with a value or a cause."""
-        ...
+class SubClusterEnd(NamedTuple):
+    """How a sub-cluster ended, with a value or a cause, and what is left."""
 
-    def lost(self, host: str, why: str) -> None:
-        """A host takes no part in later rounds."""
-        ...
+    result: TrialResult
+    left: Remaining
 
 
 @dataclass(frozen=True)
@@ -76,26 +70,23 @@ class Limits:
 
 
 @dataclass
-class Running:
-    """A campaign that goes on."""
+class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
+    """A campaign that goes on; of the hosts it learns after each round."""
 
-    campaign: Campaign
-    root: Path
-    command: list[str]
-    observer: Observer
-    stop: Event
+    campaign: Campaign = field(kw_only=True)
+    round_begins: Callable[[PlannedRound, Sequence[Group], Remaining], None] = field(kw_only=True)
+    """Is told which sub-clusters run next."""
     limits: Limits = field(default_factory=Limits)
     judging: Judging = field(default_factory=Judging)
-    tag: str | None = None
-    trials: dict[Place, TrialResult] = field(default_factory=dict[Place, TrialResult])
+    trials: dict[RoundHosts, TrialResult] = field(default_factory=dict[RoundHosts, TrialResult])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     """Hosts that take no part any more, and why."""
     unplaced: dict[int, Group] = field(default_factory=dict[int, Group])
     """By round, hosts whose partners were lost and who found no others."""
-    halted: str | None = None
-    """Why nothing more is run although it was not stopped."""
-    _tried: set[Place] = field(default_factory=set[Place])
+    faults: ClassVar[type[PacelineError]] = PacelineError
+    _tried: set[RoundHosts] = field(default_factory=set[RoundHosts])
     _seconds: list[float] = field(default_factory=list[float])
+    _inventory: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def run(self) -> None:
         """Run every round that lacks something, then those that follow suspicions up."""
@@ -113,76 +104,61 @@ class Running:
             self._run_round(self.campaign.plan[done])
             done += 1
 
-    def missing(self, one: PlannedRound) -> list[Group]:
+    def missing(self, round: PlannedRound) -> list[Group]:
         """Sub-clusters of a round that have no value and were not tried since this began."""
         return [
             hosts
-            for hosts in self._groups(one)
-            if (one.number, hosts) not in self._tried and not self._has_value(one, hosts)
+            for hosts in self._groups(round)
+            if (round.number, hosts) not in self._tried and not self._has_value(round, hosts)
         ]
 
-    def _run_round(self, one: PlannedRound) -> None:
+    def _run_round(self, round: PlannedRound) -> None:
         """Run what a round lacks; when a host is lost, its partners once more among themselves."""
-        while not self.stop.is_set() and self.halted is None and (groups := self.missing(one)):
-            self._run_at_once(one, groups)
+        while not self.stop.is_set() and self.halted is None and (groups := self.missing(round)):
+            self.round_begins(round, groups, self._remaining(round))
+            self.slots = numbered_slots(min(self.limits.max_parallel, len(groups)))
+            self._inventory = inventory()
+            self.run_tasks(TaskQueue(SubCluster(round, hosts) for hosts in groups))
+            if not self.stop.is_set():
+                self._learn(round)
 
-    def _run_at_once(self, one: PlannedRound, groups: Sequence[Group]) -> None:
-        self.observer.round_begins(one, groups, self._remaining(one))
-        found = inventory()
-        with ThreadPoolExecutor(min(self.limits.max_parallel, len(groups))) as pool:
-            try:
-                runs = [pool.submit(self._trial, one, hosts, found) for hosts in groups]
-                for run in as_completed(runs):
-                    self._note(one, run.result())
-            except BaseException:  # an interrupt too must let the pool's threads end their runs
-                self.stop.set()
-                raise
-        if not self.stop.is_set():
-            self._learn(one)
+    def run_of(self, task: SubCluster, slot: JobSlot) -> TaskRun:
+        """The run of a sub-cluster, on its own hosts whatever the slot."""
+        round, hosts = task
+        spec = self.campaign.spec(hosts, round.devices_per_node)
+        name = f"{self.campaign.name}-{round.number}-{hosts[0]}"
+        plan = Plan(spec, bound(engine(spec.engine).job(spec, name)), self._inventory)
+        group = self.campaign.group_name(len(hosts), round.devices_per_node)
+        return TaskRun(plan, group, trial=self._trial(task))
 
-    def _trial(self, one: PlannedRound, hosts: Group, found: dict[str, Any]) -> TrialResult | None:
-        """One sub-cluster's run; None when it was not begun or did not end by itself."""
-        if self.stop.is_set():
-            return None
-        spec = self.campaign.spec(hosts, one.devices_per_node)
-        name = f"{self.campaign.name}-{one.number}-{hosts[0]}"
-        trial = Trial(
-            campaign=self.campaign.name, round=one.number, purpose=one.purpose, hosts=hosts
-        )
-        try:
-            plan = Plan(spec, bound(engine(spec.engine).job(spec, name)), found)
-            report = flow.run(
-                plan, self.root, self.command, self.observer.watcher(one, hosts),
-                tag=self.tag, probe=False, trial=trial, stopped=self.stop.is_set,
-                group=self.campaign.group_name(len(hosts), one.devices_per_node),
-            )  # fmt: skip
-        except flow.UnwrittenReportError as fault:
-            report = fault.report
-        except flow.CancelledRunError:
-            return None
-        except PacelineError as fault:
-            return _without_run(spec, trial, fault)
-        record = read_record(self.root / report.result.run)
-        return trial_result(record, report.result, trial)
-
-    def _note(self, one: PlannedRound, result: TrialResult | None) -> None:
-        if result is None:
-            return
+    def keep(self, task: SubCluster, outcome: TaskOutcome, moved: bool) -> SubClusterEnd:
+        """Note a sub-cluster's value or cause."""
+        if isinstance(outcome, PacelineError):
+            result = self._without_run(task, outcome)
+        else:
+            record = read_record(self.root / outcome.run)
+            result = trial_result(record, outcome, self._trial(task))
         self.trials[result.place] = result
         self._tried.add(result.place)
         if result.started_unix and result.ended_unix:
             self._seconds.append(result.ended_unix - result.started_unix)
-        self.observer.ended(result, self._remaining(one))
+        return SubClusterEnd(result, self._remaining(task.round))
 
-    def _learn(self, one: PlannedRound) -> None:
+    def _trial(self, task: SubCluster) -> Trial:
+        round, hosts = task
+        return Trial(
+            campaign=self.campaign.name, round=round.number, purpose=round.purpose, hosts=hosts
+        )
+
+    def _learn(self, round: PlannedRound) -> None:
         """Which hosts are lost, and whether anything works at all."""
-        of_round = [t for t in self.trials.values() if t.round == one.number]
-        failed = sorted((t for t in of_round if not t.ok), key=lambda one: one.hosts)
+        of_round = [t for t in self.trials.values() if t.round == round.number]
+        failed = sorted((t for t in of_round if not t.ok), key=attrgetter("hosts"))
         if not failed:
             return
         cause = failed[0].reason or failed[0].status
         # In a round in which others had a value, a host whose run alone failed is taken to be bad.
-        alone = one.nodes == 1 and len(failed) < len(of_round)
+        alone = round.nodes == 1 and len(failed) < len(of_round)
         named = {
             host: trial.reason or trial.status
             for trial in failed
@@ -196,46 +172,49 @@ class Running:
         elif not any(trial.ok for trial in self.trials.values()):
             self.halted = f"no sub-cluster of the first round has a value: {cause}"
         else:
-            self._lose(named)
+            self.lost |= named
+            for host, why in named.items():
+                self.observer.lost(JobSlot(1, (host,)), why, True)
 
-    def _lose(self, named: Mapping[str, str]) -> None:
-        self.lost |= named
-        for host, why in named.items():
-            self.observer.lost(host, why)
-
-    def _groups(self, one: PlannedRound) -> list[Group]:
+    def _groups(self, round: PlannedRound) -> list[Group]:
         """The sub-clusters of a round; those with a lost host are put together anew without it."""
-        whole = [g for g in one.groups if self._has_value(one, g) or not self.lost.keys() & set(g)]
-        if len(whole) == len(one.groups) or one.purpose != "plan":
+        whole = [
+            g for g in round.groups if self._has_value(round, g) or not self.lost.keys() & set(g)
+        ]
+        if len(whole) == len(round.groups) or round.purpose != "plan":
             return whole
         used = {host for g in whole for host in g}
-        members = [host for g in one.groups for host in g] + list(one.left_over)
+        members = [host for g in round.groups for host in g] + list(round.left_over)
         pool = [host for host in members if host not in used and host not in self.lost]
-        end = len(pool) // one.nodes * one.nodes
-        self.unplaced[one.number] = tuple(pool[end:])
-        return [*whole, *(tuple(pool[at : at + one.nodes]) for at in range(0, end, one.nodes))]
+        end = len(pool) // round.nodes * round.nodes
+        self.unplaced[round.number] = tuple(pool[end:])
+        return [*whole, *(tuple(pool[at : at + round.nodes]) for at in range(0, end, round.nodes))]
 
-    def _has_value(self, one: PlannedRound, hosts: Group) -> bool:
-        known = self.trials.get((one.number, hosts))
-        return known is not None and known.ok
+    def _has_value(self, round: PlannedRound, hosts: Group) -> bool:
+        trial = self.trials.get((round.number, hosts))
+        return trial is not None and trial.ok
 
     def _remaining(self, now: PlannedRound) -> Remaining:
         """What is left from the round `now` on."""
-        per_round = [
-            len(self.missing(one)) for one in self.campaign.plan if one.number >= now.number
-        ]
-        open_rounds = [n for n in per_round if n]
+        rounds = [round for round in self.campaign.plan if round.number >= now.number]
+        open_rounds = [n for round in rounds if (n := len(self.missing(round)))]
         turns = sum(-(-n // self.limits.max_parallel) for n in open_rounds)
         seconds = turns * median(self._seconds) if self._seconds else None
         return Remaining(sum(open_rounds), len(open_rounds), seconds)
 
-
-def _without_run(spec: RunSpec, trial: Trial, fault: PacelineError) -> TrialResult:
-    """A sub-cluster whose run the machine did not let begin, or whose folder could not be written."""
-    now = time.time()
-    return TrialResult(
-        round=trial.round, purpose=trial.purpose, nodes=len(trial.hosts),
-        devices_per_node=spec.cluster.devices_per_node, hosts=trial.hosts, run=None,
-        status="failed", reason=str(fault), global_batch=spec.training.global_batch,
-        ended_unix=now, faulty_hosts=fault.hosts,
-    )  # fmt: skip
+    def _without_run(self, task: SubCluster, fault: PacelineError) -> TrialResult:
+        """Of hosts that did not let a run begin, or whose folder could not be written."""
+        spec = self.campaign.spec(task.hosts, task.round.devices_per_node)
+        return TrialResult(
+            round=task.round.number,
+            purpose=task.round.purpose,
+            nodes=len(task.hosts),
+            devices_per_node=spec.cluster.devices_per_node,
+            hosts=task.hosts,
+            run=None,
+            status="failed",
+            reason=str(fault),
+            global_batch=spec.training.global_batch,
+            ended_unix=time.time(),
+            faulty_hosts=fault.hosts,
+        )

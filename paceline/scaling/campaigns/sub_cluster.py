@@ -23,7 +23,7 @@ from paceline.runs.outcome import evaluate
 from paceline.scaling.campaigns.record import Campaign, Group
 
 FIGURE = "samples_per_s"
-Place = tuple[int, Group]
+RoundHosts = tuple[int, Group]
 """Round and hosts of a trial."""
 
 
@@ -53,7 +53,7 @@ class TrialResult(Value):
     """Hosts that the launcher names as the cause."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RoundHosts:
         return self.round, self.hosts
 
     @property
@@ -89,12 +89,12 @@ def trial_result(record: RunRecord, result: Result, trial: Trial) -> TrialResult
     )
 
 
-def known_trials(root: Path, campaign: Campaign) -> dict[Place, TrialResult]:
-    """What the run folders hold of a campaign: of each trial the latest run, one with a value first.
+def known_trials(root: Path, campaign: Campaign) -> dict[RoundHosts, TrialResult]:
+    """What the run folders hold of a campaign: of each trial the latest run, with a value first.
 
     A run of another configuration under the campaign's name does not count.
     """
-    found: dict[Place, TrialResult] = {}
+    trials: dict[RoundHosts, TrialResult] = {}
     for record, folder in sorted(_runs(root, campaign.name), key=lambda run: run[0].created):
         trial = record.trial
         devices = record.spec.cluster.devices_per_node if record.spec else None
@@ -103,18 +103,18 @@ def known_trials(root: Path, campaign: Campaign) -> dict[Place, TrialResult]:
         expected = campaign.spec(trial.hosts, devices)
         if record.key != expected.key:
             continue
-        told = trial_result(record, evaluate(folder).result, trial)
-        if told.ok or not (earlier := found.get(told.place)) or not earlier.ok:
-            found[told.place] = told
-    return found
+        result = trial_result(record, evaluate(folder).result, trial)
+        if result.ok or not (earlier := trials.get(result.place)) or not earlier.ok:
+            trials[result.place] = result
+    return trials
 
 
 def measured(trials: Iterable[TrialResult], whole_node: int) -> list[Measured]:
     """Trials on whole nodes, as the statistics take them."""
     return [
-        Measured(one.hosts, one.samples_per_s, purpose=one.purpose)
-        for one in trials
-        if one.devices_per_node == whole_node
+        Measured(trial.hosts, trial.samples_per_s, purpose=trial.purpose)
+        for trial in trials
+        if trial.devices_per_node == whole_node
     ]
 
 

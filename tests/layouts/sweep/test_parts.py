@@ -15,12 +15,13 @@ from paceline.files.run_folder import read_record, run_folders
 from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.runner import Doing, run_sweep
-from paceline.layouts.sweep.trials import Trial, trials_of
+from paceline.layouts.sweep.runner import SweepRunner, SweepTask, missing_runs, run_sweep
+from paceline.layouts.sweep.trials import trials_of
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
 from paceline.runs import flow
-from paceline.runs.places.part import Part
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 from tests.scaling.fleet import Fleet
 
 
@@ -37,16 +38,16 @@ class Silent:
     """An observer that keeps what it was told."""
 
     def __init__(self) -> None:
-        self.lost_parts: dict[str, str] = {}
+        self.lost_slots: dict[str, str] = {}
 
     @contextmanager
-    def running(self, trial: Trial, repeat: int) -> Iterator[flow.Watcher]:
+    def running(self, task: SweepTask, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, trial: Trial, row: SweepRow) -> None: ...
+    def ended(self, task: SweepTask, kept: SweepRow) -> None: ...
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
-        self.lost_parts[part.name] = why
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        self.lost_slots[slot.name] = why
 
 
 def a_sweep(
@@ -88,7 +89,7 @@ def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet)
     fleet.dying = {"n3"}
     result, observer = run(a_sweep(), tmp_path)
     assert statuses(result) == ["ok"] * 4 and result.halted is None
-    assert observer.lost_parts.keys() <= {"n2", "n3"}
+    assert observer.lost_slots.keys() <= {"n2", "n3"}
     good = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
     assert {one.spec.cluster.hosts for one in good if one.spec} <= {("n1",), ("n4",)}
 
@@ -97,7 +98,7 @@ def test_without_a_whole_part_it_ends_and_the_same_command_goes_on(tmp_path: Pat
     fleet.down = {"n1", "n2"}
     result, observer = run(a_sweep("n[1-2]"), tmp_path)
     assert result.halted and result.halted.startswith("no part of the hosts is whole any more: n")
-    assert set(observer.lost_parts) == {"n1", "n2"} and result.go_on == "paceline sweep tiny-gpt"
+    assert set(observer.lost_slots) == {"n1", "n2"} and result.go_on == "paceline sweep tiny-gpt"
     assert "ok" not in statuses(result)
     fleet.down = set()
     again, _ = run(a_sweep("n[1-2]"), tmp_path)
@@ -108,7 +109,7 @@ def test_without_parts_a_lost_host_ends_it_after_a_second_try(tmp_path: Path, fl
     fleet.dying = {"n2"}
     result, observer = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
     assert [read_record(folder).status for folder in run_folders(tmp_path)] == ["failed"] * 2
-    assert len(fleet.runs) == 2 and result.halted and list(observer.lost_parts) == ["n[1-2]"]
+    assert len(fleet.runs) == 2 and result.halted and list(observer.lost_slots) == ["n[1-2]"]
     assert statuses(result) == ["failed", "waiting", "waiting", "waiting"] and result.go_on
     fleet.dying = set()
     again, _ = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
@@ -126,9 +127,7 @@ def test_the_end_of_the_allocation_keeps_what_is_finished(
 ):
     monkeypatch.setitem(sys.modules, "paceline.machines.slurm", fleet)
     fleet.broken = "the allocation ended"
-    monkeypatch.setattr(
-        "paceline.layouts.sweep.runner.allocation_fault", lambda _: "job 7 has ended"
-    )
+    monkeypatch.setattr("paceline.runs.tasks.runner.allocation_fault", lambda _: "job 7 has ended")
     result, _ = run(a_sweep(allocation="7"), tmp_path)
     assert result.halted == "job 7 has ended" and "ok" not in statuses(result)
     assert len(fleet.runs) <= 4 and result.go_on
@@ -140,8 +139,8 @@ def test_the_end_of_the_allocation_keeps_what_is_finished(
 def test_a_stop_ends_what_runs_on_every_part(tmp_path: Path, fleet: Fleet):
     fleet.run_s = 60
     sweep = a_sweep("n[1-2]")
-    doing = Doing(sweep, trials_of(sweep, tmp_path), tmp_path, ["paceline"], Silent())
-    Timer(1.5, doing.stop.set).start()
-    doing.run()
+    runner = SweepRunner(Silent(), tmp_path, ["paceline"], slots=sweep.slots, sweep=sweep)
+    Timer(1.5, runner.stop.set).start()
+    runner.run_tasks(missing_runs(sweep, trials_of(sweep, tmp_path)))
     assert len(fleet.handles) == 2 and all(handle.stopped for handle in fleet.handles)
     assert {read_record(folder).status for folder in run_folders(tmp_path)} == {"cancelled"}

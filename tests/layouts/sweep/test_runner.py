@@ -16,14 +16,14 @@ from paceline.files.run_folder import this_controller
 from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.runner import run_sweep
-from paceline.layouts.sweep.trials import Trial, row_of, told, trials_of
+from paceline.layouts.sweep.runner import SweepTask, run_sweep
+from paceline.layouts.sweep.trials import row_of, sweep_result, trials_of
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from paceline.runs import flow
 from paceline.runs.outcome import evaluate
-from paceline.runs.places.part import Part
 from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 from tests.files.test_events import STEP
 from tests.runs.series_example import make_finished
 
@@ -66,17 +66,17 @@ class Silent:
 
     def __init__(self) -> None:
         self.rows: list[SweepRow] = []
-        self.lost_parts: list[tuple[str, str]] = []
+        self.lost_slots: list[tuple[str, str]] = []
 
     @contextmanager
-    def running(self, trial: Trial, repeat: int) -> Iterator[flow.Watcher]:
+    def running(self, task: SweepTask, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, trial: Trial, row: SweepRow) -> None:
-        self.rows.append(row)
+    def ended(self, task: SweepTask, kept: SweepRow) -> None:
+        self.rows.append(kept)
 
-    def lost(self, part: Part, why: str, for_good: bool) -> None:
-        self.lost_parts.append((part.name, why))
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        self.lost_slots.append((slot.name, why))
 
 
 def a_sweep(mbs: str = "1,2,4", repeats: int = 1, timeout_s: float | None = None) -> Sweep:
@@ -252,5 +252,5 @@ def test_refused_combinations_are_rows_without_runs(tmp_path: Path):
     assert refused.status == "refused" and "multiple" in (refused.reason or "")
     assert refused.layout.micro_batch == 3 and refused.devices is None and refused.key is None
     assert trials[1].missing(5) == 0
-    planned = told(sweep, trials, interrupted=False, command=["paceline", "sweep"])
+    planned = sweep_result(sweep, trials, interrupted=False, command=["paceline", "sweep"])
     assert statuses(planned) == ["waiting", "refused"] and planned.go_on == "paceline sweep"

@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_what_has_ended_and_the_same_command_goes_on(bench: Bench):
 
 
 def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
-    ended = "paceline.layouts.sweep.runner.allocation_fault"
+    ended = "paceline.runs.tasks.runner.allocation_fault"
     bench.monkeypatch.setattr(ended, lambda _: "job 7 has ended")
     result, ran = bench.run(
         wanted(), lambda mbs, _: 1.0 if mbs == 8 else SystemFaultError("n", "x")

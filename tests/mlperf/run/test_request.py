@@ -313,7 +313,7 @@ def test_the_status_of_a_series_is_read_and_nothing_is_made(tmp_path: Path):
     (trials.folder).mkdir(parents=True)
     (trials.folder / "result_0.txt").write_text(text)
     done = TrialState(number=0, seed=1, status="success", file="result_0.txt")
-    mlperf_trials.keep(trials.folder, trials.series.with_trial(done))
+    mlperf_trials.write_series(trials.folder, trials.series.with_trial(done))
 
     found = standing(given)
 
@@ -329,7 +329,7 @@ def test_a_series_that_a_process_is_at_work_on_is_running(tmp_path: Path):
     given = asked(tmp_path, tiny=True)
     trials = plan_trials(given, unshown)
     at_work = trials.series.model_copy(update={"controller": this_controller()})
-    mlperf_trials.keep(trials.folder, at_work)
+    mlperf_trials.write_series(trials.folder, at_work)
 
     assert standing(given).status == "running"
 

@@ -15,10 +15,19 @@ from paceline.files.run_folder import read_value, this_controller, write_text
 from paceline.mlperf.rules import SIBLINGS
 from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState
-from paceline.mlperf.run.trials import LOG_FILE, Trials, check_cache_drop, opened, run_trials
+from paceline.mlperf.run.trials import (
+    LOG_FILE,
+    Trials,
+    TrialTask,
+    check_cache_drop,
+    opened,
+    run_trials,
+)
 from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 from tests.example import make_spec
 from tests.mlperf.samples import trial as log_of
 from tests.runs import series_example
@@ -64,11 +73,14 @@ class Silent:
         self.ended_trials: list[TrialState] = []
 
     @contextmanager
-    def running(self, plan: Any, trial: TrialState, series: TrialSeries) -> Iterator[Any]:
+    def running(self, task: TrialTask, plan: Plan) -> Iterator[Any]:
         yield lambda progress: None
 
-    def ended(self, trial: TrialState, series: TrialSeries) -> None:
-        self.ended_trials.append(trial)
+    def ended(self, task: TrialTask, kept: TrialState) -> None:
+        self.ended_trials.append(kept)
+
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        raise AssertionError("trials look after no hosts")
 
 
 def asked(wanted: int, **fields: Any) -> TrialSeries:
@@ -166,6 +178,15 @@ def test_a_fault_of_the_machine_is_told_and_tried_again(
     assert series.trials[0].reason is None
 
 
+def test_a_trial_that_the_launcher_broke_off_ends_the_series_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    series, interrupted, _, observer = run_with(monkeypatch, tmp_path, 2, "incomplete")
+
+    assert interrupted and statuses(series) == ["cancelled", "waiting"]
+    assert [trial.status for trial in observer.ended_trials] == ["cancelled"]
+
+
 def test_an_interrupt_before_a_trial_began_leaves_it_to_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -211,7 +232,7 @@ def test_another_series_in_the_folder_is_refused(
 
 def test_a_series_that_another_process_runs_is_left_alone(tmp_path: Path):
     at_work = asked(2, controller=this_controller()).up_to(2)
-    mlperf_trials.keep(tmp_path, at_work)
+    mlperf_trials.write_series(tmp_path, at_work)
 
     with pytest.raises(UserError, match=r"process \d+ on .* is at work on it"):
         opened(tmp_path, asked(2))
@@ -220,7 +241,7 @@ def test_a_series_that_another_process_runs_is_left_alone(tmp_path: Path):
 def test_a_series_whose_process_is_gone_is_gone_on_with(tmp_path: Path):
     gone = this_controller().model_copy(update={"boot_id": "another"})
     begun = asked(2, controller=gone).up_to(2)
-    mlperf_trials.keep(
+    mlperf_trials.write_series(
         tmp_path, begun.with_trial(begun.trials[0].model_copy(update={"status": "running"}))
     )
 

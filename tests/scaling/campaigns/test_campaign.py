@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 
@@ -17,7 +18,9 @@ from paceline.core.hosts import Host, expand
 from paceline.files.run_folder import groups, read_record, run_folders
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
-from paceline.runs.flow import Progress
+from paceline.runs.flow import Watcher
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 from paceline.scaling.analysis.sentences import sentences
 from paceline.scaling.campaigns.plan import (
     Wanted,
@@ -28,7 +31,13 @@ from paceline.scaling.campaigns.plan import (
 )
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, alone
 from paceline.scaling.campaigns.result import campaign_analysis
-from paceline.scaling.campaigns.rounds import Limits, Remaining, Running
+from paceline.scaling.campaigns.rounds import (
+    CampaignRunner,
+    Limits,
+    Remaining,
+    SubCluster,
+    SubClusterEnd,
+)
 from paceline.scaling.campaigns.sub_cluster import TrialResult, known_trials
 from tests.scaling.fleet import STEP_S, Fleet
 
@@ -60,28 +69,35 @@ class Notes:
     lost_hosts: dict[str, str] = field(default_factory=dict)
     on_end: Callable[[TrialResult], None] = lambda _: None
 
-    def round_begins(self, one: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
-        self.rounds.append((one.number, list(groups), left))
+    def round_begins(self, round: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
+        self.rounds.append((round.number, list(groups), left))
 
-    def watcher(self, one: PlannedRound, hosts: Group) -> Callable[[Progress], None]:
-        return lambda _: None
+    @contextmanager
+    def running(self, task: SubCluster, plan: Plan) -> Iterator[Watcher]:
+        yield lambda _: None
 
-    def ended(self, result: TrialResult, left: Remaining) -> None:
-        self.results.append(result)
-        self.on_end(result)
+    def ended(self, task: SubCluster, kept: SubClusterEnd) -> None:
+        self.results.append(kept.result)
+        self.on_end(kept.result)
 
-    def lost(self, host: str, why: str) -> None:
-        self.lost_hosts[host] = why
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        self.lost_hosts[slot.name] = why
 
 
 def made(root: Path, asked: Wanted) -> Campaign:
     return begin(root, with_folder(root, new_campaign(root, asked, ["paceline", "scale"])))
 
 
+def made_runner(root: Path, campaign: Campaign, limits: Limits, notes: Notes) -> CampaignRunner:
+    return CampaignRunner(
+        notes, root, ["paceline"], campaign=campaign, round_begins=notes.round_begins, limits=limits
+    )
+
+
 def run(
     root: Path, campaign: Campaign, limits: Limits | None = None, notes: Notes | None = None
-) -> Running:
-    going = Running(campaign, root, ["paceline"], notes or Notes(), Event(), limits or Limits())
+) -> CampaignRunner:
+    going = made_runner(root, campaign, limits or Limits(), notes or Notes())
     if notes:
         notes.stop = going.stop  # type: ignore[attr-defined]
     going.run()
@@ -132,7 +148,7 @@ def test_what_is_finished_is_not_run_again_and_what_is_missing_is(tmp_path: Path
 def test_a_stop_ends_what_runs_and_starts_nothing_more(tmp_path: Path, fleet: Fleet):
     fleet.run_s = 60
     campaign = made(tmp_path, wanted("node-[1-3]", "1,3"))
-    going = Running(campaign, tmp_path, [], Notes(), Event())
+    going = made_runner(tmp_path, campaign, Limits(), Notes())
     thread = Thread(target=going.run)
     thread.start()
     while len(fleet.handles) < 3:
@@ -210,7 +226,7 @@ def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
     def ended(job: str) -> tuple[Host, ...]:
         raise UserError(f"job {job}", "has no hosts")
 
-    monkeypatch.setattr("paceline.runs.places.work.from_allocation", ended)
+    monkeypatch.setattr("paceline.runs.tasks.losses.from_allocation", ended)
     going = run(tmp_path, campaign)
     assert going.halted == "job 7: has no hosts" and going.lost == {} and len(fleet.runs) == 2
     fleet.broken = None

@@ -1,4 +1,4 @@
-"""One part of a cluster or of a machine, and a run moved to it."""
+"""One slot of a cluster or of a machine, and a run moved to it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.machines.node.bind import Core, even_shares
 from paceline.machines.node.bound_job import bound, bound_to
 from paceline.runs.plan import Plan
 
-MOST_AT_ONCE = 128
-"""Trials at the same time, unless fewer are asked for: each costs this process a thread."""
+MOST_SLOTS = 128
+"""Runs at the same time, unless fewer are asked for: each costs this process a thread."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where one trial at a time runs; without anything it is a place in Slurm's queue."""
+class JobSlot:
+    """Where one run at a time takes place; without anything it is a place in Slurm's queue."""
 
     number: int
     """From 1."""
@@ -34,6 +34,11 @@ class Part:
         return compress(self.hosts) if self.hosts else f"part {self.number}"
 
 
+def numbered_slots(count: int) -> tuple[JobSlot, ...]:
+    """So many slots without hosts, from number 1."""
+    return tuple(JobSlot(number) for number in range(1, count + 1))
+
+
 def on_hosts(spec: RunSpec, hosts: Sequence[str]) -> RunSpec:
     """The same run on these hosts."""
     local = spec.cluster.launcher == "local"
@@ -43,14 +48,14 @@ def on_hosts(spec: RunSpec, hosts: Sequence[str]) -> RunSpec:
     return spec.model_copy(update={"cluster": spec.cluster.model_copy(update=where)})
 
 
-def plan_on(plan: Plan, part: Part) -> Plan:
-    """The plan moved to a part."""
-    if part.hosts:
-        spec = on_hosts(plan.spec, part.hosts)
+def plan_on(plan: Plan, slot: JobSlot) -> Plan:
+    """The plan moved to a slot."""
+    if slot.hosts:
+        spec = on_hosts(plan.spec, slot.hosts)
         return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
     job = plan.job
-    if part.cores:
-        job = bound_to(job, even_shares(list(part.cores), job.devices_per_node))
-    if part.devices:
-        job = replace(job, env={**job.env, "CUDA_VISIBLE_DEVICES": ",".join(part.devices)})
+    if slot.cores:
+        job = bound_to(job, even_shares(list(slot.cores), job.devices_per_node))
+    if slot.devices:
+        job = replace(job, env={**job.env, "CUDA_VISIBLE_DEVICES": ",".join(slot.devices)})
     return replace(plan, job=job)

@@ -1,53 +1,17 @@
-"""Work on parts goes on at the same time, ends together, and knows when an allocation is over."""
+"""When an allocation is over, and what becomes of jobs that a dead controller left behind."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from pathlib import Path
-from threading import Event
 
 import pytest
 
-from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, SlurmSettings
+from paceline.machines import slurm
 from paceline.machines.slurm.record import Diary, read_slurm_record
-from paceline.runs.places import work as working
-from paceline.runs.places.part import Part
-from paceline.runs.places.work import abandon_left, allocation_fault, side_by_side
+from paceline.runs.tasks import losses
+from paceline.runs.tasks.losses import allocation_fault
 from tests.machines.slurm.slurm_stand_ins import put
-
-PARTS = (Part(1, ("a",)), Part(2, ("b",)))
-
-
-def test_parts_work_at_the_same_time():
-    together = threading.Barrier(2, timeout=20)
-    assert side_by_side(PARTS, Event(), lambda part: print(together.wait())) is False
-
-
-def test_the_first_fault_stops_the_others_and_is_raised():
-    stop = Event()
-
-    def work(part: Part) -> None:
-        if part.number == 1:
-            raise UserError("a", "is wrong")
-        assert stop.wait(20)
-
-    with pytest.raises(UserError, match="a: is wrong"):
-        side_by_side(PARTS, stop, work)
-
-
-def test_ctrl_c_stops_all_and_waits_until_they_have_ended():
-    stop, ended = Event(), list[int]()
-
-    def work(part: Part) -> None:
-        assert stop.wait(20)
-        ended.append(part.number)
-
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    assert side_by_side(PARTS, stop, work) is True
-    assert sorted(ended) == [1, 2]
 
 
 def in_allocation(job: str | None) -> Cluster:
@@ -70,17 +34,17 @@ def in_allocation(job: str | None) -> Cluster:
 def test_only_a_clear_word_of_slurm_ends_an_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, fault: str | None
 ):
-    monkeypatch.setattr(working, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(losses, "ASK_AGAIN_S", 0.01)
     put(tmp_path, monkeypatch, squeue=squeue)
-    told = allocation_fault(in_allocation("7"))
-    assert told is None if fault is None else fault in (told or "")
+    answer = allocation_fault(in_allocation("7"))
+    assert answer is None if fault is None else fault in (answer or "")
     assert allocation_fault(in_allocation(None)) is None
 
 
 def test_one_question_that_gets_no_answer_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(working, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(losses, "ASK_AGAIN_S", 0.01)
     once = tmp_path / "asked"
     calls = put(tmp_path, monkeypatch, squeue=f"[ -e {once} ] && exit 0; touch {once}; exit 1")
     assert "has no hosts" in (allocation_fault(in_allocation("7")) or "")
@@ -95,7 +59,8 @@ def test_jobs_that_were_left_in_the_queue_are_cancelled_once(
     for folder in folders:
         folder.mkdir()
     Diary(folders[0]).begin("12_3")
-    assert abandon_left(folders) == ["12_3"] and abandon_left(folders) == []
+    assert [slurm.abandon(folder) for folder in folders] == ["12_3", None]
+    assert [slurm.abandon(folder) for folder in folders] == [None, None]
     assert calls.read_text() == "scancel 12_3\n"
     kept = read_slurm_record(folders[0])
     assert kept and kept.attempts[-1].reason == "its controller had died"

@@ -1,11 +1,8 @@
-"""What parts that lost a host leave goes to the others; the last one has a second chance."""
+"""A slot that lost a host gets no more tasks; the last one has a second chance."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -13,11 +10,11 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster, LauncherName, SlurmSettings
 from paceline.runs.outcome import evaluate
-from paceline.runs.places.losses import NONE_WHOLE, Losses, is_lost, why_ended
-from paceline.runs.places.part import Part
+from paceline.runs.tasks.losses import NONE_WHOLE, Losses, is_lost, why_ended
+from paceline.runs.tasks.slot import JobSlot
 from tests.runs.series_example import make_finished
 
-A, B = Part(1, ("a",)), Part(2, ("b",))
+A, B = JobSlot(1, ("a",)), JobSlot(2, ("b",))
 
 
 def cluster(launcher: LauncherName = "ssh", hosts: tuple[str, ...] = (), **site: Any) -> Cluster:
@@ -25,7 +22,7 @@ def cluster(launcher: LauncherName = "ssh", hosts: tuple[str, ...] = (), **site:
                    launcher=launcher, hosts=hosts, slurm=SlurmSettings(**site))  # fmt: skip
 
 
-def test_a_host_at_fault_counts_on_its_own_part_alone(tmp_path: Path):
+def test_a_host_at_fault_counts_on_its_slot_alone(tmp_path: Path):
     on = cluster(hosts=("a", "b"))
     gone = SystemFaultError("b", "does not answer", hosts=("b",))
     assert is_lost(B, on, gone, tmp_path) and not is_lost(A, on, gone, tmp_path)
@@ -45,56 +42,26 @@ def test_a_host_at_fault_counts_on_its_own_part_alone(tmp_path: Path):
         (cluster("local"), False),
     ],
 )
-def test_without_parts_the_hosts_of_all_runs_count(on: Cluster, lost: bool, tmp_path: Path):
+def test_without_slots_of_their_own_the_hosts_of_all_runs_count(
+    on: Cluster, lost: bool, tmp_path: Path
+):
     gone = SystemFaultError("b", "does not answer", hosts=("b",))
-    assert is_lost(Part(1), on, gone, tmp_path) is lost
-    assert not is_lost(Part(1), on, SystemFaultError("disk", "is full"), tmp_path)
+    assert is_lost(JobSlot(1), on, gone, tmp_path) is lost
+    assert not is_lost(JobSlot(1), on, SystemFaultError("disk", "is full"), tmp_path)
 
 
-def test_what_one_part_broke_off_is_tried_once_more_and_then_no_more():
+def test_what_one_slot_broke_off_is_tried_once_more_and_then_no_more():
     losses = Losses((A, B))
     assert losses.note(A, "x", "a is dead") is True and losses.whole == [B]
     assert losses.note(B, "x", "b is dead") is False and losses.whole == []
     assert losses.halted == f"{NONE_WHOLE}: b is dead"
 
 
-def test_the_last_part_has_a_second_chance_with_each_piece_of_work():
+def test_the_last_slot_has_a_second_chance_with_each_task():
     losses = Losses((A,))
     assert losses.note(A, "x", "no answer") and losses.whole == [A] and losses.halted is None
     assert losses.note(A, "y", "no answer") and losses.whole == [A]
     assert not losses.note(A, "x", "still none") and losses.halted == f"{NONE_WHOLE}: still none"
-
-
-def test_work_goes_on_with_the_parts_that_are_whole_until_nothing_is_left():
-    losses, left, done = Losses((A, B)), ["x", "y", "z"], list[tuple[str, str]]()
-    lock = threading.Lock()
-
-    def work(part: Part) -> None:
-        while part not in losses.lost:
-            with lock:
-                if not left:
-                    return
-                task = left.pop(0)
-            if part is A and losses.note(A, task, "dead"):
-                left.insert(0, task)
-            else:
-                done.append((part.name, task))
-
-    def is_left(whole: Sequence[Part]) -> bool:
-        return bool(left)
-
-    assert losses.share(is_left, Event(), work) is False
-    assert sorted(task for _, task in done) == ["x", "y", "z"] and {name for name, _ in done} == {
-        "b"
-    }
-
-
-def test_nothing_begins_after_a_stop_or_without_a_part():
-    stop, losses = Event(), Losses((A,))
-    stop.set()
-    assert losses.share(lambda _: True, stop, lambda _: pytest.fail("it was stopped")) is False
-    losses.lost[A] = "dead"
-    assert losses.share(lambda _: True, Event(), lambda _: pytest.fail("a is dead")) is False
 
 
 def test_how_a_run_ended_is_a_sentence(tmp_path: Path):

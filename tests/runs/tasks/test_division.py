@@ -1,4 +1,4 @@
-"""How trials share hosts, an allocation, Slurm's queue, or one machine; and what cannot be shared."""
+"""How runs share hosts, an allocation, Slurm's queue, or one machine; and what they cannot."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.core.hosts import Host, expand
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
-from paceline.runs.places import division as dividing
-from paceline.runs.places.division import Division, divide, on_slurm, parts_for
-from paceline.runs.places.part import MOST_AT_ONCE
 from paceline.runs.plan import make_plan
+from paceline.runs.tasks import division as division_module
+from paceline.runs.tasks.division import Division, divide, on_slurm, slots_for
+from paceline.runs.tasks.slot import MOST_SLOTS
 from tests.example import make_spec
 from tests.machines.slurm.slurm_stand_ins import put
 
@@ -47,10 +47,10 @@ def on(text: str) -> Where:
 
 
 def hosts_of(division: Division) -> list[tuple[str, ...]]:
-    return [part.hosts for part in division.parts]
+    return [slot.hosts for slot in division.slots]
 
 
-def test_without_a_wish_everything_is_one_part():
+def test_without_a_wish_everything_is_one_slot():
     division = shared(on("n[1-4]"))
     assert hosts_of(division) == [()] and division.request.where == on("n[1-4]")
     assert not division.notices
@@ -65,9 +65,13 @@ def test_hosts_are_shared_out_in_neighbours_and_the_idle_ones_are_told():
 
 @pytest.mark.parametrize(
     ("nodes", "at_once", "parts"),
-    [(1, 2, [("n1",), ("n2",)]), (None, 2, [("n1", "n2"), ("n3", "n4")]), (4, None, [("n1", "n2", "n3", "n4")])],
-)  # fmt: skip
-def test_no_more_parts_than_asked_for_and_even_ones_without_a_size(
+    [
+        (1, 2, [("n1",), ("n2",)]),
+        (None, 2, [("n1", "n2"), ("n3", "n4")]),
+        (4, None, [("n1", "n2", "n3", "n4")]),
+    ],
+)
+def test_no_more_slots_than_asked_for_and_even_ones_without_a_size(
     nodes: int | None, at_once: int | None, parts: list[tuple[str, ...]]
 ):
     assert hosts_of(shared(on("n[1-4]"), nodes, at_once)) == parts
@@ -88,7 +92,7 @@ def test_an_allocation_is_shared_by_its_nodes(monkeypatch: pytest.MonkeyPatch):
         asked.append(job)
         return tuple(Host(name=f"n{k}") for k in range(1, 5))
 
-    monkeypatch.setattr(dividing, "from_allocation", nodes_of)
+    monkeypatch.setattr(division_module, "from_allocation", nodes_of)
     division = shared(nodes=2)
     assert hosts_of(division) == [("n1", "n2"), ("n3", "n4")] and asked == ["7"]
     assert division.request.where.launcher == "slurm" and division.request.where.allocation == "7"
@@ -99,7 +103,7 @@ def test_a_slurm_that_answers_is_a_queue_and_one_that_does_not_is_none(
 ):
     put(tmp_path, monkeypatch, sbatch="true", scontrol="echo 'Slurmctld(primary) at head is UP'")
     division = shared(nodes=2)
-    assert division.queued and len(division.parts) == MOST_AT_ONCE
+    assert division.queued and len(division.slots) == MOST_SLOTS
     assert division.request.where.nodes == 2
     put(tmp_path, monkeypatch, scontrol="echo 'Slurmctld(primary) at head is DOWN'; exit 1")
     with pytest.raises(UserError, match="there is this machine alone"):
@@ -108,16 +112,16 @@ def test_a_slurm_that_answers_is_a_queue_and_one_that_does_not_is_none(
 
 
 def test_cores_and_memory_of_one_machine_are_shared_evenly():
-    cores = len(dividing.whole_cores(os.sched_getaffinity(0)))
+    cores = len(division_module.whole_cores(os.sched_getaffinity(0)))
     if cores < 2:
         pytest.skip("there is one core")
     division = shared(at_once=2)
-    first, second = (part.cores for part in division.parts)
+    first, second = (slot.cores for slot in division.slots)
     assert len(first) == len(second) == cores // 2 and not {*first} & {*second}
-    assert division.found["cpu"]["usable_cores"] == cores // 2
-    assert division.found["memory_bytes"] == inventory.inventory()["memory_bytes"] / 2
+    assert division.inventory["cpu"]["usable_cores"] == cores // 2
+    assert division.inventory["memory_bytes"] == inventory.inventory()["memory_bytes"] / 2
     assert "disturb each other" in division.notices[0]
-    plan = make_plan(replace(division.request, devices=1), division.found)
+    plan = make_plan(replace(division.request, devices=1), division.inventory)
     assert plan.spec.cluster.threads_per_device == cores // 2
     with pytest.raises(UserError, match=f"has {cores} cores"):
         shared(at_once=cores + 1)
@@ -127,28 +131,28 @@ def test_gpus_of_one_machine_are_shared_by_their_visible_names(monkeypatch: pyte
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     packages = {"torch": "2.13.0"}
     division = shared(at_once=2, found={"gpus": [GPU] * 4, "packages": packages})
-    assert [part.devices for part in division.parts] == [("4", "5"), ("6", "7")]
-    assert len(division.found["gpus"]) == 2
+    assert [slot.devices for slot in division.slots] == [("4", "5"), ("6", "7")]
+    assert len(division.inventory["gpus"]) == 2
     with pytest.raises(UserError, match="has 4 GPUs"):
         shared(at_once=5, found={"gpus": [GPU] * 4, "packages": packages})
 
 
-def test_further_runs_go_to_other_hosts_or_as_many_parts_as_asked_for():
+def test_further_runs_go_to_other_hosts_or_as_many_slots_as_asked_for():
     cluster = make_spec().cluster.model_copy(
         update={"launcher": "ssh", "nodes": 2, "hosts": ("a1", "a2")}
     )
     spec = make_spec(cluster=cluster)
-    assert [part.hosts for part in parts_for(spec, Where(), None)] == [("a1", "a2")]
-    four = parts_for(spec, on("b[1-4]"), 2)
-    assert [part.hosts for part in four] == [("b1", "b2"), ("b3", "b4")]
+    assert [slot.hosts for slot in slots_for(spec, Where(), None)] == [("a1", "a2")]
+    four = slots_for(spec, on("b[1-4]"), 2)
+    assert [slot.hosts for slot in four] == [("b1", "b2"), ("b3", "b4")]
     with pytest.raises(UserError, match="needs 2 nodes; there are 1"):
-        parts_for(spec, on("b1"), None)
+        slots_for(spec, on("b1"), None)
 
 
 def test_further_runs_on_one_machine_keep_their_share_of_it():
     spec = make_spec()
-    assert [part.cores for part in parts_for(spec, Where(), None)] == [()]
+    assert [slot.cores for slot in slots_for(spec, Where(), None)] == [()]
     threads = spec.cluster.model_copy(update={"threads_per_device": 999})
     if len(os.sched_getaffinity(0)) > 1:
         with pytest.raises(UserError, match="the runs so far had 999"):
-            parts_for(make_spec(cluster=threads), Where(), 2)
+            slots_for(make_spec(cluster=threads), Where(), 2)

@@ -1,0 +1,215 @@
+"""How runs share hosts, the nodes of an allocation, Slurm's queue, or the cores of one machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.hosts import Host, compress
+from paceline.core.run import RunSpec
+from paceline.files.recipe import Recipe
+from paceline.machines.host_lists import cut, from_allocation, from_partition
+from paceline.machines.node.bind import even_shares, whole_cores
+from paceline.machines.placement import Request, Where, choose_cluster
+from paceline.machines.probe.inventory import inventory
+from paceline.machines.slurm import client
+from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
+
+
+@dataclass(frozen=True)
+class Division:
+    """How runs share what there is."""
+
+    request: Request
+    """As it was asked for, on the first slot."""
+    inventory: dict[str, Any]
+    """As one slot of this machine has it."""
+    slots: tuple[JobSlot, ...]
+    notices: tuple[str, ...] = ()
+    queued: bool = False
+    """Whether the slots are places in Slurm's queue."""
+
+
+def divide(
+    request: Request,
+    recipe: Recipe,
+    inventory: dict[str, Any],
+    nodes_per_trial: int | None,
+    max_parallel: int | None,
+) -> Division:
+    """The slots on which runs of `request` go, all at once; one of everything by default.
+
+    Raises UserError where there are not as many nodes, cores or GPUs.
+    """
+    if nodes_per_trial is None and max_parallel is None:
+        return Division(request, inventory, numbered_slots(1))
+    request = on_slurm(request, nodes_per_trial is not None)
+    cluster, _ = choose_cluster(request, recipe, inventory)
+    if cluster.launcher == "local":
+        if nodes_per_trial is not None:
+            raise UserError(
+                f"--nodes-per-trial {nodes_per_trial}",
+                "there is this machine alone",
+                remedy="--hosts, or start it inside an allocation of Slurm",
+            )
+        return _of_machine(request, inventory, cluster, max_parallel or 1)
+    if cluster.launcher == "slurm" and not cluster.hosts and not cluster.slurm.allocation:
+        where = replace(request.where, nodes=nodes_per_trial or request.where.nodes)
+        slots = numbered_slots(max_parallel or MOST_SLOTS)
+        return Division(replace(request, where=where), inventory, slots, queued=True)
+    return _of_hosts(request, inventory, cluster, nodes_per_trial, max_parallel)
+
+
+def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[JobSlot, ...]:
+    """Slots for further runs of `spec`: on other hosts where they are named, or a new allocation.
+
+    Raises UserError where it does not fit, or ran with other shares of one machine.
+    """
+    cluster, at_once = spec.cluster, max_parallel or 1
+    if cluster.launcher == "local":
+        return _shares_as_before(spec, at_once)
+    job = None
+    if cluster.launcher == "slurm":
+        job = where.allocation or os.environ.get("SLURM_JOB_ID")
+    hosts = where.hosts or (from_allocation(job) if job and cluster.hosts else ())
+    named = hosts or tuple(Host(name=name) for name in cluster.hosts)
+    if not named:
+        return numbered_slots(at_once)
+    if len(named) < cluster.nodes:
+        raise UserError(spec.recipe, f"needs {cluster.nodes} nodes; there are {len(named)}")
+    return _slots_on(cut(named, cluster.nodes).groups[:at_once])
+
+
+def on_slurm(request: Request, wants_nodes: bool) -> Request:
+    """The request inside the allocation of this shell, or where a Slurm answers, for its nodes."""
+    where = request.where
+    if where.launcher or where.hosts or where.allocation or request.cluster or not wants_nodes:
+        return request
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return replace(request, where=replace(where, launcher="slurm", allocation=job))
+    if client.answers():
+        return replace(request, where=replace(where, launcher="slurm"))
+    return request
+
+
+def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
+    """The hosts to share out: named, of the allocation, of the partition, or this machine."""
+    by_name = {host.name: host for host in request.where.hosts}
+    names = cluster.hosts or tuple(by_name)
+    if cluster.launcher == "local":
+        return (Host(name=os.uname().nodename),)
+    if names or cluster.launcher != "slurm":
+        return tuple(by_name.get(name, Host(name=name)) for name in names)
+    job = cluster.slurm.allocation
+    hosts = from_allocation(job) if job else from_partition(cluster.slurm.partition)
+    return hosts[: request.where.nodes]
+
+
+def _of_hosts(
+    request: Request,
+    inventory: dict[str, Any],
+    cluster: Cluster,
+    nodes_per_trial: int | None,
+    max_parallel: int | None,
+) -> Division:
+    hosts = hosts_of(request, cluster)
+    size = nodes_per_trial or max(1, len(hosts) // (max_parallel or 1))
+    if size > len(hosts):
+        raise UserError(f"--nodes-per-trial {size}", f"there are {len(hosts)} hosts")
+    groups = cut(hosts, size).groups[: max_parallel or MOST_SLOTS]
+    slots = _slots_on(groups)
+    where = replace(
+        request.where,
+        hosts=groups[0],
+        nodes=size,
+        launcher=cluster.launcher,
+        allocation=cluster.slurm.allocation or request.where.allocation,
+    )
+    return Division(
+        replace(request, where=where), inventory, slots, tuple(_host_notices(hosts, slots))
+    )
+
+
+def _host_notices(hosts: Sequence[Host], slots: Sequence[JobSlot]) -> list[str]:
+    """How many runs there are at once, and which hosts have none."""
+    notices: list[str] = []
+    if len(slots) > 1:
+        names = "  ".join([slot.name for slot in slots[:8]] + ["..."] * (len(slots) > 8))
+        notices.append(
+            f"{len(slots)} trials at once on {names}: "
+            "what differs between their nodes is in the figures"
+        )
+    used = {name for slot in slots for name in slot.hosts}
+    idle = [host.name for host in hosts if host.name not in used]
+    return notices + ([f"idle: {compress(idle)}"] if idle else [])
+
+
+def _slots_on(groups: Sequence[Sequence[Host]]) -> tuple[JobSlot, ...]:
+    return tuple(
+        JobSlot(number, tuple(host.name for host in group))
+        for number, group in enumerate(groups, start=1)
+    )
+
+
+def _of_machine(
+    request: Request, inventory: dict[str, Any], cluster: Cluster, at_once: int
+) -> Division:
+    """Equal shares of one machine's GPUs, or of its cores and memory."""
+    if at_once == 1:
+        return Division(request, inventory, numbered_slots(1))
+    if request.cluster:
+        raise UserError(f"--max-parallel {at_once}", "cannot share the machine of --cluster")
+    beside = (
+        f"{at_once} trials at once share this machine: beside each other they disturb each other"
+    )
+    if cluster.device != "cpu":
+        names = _gpu_names(len(inventory["gpus"]))
+        each = _share(len(names), at_once, "GPUs")
+        slots = tuple(
+            JobSlot(n + 1, devices=names[n * each : (n + 1) * each]) for n in range(at_once)
+        )
+        return Division(request, {**inventory, "gpus": inventory["gpus"][:each]}, slots, (beside,))
+    cores = whole_cores(os.sched_getaffinity(0))
+    usable = {"usable_cores": _share(len(cores), at_once, "cores")}
+    shared = {
+        **inventory,
+        "cpu": {**inventory["cpu"], **usable},
+        "memory_bytes": inventory["memory_bytes"] / at_once,
+    }
+    slots = tuple(
+        JobSlot(number, cores=tuple(share))
+        for number, share in enumerate(even_shares(cores, at_once), start=1)
+    )
+    return Division(request, shared, slots, (beside,))
+
+
+def _shares_as_before(spec: RunSpec, at_once: int) -> tuple[JobSlot, ...]:
+    """Shares of this machine; raises UserError where runs so far had other ones."""
+    if at_once == 1:
+        return numbered_slots(1)
+    slots = _of_machine(Request(spec.recipe), inventory(), spec.cluster, at_once).slots
+    threads = max(1, len(slots[0].cores) // spec.cluster.devices_per_node)
+    if slots[0].cores and threads != spec.cluster.threads_per_device:
+        raise UserError(
+            f"--max-parallel {at_once}",
+            f"leaves a process {threads} threads; the runs so far had "
+            f"{spec.cluster.threads_per_device}",
+        )
+    return slots
+
+
+def _share(count: int, at_once: int, unit: str) -> int:
+    """How many of a machine's devices or cores each run has; raises UserError where it is none."""
+    if count < at_once:
+        raise UserError(f"--max-parallel {at_once}", f"this machine has {count} {unit}")
+    return count // at_once
+
+
+def _gpu_names(count: int) -> tuple[str, ...]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in visible.split(",")] if visible else map(str, range(count))
+    return tuple(names)[:count]

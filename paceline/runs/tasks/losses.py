@@ -1,0 +1,101 @@
+"""What is lost: hosts of a slot, whose task is moved once to another, or the whole allocation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from paceline.core.errors import PacelineError, UserError
+from paceline.core.hardware import Cluster
+from paceline.core.result import Result
+from paceline.files.run_folder import read_record
+from paceline.machines.host_lists import from_allocation
+from paceline.runs.tasks.slot import JobSlot
+
+BROKEN_LAUNCH = ("failed", "incomplete")
+"""Statuses with which a host at fault is taken out; lack of memory is the layout's matter."""
+ASK_AGAIN_S = 2.0
+NONE_WHOLE = "no part of the hosts is whole any more"
+
+TaskOutcome = Result | PacelineError
+"""How a task's run ended: as a result, or as a fault that left none."""
+
+
+@dataclass
+class Losses:
+    """The slots that are whole, and the tasks that were taken from others.
+
+    A slot of which a host is lost gets nothing more, unless it is the last: then the same task is
+    tried there once more, because a connection that broke once may be back.
+    """
+
+    slots: Sequence[JobSlot]
+    lost: dict[JobSlot, str] = field(default_factory=dict[JobSlot, str])
+    """With how the run ended."""
+    _moved: set[Hashable] = field(default_factory=set[Hashable])
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def whole(self) -> list[JobSlot]:
+        """Slots that have lost no host."""
+        return [slot for slot in self.slots if slot not in self.lost]
+
+    @property
+    def halted(self) -> str | None:
+        """Why nothing more can run; None while there is a slot."""
+        if self.whole:
+            return None
+        return f"{NONE_WHOLE}: {[*self.lost.values()][-1]}"
+
+    def note(self, slot: JobSlot, task: Hashable, why: str) -> bool:
+        """A host of the slot was lost under this task; whether it is tried once more."""
+        with self._lock:
+            again = task not in self._moved
+            self._moved.add(task)
+            if not (again and self.whole == [slot]):
+                self.lost[slot] = why
+            return again
+
+
+def is_lost(slot: JobSlot, cluster: Cluster, outcome: TaskOutcome, root: Path) -> bool:
+    """Whether a run in `root` ended in such a way because of a host of its slot.
+
+    Of a run whose nodes Slurm chooses no host is lost: Slurm gives the next one others.
+    """
+    faulty = outcome.hosts if isinstance(outcome, PacelineError) else ()
+    hosts = slot.hosts or cluster.hosts
+    if not hosts and not (cluster.launcher == "slurm" and cluster.slurm.allocation):
+        return False
+    if isinstance(outcome, Result) and outcome.status in BROKEN_LAUNCH:
+        faulty = read_record(root / outcome.run).faulty_hosts
+    return bool({*faulty} & {*hosts}) if hosts else bool(faulty)
+
+
+def allocation_fault(cluster: Cluster) -> str | None:
+    """Why the Slurm job that all runs are steps of has no hosts any more; None while it has.
+
+    A Slurm that does not answer once, or gives no clear answer twice, is no fault of the job.
+    """
+    job = cluster.slurm.allocation if cluster.launcher == "slurm" else None
+    if job is None:
+        return None
+    for pause_s in (ASK_AGAIN_S, 0.0):
+        try:
+            from_allocation(job)
+        except UserError as fault:
+            return str(fault)
+        except PacelineError as fault:
+            if "Invalid job id" in str(fault):
+                return f"job {job} is unknown to Slurm: {fault}"
+            time.sleep(pause_s)
+        else:
+            return None
+    return None
+
+
+def why_ended(outcome: TaskOutcome) -> str:
+    """How a run ended, in a sentence."""
+    return str(outcome) if isinstance(outcome, PacelineError) else outcome.reason or outcome.status
