@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.result import Result
 from paceline.files.run_folder import read_record
-from paceline.machines.host_lists import from_allocation
+from paceline.machines.host_lists import UnknownJobError, from_allocation
 from paceline.runs.tasks.slot import JobSlot
 
 BROKEN_LAUNCH = ("failed", "incomplete")
@@ -87,9 +87,9 @@ def allocation_fault(cluster: Cluster) -> str | None:
             from_allocation(job)
         except UserError as fault:
             return str(fault)
-        except PacelineError as fault:
-            if "Invalid job id" in str(fault):
-                return f"job {job} is unknown to Slurm: {fault}"
+        except UnknownJobError as fault:
+            return f"job {job} is unknown to Slurm: {fault}"
+        except PacelineError:
             time.sleep(pause_s)
         else:
             return None
