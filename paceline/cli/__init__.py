@@ -1,4 +1,4 @@
-"""The command line: the only place that prints or exits; one file per verb."""
+"""The command line: the only place that prints or exits; verbs are loaded when they are called."""
 
 from __future__ import annotations
 
@@ -10,31 +10,7 @@ from types import FrameType
 
 import typer
 
-from paceline.cli.audit import audit
-from paceline.cli.calibrate import calibrate
-from paceline.cli.check import check
-from paceline.cli.compare import compare
-from paceline.cli.convert import convert
-from paceline.cli.db import app as db_app
-from paceline.cli.devices import devices
-from paceline.cli.estimate import estimate
-from paceline.cli.history import history
-from paceline.cli.hosts import hosts
-from paceline.cli.import_log import import_log
-from paceline.cli.list import list_runs
-from paceline.cli.mlperf import app as mlperf_app
-from paceline.cli.parse import parse
-from paceline.cli.probe import app as probe_app
-from paceline.cli.rampup import rampup
-from paceline.cli.recipes import recipes
-from paceline.cli.report import report
-from paceline.cli.run import run
-from paceline.cli.scale import scale
-from paceline.cli.show import show
-from paceline.cli.sweep import sweep
-from paceline.cli.tune import tune
-from paceline.cli.validate import validate
-from paceline.cli.version import version
+from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
@@ -45,6 +21,7 @@ EPILOG = (
 
 app = typer.Typer(
     name="paceline",
+    cls=VerbGroup,
     help="Measure how fast this machine or cluster trains large language models, "
     "and what holds it back.",
     epilog=EPILOG,
@@ -52,35 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# In the order of `--help`; commands of one panel stand together.
-MEASURE, CLUSTER, PLAN = "Measure", "Clusters", "Know before you run"
-READ, JUDGE, RUNS, MORE = "Read logs and tables", "Judge", "Stored runs", "What there is"
-
-app.command("run", rich_help_panel=MEASURE)(run)
-app.command("sweep", rich_help_panel=MEASURE)(sweep)
-app.command("tune", rich_help_panel=MEASURE)(tune)
-app.command("calibrate", rich_help_panel=MEASURE)(calibrate)
-app.add_typer(probe_app, name="probe", rich_help_panel=MEASURE)
-app.add_typer(mlperf_app, name="mlperf", rich_help_panel=MEASURE)
-app.command("hosts", rich_help_panel=CLUSTER)(hosts)
-app.command("check", rich_help_panel=CLUSTER)(check)
-app.command("scale", rich_help_panel=CLUSTER)(scale)
-app.command("estimate", rich_help_panel=PLAN)(estimate)
-app.command("rampup", rich_help_panel=PLAN)(rampup)
-app.command("validate", rich_help_panel=PLAN)(validate)
-app.command("parse", rich_help_panel=READ)(parse)
-app.command("import", rich_help_panel=READ)(import_log)
-app.command("audit", rich_help_panel=READ)(audit)
-app.command("convert", rich_help_panel=READ)(convert)
-app.command("compare", rich_help_panel=JUDGE)(compare)
-app.command("history", rich_help_panel=JUDGE)(history)
-app.command("list", rich_help_panel=RUNS)(list_runs)
-app.command("show", rich_help_panel=RUNS)(show)
-app.command("report", rich_help_panel=RUNS)(report)
-app.add_typer(db_app, name="db", rich_help_panel=RUNS)
-app.command("recipes", rich_help_panel=MORE)(recipes)
-app.command("devices", rich_help_panel=MORE)(devices)
-app.command("version", rich_help_panel=MORE)(version)
+for panel, table in VERBS.items():
+    add_verbs(app, table, panel)
 
 # A wrong option is bad input like any other; the command-line library would exit with 2.
 typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-defined]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from paceline.audit import Audit, Declared, Finding
+from paceline.audit import audit as run_audit
+from paceline.audit.quantity import read_flops_per_s
 from paceline.cli.log_options import DeviceName, DtypeName, TotalTokens
 from paceline.cli.options import Json
 from paceline.cli.output import (
@@ -17,9 +20,6 @@ from paceline.cli.output import (
     select_rows,
 )
 from paceline.core.errors import EXIT_GATE_FAILED
-
-if TYPE_CHECKING:
-    from paceline.audit import Audit, Declared, Finding
 
 KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
 
@@ -74,8 +74,6 @@ def audit(
 
       paceline audit mine.csv --fail-on-findings --format md
     """
-    from paceline.audit import audit as run_audit
-
     form = TableFormat.json if as_json else form
     done = run_audit(target, _declared(model, device, dtype, convention, peak, tokens))
     found = [*done.audit.findings, *(done.audit.minor if all_cells else ())]
@@ -99,8 +97,6 @@ def _declared(
     model: str | None, device: str | None, dtype: str | None, convention: str | None,
     peak: str | None, tokens: float | None,
 ) -> Declared:  # fmt: skip
-    from paceline.audit import Declared
-    from paceline.audit.quantity import read_flops_per_s
 
     flops_per_s = read_flops_per_s(peak, f"--peak {peak}") if peak else None
     return Declared(model, device, dtype, convention, flops_per_s, tokens)

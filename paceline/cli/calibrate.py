@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryFile
+from typing import Annotated
 
 import typer
 
-from paceline.cli.options import DeviceKind, Json
+from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
-
-if TYPE_CHECKING:
-    from paceline.estimate.calibrate.calibration import Calibration
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.units import percent, si
+from paceline.estimate.calibrate.calibration import Calibration, file_of
+from paceline.estimate.calibrate.measurement import calibrate as measure
+from paceline.files.run_folder import write_value
 
 
 def calibrate(
@@ -21,7 +24,7 @@ def calibrate(
             help="Recipes whose shapes are measured; default small ones.", metavar="[RECIPE]..."
         ),
     ] = None,
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     dtype: Annotated[
         str | None,
         typer.Option(help="fp32, bf16 or fp16; default bf16 where the device computes in it."),
@@ -52,15 +55,8 @@ def calibrate(
 
       paceline calibrate tiny-llama gpt-1b3-tiny --device cpu --dtype fp32
     """
-    from paceline.core.errors import UserError
-    from paceline.estimate.calibrate.calibration import file_of
-    from paceline.estimate.calibrate.measurement import calibrate as measure
-    from paceline.files.run_folder import write_value
-
     if dtype not in (None, "fp32", "bf16", "fp16"):
         raise UserError(f"--dtype {dtype}", "is not calibrated", allowed="fp32, bf16, fp16")
-    if device not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     counts = _counts(ranks)
     if out:
         _refuse_unwritable(out)
@@ -68,7 +64,7 @@ def calibrate(
     def tell(what: str) -> None:
         typer.echo(f"calibrate: {what}", err=True)
 
-    found = measure(recipes or (), device, dtype, tell, counts)  # type: ignore[arg-type]
+    found = measure(recipes or (), device.value, dtype, tell, counts)
     path = out or file_of(found.device, found.dtype)
     write_value(path, found)
     form = TableFormat.json if as_json else form
@@ -85,10 +81,6 @@ def calibrate(
 
 def _refuse_unwritable(path: Path) -> None:
     """Raises SystemFaultError, before minutes are spent, where no file can be written."""
-    from tempfile import TemporaryFile
-
-    from paceline.core.errors import SystemFaultError
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -100,8 +92,6 @@ def _refuse_unwritable(path: Path) -> None:
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
-    from paceline.core.errors import UserError
-
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]
@@ -111,8 +101,6 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.units import percent
-
     return [
         Column("recipe", "recipe"),
         Column("layers", "layers", str, "right"),
@@ -128,8 +116,6 @@ def _columns() -> list[Column]:
 
 
 def _sentences(found: Calibration) -> list[str]:
-    from paceline.core.units import si
-
     lines = [
         f"{one.ranks} x {one.threads} threads: products {si(one.flops_per_s, 'FLOP/s')}, copies "
         f"{si(one.memory_bytes_per_s, 'B/s')}"

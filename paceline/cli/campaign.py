@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import typer
 
-from paceline.cli.output import Column, TableFormat
-from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
-
-if TYPE_CHECKING:
-    from paceline.core.node_groups import Measured
-    from paceline.scaling.analysis.analysis import Judging
-    from paceline.scaling.campaigns.plan import Wanted
-    from paceline.scaling.campaigns.record import Campaign
-    from paceline.scaling.campaigns.result import CampaignResult
-    from paceline.scaling.campaigns.rounds import CampaignRunner
+from paceline.cli.campaign_options import refuse_beside_resume
+from paceline.cli.campaign_progress import Display
+from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.progress import run_headline
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
+from paceline.core.hosts import compress
+from paceline.core.node_groups import Measured
+from paceline.files.run_folder import runs_root, write_text, write_value
+from paceline.machines import slurm
+from paceline.report.charts import save_chart
+from paceline.report.theme import EXPORT
+from paceline.runs.flow import command_line
+from paceline.scaling.analysis.analysis import Judging
+from paceline.scaling.campaigns.plan import (
+    Wanted,
+    begin,
+    new_campaign,
+    resumed_campaign,
+    twins,
+    with_folder,
+)
+from paceline.scaling.campaigns.record import Campaign, alone
+from paceline.scaling.campaigns.result import (
+    CampaignResult,
+    campaign_analysis,
+    campaign_result,
+    lambda_csv,
+    trials_csv,
+)
+from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, CampaignRunner, Limits
+from paceline.scaling.campaigns.sub_cluster import campaign_runs
+from paceline.scaling.charts import scaling_charts
+from paceline.scaling.page import scaling_html, share, size_rows, table_note
 
 
 @dataclass(frozen=True)
@@ -43,20 +68,6 @@ class Conduct:
 
 def run_campaign(wanted: Wanted, how: Conduct) -> int:
     """Run what `wanted` asks for, or go on with what `how.resume` names, and print it; the exit code."""
-    from paceline.cli.campaign_options import refuse_beside_resume
-    from paceline.core.errors import SystemFaultError
-    from paceline.files.run_folder import runs_root
-    from paceline.machines import slurm
-    from paceline.runs.flow import command_line
-    from paceline.scaling.campaigns.plan import (
-        begin,
-        new_campaign,
-        resumed_campaign,
-        twins,
-        with_folder,
-    )
-    from paceline.scaling.campaigns.record import alone
-    from paceline.scaling.campaigns.sub_cluster import campaign_runs
 
     root = runs_root(how.runs_dir)
     if how.resume is not None:
@@ -96,10 +107,6 @@ def exit_code(result: CampaignResult, fail: bool) -> int:
 
 
 def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> CampaignRunner:
-    from paceline.cli.campaign_progress import Display
-    from paceline.runs.flow import command_line
-    from paceline.scaling.analysis.analysis import Judging
-    from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, CampaignRunner, Limits
 
     extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
     limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
@@ -114,9 +121,6 @@ def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Campa
 @contextmanager
 def _until_stopped() -> Iterator[Event]:
     """An event that Ctrl-C and SIGTERM set; further ones change nothing until all runs have ended."""
-    import os
-    import signal
-
     stop = Event()
 
     def ask(_number: int, _frame: object) -> None:
@@ -138,15 +142,6 @@ def _until_stopped() -> Iterator[Event]:
 
 def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     """Write and print what there is; None when no sub-cluster has a value."""
-    from paceline.files.run_folder import write_text, write_value
-    from paceline.scaling.campaigns.result import (
-        campaign_analysis,
-        campaign_result,
-        lambda_csv,
-        trials_csv,
-    )
-    from paceline.scaling.page import scaling_html
-
     campaign = running.campaign
     folder = running.root / campaign.name
     trials = sorted(running.trials.values(), key=lambda one: (one.round, one.hosts))
@@ -177,9 +172,6 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
 
 def print_result(result: CampaignResult, form: TableFormat) -> None:
     """The table of sizes, the kind of scaling with its base, and the sentences."""
-    from paceline.cli.output import emit_table
-    from paceline.scaling.page import share, table_note
-
     columns = [
         Column("nodes", "nodes", justify="right"),
         Column("gpus", "gpus", justify="right"),
@@ -201,8 +193,6 @@ def print_result(result: CampaignResult, form: TableFormat) -> None:
 
 def _rows(result: CampaignResult) -> list[dict[str, object]]:
     """One row a size, parts of a node first."""
-    from paceline.scaling.page import size_rows
-
     parts = [
         {"nodes": 1, "gpus": part.devices, **part.model_dump()} for part in result.below_one_node
     ]
@@ -213,26 +203,17 @@ def _rows(result: CampaignResult) -> list[dict[str, object]]:
 def _save_charts(
     result: CampaignResult, measured: Sequence[Measured], folder: Path, reference: float | None
 ) -> None:
-    from paceline.report.charts import save_chart
-    from paceline.report.theme import EXPORT
-    from paceline.scaling.charts import scaling_charts
-
     for title, chart in scaling_charts(result, measured, EXPORT, reference).items():
         save_chart(chart, folder / f"{title}.svg")
 
 
 def _resume_command(campaign: Campaign, how: Conduct) -> str:
-    import shlex
-
     place = f" --runs-dir {shlex.quote(str(how.runs_dir))}" if how.runs_dir else ""
     return f"paceline scale --resume {campaign.name}{place}"
 
 
 def _announce(campaign: Campaign) -> None:
     """What will run, on standard error, before it starts."""
-    from paceline.cli.progress import run_headline
-    from paceline.core.hosts import compress
-
     typer.echo(run_headline(campaign.points[-1].spec), err=True)
     trials = sum(len(one.groups) for one in campaign.plan)
     sizes = ", ".join(map(str, campaign.sizes))
@@ -247,9 +228,6 @@ def _announce(campaign: Campaign) -> None:
 
 def _print_plan(campaign: Campaign, form: TableFormat) -> None:
     """Every planned round."""
-    from paceline.cli.output import emit_table
-    from paceline.core.hosts import compress
-
     batches = {(p.nodes, p.devices_per_node): p.spec.training.global_batch for p in campaign.points}
     rows = [
         {"round": one.number, "nodes": one.nodes, "gpus": one.nodes * one.devices_per_node,

@@ -3,100 +3,72 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.core.errors import UserError
-
-if TYPE_CHECKING:
-    from paceline.scaling.campaigns.plan import Wanted
-
-PANEL = "Campaign"
+from paceline.machines.placement import Request, Where
+from paceline.scaling.campaigns.plan import Wanted
 
 Recipe = Annotated[
     str | None,
     typer.Argument(
         help="Name of a recipe, or a YAML file, that is trained in sub-clusters.",
-        metavar="RECIPE", show_default=False,
+        metavar="RECIPE",
+        show_default=False,
     ),
-]  # fmt: skip
-Variant = Annotated[
-    str | None, typer.Option(help="A variant that the recipe defines.", rich_help_panel=PANEL)
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", rich_help_panel=PANEL,
+        "--set",
+        metavar="KEY=VALUE",
         help='Override a recipe field, e.g. --set steps=20, --set "global_batch=16 per node".',
     ),
-]  # fmt: skip
+]
 GpusPerNode = Annotated[
     str | None,
     typer.Option(
-        metavar="1,8", rich_help_panel=PANEL,
+        metavar="1,8",
         help="Devices used of a node: the last one in all sizes, the others on single nodes.",
     ),
-]  # fmt: skip
-DeviceKind = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=PANEL)]
-ClusterName = Annotated[
-    str | None,
-    typer.Option(help="A cluster of the catalog, or a YAML file.", rich_help_panel=PANEL),
 ]
 Repeats = Annotated[
     int,
-    typer.Option("--repeat", min=1, help="How often each round is run.", rich_help_panel=PANEL),
+    typer.Option("--repeat", min=1, help="How often each round is run."),
 ]
 Topology = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", rich_help_panel=PANEL,
+        metavar="FILE",
         help="Lines `HOSTS SWITCH`, or Slurm's topology.conf, for --split topology.",
     ),
-]  # fmt: skip
+]
 MaxParallel = Annotated[
     int | None,
-    typer.Option(min=1, help="Sub-clusters at once; default 128.", rich_help_panel=PANEL),
+    typer.Option(min=1, help="Sub-clusters at once; default 128."),
 ]
 ExtraRounds = Annotated[
     int | None,
     typer.Option(
-        min=0, rich_help_panel=PANEL,
+        min=0,
         help="Rounds that may follow suspicions up: slow nodes beside proven ones, slow groups "
         "halved; default 8.",
     ),
-]  # fmt: skip
-Timeout = Annotated[
-    float | None,
-    typer.Option(min=0.001, metavar="SECONDS", help="Of each run.", rich_help_panel=PANEL),
 ]
 Name = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", rich_help_panel=PANEL,
+        metavar="NAME",
         help="Of the campaign; one that measures the same is gone on with.",
     ),
-]  # fmt: skip
+]
 Resume = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", rich_help_panel=PANEL,
+        metavar="NAME",
         help="Go on with a campaign (name, prefix or `last`). Takes no RECIPE.",
-    ),
-]  # fmt: skip
-Tag = Annotated[
-    str | None, typer.Option(help="A name under which to find the runs.", rich_help_panel=PANEL)
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Print every round, and run nothing.", rich_help_panel=PANEL
-    ),
-]  # fmt: skip
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force", help="Run although the memory bound says it cannot fit.", rich_help_panel=PANEL
     ),
 ]
 
@@ -156,9 +128,6 @@ def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
 
 def refuse_beside_resume(name: str, wanted: Wanted) -> None:
     """Raise UserError for an option that the campaign `name` has settled already."""
-    from paceline.machines.placement import Request, Where
-    from paceline.scaling.campaigns.plan import Wanted
-
     where = Where(allocation=wanted.request.where.allocation)
     if wanted != Wanted(Request("", where=where)):
         raise UserError(f"--resume {name}", "takes what is measured from the campaign",

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
-    from paceline.runs.flow import Progress, Watcher
-    from paceline.runs.plan import Plan
-    from paceline.runs.tasks.slot import JobSlot
-    from paceline.scaling.campaigns.record import Group, PlannedRound
-    from paceline.scaling.campaigns.rounds import Remaining, SubCluster, SubClusterEnd
+from paceline.core.hosts import compress
+from paceline.core.units import percent, significant
+from paceline.runs.flow import Progress, Watcher
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
+from paceline.scaling.campaigns.record import Group, PlannedRound
+from paceline.scaling.campaigns.rounds import Remaining, SubCluster, SubClusterEnd
 
 LINE_EVERY_S = 5.0
 """How often the running sub-clusters are told."""
@@ -35,7 +35,6 @@ class Display:
 
     def round_begins(self, round: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
         """A line for the round and one for its hosts."""
-        from paceline.core.hosts import compress
 
         self.rounds = max(self.rounds, round.number)
         names = [compress(group) for group in groups[:MOST_NAMED]]
@@ -64,8 +63,6 @@ class Display:
 
     def ended(self, task: SubCluster, kept: SubClusterEnd) -> None:
         """A line for a sub-cluster with its value or the cause."""
-        from paceline.core.hosts import compress
-        from paceline.core.units import percent, significant
 
         result, left = kept
         outcome = f"{result.status}: {result.reason}"

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import DeviceKind, Json, RunsDir
+from paceline.cli import where as place
+from paceline.cli.options import Device, DeviceKind, Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
-from paceline.cli.where import (
-    Allocation,
-    Hosts,
-    Interface,
-    LauncherOption,
-    Nodes,
-    SshConfig,
-    where,
-)
-
-if TYPE_CHECKING:
-    from paceline.scaling.check.fitness import HostReport
-    from paceline.scaling.check.preflight import Outcome
+from paceline.core.units import si
+from paceline.files.run_folder import runs_root
+from paceline.scaling.check.fitness import MEASURES, HostReport
+from paceline.scaling.check.preflight import Asked, Outcome
+from paceline.scaling.check.preflight import check as run_check
 
 FAST = (0.5, 2, 60.0)
 """Seconds of each measurement, partners of each host, limit in seconds."""
 
 
 def check(
-    hosts: Hosts = None,
-    nodes: Nodes = None,
-    launcher: LauncherOption = "auto",
-    allocation: Allocation = None,
-    interface: Interface = None,
-    ssh_config: SshConfig = None,
-    device: DeviceKind = "auto",
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    ssh_config: place.SshConfig = None,
+    device: Device = DeviceKind.auto,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -84,16 +77,10 @@ def check(
 
       paceline check --allocation 4711 --fail-on-findings
     """
-    from paceline.files.run_folder import runs_root
-    from paceline.scaling.check.preflight import Asked
-    from paceline.scaling.check.preflight import check as run_check
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
-    place = where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    there = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
     seconds, partners, limit_s = FAST if fast else (2.0, 7, 300.0)
     asked = Asked(
-        place, device, devices, seconds, partners, at_once, limit or limit_s, wait, against
+        there, device.value, devices, seconds, partners, at_once, limit or limit_s, wait, against
     )
     outcome = run_check(asked, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True))
     _show(outcome, TableFormat.json if as_json else form)
@@ -132,9 +119,6 @@ def _row(host: HostReport) -> dict[str, Any]:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.units import si
-    from paceline.scaling.check.fitness import MEASURES
-
     titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
     rates = [
         Column(what, titles[what], lambda value, unit=unit: si(value, unit), "right")

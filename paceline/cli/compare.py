@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli.options import Json, RunsDir
-
-if TYPE_CHECKING:
-    from paceline.compare.judgement import Comparison
+from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.compare.judgement import Comparison
+from paceline.core.errors import UserError
+from paceline.files.run_folder import runs_root
+from paceline.runs.comparison import Gate, compare_runs, compare_with_reference, parse_margin
+from paceline.runs.comparison_junit import junit_xml
+from paceline.runs.comparison_text import (
+    HEAD,
+    comparison_md,
+    finding_lines,
+    headline,
+    metric_cells,
+    shown,
+    summary_lines,
+)
 
 VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict; every other verdict fails the gate (3)."""
@@ -84,10 +96,6 @@ def compare(
 
       paceline compare old-driver new-driver --format junit > compare.xml
     """
-    from paceline.core.errors import UserError
-    from paceline.files.run_folder import runs_root
-    from paceline.runs.comparison import Gate, compare_runs, compare_with_reference, parse_margin
-
     if (second is None) == (against is None):
         raise UserError("compare", "takes either B or --against", remedy="name the other side once")
     root = runs_root(runs_dir)
@@ -101,9 +109,6 @@ def compare(
 
 
 def _print(found: Comparison, form: CompareFormat) -> None:
-    from paceline.runs.comparison_junit import junit_xml
-    from paceline.runs.comparison_text import comparison_md, finding_lines, headline, summary_lines
-
     if form is CompareFormat.json:
         typer.echo(found.model_dump_json(indent=2))
     elif form is CompareFormat.junit:
@@ -127,9 +132,6 @@ def _print(found: Comparison, form: CompareFormat) -> None:
 
 
 def _print_metrics(found: Comparison, form: CompareFormat) -> None:
-    from paceline.cli.output import Column, TableFormat, emit_table
-    from paceline.runs.comparison_text import HEAD, metric_cells, shown
-
     if form is CompareFormat.csv:
         names = ("metric", "unit", "primary", "baseline", "candidate", "n_baseline", "n_candidate",
                  "ratio", "low", "high", "p", "p_corrected", "verdict", "note")  # fmt: skip

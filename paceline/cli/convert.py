@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import Annotated, Any, get_args
 
 import typer
 
+from paceline.audit.conversion import Conversion, Peaks, Side, from_step_time, peaks_of
+from paceline.audit.conversion import convert as convert_figure
+from paceline.audit.quantity import Quantity, read_flops_per_s, read_quantity
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-
-if TYPE_CHECKING:
-    from paceline.audit.conversion import Conversion, Peaks, Side
-    from paceline.audit.quantity import Quantity
-    from paceline.core.flops import FlopsInput
+from paceline.core.errors import UserError
+from paceline.core.flops import FlopsInput
+from paceline.core.layout import Recompute
+from paceline.files import catalog
+from paceline.files.recipe import load_recipe
 
 
 def convert(
@@ -68,8 +72,6 @@ def convert(
 
       paceline convert 12.5s --model llama31-70b --global-batch 128 --gpus 64
     """
-    from paceline.audit.quantity import read_quantity
-
     quantity = read_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
     peaks = _peaks(device, dtype, from_peak, peak)
@@ -88,13 +90,6 @@ def convert(
 def _flops_input(
     model: str, seq_len: int | None, recompute: str | None, nominal: float | None
 ) -> FlopsInput:
-    from typing import get_args
-
-    from paceline.core.errors import UserError
-    from paceline.core.flops import FlopsInput
-    from paceline.core.layout import Recompute
-    from paceline.files.recipe import load_recipe
-
     recipe = load_recipe(model)
     choices: dict[str | None, Recompute] = {name: name for name in get_args(Recompute)}
     choices[None] = recipe.layout.recompute
@@ -108,10 +103,6 @@ def _flops_input(
 
 
 def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: str | None) -> Peaks:
-    from paceline.audit.conversion import peaks_of
-    from paceline.audit.quantity import read_flops_per_s
-    from paceline.files import catalog
-
     return peaks_of(
         device, catalog.dtype(dtype) if dtype else None,
         read_flops_per_s(from_peak, f"--from-peak {from_peak}") if from_peak else None,
@@ -123,9 +114,6 @@ def _convert(
     quantity: Quantity, given: str | None, wanted: str, x: FlopsInput, peaks: Peaks,
     job: tuple[int | None, int | None],
 ) -> Conversion:  # fmt: skip
-    from paceline.audit.conversion import convert as convert_figure
-    from paceline.audit.conversion import from_step_time
-    from paceline.core.errors import UserError
 
     batch, gpus = job
     if quantity.kind == "step_time_s":
@@ -171,8 +159,6 @@ def _tera(flops_per_s: float) -> str:
 
 
 def _rows(quantity: Quantity, done: Conversion) -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
     sides = {"given": done.given, "wanted": done.wanted}
     if quantity.kind == "step_time_s":
         sides = {"wanted": done.wanted}

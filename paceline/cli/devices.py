@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -16,9 +16,10 @@ from paceline.cli.output import (
     refuse_where,
     select_rows,
 )
-
-if TYPE_CHECKING:
-    from paceline.core.hardware import Device, Dtype, Link
+from paceline.core.hardware import Device, Dtype, Link
+from paceline.core.units import GIB
+from paceline.files import catalog
+from paceline.files.catalog import find_device
 
 _FOR_PEOPLE = (TableFormat.text, TableFormat.md)
 
@@ -63,11 +64,6 @@ def devices(
 
 
 def _list_devices(where: list[str] | None, form: TableFormat) -> None:
-    from typing import get_args
-
-    from paceline.core.hardware import Dtype
-    from paceline.files import catalog
-
     dtypes: tuple[Dtype, ...] = get_args(Dtype)
     known = {device.name: device for device in catalog.devices()}
     rows = select_rows([_summary(device, dtypes) for device in known.values()], where)
@@ -92,8 +88,6 @@ def _summary(device: Device, dtypes: tuple[Dtype, ...]) -> dict[str, Any]:
 
 
 def _show_device(name: str, form: TableFormat) -> None:
-    from paceline.files.catalog import find_device
-
     match = find_device(name)
     device = match.device
     if match.note:
@@ -137,9 +131,6 @@ def _figure_columns(form: TableFormat) -> list[Column]:
 
 
 def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
-    from paceline.core.hardware import Link
-    from paceline.files import catalog
-
     if name is None:
         known: tuple[Link, ...] = catalog.links()
     else:
@@ -170,8 +161,6 @@ def _giga(value: float) -> str:
 
 
 def _gib(value: float) -> str:
-    from paceline.core.units import GIB
-
     return f"{value / GIB:.1f}"
 
 

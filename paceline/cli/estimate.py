@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from paceline.cli import costs
 from paceline.cli import model_options as model
+from paceline.cli import offers
 from paceline.cli.estimate_output import emit, write_page
-from paceline.cli.options import Json, RunsDir
+from paceline.cli.offers import offer
+from paceline.cli.options import Json, Overrides, RunsDir, Variant
 from paceline.cli.output import TableForm, TableFormat
-
-if TYPE_CHECKING:
-    from paceline.estimate.estimate import Estimate, Question
-    from paceline.estimate.offers import Against
-    from paceline.estimate.trace import Tracing
-
-MEASURED = "Measured"
+from paceline.core.errors import UserError
+from paceline.estimate.estimate import Estimate, Question
+from paceline.estimate.estimate import estimate as estimated
+from paceline.estimate.explanation import Given, beside, explain, measured_run, question_of
+from paceline.estimate.fit.evidence import read_evidence
+from paceline.estimate.offers import Against, against, step_time_ratio
+from paceline.estimate.trace import Tracing, trace
+from paceline.files.run_folder import find_run, runs_root
+from paceline.runs.outcome import evaluate
 
 
 def estimate(
@@ -33,8 +37,8 @@ def estimate(
             metavar="AXES", help="Layout instead of the recipe's: tp=4,pp=4,zero_stage=1."
         ),
     ] = None,
-    variant: model.Variant = None,
-    overrides: model.Overrides = None,
+    variant: Variant = None,
+    overrides: Overrides = None,
     compare: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,21 +52,20 @@ def estimate(
     inter: model.Inter = None,
     stack: model.AnyStack = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
-    tokens: costs.Tokens = None,
-    price: costs.Price = None,
-    spot_price: costs.SpotPrice = None,
-    pue: costs.Pue = 1.0,
-    carbon: costs.Carbon = None,
-    mtbf: costs.Mtbf = None,
-    restart: costs.Restart = 600.0,
-    checkpoint: costs.Checkpoint = 30.0,
-    checkpoint_every: costs.CheckpointEvery = None,
+    tokens: offers.Tokens = None,
+    price: offers.Price = None,
+    spot_price: offers.SpotPrice = None,
+    pue: offers.Pue = 1.0,
+    carbon: offers.Carbon = None,
+    mtbf: offers.Mtbf = None,
+    restart: offers.Restart = 600.0,
+    checkpoint: offers.Checkpoint = 30.0,
+    checkpoint_every: offers.CheckpointEvery = None,
     measured: Annotated[
         str | None,
         typer.Option(
             metavar="RUN",
             help="A run of the recipe: estimate it, and lead on to its measured step.",
-            rich_help_panel=MEASURED,
         ),
     ] = None,
     measured_s: Annotated[
@@ -71,7 +74,6 @@ def estimate(
             min=1e-6,
             metavar="SECONDS",
             help="A step time that was measured elsewhere.",
-            rich_help_panel=MEASURED,
         ),
     ] = None,
     runs_dir: RunsDir = None,
@@ -108,12 +110,12 @@ def estimate(
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
     """
-    whole: costs.Costs = {
+    whole: offers.Costs = {
         "tokens": tokens,
-        "prices": costs.prices(price, spot_price, pue, carbon),
-        "failures": costs.failures(mtbf, restart, checkpoint, checkpoint_every),
+        "prices": offers.prices(price, spot_price, pue, carbon),
+        "failures": offers.failures(mtbf, restart, checkpoint, checkpoint_every),
     }
-    costs.finite({"--tokens": tokens, "--measured-s": measured_s})
+    offers.finite({"--tokens": tokens, "--measured-s": measured_s})
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         _alone("--measured", {"--measured-s": measured_s, "--compare": compare, "--trace": trace})
@@ -142,8 +144,6 @@ class Answer(NamedTuple):
 
 def _alone(option: str, others: dict[str, object]) -> None:
     """Raises UserError where one of the others is there too."""
-    from paceline.core.errors import UserError
-
     clash = next((name for name, value in others.items() if value), None)
     if clash:
         raise UserError(option, f"is about one run as it was, and {clash} is not",
@@ -152,8 +152,6 @@ def _alone(option: str, others: dict[str, object]) -> None:
 
 def _axes(layout: str | None) -> list[str]:
     """The layout's axes as recipe fields; raises UserError for what is none."""
-    from paceline.core.errors import UserError
-
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
     if any("=" not in axis for axis in axes):
         raise UserError(f"--layout {layout}", "is not AXIS=N,...", allowed="tp=4,pp=4,zero_stage=1")
@@ -162,8 +160,6 @@ def _axes(layout: str | None) -> list[str]:
 
 def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
     """On what; raises UserError where that is not said."""
-    from paceline.core.errors import UserError
-
     if device is None or gpus is None:
         missing = "--device" if device is None else "--gpus"
         raise UserError("paceline estimate", f"needs {missing}", remedy="or --measured RUN")
@@ -173,20 +169,13 @@ def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
 def _answer(
     asked: Question,
     compiled: bool,
-    whole: costs.Costs,
+    whole: offers.Costs,
     compare: list[str],
     evidence: Path | None,
     trace: bool,
     measured_s: float | None,
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
-    from dataclasses import replace
-
-    from paceline.cli.offers import offer
-    from paceline.estimate.estimate import estimate as estimated
-    from paceline.estimate.explanation import beside
-    from paceline.estimate.offers import against, step_time_ratio
-
     question = replace(asked, compiled=compiled, **whole)
     questions = [question, *(offer(question, text) for text in compare)]
     rests_on = [model.evidence_of(evidence, one) for one in questions]
@@ -204,17 +193,10 @@ def _of_run(
     name: str,
     runs_dir: Path | None,
     given: dict[str, Any],
-    whole: costs.Costs,
+    whole: offers.Costs,
     evidence: Path | None,
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
-    from dataclasses import replace
-
-    from paceline.estimate.explanation import Given, explain, measured_run, question_of
-    from paceline.estimate.fit.evidence import read_evidence
-    from paceline.files.run_folder import find_run, runs_root
-    from paceline.runs.outcome import evaluate
-
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
     question = replace(question_of(run, Given(**given)), **whole)
     return explain(run, question, read_evidence(evidence) if evidence else None)
@@ -222,7 +204,5 @@ def _of_run(
 
 def _traced(question: Question) -> Tracing:
     """The memory of one offer, followed; says so, because it takes a while."""
-    from paceline.estimate.trace import trace
-
     typer.echo(f"following a step on {question.devices} x {question.device}", err=True)
     return trace(question)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import TableForm, TableFormat, Where
-
-if TYPE_CHECKING:
-    from paceline.compare.over_time.timeline import History
+from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.runs import computed_result
+from paceline.compare.over_time.timeline import History
+from paceline.core.errors import UserError
+from paceline.files.index import COLUMNS, listing
+from paceline.files.run_folder import runs_root
+from paceline.runs.comparison import parse_margin
+from paceline.runs.history import recipe_history, recipe_named
+from paceline.runs.history_text import history_lines, history_md, history_rows
 
 
 def history(
@@ -49,9 +55,6 @@ def history(
 
       paceline history tiny-llama --fail-on-findings        for a nightly job
     """
-    from paceline.runs.comparison import parse_margin
-    from paceline.runs.history import recipe_history
-
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)
     found = recipe_history(name, folders, metric, limit)
@@ -65,13 +68,6 @@ def _folders(
     recipe: str, where: list[str] | None, since: str | None, runs_dir: Path | None
 ) -> tuple[str, list[Path]]:
     """The recipe's name, and the folders of those of its runs that are asked for."""
-    from paceline.cli.list import computed_result
-    from paceline.cli.output import select_rows
-    from paceline.core.errors import UserError
-    from paceline.files.index import COLUMNS, listing
-    from paceline.files.run_folder import runs_root
-    from paceline.runs.history import recipe_named
-
     root, begin = runs_root(runs_dir), _moment(since)
     found = listing(root, computed_result)
     for problem in found.left_out:
@@ -86,10 +82,6 @@ def _folders(
 
 
 def _moment(since: str | None) -> Any:
-    from datetime import UTC, datetime
-
-    from paceline.core.errors import UserError
-
     if since is None:
         return None
     try:
@@ -101,8 +93,6 @@ def _moment(since: str | None) -> Any:
 
 
 def _is_since(row: Any, begin: Any) -> bool:
-    from datetime import UTC, datetime
-
     if begin is None:
         return True
     try:
@@ -113,9 +103,6 @@ def _is_since(row: Any, begin: Any) -> bool:
 
 
 def _print(found: History, form: TableFormat) -> None:
-    from paceline.cli.output import Column, emit_table
-    from paceline.runs.history_text import history_lines, history_md, history_rows
-
     if form is TableFormat.json:
         typer.echo(found.model_dump_json(indent=2))
     elif form is TableFormat.csv:

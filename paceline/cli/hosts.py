@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 from paceline.cli.where import Allocation, SshConfig, read_hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.core.hosts import Host
-    from paceline.machines.host_lists import Parts
+from paceline.core.errors import UserError
+from paceline.core.hardware import SshSettings
+from paceline.core.hosts import Host, compress, hostfile_text
+from paceline.files.run_folder import runs_root, write_text
+from paceline.machines import host_lists
+from paceline.machines.host_keys import scan, write_known_hosts
+from paceline.machines.host_lists import Parts, cut, write_groups
+from paceline.machines.ssh.checks import Questions, check_hosts
 
 FROM, PART, LOOK = "Where the hosts come from", "Which of them", "Looking at them"
 
@@ -119,8 +125,6 @@ def hosts(
 
       paceline hosts hosts.txt --keyscan
     """  # fmt: skip
-    from paceline.core.errors import UserError
-    from paceline.files.run_folder import runs_root
 
     form = TableFormat.json if as_json else form
     if ssh_config is not None and not ssh_config.is_file():
@@ -153,11 +157,6 @@ def _source(
     partition: str | None,
 ) -> tuple[Host, ...]:  # fmt: skip
     """The hosts of the one source that was named."""
-    import os
-
-    from paceline.core.errors import UserError
-    from paceline.machines import host_lists
-
     job = allocation or (os.environ.get("SLURM_JOB_ID") if slurm else None)
     if slurm and job is None:
         raise UserError("--slurm", "this shell is in no Slurm job", remedy="--allocation JOBID")
@@ -177,8 +176,6 @@ def _source(
 def _selected(
     found: tuple[Host, ...], first: bool, take: int | None, slots: int | None
 ) -> tuple[Host, ...]:
-    from paceline.core.errors import UserError
-
     if first and take is not None:
         raise UserError("--first, --take", "are asked for together", remedy="name one")
     wanted = 1 if first else take
@@ -189,10 +186,6 @@ def _selected(
 
 
 def _show(found: Sequence[Host], output: Path | None, form: TableFormat) -> None:
-    from paceline.core.errors import UserError
-    from paceline.core.hosts import hostfile_text
-    from paceline.files.run_folder import write_text
-
     text = hostfile_text(found)
     if output is not None:
         if output.exists():
@@ -210,9 +203,6 @@ def _rows(found: Sequence[Host]) -> list[dict[str, Any]]:
 
 
 def _show_groups(found: Sequence[Host], size: int, output: Path | None, form: TableFormat) -> None:
-    from paceline.core.hosts import compress
-    from paceline.machines.host_lists import cut, write_groups
-
     parts = cut(found, size)
     paths = write_groups(parts, output) if output is not None else ()
     rows: list[dict[str, Any]] = [
@@ -239,10 +229,6 @@ def _document(parts: Parts, paths: Sequence[Path]) -> dict[str, Any]:
 def _show_keys(
     found: Sequence[Host], config: Path | None, known_hosts: Path | None, form: TableFormat
 ) -> None:
-    from dataclasses import asdict
-
-    from paceline.machines.host_keys import scan, write_known_hosts
-
     keys = scan([host.name for host in found], config)
     columns = [Column("host", "host"), Column("kind", "key"), Column("state", "to ssh"),
                Column("fingerprint", "fingerprint"), Column("note", "note")]  # fmt: skip
@@ -260,11 +246,6 @@ def _show_check(
     found: Sequence[Host], config: Path | None, folder: Path, form: TableFormat, fail: bool
 ) -> None:
     """Ask what the SSH launcher asks before a run, and show what each host says."""
-    import sys
-
-    from paceline.core.hardware import SshSettings
-    from paceline.machines.ssh.checks import Questions, check_hosts
-
     settings = SshSettings(config=str(config.resolve()) if config else None)
     slots = sum(host.slots or 1 for host in found)
     questions = Questions(sys.executable, folder.resolve(), None, slots)

@@ -7,42 +7,35 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.log_options import (
-    ConventionName,
-    DeviceName,
-    DtypeName,
-    EngineName,
-    GlobalBatch,
-    ModelName,
-    NumDevices,
-    RecipeName,
-    SeqLen,
-    TotalTokens,
-    WindowRule,
-)
-from paceline.cli.options import Json, ReportFormat, RunsDir
+from paceline.cli import log_options as log
+from paceline.cli import options
+from paceline.cli.printing import print_report
+from paceline.files.run_folder import runs_root
+from paceline.logs.facts import Given
+from paceline.runs.flow import command_line
+from paceline.runs.log_import import import_log as store
 
 
 def import_log(
     path: Annotated[Path, typer.Argument(help="A log file, plain or .gz.")],
-    engine: EngineName = None,
-    recipe: RecipeName = None,
-    model: ModelName = None,
-    device: DeviceName = None,
-    gpus: NumDevices = None,
-    global_batch: GlobalBatch = None,
-    seq_len: SeqLen = None,
-    dtype: DtypeName = None,
-    convention: ConventionName = None,
-    tokens: TotalTokens = None,
-    window: WindowRule = None,
-    tag: Annotated[str | None, typer.Option(help="A name under which to find the run.")] = None,
+    engine: log.EngineName = None,
+    recipe: log.RecipeName = None,
+    model: log.ModelName = None,
+    device: log.DeviceName = None,
+    gpus: log.NumDevices = None,
+    global_batch: log.GlobalBatch = None,
+    seq_len: log.SeqLen = None,
+    dtype: log.DtypeName = None,
+    convention: log.ConventionName = None,
+    tokens: log.TotalTokens = None,
+    window: log.WindowRule = None,
+    tag: options.Tag = None,
     again: Annotated[
         bool, typer.Option("--again", help="Import it although it was imported before.")
     ] = False,
-    runs_dir: RunsDir = None,
-    form: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
-    as_json: Json = False,
+    runs_dir: options.RunsDir = None,
+    form: options.ReportForm = options.ReportFormat.text,
+    as_json: options.Json = False,
 ) -> None:
     """Store a training log as a run that `list`, `show`, `report` and `compare` know.
 
@@ -51,12 +44,6 @@ def import_log(
 
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
-    from paceline.cli.printing import print_report
-    from paceline.files.run_folder import runs_root
-    from paceline.logs.facts import Given
-    from paceline.runs.flow import command_line
-    from paceline.runs.log_import import import_log as store
-
     given = Given(
         engine,
         recipe,
@@ -71,4 +58,4 @@ def import_log(
         window,
     )
     report = store(path, given, runs_root(runs_dir), command_line(), tag=tag, again=again)
-    print_report(report, ReportFormat.json if as_json else form)
+    print_report(report, options.ReportFormat.json if as_json else form)

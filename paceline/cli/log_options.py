@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+
+def _fact(name: str, *aliases: str, **settings: Any) -> Any:
+    """An option that fills in what a log does not say."""
+    return typer.Option(name, *aliases, rich_help_panel="What the log does not say", **settings)
+
+
 EngineName = Annotated[
     str | None,
-    typer.Option(
-        "--engine", help="The log's dialect, for example megatron or nemo1; default: found out.",
+    _fact(
+        "--engine",
+        help="The log's dialect, for example megatron or nemo1; default: found out.",
         show_default=False,
     ),
-]  # fmt: skip
+]
 RecipeName = Annotated[
-    str | None,
-    typer.Option("--recipe", help="A recipe whose settings fill in what the log does not say."),
+    str | None, _fact("--recipe", help="A recipe whose settings fill in what the log does not say.")
 ]
 ModelName = Annotated[
-    str | None,
-    typer.Option("--model", help="A recipe of which only the model counts, e.g. llama31-8b."),
+    str | None, _fact("--model", help="A recipe of which only the model counts, e.g. llama31-8b.")
 ]
 DeviceName = Annotated[
-    str | None, typer.Option("--device", help="A device of the catalog, e.g. H100 or b200.")
+    str | None, _fact("--device", help="A device of the catalog, e.g. H100 or b200.")
 ]
-NumDevices = Annotated[
-    int | None, typer.Option("--gpus", "--devices", min=1, help="Devices of the run.")
-]
+NumDevices = Annotated[int | None, _fact("--gpus", "--devices", min=1, help="Devices of the run.")]
 GlobalBatch = Annotated[
-    int | None, typer.Option("--global-batch", min=1, help="Sequences a step over all devices.")
+    int | None, _fact("--global-batch", min=1, help="Sequences a step over all devices.")
 ]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Tokens a sequence.")]
-DtypeName = Annotated[
-    str | None, typer.Option("--dtype", help="fp32, fp16, bf16, fp8, mxfp8 or nvfp4.")
-]
+SeqLen = Annotated[int | None, _fact("--seq-len", min=1, help="Tokens a sequence.")]
+DtypeName = Annotated[str | None, _fact("--dtype", help="fp32, fp16, bf16, fp8, mxfp8 or nvfp4.")]
 ConventionName = Annotated[
     str | None,
-    typer.Option(
-        "--convention", help="How FLOPs are counted; default the model's, else causal.",
+    _fact(
+        "--convention",
+        help="How FLOPs are counted; default the model's, else causal.",
         show_default=False,
     ),
-]  # fmt: skip
+]
 TotalTokens = Annotated[
     float | None,
-    typer.Option("--tokens", min=1, help="Tokens of the whole training, for days (e.g. 1e12)."),
+    _fact("--tokens", min=1, help="Tokens of the whole training, for days (e.g. 1e12)."),
 ]
 WindowRule = Annotated[
     str | None,
-    typer.Option(
-        "--window", metavar="RULE", show_default=False,
+    _fact(
+        "--window",
+        metavar="RULE",
+        show_default=False,
         help="auto (steady steps), last, 35:44 (step numbers as printed) or skip:5; default auto, "
         "or the log's one figure where the framework reports by that.",
     ),
-]  # fmt: skip
+]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.core.errors import EXIT_INCOMPLETE
-
-if TYPE_CHECKING:
-    from paceline.mlperf.compare.answer import Compared
+from paceline.core.errors import EXIT_INCOMPLETE, UserError
+from paceline.files.run_folder import write_text
+from paceline.mlperf.compare.answer import Compared
+from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
+from paceline.mlperf.compare.scores import compare as compare_scores
+from paceline.report.charts import save_chart
+from paceline.report.figures import one_line
+from paceline.report.theme import EXPORT
 
 FORMATS = (".svg", ".png", ".html")
 
@@ -62,9 +66,6 @@ def compare(
 
     Exit code 4 when no set of runs has a score.
     """
-    from paceline.core.errors import UserError
-    from paceline.mlperf.compare.scores import compare as compare_scores
-
     for path in plot or []:
         if path.suffix not in FORMATS:
             raise UserError(f"--plot {path}", "is no form of a plot", allowed=", ".join(FORMATS))
@@ -79,11 +80,6 @@ def compare(
 
 
 def _write(found: Compared, path: Path) -> None:
-    from paceline.files.run_folder import write_text
-    from paceline.mlperf.compare.page import compared_html, time_to_train
-    from paceline.report.charts import save_chart
-    from paceline.report.theme import EXPORT
-
     if path.suffix == ".html":
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, compared_html(found))
@@ -93,9 +89,6 @@ def _write(found: Compared, path: Path) -> None:
 
 
 def _emit(found: Compared, form: TableFormat) -> None:
-    from paceline.mlperf.compare.page import compared_lines, compared_rows
-    from paceline.report.figures import one_line
-
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
         return

@@ -5,30 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ClusterName, DeviceKind, Json, RunsDir
+from paceline.cli import options
+from paceline.cli import where as place
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.cli.where import (
-    Allocation,
-    Bind,
-    Hosts,
-    Interface,
-    LauncherOption,
-    Nodes,
-    SshConfig,
-    where,
-)
+from paceline.cli.printing import print_plan, tell_notices
+from paceline.cli.progress import progress_display
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
-
-if TYPE_CHECKING:
-    from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
-    from paceline.mlperf.run.trials import TrialTask
-    from paceline.runs.flow import Watcher
-    from paceline.runs.plan import Plan
-    from paceline.runs.tasks.slot import JobSlot
+from paceline.core.units import significant
+from paceline.files.run_folder import runs_root
+from paceline.machines.placement import Request
+from paceline.mlperf.run.request import Asked, answer, plan_trials, standing
+from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
+from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
+from paceline.mlperf.run.tiny_data import not_to_be_trained
+from paceline.mlperf.run.trials import TrialTask, run_trials
+from paceline.report.figures import one_line
+from paceline.runs.flow import Watcher, command_line
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 
 EXIT_CODES = {
     "complete": EXIT_OK,
@@ -75,41 +73,33 @@ def run(
     heldout: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What it is evaluated on.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a field of the recipe."),
-    ] = None,
+    overrides: options.Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the series; one that exists is gone on with.")
     ] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="Devices to use; with --tiny one.")
     ] = None,
-    device: DeviceKind = "auto",
-    cluster: ClusterName = None,
-    hosts: Hosts = None,
-    nodes: Nodes = None,
-    launcher: LauncherOption = "auto",
-    allocation: Allocation = None,
-    interface: Interface = None,
-    bind: Bind = None,
-    ssh_config: SshConfig = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print what the first trial would run; nothing is trained."),
-    ] = False,
+    device: options.Device = options.DeviceKind.auto,
+    cluster: options.ClusterName = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    bind: place.Bind = None,
+    ssh_config: place.SshConfig = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
     status: Annotated[
         bool,
         typer.Option(
             "--status", help="Print how far the newest series (or --name) is; run nothing."
         ),
     ] = False,
-    runs_dir: RunsDir = None,
+    runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train a benchmark to its target several times, and score the trials. Never an official result.
 
@@ -127,19 +117,10 @@ def run(
 
     Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
     """
-    from paceline.files.run_folder import runs_root
-    from paceline.machines.placement import Request
-    from paceline.mlperf.run.request import Asked, answer, plan_trials, standing
-    from paceline.mlperf.run.tiny_data import not_to_be_trained
-    from paceline.mlperf.run.trials import run_trials
-    from paceline.runs.flow import command_line
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
-    place = where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
-    alone = tiny and devices is None and cluster is None and not place.wants_nodes
-    request = Request("", None, tuple(overrides or ()), 1 if alone else devices, device, cluster,
-                      None, force, place, runs_dir)  # fmt: skip
+    there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    alone = tiny and devices is None and cluster is None and not there.wants_nodes
+    request = Request("", None, tuple(overrides or ()), 1 if alone else devices, device.value, cluster,
+                      None, force, there, runs_dir)  # fmt: skip
     asked = Asked(benchmark, request, tiny, synthetic, trials, seed, trial_limit, drop_caches,
                   data, heldout, name, runs_root(runs_dir))  # fmt: skip
     form = TableFormat.json if as_json else form
@@ -176,15 +157,12 @@ class Display:
     @contextmanager
     def base(self, plan: Plan) -> Iterator[Watcher]:
         """Of the base model, which is trained once."""
-        from paceline.cli.progress import progress_display
-
         title = "base model, trained once and kept for later trials"
         with progress_display(plan.spec, title) as watch:
             yield watch
 
     def running(self, task: TrialTask, plan: Plan) -> AbstractContextManager[Watcher]:
         """Of one trial."""
-        from paceline.cli.progress import progress_display
 
         trial = task.trial
         title = f"trial {trial.number} of 0-{task.num_trials - 1}, seed {trial.seed}"
@@ -192,7 +170,6 @@ class Display:
 
     def ended(self, task: TrialTask, kept: TrialState) -> None:
         """One line."""
-        from paceline.mlperf.run.text import trial_text
 
         typer.echo(f"  {trial_text(kept)}", err=True)
 
@@ -201,16 +178,13 @@ class Display:
 
 
 def _print_first(plan: Plan, form: TableFormat) -> None:
-    from paceline.cli.options import ReportFormat
-    from paceline.cli.plans import print_plan, tell_notices
-
     tell_notices(plan)
-    print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
+    print_plan(
+        plan, options.ReportFormat.json if form is TableFormat.json else options.ReportFormat.text
+    )
 
 
 def _emit(found: SeriesAnswer, form: TableFormat) -> None:
-    from paceline.mlperf.run.text import answer_lines, trial_row
-
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
         return
@@ -223,9 +197,6 @@ def _emit(found: SeriesAnswer, form: TableFormat) -> None:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.units import significant
-    from paceline.report.figures import one_line
-
     return [
         Column("number", "trial", str, "right"),
         Column("seed", "seed", str, "right"),

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE
-
-if TYPE_CHECKING:
-    from paceline.mlperf.submission.package import Package
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
+from paceline.mlperf.rules import BENCHMARKS
+from paceline.mlperf.submission.package import Package
+from paceline.mlperf.submission.packaging import Asked
+from paceline.mlperf.submission.packaging import package as make
+from paceline.mlperf.submission.system import describe
+from paceline.mlperf.submission.text import (
+    description_lines,
+    description_rows,
+    package_lines,
+    package_rows,
+)
 
 Ruleset = Annotated[
     str | None, typer.Option(help="Rules of which round; default 5.1.0.", show_default=False)
@@ -49,9 +57,6 @@ def system(
 
       paceline mlperf system --cluster cluster.yaml --set "status=Available on-premise"
     """
-    from paceline.mlperf.submission.system import describe
-    from paceline.mlperf.submission.text import description_lines, description_rows
-
     found = describe(cluster, settings or [], out, ruleset)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
@@ -98,9 +103,6 @@ def package(
 
     Exit code 3 when the rules or the checker refuse it.
     """
-    from paceline.mlperf.submission.packaging import Asked
-    from paceline.mlperf.submission.packaging import package as make
-
     asked = Asked(
         places=tuple(places), organisation=org, division=division, system=system,
         code=_codes(code), out=out, ruleset=ruleset, placeholders=allow_placeholders,
@@ -113,9 +115,6 @@ def package(
 
 def _codes(code: list[str]) -> dict[str, Path]:
     """`[BENCHMARK=]FOLDER` by benchmark, "" for all others."""
-    from paceline.core.errors import UserError
-    from paceline.mlperf.rules import BENCHMARKS
-
     found: dict[str, Path] = {}
     for one in code:
         name, equals, folder = one.partition("=")
@@ -129,8 +128,6 @@ def _codes(code: list[str]) -> dict[str, Path]:
 
 
 def _emit_package(made: Package, form: TableFormat) -> None:
-    from paceline.mlperf.submission.text import package_lines, package_rows
-
     if form is TableFormat.json:
         emit_json(made.model_dump(mode="json"))
         return

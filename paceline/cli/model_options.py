@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
-if TYPE_CHECKING:
-    from paceline.estimate.estimate import Question
-    from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.calibrate.lookup import evidence_for
+from paceline.estimate.estimate import Question
+from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
+from paceline.estimate.model.case import Stack
+from paceline.files.recipe import load_recipe
 
 STACKS = ("fused", "torch", "softmax")
 DEVICES_PER_NODE = 8
@@ -25,11 +27,6 @@ def _known_stack(stack: str | None) -> str | None:
 Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")]
 DeviceName = Annotated[str, typer.Option(help="A device of `paceline devices`, e.g. H100.")]
 Gpus = Annotated[int, typer.Option(min=1, help="Number of devices.")]
-Variant = Annotated[str | None, typer.Option(help="A variant that the recipe defines.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
-]
 PerNode = Annotated[
     int | None,
     typer.Option(min=1, help="Devices of a node; default 8, or what a cluster file says."),
@@ -71,9 +68,6 @@ def question(
     inter: str | None = None,
 ) -> Question:
     """What the options ask; a node has eight devices unless they say otherwise."""
-    from paceline.estimate.estimate import Question
-    from paceline.estimate.model.case import Stack
-
     return Question(
         recipe, device, gpus, variant, tuple(overrides or ()), per_node or DEVICES_PER_NODE,
         intra, inter, cast(Stack, stack),
@@ -85,9 +79,6 @@ def evidence_of(path: Path | None, asked: Question | None = None) -> Evidence:
 
     Raises UserError for a file without any.
     """
-    from paceline.estimate.calibrate.lookup import evidence_for
-    from paceline.estimate.fit.evidence import read_evidence, shipped
-    from paceline.files.recipe import load_recipe
 
     if path or asked is None:
         return read_evidence(path) if path else shipped()

@@ -1,11 +1,93 @@
-"""`--compare` of `paceline estimate`: another offer as changes of the first."""
+"""What `paceline estimate` is asked of the whole training, and of other offers beside it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from math import isfinite
+from typing import Annotated, Any, TypedDict
 
-if TYPE_CHECKING:
-    from paceline.estimate.estimate import Question
+import typer
+
+from paceline.core.errors import UserError
+from paceline.estimate.costs import Failures, Prices
+from paceline.estimate.estimate import Question
+
+Tokens = Annotated[
+    float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 15e12.")
+]
+Price = Annotated[float | None, typer.Option(min=0, help="Of a device hour.")]
+SpotPrice = Annotated[
+    float | None,
+    typer.Option(min=0, help="Of an interruptible device hour."),
+]
+Pue = Annotated[
+    float,
+    typer.Option(min=1, help="The site's energy over its machines'."),
+]
+Carbon = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="G_PER_KWH", help="Of the electricity."),
+]
+Mtbf = Annotated[
+    float | None,
+    typer.Option(min=1, metavar="HOURS", help="Between failures of one device."),
+]
+Restart = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="After a failure."),
+]
+Checkpoint = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="A checkpoint keeps waiting."),
+]
+CheckpointEvery = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        metavar="SECONDS",
+        help="Of training between two checkpoints; default Young's interval, which loses least.",
+    ),
+]
+
+
+class Costs(TypedDict):
+    """What is asked about the whole training, as a question has it."""
+
+    tokens: float | None
+    prices: Prices
+    failures: Failures | None
+
+
+def prices(
+    price: float | None, spot_price: float | None, pue: float, carbon: float | None
+) -> Prices:
+    """What the options say of money and energy; raises BadParameter for what is not finite."""
+    finite({"--price": price, "--spot-price": spot_price, "--pue": pue, "--carbon": carbon})
+    return Prices(per_device_hour=price, spot_per_device_hour=spot_price, pue=pue,
+                  carbon_g_per_kwh=carbon)  # fmt: skip
+
+
+def failures(
+    mtbf: float | None, restart: float, checkpoint: float, every: float | None
+) -> Failures | None:
+    """Failures as far as they are known; raises UserError for an interval without them."""
+    finite({"--mtbf": mtbf, "--restart": restart, "--checkpoint": checkpoint,
+            "--checkpoint-every": every})  # fmt: skip
+    if mtbf is None:
+        if every is not None:
+            raise UserError("--checkpoint-every", "counts with failures alone", remedy="add --mtbf")
+        return None
+    return Failures(
+        device_mtbf_h=mtbf, restart_s=restart, checkpoint_s=checkpoint, interval_s=every
+    )
+
+
+def finite(numbers: dict[str, float | None]) -> None:
+    """Raises BadParameter for an option that is no finite number."""
+    for name, value in numbers.items():
+        if value is not None and not isfinite(value):
+            raise typer.BadParameter("must be a finite number", param_hint=name)
+
 
 KINDS = {"device": str, "gpus": int, "price": float, "per_node": int, "intra": str, "inter": str}
 FIELDS = {
@@ -17,8 +99,6 @@ LEAST = {"gpus": 1, "per_node": 1, "price": 0}
 
 def offer(first: Question, text: str) -> Question:
     """The question with an offer's changes; raises UserError for what is no offer."""
-    from dataclasses import replace
-
     changes = dict(_change(text, part) for part in text.split(","))
     price = changes.pop("price", None)
     if price is not None:
@@ -28,10 +108,6 @@ def offer(first: Question, text: str) -> Question:
 
 def _change(text: str, part: str) -> tuple[str, Any]:
     """One `key=value` of an offer."""
-    from math import isfinite
-
-    from paceline.core.errors import UserError
-
     key, _, word = (piece.strip() for piece in part.partition("="))
     try:
         value = KINDS[key](word)

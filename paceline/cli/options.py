@@ -19,6 +19,29 @@ class ReportFormat(StrEnum):
     html = "html"
 
 
+class DeviceKind(StrEnum):
+    """On what a run goes; auto: a GPU where there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+Variant = Annotated[str | None, typer.Option(help="A variant that the recipe defines.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set steps=20."
+    ),
+]
+Timeout = Annotated[
+    float | None, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each run.")
+]
+Tag = Annotated[str | None, typer.Option(help="A name under which to find what is stored.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
+]
 RunsDir = Annotated[
     Path | None,
     typer.Option(
@@ -29,5 +52,6 @@ Json = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
 RunName = Annotated[
     str, typer.Argument(help="A run: folder, unique prefix, tag, or `last`.", metavar="RUN")
 ]
-DeviceKind = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+ReportForm = Annotated[ReportFormat, typer.Option("--format")]
+Device = Annotated[DeviceKind, typer.Option(help="auto, cpu or cuda.")]
 ClusterName = Annotated[str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.report.tables import csv_cell, md_text
 
 
 class TableFormat(StrEnum):
@@ -77,8 +88,6 @@ def select_rows(
 
     `names` are the columns of a table that may have no rows.
     """
-    from paceline.core.errors import UserError, did_you_mean
-
     selected, names = list(rows), list(rows[0]) if rows else names
     for condition in where or []:
         column, equals, value = condition.partition("=")
@@ -93,8 +102,6 @@ def select_rows(
 
 def refuse_where(where: list[str] | None, name: str) -> None:
     """Raise UserError when rows are selected although one thing alone is asked for by `name`."""
-    from paceline.core.errors import UserError
-
     if where:
         raise UserError(f"--where {where[0]}", f"selects rows of the list, not of {name!r}",
                         remedy="leave out the name or --where")  # fmt: skip
@@ -102,14 +109,10 @@ def refuse_where(where: list[str] | None, name: str) -> None:
 
 def emit_json(document: object) -> None:
     """Write `document` to standard output as JSON, numbers unrounded; NaN is an error, not output."""
-    import json
-
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _on_terminal() -> bool:
-    import sys
-
     return sys.stdout.isatty()
 
 
@@ -119,11 +122,6 @@ def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    import csv
-    import io
-
-    from paceline.report.tables import csv_cell
-
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.key for column in columns])
@@ -132,8 +130,6 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    from paceline.report.tables import md_text
-
     rule = ["---:" if column.justify == "right" else "---" for column in columns]
     body = [[md_text(cell) for cell in _cells(row, columns)] for row in rows]
     lines = [[column.title for column in columns], rule, *body]
@@ -158,11 +154,6 @@ def _print_rich(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
     Where even that is not enough, the terminal may break the lines: no figure is cut.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console()
     lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
     widths = [max(map(len, cells)) + 2 for cells in zip(*lines, strict=True)]

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import track
 
-from paceline.cli.log_options import (
-    ConventionName,
-    DeviceName,
-    DtypeName,
-    EngineName,
-    GlobalBatch,
-    ModelName,
-    NumDevices,
-    RecipeName,
-    SeqLen,
-    TotalTokens,
-    WindowRule,
-)
+from paceline.cli import log_options as log
 from paceline.cli.options import Json
 from paceline.cli.output import (
     Column,
@@ -33,11 +24,19 @@ from paceline.cli.output import (
     emit_table,
     select_rows,
 )
-
-if TYPE_CHECKING:
-    from paceline.logs.facts import Given
-    from paceline.logs.parsed_log import ParsedLog
-    from paceline.logs.parser import Parsing
+from paceline.core.units import percent, significant
+from paceline.logs.facts import Given
+from paceline.logs.parsed_log import ParsedLog
+from paceline.logs.parser import STANDARD_INPUT, Parsing, log_files, parse_log, standard_input
+from paceline.report.figures import one_line
+from paceline.report.logs import (
+    STEP_COLUMNS,
+    log_lines,
+    log_row,
+    series_csv,
+    series_json,
+    series_rows,
+)
 
 
 def parse(
@@ -45,19 +44,22 @@ def parse(
         list[Path],
         typer.Argument(help="Log files or folders, plain or .gz; - reads standard input."),
     ],
-    engine: EngineName = None,
-    recipe: RecipeName = None,
-    model: ModelName = None,
-    device: DeviceName = None,
-    gpus: NumDevices = None,
-    global_batch: GlobalBatch = None,
-    seq_len: SeqLen = None,
-    dtype: DtypeName = None,
-    convention: ConventionName = None,
-    tokens: TotalTokens = None,
-    window: WindowRule = None,
+    engine: log.EngineName = None,
+    recipe: log.RecipeName = None,
+    model: log.ModelName = None,
+    device: log.DeviceName = None,
+    gpus: log.NumDevices = None,
+    global_batch: log.GlobalBatch = None,
+    seq_len: log.SeqLen = None,
+    dtype: log.DtypeName = None,
+    convention: log.ConventionName = None,
+    tokens: log.TotalTokens = None,
+    window: log.WindowRule = None,
     steps: Annotated[
-        bool, typer.Option("--steps", help="Print every step instead of the figures.")
+        bool,
+        typer.Option(
+            "--steps", help="Print every step instead of the figures.", rich_help_panel="Output"
+        ),
     ] = False,
     fail_on_findings: Annotated[
         bool, typer.Option(help="Exit with 3 when a file is not ok or disagrees with itself.")
@@ -86,8 +88,6 @@ def parse(
     cause. Exit code 1 for a single file that cannot be read; files that are no training log are
     an answer, not an error.
     """
-    from paceline.logs.facts import Given
-
     given = Given(
         engine,
         recipe,
@@ -118,13 +118,6 @@ def parse(
 
 def _parsed(paths: list[Path], given: Given, one_of_many: bool) -> Iterator[Parsing]:
     """Each log in turn, so that no more than one is in memory; a bar on a terminal for many."""
-    import sys
-
-    from rich.console import Console
-    from rich.progress import track
-
-    from paceline.logs.parser import STANDARD_INPUT, log_files, parse_log, standard_input
-
     with standard_input(paths) as copy:
         found = log_files(paths)
         console = Console(stderr=True)
@@ -136,14 +129,10 @@ def _parsed(paths: list[Path], given: Given, one_of_many: bool) -> Iterator[Pars
 
 def _chosen(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:
     """The logs whose rows meet every condition."""
-    from paceline.report.logs import log_row
-
     return (p for p in parsings if select_rows([log_row(p.document)], where))
 
 
 def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Where) -> None:
-    from paceline.report.logs import log_lines, log_row
-
     if single and form is TableFormat.json and not where:
         emit_json(documents[0].model_dump(mode="json"))
         return
@@ -163,9 +152,6 @@ def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Wh
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
     """Those of which some row has a figure: a terminal is narrow."""
-    from paceline.core.units import percent, significant
-    from paceline.report.figures import one_line
-
     columns = [
         Column("engine", "engine"),
         Column("status", "status"),
@@ -185,11 +171,6 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 def _emit_steps(parsings: Iterator[Parsing], form: TableFormat, single: bool) -> list[ParsedLog]:
     """Print the series of each log; csv and json go out step by step, however long they are."""
-    import sys
-
-    from paceline.report.figures import one_line
-    from paceline.report.logs import STEP_COLUMNS, series_csv, series_json, series_rows
-
     documents: list[ParsedLog] = []
     rows: list[dict[str, Any]] = []
     as_list = form is TableFormat.json and not single

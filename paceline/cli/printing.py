@@ -1,15 +1,58 @@
-"""A run's report on standard output, in the form that was asked for."""
+"""A run's plan, and its report on standard output in the form that was asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import typer
+from rich.console import Console
 
 from paceline.cli.options import ReportFormat
+from paceline.engines import engine
+from paceline.report.page import RunReport
+from paceline.report.tables import metrics_csv, metrics_md
+from paceline.runs.plan import Plan
 
-if TYPE_CHECKING:
-    from paceline.report.page import RunReport
+
+@dataclass(frozen=True)
+class Execution:
+    """How what was planned is run and told."""
+
+    form: ReportFormat
+    tag: str | None
+    probe: bool
+    runs_dir: Path | None
+
+
+def tell_notices(*plans: Plan) -> None:
+    """What plans have to say before they start, on standard error and once."""
+    for notice in dict.fromkeys(notice for plan in plans for notice in plan.notices):
+        typer.echo(f"note: {notice}", err=True)
+
+
+def print_plan(plan: Plan, form: ReportFormat) -> None:
+    """What would run: the script, or as JSON the whole plan."""
+    if form is ReportFormat.json:
+        typer.echo(json.dumps(plan_content(plan), indent=2))
+        return
+    names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
+    typer.echo(f"in a new run folder beside {names}, job.sh:", err=True)
+    typer.echo(plan.script, nl=False)
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON tells it."""
+    return {
+        "spec": plan.spec.model_dump(mode="json"),
+        "key": plan.spec.key,
+        "script": plan.script,
+        "settings": engine(plan.spec.engine).settings(plan.spec),
+        "files": sorted(plan.job.files),
+    }
 
 
 def print_report(report: RunReport, form: ReportFormat, header: bool = True) -> None:
@@ -18,24 +61,29 @@ def print_report(report: RunReport, form: ReportFormat, header: bool = True) -> 
     `header` False leaves out the text's first line, which the progress display has shown.
     """
     if form is ReportFormat.text:
-        from rich.console import Console
-
+        # Altair below it takes as long to import as the rest of the verb.
         from paceline.report.text import render_text
 
         render_text(report, Console(), header=header)
-        return
-    typer.echo(rendered(report, form), nl=False)
+    else:
+        typer.echo(rendered(report, form), nl=False)
 
 
 def rendered(report: RunReport, form: ReportFormat) -> str:
-    """The report in a form other than text."""
+    """The report as the content of a file."""
     if form is ReportFormat.json:
         return report.result.model_dump_json(indent=2) + "\n"
     if form is ReportFormat.html:
+        # Altair below it takes as long to import as the rest of the verb.
         from paceline.report.html import render_html
 
         return render_html(report)
-    from paceline.report.tables import metrics_csv, metrics_md
+    if form is ReportFormat.text:
+        # Altair below it takes as long to import as the rest of the verb.
+        from paceline.report.text import render_text
 
+        buffer = StringIO()
+        render_text(report, Console(file=buffer, width=100))
+        return buffer.getvalue()
     text = metrics_csv(report.result) if form is ReportFormat.csv else metrics_md(report.result)
     return text if text.endswith("\n") else text + "\n"

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import Annotated, Any, get_args
 
 import typer
 
-from paceline.cli.options import DeviceKind, Json
+from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
-from paceline.cli.probe_machine import attention, collective, latency, memory
-
-if TYPE_CHECKING:
-    from paceline.machines.probe.context import ContextProbe
-    from paceline.machines.probe.gemm import GemmProbe
-
-app = typer.Typer(
-    help="Measure what this machine reaches, apart from training.", no_args_is_help=True
-)
-
-
-@app.callback()
-def _group() -> None:
-    """Short measurements of one part of the machine each."""
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Dtype
+from paceline.core.units import percent, si
+from paceline.machines.placement import device_kind, find_device
+from paceline.machines.probe.context import ContextProbe, probe_context
+from paceline.machines.probe.gemm import GemmProbe
+from paceline.machines.probe.inventory import inventory
+from paceline.report.figures import written
+from paceline.runs.flow import probe_this_machine
 
 
-app.command("memory")(memory)
-app.command("collective")(collective)
-app.command("attention")(attention)
-app.command("latency")(latency)
-
-
-@app.command()
 def gemm(
     dtypes: Annotated[str, typer.Option("--dtype", help="Comma list of fp32,bf16,fp16,fp8.")] = (
         "fp32,bf16"
     ),
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure anew, not from the cache.")
     ] = False,
@@ -49,18 +38,12 @@ def gemm(
 
     Example: paceline probe gemm --dtype bf16 --fresh
     """
-    from typing import get_args
-
-    from paceline.core.errors import SystemFaultError, UserError
-    from paceline.core.hardware import Dtype
-    from paceline.runs.flow import probe_this_machine
-
     names = tuple(name.strip() for name in dtypes.split(",") if name.strip())
     wrong = [name for name in names if name not in get_args(Dtype)]
     if wrong or not names:
         raise UserError("--dtype", f"{dtypes!r} is no list of dtypes",
                         allowed=", ".join(get_args(Dtype)))  # fmt: skip
-    probe = probe_this_machine(names, device, fresh)  # type: ignore[arg-type]
+    probe = probe_this_machine(names, device.value, fresh)  # type: ignore[arg-type]
     for name, reason in probe.skipped.items():
         typer.echo(f"note: {name} was left out: {reason}", err=True)
     if not probe.rows:
@@ -99,8 +82,6 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.units import percent, si
-
     return [
         Column("dtype", "dtype"),
         Column("shape", "m x n x k"),
@@ -111,9 +92,8 @@ def _columns() -> list[Column]:
     ]
 
 
-@app.command()
 def context(
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     ranks: Annotated[
         int, typer.Option(min=1, help="Processes; from 2 on the communicator is measured too.")
     ] = 1,
@@ -128,17 +108,8 @@ def context(
 
     Example: paceline probe context --ranks 2
     """
-    import sys
-
-    from paceline.core.errors import UserError
-    from paceline.machines.placement import device_kind
-    from paceline.machines.probe.context import probe_context
-    from paceline.machines.probe.inventory import inventory
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise UserError("--device", f"{device!r} is no device", allowed="auto, cpu, cuda")
     found = inventory()
-    kind, notices = device_kind(device, found)
+    kind, notices = device_kind(device.value, found)
     if kind == "cuda" and ranks > len(found["gpus"]):
         raise UserError("--ranks", f"{ranks} ranks need as many GPUs, and {len(found['gpus'])} are here",
                         allowed=f"1 to {len(found['gpus'])}")  # fmt: skip
@@ -169,9 +140,6 @@ def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:
 
 def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
     """The catalog's context of this device beside the measured one, None where it has none."""
-    from paceline.machines.placement import find_device
-    from paceline.report.figures import written
-
     known, here = find_device(probe.device_name), probe.row("context")
     if known is None or known.context_bytes is None or here is None:
         return None
@@ -186,9 +154,6 @@ def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
 
 
 def _context_columns() -> list[Column]:
-    from paceline.core.units import percent
-    from paceline.report.figures import written
-
     def size(value: float) -> str:
         return written(value, "bytes")
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from paceline.cli.options import DeviceKind, Json
+from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.core.errors import UserError
+from paceline.core.units import KIB, MIB, percent, si
+from paceline.machines.placement import device_kind
+from paceline.machines.probe.collective import probe_collective
+from paceline.machines.probe.inventory import inventory
+from paceline.machines.probe.memory import probe_memory
+from paceline.machines.probe.passes import attention_shapes, probe_attention, probe_latency
 
 
 def memory(
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of a CPU; default all usable cores.")
     ] = None,
@@ -25,10 +33,6 @@ def memory(
 
     Example: paceline probe memory
     """
-    import sys
-
-    from paceline.machines.probe.memory import probe_memory
-
     kind, cores, _ = _here(device)
     probe = probe_memory(
         sys.executable, kind, threads or (cores if kind == "cpu" else None), seconds
@@ -42,7 +46,7 @@ def memory(
 
 
 def collective(
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     ranks: Annotated[
         int | None, typer.Option(min=2, help="Processes; default every GPU, 2 on a CPU.")
     ] = None,
@@ -57,11 +61,6 @@ def collective(
 
     Example: paceline probe collective --ranks 2
     """
-    import sys
-
-    from paceline.core.errors import UserError
-    from paceline.machines.probe.collective import probe_collective
-
     kind, cores, gpus = _here(device)
     wanted = ranks or (gpus if kind == "cuda" else 2)
     if kind == "cuda" and not 2 <= wanted <= gpus:
@@ -80,7 +79,7 @@ def collective(
 
 
 def attention(
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     recipe: Annotated[str, typer.Option(help="Whose heads and sequence length.")] = "tiny-llama",
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
@@ -93,10 +92,6 @@ def attention(
 
     Example: paceline probe attention --recipe tiny-llama --dtype bf16
     """
-    import sys
-
-    from paceline.machines.probe.passes import attention_shapes, probe_attention
-
     kind, cores, _ = _here(device)
     if dtype not in ("fp32", "bf16", "fp16"):
         raise typer.BadParameter("must be fp32, bf16 or fp16", param_hint="--dtype")
@@ -113,7 +108,7 @@ def attention(
 
 
 def latency(
-    device: DeviceKind = "auto",
+    device: Device = DeviceKind.auto,
     seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 1.0,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -122,10 +117,6 @@ def latency(
 
     Example: paceline probe latency
     """
-    import sys
-
-    from paceline.machines.probe.passes import probe_latency
-
     kind, _, _ = _here(device)
     probe = probe_latency(sys.executable, kind, seconds)
     rows = [row.model_dump(mode="json") for row in probe.rows]
@@ -135,23 +126,16 @@ def latency(
     emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
 
 
-def _here(device: str) -> tuple[str, int, int]:
+def _here(device: DeviceKind) -> tuple[str, int, int]:
     """cpu or cuda, usable cores and GPUs of this machine."""
-    from paceline.machines.placement import device_kind
-    from paceline.machines.probe.inventory import inventory
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     found = inventory()
-    kind, notices = device_kind(device, found)
+    kind, notices = device_kind(device.value, found)
     for notice in notices:
         typer.echo(f"note: {notice}", err=True)
     return kind, found["cpu"]["usable_cores"], len(found["gpus"])
 
 
 def _size_column() -> Column:
-    from paceline.core.units import KIB, MIB
-
     def size(value: float) -> str:
         return f"{value / MIB:g} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
@@ -159,8 +143,6 @@ def _size_column() -> Column:
 
 
 def _rate_column(key: str, title: str) -> Column:
-    from paceline.core.units import si
-
     return Column(key, title, lambda value: si(value, "B/s"), "right")
 
 
@@ -173,12 +155,8 @@ def _time_column(key: str, title: str) -> Column:
 
 
 def _flops_column() -> Column:
-    from paceline.core.units import si
-
     return Column("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right")
 
 
 def _repeat_columns() -> list[Column]:
-    from paceline.core.units import percent
-
     return [Column("n", "n", str, "right"), Column("spread", "spread", percent, "right")]

@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
-if TYPE_CHECKING:
-    from paceline.core.run import RunSpec
-    from paceline.runs.flow import Progress, Watcher
+from paceline.core.facts import facts_of
+from paceline.core.run import RunSpec
+from paceline.core.units import significant
+from paceline.runs.flow import Progress, Watcher
 
 LINE_EVERY_S = 5.0
 """How often a line is printed where there is no terminal."""
@@ -26,10 +30,6 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
 
     `repeat` is a headline for one of several runs, whose common one has been shown.
     """
-    from rich.console import Console
-
-    from paceline.core.facts import facts_of
-
     console = Console(stderr=True)
     in_samples = facts_of(spec).headline == "samples_per_s"
     headline = repeat or run_headline(spec)
@@ -43,8 +43,6 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
 
 def run_headline(spec: RunSpec) -> str:
     """What runs, in one line."""
-    from paceline.core.facts import facts_of
-
     label = f" ({spec.cluster.device_label})" if spec.cluster.device_label else ""
     return (
         f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label} · "
@@ -76,11 +74,6 @@ def _lines(in_samples: bool) -> Watcher:
 def _bar(
     console: object, headline: str, total: int, in_samples: bool
 ) -> Iterator[Callable[[Progress], None]]:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
     assert isinstance(console, Console)
     console.print(escape(headline), highlight=False)
     recent: list[float] = []
@@ -105,8 +98,6 @@ def _bar(
 
 def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
     """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds over the last ten steps."""
-    from paceline.core.units import significant
-
     step = progress.step
     assert step is not None
     typical = median(recent[-RECENT_STEPS:])

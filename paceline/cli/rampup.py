@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import Json
+from paceline.cli.options import Json, Overrides, Variant
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
-
-if TYPE_CHECKING:
-    from paceline.core.hardware import Cluster
-    from paceline.layouts.rampup.check import CheckedSchedule
-    from paceline.layouts.rampup.plan import RampPlan
-    from paceline.layouts.rampup.scripts import Chain
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.files import catalog
+from paceline.files.run_folder import write_text
+from paceline.layouts.rampup.check import CheckedSchedule, check_schedule
+from paceline.layouts.rampup.plan import RampPlan, Wish, plan_ramp_up
+from paceline.layouts.rampup.schedule_table import read_schedule
+from paceline.layouts.rampup.scripts import SUBMIT, Chain, scripts
+from paceline.layouts.rampup.timing import setting
 
 
 def rampup(
@@ -69,14 +73,17 @@ def rampup(
         typer.Option(metavar="FOLDER", help="Write the plan as batch scripts for Slurm."),
     ] = None,
     every_size: Annotated[
-        bool, typer.Option("--all", help="List the best layout on every number of nodes.")
+        bool,
+        typer.Option(
+            "--all", help="List the best layout on every number of nodes.", rich_help_panel="Output"
+        ),
     ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(help="A cluster of the catalog, or a YAML file: device, links, Slurm."),
     ] = None,
-    variant: model.Variant = None,
-    overrides: model.Overrides = None,
+    variant: Variant = None,
+    overrides: Overrides = None,
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
@@ -102,13 +109,6 @@ def rampup(
     enough; the pipeline's bubble and the wait for other replicas count. --check says of a schedule
     made by hand what cannot run, what runs out of memory and what is slow, with the reason.
     """
-    from paceline.core.errors import UserError
-    from paceline.layouts.rampup.check import check_schedule
-    from paceline.layouts.rampup.plan import Wish, plan_ramp_up
-    from paceline.layouts.rampup.schedule_table import read_schedule
-    from paceline.layouts.rampup.scripts import Chain
-    from paceline.layouts.rampup.timing import setting
-
     if every_batch and samples:
         raise UserError("--every-batch", "takes the samples from the recipe's ramp-up",
                         remedy="leave out --samples")  # fmt: skip
@@ -132,9 +132,6 @@ def rampup(
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
     """The cluster that is named, None where a device is."""
-    from paceline.core.errors import UserError
-    from paceline.files import catalog
-
     if cluster and (device or per_node):
         raise UserError("--cluster", "names the devices itself",
                         remedy="leave --device and --per-node out")  # fmt: skip
@@ -163,8 +160,6 @@ def _devices(site: Cluster | None, device: str | None, per_node: int | None) -> 
 
 def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float, ...]:
     """The numbers of an option's list; raises UserError for what is none from 1 on."""
-    from paceline.core.errors import UserError
-
     found: list[float] = []
     for part in (text or "").split(",") if text else []:
         try:
@@ -221,11 +216,6 @@ def _checked_row(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(folder: Path, chain: Chain) -> None:
-    import shlex
-
-    from paceline.files.run_folder import write_text
-    from paceline.layouts.rampup.scripts import SUBMIT, scripts
-
     for name, text in scripts(chain).items():
         write_text(folder / name, text)
     submit = shlex.quote(str(folder / SUBMIT))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +19,9 @@ from paceline.cli.output import (
     refuse_where,
     select_rows,
 )
-
-if TYPE_CHECKING:
-    from paceline.files.recipe import Recipe
+from paceline.core.shape import num_parameters
+from paceline.core.units import count
+from paceline.files.recipe import Recipe, load_recipe, override_keys, recipe_names, recipe_path
 
 
 def recipes(
@@ -53,14 +54,10 @@ def recipes(
 
 
 def _rows() -> list[dict[str, Any]]:
-    from paceline.files.recipe import load_recipe, recipe_names
-
     return [_summary(load_recipe(name)) for name in recipe_names()]
 
 
 def _summary(recipe: Recipe) -> dict[str, Any]:
-    from paceline.core.shape import num_parameters
-
     training = recipe.training
     return {
         "recipe": recipe.name,
@@ -75,8 +72,6 @@ def _summary(recipe: Recipe) -> dict[str, Any]:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.units import count
-
     return [
         Column("recipe", "recipe"),
         Column("parameters", "parameters", count, "right"),
@@ -90,8 +85,6 @@ def _columns() -> list[Column]:
 
 
 def _print_one(name: str, form: TableFormat) -> None:
-    from paceline.files.recipe import load_recipe, recipe_path
-
     recipe = load_recipe(name).model_dump(mode="json")
     if form is TableFormat.text:
         typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
@@ -104,8 +97,6 @@ def _print_one(name: str, form: TableFormat) -> None:
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Every field by its dotted name, as --set takes it, with its value; a list as JSON."""
-    import json
-
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{above}{name}.")
@@ -115,7 +106,5 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _print_fields(where: list[str] | None, form: TableFormat) -> None:
-    from paceline.files.recipe import override_keys
-
     rows = select_rows([{"field": key} for key in override_keys()], where)
     emit_table(rows, [Column("field", "field")], form)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import typer
 
 from paceline.cli.options import ReportFormat
-from paceline.cli.plans import Execution, plan_content, print_plan, tell_notices
-
-if TYPE_CHECKING:
-    from paceline.compare.over_time.repeats import SeriesResult
-    from paceline.machines.placement import Request
-    from paceline.runs.flow import Watcher
-    from paceline.runs.plan import Plan
-    from paceline.runs.repeats import Series, Turn
-    from paceline.runs.tasks.losses import TaskOutcome
-    from paceline.runs.tasks.slot import JobSlot
+from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.printing import Execution, plan_content, print_plan, tell_notices
+from paceline.cli.progress import progress_display, run_headline
+from paceline.cli.sweep_table import lost_text
+from paceline.compare.over_time.repeats import SeriesResult
+from paceline.core.errors import UserError
+from paceline.core.result import Result
+from paceline.core.units import significant
+from paceline.files.run_folder import runs_root
+from paceline.machines.placement import Request, Where
+from paceline.runs.flow import Watcher, command_line
+from paceline.runs.plan import Plan
+from paceline.runs.repeats import (
+    ENOUGH_FOR_SAME,
+    Series,
+    Turn,
+    new_series,
+    resumed_series,
+    side_request,
+)
+from paceline.runs.repeats_text import (
+    ROW_METRICS,
+    configuration,
+    group_rows,
+    run_text,
+    series_lines,
+)
+from paceline.runs.series import run_series
+from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.slot import JobSlot
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})
 """Statuses of runs that might have had a figure, had they gone on."""
@@ -39,11 +59,6 @@ class Several:
 
 def repeat_runs(request: Request, several: Several, how: Execution, dry_run: bool) -> int:
     """Run what the options ask for and print it; the exit code."""
-    from paceline.core.errors import UserError
-    from paceline.files.run_folder import runs_root
-    from paceline.runs.flow import command_line
-    from paceline.runs.series import run_series
-
     if how.form is ReportFormat.html:
         raise UserError("--format html", "shows a single run; each repeat's own report.html lies in "
                         "its folder", allowed="text, json, csv, md")  # fmt: skip
@@ -75,11 +90,6 @@ def exit_code(result: SeriesResult) -> int:
 
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
-    from paceline.core.errors import UserError
-    from paceline.files.run_folder import runs_root
-    from paceline.machines.placement import Request, Where
-    from paceline.runs.repeats import ENOUGH_FOR_SAME, new_series, resumed_series, side_request
-
     root, wanted = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
@@ -100,9 +110,6 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
 
 
 def _number(repeat: str | None) -> int | None:
-    from paceline.core.errors import UserError
-    from paceline.runs.repeats import ENOUGH_FOR_SAME
-
     if repeat is None:
         return None
     if repeat == "same":
@@ -118,9 +125,6 @@ MOST_REPEATS = 1000
 
 def _announce(series: Series) -> None:
     """What will run, on standard error, before it starts."""
-    from paceline.cli.progress import run_headline
-    from paceline.runs.repeats_text import configuration
-
     for number, side in enumerate(series.sides):
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
         apart = f" · {configuration(side.changes)}" if side.changes else ""
@@ -144,7 +148,6 @@ class _Display:
 
     @contextmanager
     def running(self, task: Turn, plan: Plan) -> Iterator[Watcher]:
-        from paceline.cli.progress import progress_display
 
         if self.at_once > 1:
             typer.echo(f"{_title(task)} begins", err=True)
@@ -154,14 +157,11 @@ class _Display:
             yield watch
 
     def ended(self, task: Turn, kept: TaskOutcome) -> None:
-        from paceline.core.result import Result
-        from paceline.runs.repeats_text import run_text
 
         text = run_text(kept) if isinstance(kept, Result) else f"no run: {kept}"
         typer.echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-        from paceline.cli.sweep_table import lost_text
 
         typer.echo(lost_text(slot, why, for_good), err=True)
 
@@ -171,10 +171,6 @@ def _title(turn: Turn) -> str:
 
 
 def _print_series(result: SeriesResult, form: ReportFormat) -> None:
-    from paceline.cli.output import Column, TableFormat, emit_table
-    from paceline.core.units import significant
-    from paceline.runs.repeats_text import ROW_METRICS, group_rows, series_lines
-
     if form is ReportFormat.json:
         typer.echo(result.model_dump_json(indent=2))
     elif form is ReportFormat.text:
@@ -191,7 +187,6 @@ def _print_series(result: SeriesResult, form: ReportFormat) -> None:
 
 def _print_plans(series: Series, form: ReportFormat) -> None:
     """The order of the repeats, and each configuration's plan as a single run prints it."""
-    import json
 
     lanes = [[f"{t.letter}{t.number}" for t in series.turns(slot.number)] for slot in series.slots]
     turns = [turn for lane in lanes for turn in lane]

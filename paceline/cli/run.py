@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ClusterName, DeviceKind, Json, ReportFormat, RunsDir
-from paceline.cli.plans import Execution, print_plan, tell_notices
-from paceline.cli.where import (
-    Allocation,
-    Bind,
-    Hosts,
-    Interface,
-    LauncherOption,
-    MaxParallel,
-    Nodes,
-    NodesPerTrial,
-    SshConfig,
-    where,
-)
-
-if TYPE_CHECKING:
-    from paceline.runs.plan import Plan
+from paceline.cli import options
+from paceline.cli import where as place
+from paceline.cli.printing import Execution, print_plan, print_report, tell_notices
+from paceline.cli.progress import progress_display
+from paceline.cli.repeat import Several, repeat_runs
+from paceline.core.errors import UserError
+from paceline.files.run_folder import runs_root
+from paceline.machines.placement import Request
+from paceline.runs import flow
+from paceline.runs.plan import Plan, make_plan
 
 STATUS_EXIT = {"ok": 0, "incomplete": 4, "cancelled": 4}
 """Exit code by status; every other status is a system fault (2)."""
@@ -35,13 +28,8 @@ def run(
             help="Name of a recipe, or a YAML file.", metavar="RECIPE", show_default=False
         ),
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="A variant that the recipe defines.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set steps=20."
-        ),
-    ] = None,
+    variant: options.Variant = None,
+    overrides: options.Overrides = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -50,17 +38,17 @@ def run(
             "more where the layout needs them.",
         ),
     ] = None,
-    device: DeviceKind = "auto",
-    cluster: ClusterName = None,
-    hosts: Hosts = None,
-    nodes: Nodes = None,
-    launcher: LauncherOption = "auto",
-    allocation: Allocation = None,
-    interface: Interface = None,
-    bind: Bind = None,
-    ssh_config: SshConfig = None,
-    nodes_per_trial: NodesPerTrial = None,
-    max_parallel: MaxParallel = None,
+    device: options.Device = options.DeviceKind.auto,
+    cluster: options.ClusterName = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    bind: place.Bind = None,
+    ssh_config: place.SshConfig = None,
+    nodes_per_trial: place.NodesPerTrial = None,
+    max_parallel: place.MaxParallel = None,
     repeat: Annotated[
         str | None,
         typer.Option(
@@ -93,22 +81,16 @@ def run(
             "RECIPE.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print exactly what would run, and run nothing.")
-    ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Time limit in seconds.", metavar="SECONDS")
-    ] = None,
-    tag: Annotated[str | None, typer.Option(help="A name under which to find the run.")] = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    tag: options.Tag = None,
     probe: Annotated[
         bool, typer.Option(help="Measure this machine's reachable rate first (kept for later).")
     ] = True,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
-    ] = False,
-    runs_dir: RunsDir = None,
-    form: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
-    as_json: Json = False,
+    force: options.Force = False,
+    runs_dir: options.RunsDir = None,
+    form: options.ReportForm = options.ReportFormat.text,
+    as_json: options.Json = False,
 ) -> None:
     """Train a recipe on this machine or on hosts, measure it, and write the report.
 
@@ -136,26 +118,19 @@ def run(
     Progress goes to standard error, the report to standard output. Everything about a run lies
     in one folder: job.sh, logs, steps, result.json and report.html.
     """
-    from paceline.cli.repeat import Several, repeat_runs
-    from paceline.core.errors import UserError
-    from paceline.machines.placement import Request
-    from paceline.runs.plan import make_plan
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     request = Request(
         recipe or "",
         variant,
         tuple(overrides or ()),
         devices,
-        device,
+        device.value,
         cluster,
         timeout,
         force,
-        where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
+        place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
         runs_dir,
     )
-    form = ReportFormat.json if as_json else form
+    form = options.ReportFormat.json if as_json else form
     if repeat is not None or interleave or group is not None or resume is not None:
         several = Several(repeat, interleave, group, resume, nodes_per_trial, max_parallel)
         how = Execution(form, tag, probe, runs_dir)
@@ -174,11 +149,6 @@ def run(
 
 
 def _execute(plan: Plan, how: Execution) -> int:
-    from paceline.cli.printing import print_report
-    from paceline.cli.progress import progress_display
-    from paceline.files.run_folder import runs_root
-    from paceline.runs import flow
-
     root = runs_root(how.runs_dir)
     try:
         with progress_display(plan.spec) as watch:

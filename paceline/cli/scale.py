@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli import campaign_options as own
+from paceline.cli import options
 from paceline.cli import where as place
-from paceline.cli.campaign import Conduct
-from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import Column, TableForm, TableFormat, Where
-from paceline.core.errors import EXIT_GATE_FAILED
-
-if TYPE_CHECKING:
-    from paceline.core.scale_result import ScaleResult
-    from paceline.scaling.analysis.analysis import Analysis, Judging
+from paceline.cli.campaign import Conduct, run_campaign
+from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.core.errors import EXIT_GATE_FAILED, UserError
+from paceline.core.scale_result import ScaleResult
+from paceline.files.run_folder import write_text
+from paceline.machines.placement import Request
+from paceline.report.charts import save_chart
+from paceline.report.theme import EXPORT
+from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.sizes import parse_sizes
+from paceline.scaling.campaigns.plan import Wanted
+from paceline.scaling.charts import scaling_charts
+from paceline.scaling.page import scaling_html, share, size_rows
+from paceline.scaling.tables import measured_table, node_history, read_rows, simulate_cluster
 
 
 class SplitWay(StrEnum):
@@ -93,30 +102,30 @@ def scale(
         bool, typer.Option("--fail-on-findings", help="Exit with 3 when a node is flagged.")
     ] = False,
     where: Where = None,
-    variant: own.Variant = None,
+    variant: options.Variant = None,
     overrides: own.Overrides = None,
     gpus_per_node: own.GpusPerNode = None,
-    device: own.DeviceKind = "auto",
-    cluster: own.ClusterName = None,
+    device: options.Device = options.DeviceKind.auto,
+    cluster: options.ClusterName = None,
     repeats: own.Repeats = 1,
     topology: own.Topology = None,
     max_parallel: own.MaxParallel = None,
     extra_rounds: own.ExtraRounds = None,
-    timeout: own.Timeout = None,
+    timeout: options.Timeout = None,
     name: own.Name = None,
     resume: own.Resume = None,
-    tag: own.Tag = None,
-    dry_run: own.DryRun = False,
-    force: own.Force = False,
+    tag: options.Tag = None,
+    dry_run: options.DryRun = False,
+    force: options.Force = False,
     hosts: place.Hosts = None,
     launcher: place.LauncherOption = "auto",
     allocation: place.Allocation = None,
     interface: place.Interface = None,
     bind: place.Bind = None,
     ssh_config: place.SshConfig = None,
-    runs_dir: RunsDir = None,
+    runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Split scaling efficiency into waiting for the slowest node and communication, and name slow nodes.
 
@@ -141,15 +150,9 @@ def scale(
     own.refuse_other_modes(recipe, resume, source, simulated)
     own.refuse_unused(context, "--from" if source else "--simulate" if simulated else None)
     if source is None and not simulated:
-        from paceline.cli.campaign import run_campaign
-        from paceline.machines.placement import Request
-        from paceline.scaling.campaigns.plan import Wanted
-
         own.refuse_foreign(fault, where)
-        if device not in ("auto", "cpu", "cuda"):
-            raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
         there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
-        request = Request(recipe or "", variant, tuple(overrides or ()), None, device, cluster,
+        request = Request(recipe or "", variant, tuple(overrides or ()), None, device.value, cluster,
                           timeout, force, there, runs_dir)  # fmt: skip
         wanted = Wanted(
             request, sizes, own.devices_per_node(gpus_per_node),
@@ -163,9 +166,6 @@ def scale(
     if source:
         analysis, notes = _from_table(source, where, scaling, reference, history)
     else:
-        from paceline.scaling.analysis.sizes import parse_sizes
-        from paceline.scaling.tables import simulate_cluster
-
         analysis, notes = simulate_cluster(
             nodes, fault or [], seed, parse_sizes(sizes, nodes), split.value, rounds,
             _judging(scaling, reference, history),
@@ -184,13 +184,6 @@ def show_analysis(
     charts: Path | None = None,
 ) -> None:
     """Print an analysis, and write its page and charts where that is asked for."""
-    from paceline.files.run_folder import write_text
-    from paceline.report.charts import save_chart
-    from paceline.report.theme import EXPORT
-    from paceline.scaling.analysis.answer import scale_result
-    from paceline.scaling.charts import scaling_charts
-    from paceline.scaling.page import scaling_html
-
     result = scale_result(analysis, notes)
     reference = analysis.judging.reference
     healthy = reference.samples_per_s if reference else None
@@ -203,9 +196,6 @@ def show_analysis(
 
 
 def _print(result: ScaleResult, form: TableFormat) -> None:
-    from paceline.cli.output import emit_table
-    from paceline.scaling.page import share, size_rows
-
     shares = ("spread", "efficiency", "low", "high", "straggler", "communication")
     columns = [
         Column("nodes", "nodes", justify="right"),
@@ -231,10 +221,6 @@ def _from_table(
     reference: float | None,
     history: Path | None,
 ) -> tuple[Analysis, list[str]]:
-    from paceline.cli.output import select_rows
-    from paceline.scaling.analysis.analysis import analyse
-    from paceline.scaling.tables import measured_table, read_rows
-
     rows = read_rows(source)
     table = measured_table(
         [dict(row) for row in select_rows(rows, where, list(rows[0]))], str(source)
@@ -251,10 +237,6 @@ def _judging(
     resolution: float = 0.0,
     where: list[str] | None = None,
 ) -> Judging:
-    from paceline.core.errors import UserError
-    from paceline.scaling.analysis.analysis import Judging
-    from paceline.scaling.analysis.blame import Reference
-
     if reference is not None and not 0 < reference < float("inf"):
         raise UserError(f"--reference {reference}", "is no speed", allowed="samples/s above 0")
     return Judging(
@@ -267,9 +249,6 @@ def _judging(
 
 def _history(path: Path, where: list[str] | None) -> dict[str, list[float]]:
     """Each host's earlier values, in the rows that `where` selects by columns that are there."""
-    from paceline.cli.output import select_rows
-    from paceline.scaling.tables import node_history, read_rows
-
     rows = read_rows(path)
     told = [one for one in where or [] if one.partition("=")[0] in rows[0]]
     return node_history([dict(row) for row in select_rows(rows, told)], str(path))

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli import model_options as model
+from paceline.cli import options
 from paceline.cli import where as place
-from paceline.cli.options import ClusterName, DeviceKind, Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
+from paceline.cli.progress import run_headline
+from paceline.cli.sweep_table import print_sweep, sweep_display
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
-
-if TYPE_CHECKING:
-    from paceline.layouts.sweep.plan import Sweep, Wanted
-    from paceline.layouts.sweep.result import SweepResult
-    from paceline.layouts.sweep.trials import Trial
+from paceline.files.run_folder import runs_root, write_text, write_value
+from paceline.layouts.sweep.chart import front_chart
+from paceline.layouts.sweep.dimensions import dimensions
+from paceline.layouts.sweep.page import sweep_html
+from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
+from paceline.layouts.sweep.result import SweepResult
+from paceline.layouts.sweep.runner import run_sweep
+from paceline.layouts.sweep.trials import Trial, sweep_result, trials_of
+from paceline.machines.placement import Request
+from paceline.report.charts import save_chart
+from paceline.report.theme import EXPORT
+from paceline.runs.flow import command_line
 
 SWEEP_FILE, TABLE_FILE, PAGE_FILE = "sweep.json", "results.csv", "report.html"
 CHART_FILE = "speed-memory.svg"
-VARIES = "What varies"
 
 
 def _list(what: str) -> object:
-    return typer.Option(metavar="LIST", help=what, rich_help_panel=VARIES)
+    return typer.Option(metavar="LIST", help=what)
 
 
 def sweep(
@@ -38,7 +48,7 @@ def sweep(
     mbs: Annotated[str | None, _list("Micro-batches, in sequences.")] = None,
     recompute: Annotated[str | None, _list("none, selective, full.")] = None,
     gbs: Annotated[str | None, _list("Global batches, in sequences.")] = None,
-    variant: model.Variant = None,
+    variant: options.Variant = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,8 +65,8 @@ def sweep(
             "the largest layout needs.",
         ),
     ] = None,
-    device: DeviceKind = "auto",
-    cluster: ClusterName = None,
+    device: options.Device = options.DeviceKind.auto,
+    cluster: options.ClusterName = None,
     hosts: place.Hosts = None,
     nodes: place.Nodes = None,
     launcher: place.LauncherOption = "auto",
@@ -69,9 +79,7 @@ def sweep(
     repeat: Annotated[
         int, typer.Option(min=1, help="Runs of each; all run once before any runs again.")
     ] = 1,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each run.")
-    ] = None,
+    timeout: options.Timeout = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -82,17 +90,12 @@ def sweep(
         bool, typer.Option("--all", help="Also run what the estimate calls hopeless.")
     ] = False,
     evidence: model.EvidenceFile = None,
-    tag: Annotated[str | None, typer.Option(help="A name under which to find the runs.")] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print what would run in which order, and run nothing."),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
-    ] = False,
-    runs_dir: RunsDir = None,
+    tag: options.Tag = None,
+    dry_run: options.DryRun = False,
+    force: options.Force = False,
+    runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run a recipe in every combination of some settings and say which is fastest.
 
@@ -111,18 +114,12 @@ def sweep(
 
       paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
     """
-    from paceline.layouts.sweep.dimensions import dimensions
-    from paceline.layouts.sweep.plan import Wanted
-    from paceline.machines.placement import Request
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter("must be auto, cpu or cuda", param_hint="--device")
     named = {"tp": tp, "pp": pp, "cp": cp, "vp": vp, "zero": zero, "mbs": mbs,
              "recompute": recompute, "gbs": gbs}  # fmt: skip
     varied, fixed = dimensions(named, overrides or ())
     there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     request = Request(
-        recipe, variant, fixed, devices, device, cluster, timeout, force, there, runs_dir
+        recipe, variant, fixed, devices, device.value, cluster, timeout, force, there, runs_dir
     )
     how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
     wanted = Wanted(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
@@ -141,12 +138,6 @@ class _How:
 
 
 def _sweep(wanted: Wanted, how: _How) -> int:
-    from paceline.cli.sweep_table import print_sweep, sweep_display
-    from paceline.files.run_folder import runs_root
-    from paceline.layouts.sweep.plan import new_sweep
-    from paceline.layouts.sweep.runner import run_sweep
-    from paceline.layouts.sweep.trials import sweep_result, trials_of
-    from paceline.runs.flow import command_line
 
     root = runs_root(how.runs_dir)
     planned = new_sweep(wanted, model.evidence_of(how.evidence) if how.evidence else None)
@@ -184,8 +175,6 @@ def exit_code(result: SweepResult) -> int:
 
 def _announce(planned: Sweep, trials: list[Trial]) -> None:
     """What will run, on standard error, before it starts."""
-    from paceline.cli.progress import run_headline
-
     first = next((one.plan for one in planned.choices if one.plan), None)
     if first:
         typer.echo(run_headline(first.spec), err=True)
@@ -202,16 +191,6 @@ def _announce(planned: Sweep, trials: list[Trial]) -> None:
 
 def _keep(result: SweepResult, folder: Path) -> None:
     """Write the table, the JSON, the page and the chart into the sweep's folder."""
-    from contextlib import redirect_stdout
-    from io import StringIO
-
-    from paceline.cli.sweep_table import print_sweep
-    from paceline.files.run_folder import write_text, write_value
-    from paceline.layouts.sweep.chart import front_chart
-    from paceline.layouts.sweep.page import sweep_html
-    from paceline.report.charts import save_chart
-    from paceline.report.theme import EXPORT
-
     table = StringIO()
     with redirect_stdout(table):
         print_sweep(result, TableFormat.csv)

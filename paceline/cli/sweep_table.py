@@ -7,22 +7,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from paceline.cli.output import Column, TableFormat, emit_table
-
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
-
-    from paceline.layouts.sweep.result import SweepResult, SweepRow
-    from paceline.layouts.sweep.runner import SweepTask
-    from paceline.layouts.sweep.trials import Trial
-    from paceline.runs.flow import Progress, Watcher
-    from paceline.runs.plan import Plan
-    from paceline.runs.tasks.slot import JobSlot
+from paceline.core.units import gib, significant
+from paceline.layouts.sweep.chart import notes, sweep_rows
+from paceline.layouts.sweep.page import for_people, shown_columns, table_note
+from paceline.layouts.sweep.result import SweepResult, SweepRow, label
+from paceline.layouts.sweep.runner import SweepTask
+from paceline.layouts.sweep.trials import Trial, row_of
+from paceline.runs.flow import Progress, Watcher
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 
 LINE_EVERY_S = 5.0
 RAW = (
@@ -37,9 +39,6 @@ RAW = (
 
 def print_sweep(result: SweepResult, form: TableFormat) -> None:
     """The table, and for people the sentences below it."""
-    from paceline.layouts.sweep.chart import sweep_rows
-    from paceline.layouts.sweep.page import for_people, table_note
-
     rows = list(sweep_rows(result))
     if form is TableFormat.csv:
         varied = [name for name in result.dimensions if name.rpartition(".")[2] not in RAW]
@@ -57,8 +56,6 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
 
 def columns_of(result: SweepResult) -> list[Column]:
     """The columns that people are shown."""
-    from paceline.layouts.sweep.page import shown_columns
-
     return [
         Column(one.key, one.title, one.write, "right" if one.is_number else "left",
                wraps=one.key == "notes")
@@ -144,12 +141,6 @@ class LiveTable:
             self.live.update(self._table(min(self._now, default=trial.number)))
 
     def _table(self, first: int) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        from paceline.layouts.sweep.trials import row_of
-
         begin = max(0, first - max(1, self.height - 8))
         shown = self.trials[begin : begin + max(4, self.height - 6)]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -165,9 +156,6 @@ class LiveTable:
 @contextmanager
 def sweep_display(trials: Sequence[Trial]) -> Iterator[Lines | LiveTable]:
     """Who is told how the sweep goes on: a table on a terminal, lines elsewhere."""
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(stderr=True)
     runs = [trial for trial in trials if trial.choice.runs]
     if not console.is_terminal:
@@ -178,8 +166,6 @@ def sweep_display(trials: Sequence[Trial]) -> Iterator[Lines | LiveTable]:
 
 
 def _label(trial: Trial) -> str:
-    from paceline.layouts.sweep.result import label
-
     return label(trial.choice.settings)
 
 
@@ -189,9 +175,6 @@ def _repeat(repeat: int) -> str:
 
 def _outcome(row: SweepRow) -> str:
     """`0.231 s, 17,731 tokens/s, 0.61 GiB`, or the status with its reason."""
-    from paceline.core.units import gib, significant
-    from paceline.layouts.sweep.chart import notes
-
     if not row.ok:
         return "" if row.status == "waiting" else notes(row)
     memory = f", {gib(row.memory_bytes)}" if row.memory_bytes is not None else ""

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from paceline.cli import model_options as model
+from paceline.cli import options
 from paceline.cli import where as place
-from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import TableForm, TableFormat
-from paceline.core.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+from paceline.cli.progress import run_headline
+from paceline.cli.tune_table import print_ranking, print_tuning, tune_display
+from paceline.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    EXIT_SYSTEM_FAULT,
+    UserError,
+)
+from paceline.files import catalog
+from paceline.files.run_folder import runs_root
+from paceline.layouts.search.space import Space
+from paceline.layouts.tune.budget import ALLOWED, read_budget
+from paceline.layouts.tune.ranking import rank
+from paceline.layouts.tune.result import TuneResult
+from paceline.layouts.tune.tuning import SCHEDULES, Tuning, Wanted, headline, new_tuning
+from paceline.machines.placement import Request, Where, placed
+from paceline.runs.flow import command_line
 
-if TYPE_CHECKING:
-    from paceline.layouts.tune.result import TuneResult
-    from paceline.layouts.tune.tuning import Tuning, Wanted
-    from paceline.machines.placement import Where
-
-TRIALS = "Trials"
 T = TypeVar("T")
 
 
@@ -42,8 +53,8 @@ def tune(
         bool, typer.Option("--estimate-only", help="Rank by estimate; nothing runs.")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="Layouts that a ranking lists.")] = 50,
-    variant: model.Variant = None,
-    overrides: model.Overrides = None,
+    variant: options.Variant = None,
+    overrides: options.Overrides = None,
     most_tp: Annotated[int, typer.Option(min=1, help="Largest tensor-parallel size.")] = 8,
     most_cp: Annotated[int, typer.Option(min=1, help="Largest context-parallel size.")] = 16,
     most_ep: Annotated[int, typer.Option(min=1, help="Largest expert-parallel size.")] = 64,
@@ -54,25 +65,17 @@ def tune(
     stack: model.StackName = "fused",
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of a trial; default the recipe's.", rich_help_panel=TRIALS),
+        typer.Option(min=1, help="Steps of a trial; default the recipe's."),
     ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, metavar="SECONDS", help="Time limit of a trial.", rich_help_panel=TRIALS
-        ),
-    ] = None,
+    timeout: options.Timeout = None,
     write: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Where the best layout goes as a recipe.", rich_help_panel=TRIALS
-        ),
+        typer.Option(metavar="FILE", help="Where the best layout goes as a recipe."),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
             help="Name of the tuning; another name measures everything anew.",
-            rich_help_panel=TRIALS,
         ),
     ] = None,
     oversubscribe: Annotated[
@@ -80,31 +83,12 @@ def tune(
         typer.Option(
             "--oversubscribe",
             help="Allow more processes than physical cores.",
-            rich_help_panel=TRIALS,
         ),
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Say what can be tried; run nothing.", rich_help_panel=TRIALS
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Run although the memory bound says it cannot fit.",
-            rich_help_panel=TRIALS,
-        ),
-    ] = False,
-    tag: Annotated[
-        str | None,
-        typer.Option(help="A name under which to find the runs.", rich_help_panel=TRIALS),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="A cluster of the catalog, or a YAML file.", rich_help_panel=place.PANEL),
-    ] = None,
+    dry_run: options.DryRun = False,
+    force: options.Force = False,
+    tag: options.Tag = None,
+    cluster: options.ClusterName = None,
     hosts: place.Hosts = None,
     nodes: place.Nodes = None,
     launcher: place.LauncherOption = "auto",
@@ -112,9 +96,9 @@ def tune(
     interface: place.Interface = None,
     bind: place.Bind = None,
     ssh_config: place.SshConfig = None,
-    runs_dir: RunsDir = None,
+    runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Find the fastest layout of a recipe, by few runs or by estimate alone.
 
@@ -134,18 +118,8 @@ def tune(
     With --estimate-only layouts whose sizes do not divide are counted, those
     that would run out of memory with more than even odds are pruned.
     """
-    from paceline.core.errors import UserError
-    from paceline.files.run_folder import runs_root
-    from paceline.layouts.search.space import Space
-    from paceline.layouts.tune.budget import ALLOWED, read_budget
-    from paceline.layouts.tune.ranking import rank
-    from paceline.layouts.tune.tuning import SCHEDULES, Wanted
-    from paceline.machines.placement import Request
-
     form = TableFormat.json if as_json else form
     if estimate_only:
-        from paceline.cli.tune_table import print_ranking
-
         question = model.question(
             recipe, _given(device, "--device"), _given(gpus, "--gpus"), stack, variant=variant,
             overrides=overrides, per_node=per_node, intra=intra, inter=inter,
@@ -180,10 +154,6 @@ def _given(value: T | None, option: str) -> T:
 
 def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
     """Raises UserError where a cluster has not as many devices as were asked for."""
-    from paceline.core.errors import UserError
-    from paceline.files import catalog
-    from paceline.machines.placement import placed
-
     has = placed(catalog.cluster(name), there).world_size
     if gpus not in (None, has):
         raise UserError(f"--gpus {gpus}", f"{name} has {has} devices here",
@@ -192,8 +162,6 @@ def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
 
 def _per_host(gpus: int, there: Where) -> int:
     """Devices of every host."""
-    from paceline.core.errors import UserError
-
     nodes = there.nodes or len(there.hosts) or 1
     if gpus % nodes:
         raise UserError(f"--gpus {gpus}", f"is no multiple of the {nodes} hosts")
@@ -203,10 +171,6 @@ def _per_host(gpus: int, there: Where) -> int:
 def _tune(
     wanted: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
 ) -> int:
-    from paceline.cli.tune_table import print_tuning, tune_display
-    from paceline.layouts.tune.tuning import headline, new_tuning
-    from paceline.runs.flow import command_line
-
     coefficients = model.evidence_of(evidence) if evidence else None
     tuning = new_tuning(wanted, coefficients, root, command_line())
     _announce(tuning, headline(tuning))
@@ -233,8 +197,6 @@ def exit_code(result: TuneResult) -> int:
 
 def _announce(tuning: Tuning, told: str) -> None:
     """What can be tried, on standard error, before anything starts."""
-    from paceline.cli.progress import run_headline
-
     found = tuning.search.candidates
     typer.echo(run_headline(found.spec), err=True)
     typer.echo(told, err=True)

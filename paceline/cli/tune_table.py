@@ -6,22 +6,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 
 from paceline.cli.output import Column, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable, lost_text
-
-if TYPE_CHECKING:
-    from paceline.layouts.sweep.result import SweepRow
-    from paceline.layouts.sweep.runner import SweepTask
-    from paceline.layouts.sweep.trials import Trial
-    from paceline.layouts.tune.ranking import Ranking
-    from paceline.layouts.tune.result import TuneResult, TuneRow
-    from paceline.runs.flow import Progress, Watcher
-    from paceline.runs.plan import Plan
-    from paceline.runs.tasks.slot import JobSlot
+from paceline.layouts.sweep.chart import notes
+from paceline.layouts.sweep.result import SweepRow, label
+from paceline.layouts.sweep.runner import SweepTask
+from paceline.layouts.sweep.trials import Trial
+from paceline.layouts.tune.ranking import Ranking
+from paceline.layouts.tune.result import TuneResult, TuneRow
+from paceline.runs.flow import Progress, Watcher
+from paceline.runs.plan import Plan
+from paceline.runs.tasks.slot import JobSlot
 
 
 def print_ranking(found: Ranking, form: TableFormat) -> None:
@@ -81,7 +82,6 @@ class TuneLines:
     @contextmanager
     def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
         """What runs and what is expected of it."""
-        from paceline.layouts.sweep.result import label
 
         trial, repeat = task
         again = f", run {repeat}" if repeat > 1 else ""
@@ -103,7 +103,6 @@ class TuneLines:
 
     def ended(self, task: SweepTask, kept: SweepRow) -> None:
         """How the layout stands now."""
-        from paceline.layouts.sweep.chart import notes
 
         speed = f"{_seconds(kept.step_time_s or 0.0)} s, {kept.tokens_per_s or 0.0:,.0f} tokens/s"
         typer.echo(f"  {speed if kept.ok else notes(kept)}", err=True)
@@ -116,9 +115,6 @@ class TuneLines:
 @contextmanager
 def tune_display(order: list[Trial]) -> Iterator[TuneLines | LiveTable]:
     """Who is told how a tuning goes on; `order` are its layouts, to which every try adds one."""
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(stderr=True)
     if not console.is_terminal:
         yield TuneLines()

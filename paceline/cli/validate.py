@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
-
-if TYPE_CHECKING:
-    from paceline.estimate.validation import Score, Validation
+from paceline.estimate.validation import Score, Validation, read_table, validate_rows
 
 
 def validate(
@@ -35,8 +34,6 @@ def validate(
     Rows that cannot be modelled are listed with the reason. csv lists the rows, the other forms the
     scores, overall, by source and by kind.
     """
-    from paceline.estimate.validation import read_table, validate_rows
-
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
     found = validate_rows(table.name, chosen, model.evidence_of(evidence))
@@ -61,8 +58,6 @@ def _row(name: str, score: Score) -> dict[str, Any]:
 
 
 def _tell(found: Validation) -> None:
-    from collections import Counter
-
     if not found.rows:
         why = "no row could be modelled" if found.unmodelled else "the table has no rows"
         typer.echo(f"nothing to compare: {why}", err=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
+
+from paceline import __version__
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_table
 
@@ -11,11 +15,6 @@ def version(form: TableForm = TableFormat.text, as_json: Json = False) -> None:
 
     Example: paceline version --json
     """
-    import platform
-    from importlib import metadata
-
-    from paceline import __version__
-
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

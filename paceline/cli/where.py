@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
-if TYPE_CHECKING:
-    from paceline.core.hosts import Host
-    from paceline.machines.placement import Where
-
-PANEL = "Hosts"
+from paceline.core.errors import UserError
+from paceline.core.hardware import INTERFACE_NAME, LauncherName
+from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
+from paceline.machines.placement import Where
 
 Hosts = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|LIST",
         help="A hostfile (`node-1 slots=8` a line), or names: node[001-004],gpu-a.",
-        rich_help_panel=PANEL,
     ),
 ]
 Nodes = Annotated[
     int | None,
-    typer.Option(min=1, help="How many of the hosts, or nodes of Slurm.", rich_help_panel=PANEL),
+    typer.Option(min=1, help="How many of the hosts, or nodes of Slurm."),
 ]
 LauncherOption = Annotated[
     str,
@@ -31,7 +29,6 @@ LauncherOption = Annotated[
         "--launcher",
         help="auto, local, ssh or slurm. auto: Slurm inside an allocation, SSH with --hosts, Slurm "
         "where it is installed and --nodes is above 1, else this machine.",
-        rich_help_panel=PANEL,
     ),
 ]
 Allocation = Annotated[
@@ -39,26 +36,22 @@ Allocation = Annotated[
     typer.Option(
         metavar="JOBID",
         help="Run as steps inside this Slurm job; default the one that this shell is in.",
-        rich_help_panel=PANEL,
     ),
 ]
 Interface = Annotated[
     str | None,
-    typer.Option(help="Network interface for rendezvous and collectives.", rich_help_panel=PANEL),
+    typer.Option(help="Network interface for rendezvous and collectives."),
 ]
 Bind = Annotated[
     str | None,
     typer.Option(
         metavar="auto|none|FILE",
         help="Bind ranks to the cores nearest their device, or as a file says.",
-        rich_help_panel=PANEL,
     ),
 ]
 SshConfig = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="ssh's configuration, instead of ~/.ssh/config.", rich_help_panel=PANEL
-    ),
+    typer.Option(metavar="FILE", help="ssh's configuration, instead of ~/.ssh/config."),
 ]
 
 
@@ -68,7 +61,6 @@ NodesPerTrial = Annotated[
         min=1,
         help="Share the hosts out in parts of so many nodes, on each of which one run after the other "
         "goes on. Default with --max-parallel: as many as share the hosts evenly.",
-        rich_help_panel=PANEL,
     ),
 ]
 MaxParallel = Annotated[
@@ -77,7 +69,6 @@ MaxParallel = Annotated[
         min=1,
         help="Runs at the same time: on parts of the hosts as many as fit, in Slurm's queue 128; on "
         "one machine 1, and more share its cores or GPUs and disturb each other.",
-        rich_help_panel=PANEL,
     ),
 ]
 
@@ -92,12 +83,6 @@ def where(
     ssh_config: Path | None,
 ) -> Where:
     """The place that the options name; raises UserError for hosts that cannot be read."""
-    from typing import cast, get_args
-
-    from paceline.core.errors import UserError
-    from paceline.core.hardware import INTERFACE_NAME, LauncherName
-    from paceline.machines.placement import Where
-
     if launcher not in ("auto", *get_args(LauncherName)):
         raise typer.BadParameter("must be auto, local, ssh or slurm", param_hint="--launcher")
     if interface is not None and not INTERFACE_NAME.fullmatch(interface):
@@ -114,9 +99,6 @@ def where(
 
 def read_hosts(text: str | None) -> tuple[Host, ...]:
     """The hosts of a hostfile, or of a list; raises UserError for what is neither."""
-    from paceline.core.errors import UserError
-    from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
-
     if text is None:
         return ()
     path = Path(text)

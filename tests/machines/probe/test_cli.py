@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.probe import app
+from paceline.cli import app
 from paceline.core.errors import UserError
 
 
 def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(app, ["probe", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

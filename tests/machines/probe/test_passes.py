@@ -7,14 +7,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.probe import app
+from paceline.cli import app
 from paceline.core.errors import UserError
 from paceline.machines.probe.passes import attention_shapes
 
 
 def test_attention_of_a_recipe_is_told_with_its_rate():
     arguments = ["attention", "--device", "cpu", "--seconds", "0.1", "--json"]
-    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    document = json.loads(CliRunner().invoke(app, ["probe", *arguments]).stdout)
     one, many = document["rows"]
     assert document["probe"] == "attention" and one["shape"] == [1, 256, 8, 4, 32]
     assert many["shape"][0] == 8 and many["n"] >= 3
@@ -27,7 +27,9 @@ def test_attention_of_a_recipe_is_told_with_its_rate():
 
 def test_the_start_of_an_operation_takes_a_time():
     document = json.loads(
-        CliRunner().invoke(app, ["latency", "--device", "cpu", "--seconds", "0.1", "--json"]).stdout
+        CliRunner()
+        .invoke(app, ["probe", "latency", "--device", "cpu", "--seconds", "0.1", "--json"])
+        .stdout
     )
     assert document["probe"] == "latency" and document["best"]["latency_s"] > 0
     assert document["best"]["n"] >= 10
@@ -36,4 +38,4 @@ def test_the_start_of_an_operation_takes_a_time():
 def test_only_decoders_have_causal_attention():
     with pytest.raises(UserError, match="has no causal attention"):
         attention_shapes("flux1-schnell-tiny")
-    assert CliRunner().invoke(app, ["attention", "--dtype", "fp8"]).exit_code != 0
+    assert CliRunner().invoke(app, ["probe", "attention", "--dtype", "fp8"]).exit_code != 0

@@ -149,7 +149,7 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
         (("tiny-gpt", "--hosts", "a,b", "--scaling", "strong"), "--set global_batch=N"),
         (("tiny-gpt", "--hosts", "a;reboot"), "is no host name"),
         (("tiny-gpt", "--hosts", "a,b", "--name", "x\ny"), "cannot name a campaign"),
-        (("tiny-gpt", "--hosts", "a,b", "--device", "tpu"), "must be auto, cpu or cuda"),
+        (("tiny-gpt", "--hosts", "a,b", "--device", "tpu"), "not one of 'auto', 'cpu', 'cuda'"),
         (("tiny-gpt", "--launcher", "ssh"), "has no hosts to go to"),
         (("tiny-gpt", "--hosts", "a,b", "--fault", "slow=1:5%"), "goes with --simulate alone"),
     ],

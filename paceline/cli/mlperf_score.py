@@ -1,24 +1,22 @@
-"""`paceline mlperf`: MLPerf Training runs, scored and checked from their logs."""
+"""`paceline mlperf score` and `check`: logs held against the rules."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paceline.cli import mlperf_compare, mlperf_run, mlperf_submission
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
+from paceline.core.units import significant
+from paceline.mlperf.score.folder import score as score_runs
+from paceline.mlperf.score.score import Score
+from paceline.mlperf.score.text import check_lines, check_rows, score_lines, score_row
+from paceline.mlperf.submission.check import check as check_place
+from paceline.report.figures import one_line
 
-if TYPE_CHECKING:
-    from paceline.mlperf.score.score import Score
-
-app = typer.Typer(
-    help="MLPerf Training by its rules: run, score, check and package. Never an official result.",
-    no_args_is_help=True,
-)
 EXIT_CODES = {
     "ok": EXIT_OK,
     "incomplete": EXIT_INCOMPLETE,
@@ -27,18 +25,6 @@ EXIT_CODES = {
 }
 
 
-app.command()(mlperf_run.run)
-app.command()(mlperf_submission.system)
-app.command()(mlperf_submission.package)
-app.command()(mlperf_compare.compare)
-
-
-@app.callback()
-def _group() -> None:
-    """Whatever is printed here is unofficial, not verified by MLCommons Association."""
-
-
-@app.command()
 def score(
     place: Annotated[
         Path, typer.Argument(help="Folder with the logs of one set of runs.", metavar="DIR")
@@ -70,8 +56,6 @@ def score(
     A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a failed
     run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
     """
-    from paceline.mlperf.score.folder import score as score_runs
-
     found = score_runs(place, ruleset, gpus)
     _emit(found, TableFormat.json if as_json else form)
     if EXIT_CODES[found.status]:
@@ -79,8 +63,6 @@ def score(
 
 
 def _emit(found: Score, form: TableFormat) -> None:
-    from paceline.mlperf.score.text import score_lines, score_row
-
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
         return
@@ -93,9 +75,6 @@ def _emit(found: Score, form: TableFormat) -> None:
 
 
 def _columns() -> list[Column]:
-    from paceline.core.units import significant
-    from paceline.report.figures import one_line
-
     return [
         Column("file", "run", one_line),
         Column("status", "status"),
@@ -110,7 +89,6 @@ def _columns() -> list[Column]:
     ]
 
 
-@app.command()
 def check(
     place: Annotated[
         Path,
@@ -145,9 +123,6 @@ def check(
 
     Exit code 0 when all logs pass, 3 when one fails, 4 when the checker has no answer for one.
     """
-    from paceline.mlperf.score.text import check_lines, check_rows
-    from paceline.mlperf.submission.check import check as check_place
-
     found = check_place(place, ruleset)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:

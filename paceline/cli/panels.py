@@ -1,0 +1,36 @@
+"""The panels in which `--help` shows the options of a verb that has many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typer.core import TyperOption
+
+MOST_WITHOUT = 15
+"""Options that a verb shows in one list."""
+PANELS = {
+    "What is trained": "--variant --set --layout --tokens --tiny --synthetic --data --heldout",
+    "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp --most-ep "
+    "--sizes --split --rounds --scaling --interleave --compare --stages --samples --max-nodes "
+    "--least-efficiency --every-batch --seed",
+    "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
+    "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
+    "--per-node --gpus-per-node --intra --inter --topology",
+    "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
+    "--limit --wait",
+    "Time model": "--evidence --stack --compiled --trace --measured --measured-s",
+    "Cost": "--price --spot-price --pue --carbon",
+    "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
+    "Judgement": "--reference --history --against --check --fail-on-findings",
+    "Without a campaign": "--from --simulate --fault",
+    "Output": "--where --tag --runs-dir --top --write --scripts --html --charts --output --format --json",
+}
+PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options.split()}
+
+
+def group_options(params: Sequence[object]) -> None:
+    """Put the options of a verb in panels where they are many; what a declaration says stands."""
+    options = [one for one in params if isinstance(one, TyperOption)]
+    for option in options:
+        named = option.rich_help_panel or PANEL_OF.get(option.opts[0])
+        option.rich_help_panel = named if len(options) > MOST_WITHOUT else None

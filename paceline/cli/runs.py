@@ -1,0 +1,176 @@
+"""`paceline list`, `show`, `report` and `db`: runs that are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, ReportForm, ReportFormat, RunName, RunsDir
+from paceline.cli.output import (
+    Column,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_json,
+    emit_table,
+    select_rows,
+)
+from paceline.cli.printing import print_report, rendered
+from paceline.core.errors import UserError
+from paceline.core.result import Result
+from paceline.core.units import percent, significant
+from paceline.estimate.explanation import explained
+from paceline.files.index import COLUMNS, Index, listing
+from paceline.files.run_folder import REPORT_FILE, find_run, runs_root, write_text
+from paceline.report.page import RunReport
+from paceline.runs.outcome import evaluate
+
+
+def list_runs(
+    runs_dir: RunsDir = None,
+    where: Where = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """List runs, oldest first, with their status and headline figures.
+
+    A run whose controller was killed shows as `incomplete`, with the steps and figures it has.
+    Folders that cannot be read are named on standard error. `--where group=NAME` lists the repeats
+    of one group.
+
+    Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
+    """
+    root = runs_root(runs_dir)
+    found = listing(root, computed_result)
+    rows = select_rows(found.rows, where, COLUMNS)
+    if found.fault:
+        typer.echo(f"note: every folder was read again: {found.fault}", err=True)
+    for problem in found.left_out:
+        typer.echo(f"left out: {problem}", err=True)
+    form = TableFormat.json if as_json else form
+    if not (found.rows or found.left_out) and form is TableFormat.text:
+        typer.echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
+        return
+    emit_table(rows, _listed_columns(form, any(row["group"] for row in rows)), form)
+
+
+def computed_result(folder: Path) -> Result:
+    """The result of a run, computed from its raw files."""
+    return evaluate(folder).result
+
+
+def _listed_columns(form: TableFormat, grouped: bool) -> list[Column]:
+    shown = [
+        Column("run", "run"),
+        Column("status", "status"),
+        Column("tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", "right"),
+        Column("step_time_s", "step s", lambda v: significant(v, 4), "right"),
+        Column("mfu", "MFU", percent, "right"),
+        Column("of_achievable", "of achievable", percent, "right"),
+        Column("steps", "steps", str, "right"),
+    ]
+    if form is not TableFormat.csv:
+        return [*shown, Column("group", "group")] if grouped else shown
+    names = ("created", "recipe", "tag", "group", "device", "devices", "layout", "dtype", "key")
+    return [*shown, *(Column(name, name) for name in names)]
+
+
+def show(
+    run: RunName = "last",
+    runs_dir: RunsDir = None,
+    form: ReportForm = ReportFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Show one run: status, figures, where its files lie.
+
+    The figures are computed anew from the raw files, so this works while a run goes on and after
+    it was killed.
+
+    Example: paceline show last --json
+    """
+    report = evaluate(find_run(runs_root(runs_dir), run))
+    form = ReportFormat.json if as_json else form
+    if form is ReportFormat.html:
+        report = explained(report)
+    print_report(report, form)
+
+
+def report(
+    run: RunName = "last",
+    runs_dir: RunsDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File to write; default report.html in the run folder."
+        ),
+    ] = None,
+    form: ReportForm = ReportFormat.html,
+    charts: Annotated[
+        str | None,
+        typer.Option(help="Also save every chart: svg, png or svg,png.", metavar="FORMATS"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the written files as JSON: {report, charts}.")
+    ] = False,
+) -> None:
+    """Write the report of one run as a file, and its charts as pictures.
+
+    The HTML is one file that opens without a network. `--output -` prints it instead.
+
+    Example: paceline report last --charts svg,png
+    """
+    printed = str(output) == "-" or (output is None and form is ReportFormat.text)
+    if printed and as_json:
+        raise UserError("--json", "tells which files were written, and this report is printed",
+                        remedy="name a file with --output")  # fmt: skip
+    folder = find_run(runs_root(runs_dir), run)
+    content = evaluate(folder)
+    if charts or form is ReportFormat.html:
+        content = explained(content)
+    pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
+    if not as_json:
+        for picture in pictures:
+            typer.echo(picture, err=printed)
+    if printed:
+        print_report(content, form)
+        return
+    path = output or folder / (REPORT_FILE if form is ReportFormat.html else f"report.{form}")
+    write_text(path, rendered(content, form))
+    if as_json:
+        emit_json({"report": str(path), "charts": pictures})
+    else:
+        typer.echo(str(path))
+
+
+def _saved_charts(content: RunReport, folder: Path, charts: str) -> list[Path]:
+    # Altair below it takes as long to import as the rest of the verb.
+    from paceline.report.charts import save_charts
+
+    formats = [name.strip().lower() for name in charts.split(",") if name.strip()]
+    wrong = [name for name in formats if name not in ("svg", "png")]
+    if wrong:
+        raise UserError(f"--charts {charts}", f"{wrong[0]} is not a format", allowed="svg, png")
+    return save_charts(content, folder / "charts", formats)
+
+
+def rebuild(
+    runs_dir: RunsDir = None, form: TableForm = TableFormat.text, as_json: Json = False
+) -> None:
+    """Read every run folder again and make the index anew.
+
+    Example: paceline db rebuild --runs-dir /shared/runs
+    """
+    root = runs_root(runs_dir)
+    count, unreadable = Index.open(root, anew=True).rebuild(computed_result)
+    for problem in unreadable:
+        typer.echo(f"left out: {problem}", err=True)
+    row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}
+    columns = [
+        Column("root", "runs in"),
+        Column("runs", "indexed"),
+        Column("unreadable", "left out"),
+    ]
+    document = {"runs": count, "unreadable": unreadable}
+    emit_table([row], columns, TableFormat.json if as_json else form, document=document)

@@ -1,0 +1,112 @@
+"""Verbs are listed without their modules, and found where the list says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.cli.panels import MOST_WITHOUT, PANELS
+from paceline.cli.verbs import GROUPS, VERBS, Verb, verbs
+
+HEAVY = {"altair", "jinja2", "numpy", "ruamel", "scipy", "sqlalchemy", "vl_convert"}
+
+
+def listed() -> list[Verb]:
+    """Every verb that has a function."""
+    tables = [*VERBS.values(), *GROUPS.values()]
+    return [verb for table in tables for verb in verbs(table) if verb.source != "group"]
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """What is imported when `paceline` with these arguments ends."""
+    program = (
+        "import json, sys\nfrom paceline.cli import app\n"
+        "try:\n    app(sys.argv[1:])\n"
+        "finally:\n    print(json.dumps(list(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True
+    )
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["probe", "--help"], ["mlperf", "--help"]])
+def test_help_imports_no_verb_and_no_heavy_library(arguments: list[str]):
+    modules = modules_after(*arguments)
+
+    own = {name for name in modules if name.startswith("paceline.")}
+    assert own == {
+        "paceline.cli",
+        "paceline.cli.verbs",
+        "paceline.cli.panels",
+        "paceline.core.errors",
+    }
+    assert HEAVY & modules == set()
+
+
+def test_a_verb_imports_no_other_verb():
+    modules = modules_after("version")
+
+    assert "paceline.cli.version" in modules
+    assert {"paceline.cli.run", "paceline.runs.flow", "altair"} & modules == set()
+
+
+@pytest.mark.parametrize("verb", listed(), ids=lambda verb: verb.source)
+def test_the_line_of_a_verb_is_the_first_sentence_of_its_docstring(verb: Verb):
+    first, *_ = (inspect.getdoc(verb.function()) or "").split("\n\n")
+
+    assert verb.line == " ".join(first.split())
+
+
+@pytest.mark.parametrize("verb", listed(), ids=lambda verb: verb.source)
+def test_options_stand_in_panels_where_they_are_many(verb: Verb):
+    options = [one for one in verb.command().params if one.opts[0].startswith("-")]
+    grouped = [one for one in options if one.rich_help_panel]
+
+    if len(options) > MOST_WITHOUT:
+        assert len(options) - len(grouped) <= MOST_WITHOUT
+    else:
+        assert grouped == []
+
+
+def test_every_option_has_one_panel_and_a_verb_that_knows_it():
+    named = [option for options in PANELS.values() for option in options.split()]
+    known = {name for verb in listed() for one in verb.command().params for name in one.opts}
+
+    assert len(named) == len(set(named))
+    assert set(named) <= known
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("paceline mlp", {"mlperf"}),
+        ("paceline mlperf sc", {"score"}),
+        ("paceline version --j", {"--json"}),
+        ("paceline run --device c", {"cpu", "cuda"}),
+    ],
+)
+def test_the_shell_completes(typed: str, offered: set[str]):
+    words = typed.split()
+    environment = {
+        "_PACELINE_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+
+    done = CliRunner().invoke(app, prog_name="paceline", env=environment)
+
+    assert set(done.stdout.split()) == offered
+
+
+def test_a_mistyped_verb_is_answered_with_its_neighbour():
+    done = CliRunner().invoke(app, ["mlperf", "scor"])
+
+    assert done.exit_code == 1
+    assert "Did you mean 'score'" in done.stderr
