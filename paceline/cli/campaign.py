@@ -20,6 +20,7 @@ from paceline.cli.progress import run_headline
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
 from paceline.core.node_groups import Measured
+from paceline.core.scale_result import ScaleResult
 from paceline.files.run_folder import runs_root, write_text, write_value
 from paceline.machines import slurm
 from paceline.report.charts import save_chart
@@ -164,7 +165,7 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     for path in filter(None, (folder / "report.html", how.html)):
         write_text(path, page)
     if how.charts:
-        _save_charts(result, analysis.measured, how.charts, healthy)
+        save_charts(result, analysis.measured, how.charts, healthy)
     print_result(result, how.form)
     typer.echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
     return result
@@ -200,9 +201,10 @@ def _rows(result: CampaignResult) -> list[dict[str, object]]:
     return [{**row, "scaling": result.scaling} for row in [*parts, *whole]]
 
 
-def _save_charts(
-    result: CampaignResult, measured: Sequence[Measured], folder: Path, reference: float | None
+def save_charts(
+    result: ScaleResult, measured: Sequence[Measured], folder: Path, reference: float | None
 ) -> None:
+    """Write every chart of a scaling as SVG."""
     for title, chart in scaling_charts(result, measured, EXPORT, reference).items():
         save_chart(chart, folder / f"{title}.svg")
 

@@ -119,8 +119,10 @@ def run(
     """
     there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     alone = tiny and devices is None and cluster is None and not there.wants_nodes
-    request = Request("", None, tuple(overrides or ()), 1 if alone else devices, device.value, cluster,
-                      None, force, there, runs_dir)  # fmt: skip
+    request = Request(
+        "", None, tuple(overrides or ()), 1 if alone else devices, device.value, cluster, None, force,
+        there, runs_dir,
+    )  # fmt: skip
     asked = Asked(benchmark, request, tiny, synthetic, trials, seed, trial_limit, drop_caches,
                   data, heldout, name, runs_root(runs_dir))  # fmt: skip
     form = TableFormat.json if as_json else form

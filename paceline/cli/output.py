@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.report.tables import csv_cell, md_text
 
 
 class TableFormat(StrEnum):
@@ -47,7 +46,7 @@ LEAST_WIDTH = 8
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the row's key, and how text and Markdown show it (csv and json stay unrounded)."""
+    """One column: the row's key, and how text and Markdown show it (csv, json: unrounded)."""
 
     key: str
     title: str
@@ -108,7 +107,7 @@ def refuse_where(where: list[str] | None, name: str) -> None:
 
 
 def emit_json(document: object) -> None:
-    """Write `document` to standard output as JSON, numbers unrounded; NaN is an error, not output."""
+    """Write `document` to standard output as JSON, numbers unrounded; NaN is an error."""
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -122,6 +121,9 @@ def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    # Local: numpy and pydantic below it take longer to import than `paceline version` runs.
+    from paceline.report.tables import csv_cell
+
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.key for column in columns])
@@ -130,6 +132,8 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    from paceline.report.tables import md_text  # Local as in _csv.
+
     rule = ["---:" if column.justify == "right" else "---" for column in columns]
     body = [[md_text(cell) for cell in _cells(row, columns)] for row in rows]
     lines = [[column.title for column in columns], rule, *body]

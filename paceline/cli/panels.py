@@ -10,8 +10,8 @@ MOST_WITHOUT = 15
 """Options that a verb shows in one list."""
 PANELS = {
     "What is trained": "--variant --set --layout --tokens --tiny --synthetic --data --heldout",
-    "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp --most-ep "
-    "--sizes --split --rounds --scaling --interleave --compare --stages --samples --max-nodes "
+    "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
+    "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples --max-nodes "
     "--least-efficiency --every-batch --seed",
     "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
@@ -23,7 +23,8 @@ PANELS = {
     "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
     "Judgement": "--reference --history --against --check --fail-on-findings",
     "Without a campaign": "--from --simulate --fault",
-    "Output": "--where --tag --runs-dir --top --write --scripts --html --charts --output --format --json",
+    "Output": "--where --tag --runs-dir --top --write --scripts --html --charts --output "
+    "--format --json",
 }
 PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options.split()}
 

@@ -11,20 +11,17 @@ import typer
 from paceline.cli import campaign_options as own
 from paceline.cli import options
 from paceline.cli import where as place
-from paceline.cli.campaign import Conduct, run_campaign
+from paceline.cli.campaign import Conduct, run_campaign, save_charts
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
 from paceline.core.scale_result import ScaleResult
 from paceline.files.run_folder import write_text
 from paceline.machines.placement import Request
-from paceline.report.charts import save_chart
-from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.blame import Reference
 from paceline.scaling.analysis.sizes import parse_sizes
 from paceline.scaling.campaigns.plan import Wanted
-from paceline.scaling.charts import scaling_charts
 from paceline.scaling.page import scaling_html, share, size_rows
 from paceline.scaling.tables import measured_table, node_history, read_rows, simulate_cluster
 
@@ -152,8 +149,10 @@ def scale(
     if source is None and not simulated:
         own.refuse_foreign(fault, where)
         there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
-        request = Request(recipe or "", variant, tuple(overrides or ()), None, device.value, cluster,
-                          timeout, force, there, runs_dir)  # fmt: skip
+        request = Request(
+            recipe or "", variant, tuple(overrides or ()), None, device.value, cluster, timeout, force,
+            there, runs_dir,
+        )  # fmt: skip
         wanted = Wanted(
             request, sizes, own.devices_per_node(gpus_per_node),
             scaling.value if scaling else None, split.value, topology, rounds, repeats, seed, name,
@@ -191,8 +190,7 @@ def show_analysis(
     if html:
         write_text(html, scaling_html(result, analysis.measured, name, healthy))
     if charts:
-        for title, chart in scaling_charts(result, analysis.measured, EXPORT, healthy).items():
-            save_chart(chart, charts / f"{title}.svg")
+        save_charts(result, analysis.measured, charts, healthy)
 
 
 def _print(result: ScaleResult, form: TableFormat) -> None:

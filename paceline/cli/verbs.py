@@ -41,7 +41,8 @@ estimate   estimate:estimate
 rampup     rampup:rampup    Plan a batch ramp-up: layout, nodes, device hours and days of every
                             stage. Nothing runs.
 validate   validate:validate
-                            Predict the step time of every row and compare it with what was measured.
+                            Predict the step time of every row and compare it with what was
+                            measured.
 """,
     "Read logs and tables": """
 parse      parse:parse      Read training logs and say how fast the runs were, without launching
@@ -70,7 +71,7 @@ devices    devices:devices  List the hardware that Paceline knows, every figure 
 version    version:version  Print the versions of Paceline, Python and torch.
 """,
 }
-"""By the panels of `paceline --help`: name, where its function is, first sentence of its docstring."""
+"""By the panels of `paceline --help`: name, place of the function, first sentence of its docs."""
 GROUPS = {
     "probe": """
 memory     probe_machine:memory
@@ -84,7 +85,8 @@ attention  probe_machine:attention
 latency    probe_machine:latency
                             Measure how long starting one small operation takes: what tiny models
                             wait for.
-gemm       probe:gemm       Measure the dense matrix-product rate that torch reaches here, per dtype.
+gemm       probe:gemm       Measure the dense matrix-product rate that torch reaches here, per
+                            dtype.
 context    probe:context    Measure the memory that a device loses before any model.
 """,
     "mlperf": """

@@ -124,9 +124,8 @@ def test_help_loads_no_heavy_library() -> None:
     assert heavy_modules(run_here("--help")) == set()
 
 
-@pytest.mark.parametrize("arguments", [("run", "--help"), ("version",)])
-def test_light_verbs_load_only_what_typer_itself_loads(arguments: tuple[str, ...]) -> None:
-    assert heavy_modules(run_here(*arguments)) <= {"pydantic"}
+def test_a_light_verb_loads_only_what_typer_itself_loads() -> None:
+    assert heavy_modules(run_here("version")) <= {"pydantic"}
 
 
 def test_a_heavy_library_is_noticed() -> None:
