@@ -90,15 +90,16 @@ class Sampler:
         if self.num_windows is None:
             return list(samples)
         first, last = start // self.num_windows, samples[-1] // self.num_windows
-        self._orders = {epoch: self._order(epoch) for epoch in range(first, last + 1)}
+        # Loaders that share a sampler may be at different epochs.
+        self._orders = orders = {epoch: self._order(epoch) for epoch in range(first, last + 1)}
         return [
-            int(self._orders[sample // self.num_windows][sample % self.num_windows])
-            for sample in samples
+            int(orders[sample // self.num_windows][sample % self.num_windows]) for sample in samples
         ]
 
     def _order(self, epoch: int) -> Tensor:
-        if epoch in self._orders:
-            return self._orders[epoch]
+        kept = self._orders.get(epoch)
+        if kept is not None:
+            return kept
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
         return torch.randperm(self.num_windows or 0, generator=generator)
 

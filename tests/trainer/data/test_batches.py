@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,20 @@ def test_fewer_windows_than_a_batch_are_gone_over_within_a_step() -> None:
     batch = Sampler(num_windows=7, global_batch=16, dp=1, seed=0).windows(0, 0)
 
     assert sorted(batch[:7]) == sorted(batch[7:14]) == [*range(7)] and len(batch) == 16
+
+
+def test_threads_that_share_a_sampler_may_be_at_different_epochs() -> None:
+    switch_interval_s = sys.getswitchinterval()
+    sampler = Sampler(num_windows=16, global_batch=16, dp=1, seed=3)
+    alone = [sampler.windows(epoch, 0) for epoch in range(4)]
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(4) as threads:
+            batches = [*threads.map(lambda i: sampler.windows(i % 4, 0), range(2000))]
+    finally:
+        sys.setswitchinterval(switch_interval_s)
+
+    assert batches == alone * 500
 
 
 def test_data_without_a_sample_is_refused() -> None:
@@ -175,7 +190,7 @@ def test_batches_are_made_ahead_but_not_without_bound() -> None:
 
     assert loader._ready.qsize() <= AHEAD
     loader.close()
-    assert "loader" not in {thread.name for thread in threading.enumerate()}
+    assert not loader._thread.is_alive()
 
 
 def test_a_short_text_is_gone_over_again(tmp_path: Path) -> None:
