@@ -70,7 +70,10 @@ paceline_run() {{ # FOLDER MARK SILENCE NODE ADDRESS PORT
   group=$!
   (
     while read -r -t "$3" line; do echo "@alive $line" >&2; done
-    paceline_end "$2" "$group"
+    while kill -0 "$group" 2>/dev/null; do # until the job carries its mark nothing finds it
+      paceline_end "$2" "$group"
+      sleep 0.1 </dev/null
+    done
   ) <&3 >/dev/null &
   watcher=$!
   wait "$group"

@@ -132,6 +132,16 @@ def test_the_job_ends_by_itself_when(host: Host, tmp_path: Path, how: str):
     assert eventually(lambda: not [p for p in psutil.process_iter() if _group(p.pid) == group])
 
 
+def test_a_job_that_carries_no_mark_yet_ends_with_its_connection_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    late = remote.PROGRAM.replace("    export", "    sleep 1\n    export")
+    assert late != remote.PROGRAM
+    monkeypatch.setattr(remote, "PROGRAM", late)
+    job = remote.start(node_script(tmp_path, "sleep 100\n"), "mark", 30)
+    assert "@rc 143" in through_a_second_connection(remote.greeting({}) + job)
+
+
 def test_ranks_that_left_the_group_and_ignore_sigterm_are_ended_and_others_are_not(
     host: Host, stranger: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
