@@ -15,11 +15,14 @@ import traceback
 from pathlib import Path
 
 from paceline.trainer.config import ConfigError, parse_config, read_json
-from paceline.trainer.measure.event_log import EventLog, redirect_output
+from paceline.trainer.measure.event_log import EventLog, has_ended, redirect_output
 from paceline.trainer.measure.heartbeat import Heartbeat
 from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.measure.mllog import MlperfRun, open_run
 from paceline.trainer.measure.outcome import outcome
+
+LAST_WORDS_S = 10.0
+"""How long a rank waits for the end lines of others that fail in the same step."""
 
 
 def main(path: str) -> int:
@@ -54,6 +57,8 @@ def main(path: str) -> int:
         time.sleep(1)  # the watchdog has given up on this rank, and ends it
     end(events, status, reason, cause, reached)
     heartbeat.remove_empty_stack()
+    if status == "nan":
+        await_end_lines(raw.get("events", "steps"))
     return 0 if status == "ok" else 1
 
 
@@ -74,6 +79,18 @@ def end(
         time_unix=time.time(),
         **{name: value for name, value in optional.items() if value is not None},
     )
+
+
+def await_end_lines(folder: str) -> None:
+    """Return when all ranks of this node have written theirs: a launcher ends the others with the first.
+
+    Lost weights end all ranks in the same step, but on a busy machine not at the same time.
+    """
+    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
+    ranks = range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    deadline = time.monotonic() + LAST_WORDS_S
+    while time.monotonic() < deadline and not all(has_ended(folder, rank) for rank in ranks):
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ class EventLog:
         self.steps_done += event == "step"
 
 
+def has_ended(folder: str, rank: int) -> bool:
+    """Whether a rank's last whole line is its end line."""
+    try:
+        lines = (Path(folder) / f"rank-{rank:05d}.jsonl").read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return False
+    return len(lines) > 1 and lines[-2].startswith(b'{"event": "end"')
+
+
 def redirect_output(folder: str, rank: int) -> None:
     """Send this process's standard output and error, C libraries' included, to the rank's log."""
     Path(folder).mkdir(parents=True, exist_ok=True)
