@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-
-def paceline(*arguments: str, runs: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
-    environment.pop("PACELINE_DB", None)
-    if runs:
-        environment |= {"PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments],
-        capture_output=True, text=True, timeout=300, env=environment, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+from tests.command import paceline
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from paceline.schemas import (
     schema_texts,
     with_tables,
 )
+from tests.command import paceline
 from tests.logs.example import megatron_log
 
 ROOT = Path(__file__).parents[2]
@@ -116,10 +114,7 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
         arguments += ["--help"]  # there are no hosts and no results here, and no minutes
     if "--trace" in arguments:
         arguments.remove("--trace")  # its own tests follow smaller models
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *arguments], capture_output=True, text=True, timeout=60,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = paceline(*arguments, cwd=tmp_path)
     refused_for_lack_of_room = done.returncode == 1 and "cannot fit" in done.stderr
     no_runs_yet = done.returncode == 1 and "paceline run tiny-llama" in done.stderr
     assert done.returncode == 0 or refused_for_lack_of_room or no_runs_yet, done.stderr

@@ -5,22 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command import paceline
 from tests.example import noisy
 from tests.logs.example import chat_log, maxtext_log, megatron_line, megatron_log
 
 ADDED = ("--model", "llama31-8b", "--device", "b200", "--gpus", "8", "--seq-len", "8192")
-
-
-def paceline(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120)
 
 
 def answer(*words: object) -> Any:

@@ -6,19 +6,18 @@ import csv
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import command
 from tests.mlperf.samples import TEN, submission, trial
 
 LABEL = "unofficial, not verified by MLCommons Association"
 
 
 def paceline(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", "mlperf", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return command.paceline("mlperf", *words)
 
 
 @pytest.fixture

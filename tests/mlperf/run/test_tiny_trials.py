@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.rules import SIBLINGS
+from tests import command
 
 pytest.importorskip("torch")
 SMALL = {
@@ -41,13 +40,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paceline(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "PACELINE_RUNS": str(home / "runs"),
-    }
-    command = [sys.executable, "-m", "paceline", "mlperf", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    env = {"XDG_CACHE_HOME": str(home / "cache")}
+    return command.paceline("mlperf", *words, runs=home / "runs", env=env)
 
 
 def trained(home: Path, name: str, *words: str) -> dict[str, Any]:
