@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= 2.13.0
 PYTEST_ARGS ?=
+ROUNDS ?= 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
@@ -54,6 +55,11 @@ test-browser: ## the HTML report in a real Chromium (see deps-browser)
 test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters)
 test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
+
+.PHONY: test-busy
+test-busy: $(VENV)/.installed-tested ## the default tests and those of clusters, ROUNDS times beside four busy loops
+	$(BIN)/python tests/busy.py 4 $(ROUNDS) $(MAKE) test
+	$(BIN)/python tests/busy.py 4 $(ROUNDS) $(MAKE) test-clusters
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-tested ## what needs an NVIDIA GPU; skipped without one
