@@ -11,7 +11,7 @@ import pytest
 from paceline.core.ranks import find_straggler
 from paceline.core.steps import Steps
 from paceline.files.events import read_rank
-from tests.trainer.example import settings, steps, train
+from tests.trainer.example import settings, steps, train_alone
 
 RANKS, SLOW, STEPS = 4, 2, 34
 STAGES = (0, 1, 2, 3)
@@ -57,7 +57,7 @@ def slowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straggler")
     (folder / "slowed.py").write_text(PROGRAM)
     raw = settings(RANKS, STEPS, source="synthetic", micro_batch=4)
-    assert train(folder, raw, folder / "slowed.py") == 0
+    assert train_alone(folder, raw, folder / "slowed.py") == 0
     return folder
 
 

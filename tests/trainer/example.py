@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from functools import cache
@@ -14,6 +16,7 @@ from typing import Any
 from paceline.core.shape import DecoderShape, num_parameters
 from paceline.engines import native
 from paceline.files.trainer_program import write_program
+from tests import forks
 from tests.example import make_spec
 
 LIMIT_S = 120
@@ -76,8 +79,40 @@ def start(
     )  # fmt: skip
 
 
-def train(folder: Path, raw: dict[str, Any], instead: Path | None = None, **env: str) -> int:
-    """Exit code of a training in `folder`."""
+def train(folder: Path, raw: dict[str, Any]) -> int:
+    """Exit code of a training in `folder`: torch is imported once for all, and ranks are forked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer.json").write_text(json.dumps(raw))
+    ranks = world_size(raw)
+    envs = [{**os.environ, **place} for place in places(ranks)]
+    words = ["paceline.trainer.main", "trainer.json"]
+    return forks.run("tests.trainer.example", words, envs, folder, [os.devnull] * 3, LIMIT_S)
+
+
+def places(ranks: int) -> list[dict[str, str]]:
+    """What a launcher tells each rank; nothing where there is one."""
+    if ranks == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [
+        {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PACELINE_STORE": "rank0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def prepare() -> None:
+    """Import what takes the trainer longest, in the process that is forked."""
+    for name in ("checkpoint", "device_mesh", "fsdp", "optim", "pipelining", "tensor"):
+        importlib.import_module(f"torch.distributed.{name}")
+
+
+def train_alone(folder: Path, raw: dict[str, Any], instead: Path | None = None, **env: str) -> int:
+    """The same in interpreters of their own, by torchrun where there are several."""
     process = start(folder, raw, instead, **env)
     try:
         process.communicate(timeout=LIMIT_S)

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.example import LIMIT_S, end, lines, log, program, settings, start, steps, train
+from tests.trainer.example import (
+    LIMIT_S,
+    end,
+    lines,
+    log,
+    program,
+    settings,
+    start,
+    steps,
+    train,
+    train_alone,
+)
 
 ENDLESS = 10**6
 
@@ -66,10 +77,9 @@ def test_a_learning_rate_that_destroys_the_weights_ends_as_nan(tmp_path: Path, r
         assert all(row["loss"] is not None for row in steps(tmp_path, rank))
 
 
-SLOW_TO_END = f"""
+SLOW_TO_END = """
 import os, sys, time
-sys.path.insert(0, {str(TRAINER)!r})
-import main
+from paceline.trainer import main
 write = main.end
 if os.environ["RANK"] == "1":
     main.end = lambda *words: (time.sleep(2), write(*words))
@@ -79,11 +89,11 @@ os._exit(main.main(sys.argv[1]))
 
 def test_a_rank_that_is_slow_to_end_still_says_why(tmp_path: Path) -> None:
     """Launchers end the other ranks as soon as one has failed."""
-    program = tmp_path / "slow.py"
-    program.write_text(SLOW_TO_END)
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW_TO_END)
     raw = settings(2, 50, source="stdlib", lr=1e20, positions="learned", norm="layernorm")
 
-    assert train(tmp_path, raw, program) == 1
+    assert train_alone(tmp_path, raw, slow) == 1
     assert [end(tmp_path, rank)["status"] for rank in (0, 1)] == ["nan", "nan"]
 
 

@@ -30,7 +30,7 @@ from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.trainer import Trainer
-from tests.trainer.example import end, log, settings, steps, train
+from tests.trainer.example import end, log, settings, steps, train_alone
 from tests.trainer.gpu import CAPABILITY, DEVICE, GPUS, ON_A_GPU
 
 pytestmark = ON_A_GPU
@@ -173,7 +173,7 @@ def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
                    num_heads=16, num_kv_heads=16, num_layers=8, ffn_size=4096,
                    micro_batch=samples, global_batch=samples)  # fmt: skip
 
-    assert train(tmp_path, raw) == 1
+    assert train_alone(tmp_path, raw) == 1
     assert end(tmp_path)["status"] == "oom", log(tmp_path)
     assert "out of memory" in end(tmp_path)["reason"]
 
@@ -182,10 +182,10 @@ def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
 def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
     raw = settings(device="cuda", dtype="fp32", steps=6, source="synthetic")
     raw["checkpoint"] = {"every": 3, "resume": None, "asynchronous": asynchronous}
-    assert train(tmp_path / "whole", raw) == 0, log(tmp_path / "whole")
+    assert train_alone(tmp_path / "whole", raw) == 0, log(tmp_path / "whole")
     raw["checkpoint"]["resume"] = str(tmp_path / "whole" / "checkpoints" / "step-000003")
 
-    assert train(tmp_path / "rest", raw) == 0, log(tmp_path / "rest")
+    assert train_alone(tmp_path / "rest", raw) == 0, log(tmp_path / "rest")
 
     whole, rest = (steps(tmp_path / name) for name in ("whole", "rest"))
     assert [line["step"] for line in rest] == [4, 5, 6]
@@ -201,7 +201,7 @@ def test_all_gpus_together_train_as_one(tmp_path: Path, zero_stage: int) -> None
         raw = settings(ranks=ranks, device="cuda", dtype="fp32", steps=4, source="synthetic",
                        micro_batch=1, global_batch=2 * GPUS, zero_stage=zero_stage)  # fmt: skip
         folder = tmp_path / str(ranks)
-        assert train(folder, raw) == 0, log(folder)
+        assert train_alone(folder, raw) == 0, log(folder)
         lines = [[line["loss"] for line in steps(folder, rank)] for rank in range(ranks)]
         both.append([sum(step) / ranks for step in zip(*lines, strict=True)])
     assert both[1] == pytest.approx(both[0], rel=1e-3)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paceline.files.trainer_program import write_program
-from tests.trainer.example import LIMIT_S, end, settings, train
+from tests.trainer.example import LIMIT_S, end, settings, train_alone
 
 TRAINER = Path(__file__).parents[2] / "paceline" / "trainer"
 FILES = sorted(TRAINER.rglob("*.py"))
@@ -128,7 +128,7 @@ def test_a_torch_that_cannot_be_loaded_is_told_in_the_end_line(tmp_path: Path) -
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "torch.py").write_text('raise ImportError("libcudart.so is not there")')
 
-    code = train(tmp_path / "run", settings(), PYTHONPATH=str(tmp_path / "broken"))
+    code = train_alone(tmp_path / "run", settings(), PYTHONPATH=str(tmp_path / "broken"))
 
     assert code == 1
     last = end(tmp_path / "run")

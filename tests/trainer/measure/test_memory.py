@@ -25,7 +25,7 @@ from paceline.trainer.measure.memory import (
     tensor_bytes,
 )
 from tests.example import SHAPE
-from tests.trainer.example import command, lines, log, settings, steps, train
+from tests.trainer.example import command, lines, log, settings, steps, train_alone
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"
 LIMIT_S = 240
@@ -181,7 +181,7 @@ def test_every_layouts_parts_add_up_on_both_ranks(pair: list[Told]):
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training as the launcher starts it."""
     folder = tmp_path_factory.mktemp("trained")
-    assert train(folder, settings(1, 8, source="synthetic")) == 0, log(folder)
+    assert train_alone(folder, settings(1, 8, source="synthetic")) == 0, log(folder)
     return folder
 
 
@@ -204,7 +204,7 @@ def test_resident_and_tracked_peaks_are_told_apart(trained: Path):
 
 
 def test_it_can_be_switched_off(tmp_path: Path):
-    assert train(tmp_path, settings(1, 3, source="synthetic", memory_parts=False)) == 0
+    assert train_alone(tmp_path, settings(1, 3, source="synthetic", memory_parts=False)) == 0
 
     assert [line["event"] for line in lines(tmp_path)] == ["start", "step", "step", "step", "end"]
     assert not any(line.get("tracked") for line in steps(tmp_path))

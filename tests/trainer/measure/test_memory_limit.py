@@ -12,7 +12,7 @@ import pytest
 
 from paceline.trainer.config import ConfigError
 from paceline.trainer.measure.memory_limit import data_bytes, limit_memory
-from tests.trainer.example import end, lines, log, settings, train
+from tests.trainer.example import end, lines, log, settings, train_alone
 
 MIB = 2**20
 SMALL_BYTES, LARGE_BYTES = 20 * MIB, 1000 * MIB
@@ -28,7 +28,7 @@ def needy(ranks: int, limit_bytes: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_model_beyond_the_limit_ends_as_oom(tmp_path: Path, ranks: int) -> None:
-    assert train(tmp_path, needy(ranks, SMALL_BYTES)) != 0
+    assert train_alone(tmp_path, needy(ranks, SMALL_BYTES)) != 0
 
     said = [lines(tmp_path, rank)[-1:] for rank in range(ranks)]
     whole = [last for (last,) in filter(None, said) if last["event"] == "end"]
@@ -39,7 +39,7 @@ def test_a_model_beyond_the_limit_ends_as_oom(tmp_path: Path, ranks: int) -> Non
 
 
 def test_the_same_model_trains_under_a_limit_that_is_large_enough(tmp_path: Path) -> None:
-    assert train(tmp_path, needy(1, LARGE_BYTES)) == 0, log(tmp_path)
+    assert train_alone(tmp_path, needy(1, LARGE_BYTES)) == 0, log(tmp_path)
     assert end(tmp_path)["status"] == "ok" and end(tmp_path)["steps"] == 3
 
 
