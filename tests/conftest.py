@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes import ended_on_failure
+
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """What a test has started ends with it when it fails."""
+    with ended_on_failure():
+        yield
 
 
 @pytest.fixture(scope="session")

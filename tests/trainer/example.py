@@ -113,11 +113,11 @@ def prepare() -> None:
 
 def train_alone(folder: Path, raw: dict[str, Any], instead: Path | None = None, **env: str) -> int:
     """The same in interpreters of their own, by torchrun where there are several."""
-    process = start(folder, raw, instead, **env)
-    try:
-        process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
+    with start(folder, raw, instead, **env) as process:
+        try:
+            process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     return process.returncode
 
 

@@ -44,8 +44,12 @@ class Host:
 def host() -> Iterator[Host]:
     started = Host()
     started.send(remote.greeting({"MY_TOKEN": "s3 $c'r\n;et"}))
-    yield started
-    finish(started)
+    with started.process:
+        yield started
+        try:
+            finish(started)
+        finally:
+            started.process.kill()
 
 
 @pytest.fixture
