@@ -42,7 +42,7 @@ def paceline(
         given, out, err = streams = [Path(name) / stream for stream in ("in", "out", "err")]
         given.write_text(stdin)
         code = forks.run(
-            "tests.command", words, [environment], cwd or Path.cwd(), [*map(str, streams)], LIMIT_S
+            __name__, words, [environment], cwd or Path.cwd(), [*map(str, streams)], LIMIT_S
         )
         return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 

@@ -86,7 +86,7 @@ def train(folder: Path, raw: dict[str, Any]) -> int:
     ranks = world_size(raw)
     envs = [{**os.environ, **place} for place in places(ranks)]
     words = ["paceline.trainer.main", "trainer.json"]
-    return forks.run("tests.trainer.example", words, envs, folder, [os.devnull] * 3, LIMIT_S)
+    return forks.run(__name__, words, envs, folder, [os.devnull] * 3, LIMIT_S)
 
 
 def places(ranks: int) -> list[dict[str, str]]:
