@@ -19,7 +19,9 @@ from tests import forks
 
 LIMIT_S = 900
 LIBRARIES = ("numpy", "scipy.stats", "altair", "jinja2", "sqlalchemy", "ruamel.yaml", "rich.table")
-WARM_UP = (["devices"], ["recipes"])
+PROGRAMS = ("paceline.__main__", "paceline.native", "paceline.trainer")
+"""What is started and never imported."""
+WARM_UP = (["recipes"], ["estimate", "llama31-8b", "--device", "H100", "--gpus", "8"])
 """What reads the files that come with the package, which each process reads once."""
 PLAIN = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -48,15 +50,16 @@ def paceline(
 
 
 def prepare() -> None:
-    """Import all verbs, and read what each process reads once."""
+    """Import all modules, and read what each process reads once."""
     import typer.main
 
+    import paceline as package
     from paceline import cli
 
     # Reading the signatures of all verbs takes as long as what most of them do.
     typer.main.get_command = functools.cache(typer.main.get_command)
-    verbs = pkgutil.walk_packages(cli.__path__, "paceline.cli.")
-    for name in (*LIBRARIES, *(verb.name for verb in verbs)):
+    modules = [module.name for module in pkgutil.walk_packages(package.__path__, "paceline.")]
+    for name in (*LIBRARIES, *(name for name in modules if not name.startswith(PROGRAMS))):
         importlib.import_module(name)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         for words in WARM_UP:
