@@ -31,8 +31,8 @@ from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.machine import keep_freed_memory
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import World, join_world, make_mesh
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 
 ALONE = World(0, 0, 1, torch.device("cpu"), None)

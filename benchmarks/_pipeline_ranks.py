@@ -27,10 +27,10 @@ from torch import distributed as dist
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.model.decoder import ModelPart
-from paceline.trainer.parallel.assembly import make_replica, parts_of
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.parallel.pipeline import LocalStage, PipelineRunner
-from paceline.trainer.parallel.replica import Runner
+from paceline.trainer.replica.assembly import make_replica, parts_of
+from paceline.trainer.replica.pipeline import LocalStage, PipelineRunner
+from paceline.trainer.replica.replica import Runner
 
 Passes = list[tuple[str, int, int, float, float]]
 

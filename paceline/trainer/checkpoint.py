@@ -39,12 +39,13 @@ from torch.distributed.tensor import DTensor
 
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import aside
+from paceline.trainer.measure.memory import held_by
 from paceline.trainer.measure.outcome import CheckpointError
-from paceline.trainer.optim import LossScaler, held_by
+from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.parallel.replica import Replica
 from paceline.trainer.parallel.tensor import placement
 from paceline.trainer.randomness import random_states, restore_random
+from paceline.trainer.replica.replica import Replica
 
 SCHEMA = 1
 FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"

@@ -20,7 +20,7 @@ from paceline.trainer.data.latents import TIMES, ValidationLatents
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.collectives import sum_over
 from paceline.trainer.parallel.mesh import ALONE, World
-from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.replica.replica import Replica
 
 
 class Evaluator:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.trainer.config import TrainingConfig
 from paceline.trainer.parallel.mesh import Axis
-from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.replica.replica import Replica
 
 
 def make_optimizer(
@@ -38,11 +38,6 @@ def make_optimizer(
         parameters_as_bucket_view=True,
         **settings,
     )
-
-
-def held_by(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of the parameters whose moments this rank holds: with ZeRO 1 not all."""
-    return getattr(optimizer, "optim", optimizer)
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor | float:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import WEIGHTS, cause, find_checkpoint, placed
 from paceline.trainer.config import ConfigError
-from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.replica.replica import Replica
 
 FIELD = "training.initial_weights"
 ADAPTERS = ("lora_a", "lora_b")

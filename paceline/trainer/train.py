@@ -25,9 +25,9 @@ from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.parallel.replica import Replica
+from paceline.trainer.replica.assembly import make_replica
+from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes
 from paceline.trainer.trainer import Trainer
 

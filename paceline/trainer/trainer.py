@@ -23,8 +23,8 @@ from paceline.trainer.measure.outcome import NotFiniteError
 from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from paceline.trainer.parallel.collectives import sum_over
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.parallel.replica import Replica
 from paceline.trainer.quality import Quality, evaluation_plan
+from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import LearningRate, set_rate
 
 if TYPE_CHECKING:

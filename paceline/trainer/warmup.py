@@ -16,7 +16,8 @@ from paceline.trainer.config import TrainerConfig
 from paceline.trainer.data.batches import Loader, Sampler
 from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
-from paceline.trainer.optim import LossScaler, held_by
+from paceline.trainer.measure.memory import held_by
+from paceline.trainer.optim import LossScaler
 from paceline.trainer.randomness import kept_randomness
 from paceline.trainer.schedule import set_rate
 from paceline.trainer.trainer import Trainer

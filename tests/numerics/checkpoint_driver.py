@@ -27,8 +27,8 @@ from paceline.trainer.data.batches import Loader, Sampler
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import World, join_world
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 
 SAVED_AFTER = 2

@@ -33,15 +33,15 @@ from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
+from paceline.trainer.model.context_parallel import rows
 from paceline.trainer.model.decoder import Decoder
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.network import Network
-from paceline.trainer.parallel.assembly import make_replica
-from paceline.trainer.parallel.context import rows
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.parallel.replica import Replica
 from paceline.trainer.parallel.tensor import cut_dim
+from paceline.trainer.replica.assembly import make_replica
+from paceline.trainer.replica.replica import Replica
 from paceline.trainer.trainer import Trainer
 
 CASE_LIMIT_S = 120
@@ -201,7 +201,7 @@ def attempt(case: dict[str, Any], world: World, folder: Path) -> None:
     try:
         with (
             FAULTS.get(case["fault"], sound)(world),
-            patch("paceline.trainer.parallel.replica.COMPILER", "aot_eager"),
+            patch("paceline.trainer.replica.replica.COMPILER", "aot_eager"),
             patch.object(torch.optim, "AdamW", PlainSgd if case["sgd"] else torch.optim.AdamW),
         ):
             result = run(case, world, folder)

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.data.batches import LocalBatch
+from paceline.trainer.model import context_parallel as context
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.parallel import collectives, context, replica, tensor
+from paceline.trainer.parallel import collectives, tensor
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.parallel.replica import Replica
 from paceline.trainer.parallel.tensor import is_share
+from paceline.trainer.replica import replica
+from paceline.trainer.replica.replica import Replica
 
 Fault = Callable[[World], AbstractContextManager[Any]]
 

@@ -30,11 +30,11 @@ from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
 from paceline.trainer.model.decoder import DecoderBlock
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.parallel.pipeline import PipelineRunner, make_schedule
-from paceline.trainer.parallel.replica import PipelineReplica, Replica
 from paceline.trainer.parallel.stages import schedule_problems
+from paceline.trainer.replica.assembly import make_replica
+from paceline.trainer.replica.pipeline import PipelineRunner, make_schedule
+from paceline.trainer.replica.replica import PipelineReplica, Replica
 from tests.trainer.example import command, settings
 
 LIMIT_S = 300

@@ -26,10 +26,10 @@ from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import World, join_world, make_mesh
-from paceline.trainer.parallel.replica import Replica
 from paceline.trainer.parallel.tensor import cut_dim
+from paceline.trainer.replica.assembly import make_replica
+from paceline.trainer.replica.replica import Replica
 from paceline.trainer.trainer import Trainer
 from tests.numerics.pieces import Piece, join
 

@@ -22,8 +22,8 @@ from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.memory import MemoryWatch
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import World, join_world, make_mesh
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 
 

@@ -24,8 +24,8 @@ from paceline.trainer.measure.clock import HostClock, StepClock, aside, watch_wa
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.outcome import CheckpointError, outcome
 from paceline.trainer.optim import LossScaler
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, join_world
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 from tests.trainer.example import lines, log, settings, start, steps
 from tests.trainer.example import train as run

@@ -27,8 +27,8 @@ from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
 from paceline.trainer.measure.memory import MemoryWatch
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 from tests.trainer.example import end, log, settings, steps, train_alone
 from tests.trainer.gpu import CAPABILITY, DEVICE, GPUS, ON_A_GPU

@@ -14,8 +14,8 @@ from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.outcome import NotFiniteError
 from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, join_world
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 from tests.trainer.example import settings
 

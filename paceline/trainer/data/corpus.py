@@ -36,9 +36,9 @@ from paceline.trainer.data.validation_split import (
     too_little,
     validation_size,
 )
+from paceline.trainer.model.context_parallel import rows
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
-from paceline.trainer.parallel.context import rows
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.schedule import BatchSizes
 

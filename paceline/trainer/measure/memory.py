@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from paceline.trainer.measure.allocator import AllocatorCounters, AllocatorStep
 from paceline.trainer.measure.machine import resident_now
-from paceline.trainer.optim import held_by
 from paceline.trainer.parallel.tensor import local
 
 SAMPLE_S = 0.002
@@ -238,6 +237,11 @@ def grown(before: int | None) -> int | None:
     """By how much the resident set has grown, in bytes; None where the system does not say."""
     now = resident_now()
     return None if before is None or now is None else max(0, now - before)
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of the parameters whose moments this rank holds: with ZeRO 1 not all."""
+    return getattr(optimizer, "optim", optimizer)
 
 
 def held_bytes(

@@ -1,1 +1,1 @@
-"""Models, and what one rank computes of them."""
+"""Models, and what one rank computes of them, attention over parts of a sequence included."""

@@ -20,10 +20,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from paceline.trainer.config import LoraConfig, ModelConfig
+from paceline.trainer.model.context_parallel import attend, rows
 from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
 from paceline.trainer.model.loss import chunked_cross_entropy
 from paceline.trainer.model.network import Network
-from paceline.trainer.parallel.context import attend, rows
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import WHOLE, Region, local
 

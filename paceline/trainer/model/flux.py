@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.config import FluxConfig
+from paceline.trainer.model.context_parallel import attend_all
 from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear, recomputed, rotate
 from paceline.trainer.model.network import INIT_STD, Network
 from paceline.trainer.parallel.collectives import copy, join
-from paceline.trainer.parallel.context import attend_all
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.parallel.tensor import Region, local
 

@@ -126,7 +126,7 @@ def concatenated(*meshes: Any) -> Any:
 @contextmanager
 def substitutes(as_cuda: bool) -> Iterator[None]:
     """What trains inside can do so on tensors without memory; `as_cuda` with a GPU's kernels."""
-    from paceline.trainer.parallel import replica
+    from paceline.trainer.replica import replica
 
     with (
         patch.object(replica, "DistributedDataParallel", BucketedGradients),

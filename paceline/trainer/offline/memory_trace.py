@@ -26,8 +26,8 @@ from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.offline.fakes import substitutes
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, make_mesh
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 
 ENOUGH = 2

@@ -1,1 +1,1 @@
-"""How a model and its work are spread over ranks."""
+"""The mesh of ranks, what they exchange, and what is split over them."""

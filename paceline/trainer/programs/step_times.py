@@ -26,8 +26,8 @@ from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
 from paceline.trainer.measure.machine import die_with_parent
-from paceline.trainer.parallel.assembly import make_replica
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.train import check_device
 from paceline.trainer.trainer import Trainer
 

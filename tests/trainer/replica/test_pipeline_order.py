@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.parallel.mesh import Axis
-from paceline.trainer.parallel.pipeline import PipelineRunner
+from paceline.trainer.replica.pipeline import PipelineRunner
 
 LIMIT_S = 4.0
 

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import StepClock
+from paceline.trainer.model.context_parallel import keep_from_compiler
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import sum_flat, sum_over
-from paceline.trainer.parallel.context import keep_from_compiler
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.tensor import cut_dim, is_share, local
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.trainer.parallel.context import attend, rows
+from paceline.trainer.model.context_parallel import attend, rows
 from paceline.trainer.parallel.mesh import Axis
 from tests.trainer.worlds import DTYPES, EXCHANGES, FAULTS, HEADS, outcome
 

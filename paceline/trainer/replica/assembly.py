@@ -11,7 +11,9 @@ from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.parallel.replica import (
+from paceline.trainer.parallel.stages import stage_layers, stages_of
+from paceline.trainer.parallel.tensor import Region, cut_parameters
+from paceline.trainer.replica.replica import (
     DdpReplica,
     PipelineReplica,
     Replica,
@@ -19,8 +21,6 @@ from paceline.trainer.parallel.replica import (
     compile_blocks,
     shard,
 )
-from paceline.trainer.parallel.stages import stage_layers, stages_of
-from paceline.trainer.parallel.tensor import Region, cut_parameters
 
 DTYPES = {
     "fp32": torch.float32,
@@ -63,7 +63,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         init_weights(part, shapes, config.training.seed, mesh)
     if mesh.pp.size > 1:
         # Its package takes a second to import, which only pipelines should pay.
-        from paceline.trainer.parallel.pipeline import PipelineRunner
+        from paceline.trainer.replica.pipeline import PipelineRunner
 
         runner = PipelineRunner(parts, mesh.pp, config, world.device)
         return PipelineReplica(parts, mesh, runner, sharded)

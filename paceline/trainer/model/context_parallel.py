@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.model.attention import causal_attention, full_attention
+from paceline.trainer.model.ring_attention import RingAttention
 from paceline.trainer.parallel.collectives import (
     all_to_all_into,
     gather,
@@ -21,7 +22,6 @@ from paceline.trainer.parallel.collectives import (
     scatter_sum_into,
 )
 from paceline.trainer.parallel.mesh import Axis
-from paceline.trainer.parallel.ring import RingAttention
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]
 
