@@ -84,8 +84,9 @@ bench-%: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/$*.py
 
 .PHONY: nightly
-nightly: $(VENV)/.installed-tested ## name really slow nodes in 20 trials on virtual hosts (see deps-clusters)
+nightly: $(VENV)/.installed-tested ## name really slow nodes in 20 trials on virtual hosts, then test-busy (see deps-clusters)
 	$(BIN)/python $(NIGHTLY)
+	$(MAKE) test-busy
 
 .PHONY: constraints
 constraints: ## resolve constraints.txt afresh, for the torch named by TORCH
