@@ -11,7 +11,7 @@ from typing import Literal
 
 from paceline.mlperf.check.official import last_words
 
-PROGRAM = Path(__file__).with_name("official_package_checker.py")
+PROGRAM = Path(__file__).with_name("official_checker.py")
 LONGEST_CHECK_S = 600.0
 
 
