@@ -54,14 +54,20 @@ def write_known_hosts(keys: Sequence[HostKey], path: Path) -> int:
     """
     changed = sorted({key.host for key in keys if key.state == "changed"})
     if changed:
-        raise UserError(changed[0], "shows another key than the one that ssh knows",
-                        remedy="find out why; nothing was written")  # fmt: skip
+        raise UserError(
+            changed[0],
+            "shows another key than the one that ssh knows",
+            remedy="find out why; nothing was written",
+        )
     lines = [key.line for key in keys if key.line]
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise UserError(str(path), f"cannot be made: {error.strerror}",
-                        remedy="name a new file; known hosts are never changed") from error  # fmt: skip
+        raise UserError(
+            str(path),
+            f"cannot be made: {error.strerror}",
+            remedy="name a new file; known hosts are never changed",
+        ) from error
     with os.fdopen(file, "w", encoding="utf-8") as text:
         text.writelines(line + "\n" for line in lines)
     return len(lines)
@@ -124,12 +130,18 @@ def _key(host: str, line: str, known: dict[str, set[str]]) -> HostKey:
 def _run(command: list[str], given: str = "") -> str:
     try:
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, errors="replace", check=False,
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
             timeout=4 * SCAN_LIMIT_S,
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
-        raise SystemFaultError(command[0], "is not installed here",
-                               remedy="install OpenSSH's client") from error  # fmt: skip
+        raise SystemFaultError(
+            command[0], "is not installed here", remedy="install OpenSSH's client"
+        ) from error
     except subprocess.TimeoutExpired:
         return ""
     return done.stdout

@@ -53,8 +53,9 @@ def from_etc_hosts(pattern: str, path: Path = ETC_HOSTS) -> tuple[Host, ...]:
         if name is not None:
             found.setdefault(check_name(name, f"{path}:{number}"), Host(name=name))
     if not found:
-        raise UserError(str(path), f"no host matches {pattern!r}",
-                        remedy=did_you_mean(pattern, seen) or None)  # fmt: skip
+        raise UserError(
+            str(path), f"no host matches {pattern!r}", remedy=did_you_mean(pattern, seen) or None
+        )
     return tuple(found.values())
 
 
@@ -78,8 +79,11 @@ def from_partition(partition: str | None = None) -> tuple[Host, ...]:
     idle = [line[1] for line in lines if len(line) == 2 and line[0] == "idle"]
     names = expand(",".join(idle), "sinfo")
     if not names:
-        raise UserError(f"partition {partition}" if partition else "sinfo", "has no idle node",
-                        remedy="sinfo tells the nodes' states")  # fmt: skip
+        raise UserError(
+            f"partition {partition}" if partition else "sinfo",
+            "has no idle node",
+            remedy="sinfo tells the nodes' states",
+        )
     return tuple(Host(name=name) for name in dict.fromkeys(names))
 
 
@@ -120,9 +124,15 @@ def _answer(command: list[str]) -> str:
     """What a command of Slurm prints; raises SystemFaultError where it is missing or fails."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT_S,
-            stdin=subprocess.DEVNULL, check=False, env=client.environment({}),
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIME_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=client.environment({}),
+        )
     except FileNotFoundError as error:
         raise SystemFaultError(command[0], "is not installed here") from error
     except subprocess.TimeoutExpired as error:

@@ -49,9 +49,16 @@ def render(job: Job) -> str:
     told = sorted(open_variables(job.env).items())
     exports = [f"export {name}={shlex.quote(value)}" for name, value in told]
     start = [
-        job.python, "-m", "torch.distributed.run", "--standalone", LOCAL_ADDRESS, "--nnodes=1",
-        f"--nproc-per-node={job.devices_per_node}", "--max-restarts=0", *job.program,
-    ]  # fmt: skip
+        job.python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        LOCAL_ADDRESS,
+        "--nnodes=1",
+        f"--nproc-per-node={job.devices_per_node}",
+        "--max-restarts=0",
+        *job.program,
+    ]
     lines = [
         "#!/usr/bin/env bash",
         f"# {shlex.quote(' '.join(job.name.split()))} on this machine",

@@ -106,20 +106,27 @@ def choose_cluster(
     if request.cluster is not None:
         cluster = placed(_named_cluster(request, request.cluster), where)
         if slots and slots[0] < cluster.devices_per_node:
-            raise UserError("hosts", f"have {slots[0]} slots, and a node of cluster {cluster.name} "
-                            f"{cluster.devices_per_node} devices")  # fmt: skip
+            raise UserError(
+                "hosts",
+                f"have {slots[0]} slots, and a node of cluster {cluster.name} "
+                f"{cluster.devices_per_node} devices",
+            )
         return cluster, []
     if where.kind(os.environ) == "local":
         cluster, notices = _this_machine(request, recipe, found)
         return placed(cluster, where), notices
     if len(slots) > 1:
-        raise UserError("hosts", f"have {', '.join(map(str, slots))} slots",
-                        remedy="take hosts with equally many devices")  # fmt: skip
+        raise UserError(
+            "hosts",
+            f"have {', '.join(map(str, slots))} slots",
+            remedy="take hosts with equally many devices",
+        )
     if slots and request.devices is None:
         request = replace(request, devices=slots[0])
     if not found["gpus"] and request.device == "cuda":
-        raise UserError("--device cuda", f"no NVIDIA GPU is visible here, {_UNSEEN}",
-                        remedy=_NAME_THEM)  # fmt: skip
+        raise UserError(
+            "--device cuda", f"no NVIDIA GPU is visible here, {_UNSEEN}", remedy=_NAME_THEM
+        )
     cluster, notices = _this_machine(request, recipe, found)
     if request.devices is None and cluster.device == "cpu":
         cluster = local_cluster(found, "cpu", None, 1)
@@ -142,11 +149,17 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
     if kind == "ssh" and not hosts:
         raise UserError("launcher ssh", "has no hosts to go to", remedy="--hosts FILE or a list")
     if kind == "local" and where.hosts:
-        raise UserError("--hosts", "launcher local runs on this machine alone",
-                        allowed="launcher ssh, launcher slurm")  # fmt: skip
+        raise UserError(
+            "--hosts",
+            "launcher local runs on this machine alone",
+            allowed="launcher ssh, launcher slurm",
+        )
     if kind == "local" and nodes > 1:
-        raise UserError(f"{nodes} nodes", "launcher local runs on this machine alone",
-                        allowed="launcher ssh with --hosts, launcher slurm")  # fmt: skip
+        raise UserError(
+            f"{nodes} nodes",
+            "launcher local runs on this machine alone",
+            allowed="launcher ssh with --hosts, launcher slurm",
+        )
     changes: dict[str, Any] = {"launcher": kind, "nodes": nodes, "hosts": hosts[:nodes]}
     if where.interface:
         changes["interface"] = where.interface
@@ -178,8 +191,9 @@ def _this_machine(
 
 def _named_cluster(request: Request, name: str) -> Cluster:
     if request.devices is not None or request.device != "auto":
-        raise UserError("--cluster", "names the devices itself",
-                        remedy="leave --devices and --device out")  # fmt: skip
+        raise UserError(
+            "--cluster", "names the devices itself", remedy="leave --devices and --device out"
+        )
     return catalog.cluster(name)
 
 

@@ -44,8 +44,16 @@ for _ in range(20):
 print(sorted(times[3:])[8])
 """
 """The control step: prints its median time in seconds."""
-CHANGES = ("num_layers=2", "hidden_size=128", "ffn_size=512", "embedding_size=64", "seq_len=64",
-           "dtype=fp32", "steps=40", "memory_parts=false")  # fmt: skip
+CHANGES = (
+    "num_layers=2",
+    "hidden_size=128",
+    "ffn_size=512",
+    "embedding_size=64",
+    "seq_len=64",
+    "dtype=fp32",
+    "steps=40",
+    "memory_parts=false",
+)
 CLUSTER = """\
 name: bed
 device: cpu
@@ -144,10 +152,14 @@ def run_trial(bed: Bed, fault: Fault | None, runs: Path) -> Trial:
         if fault:
             bed.hosts[fault.host].limit(bed.plan.cores)
     return Trial(
-        fault, slowdowns, {node["host"]: node["loss"] for node in last["nodes"]},
-        suspected, tuple(last["flagged"]), tuple(last["sentences"]),
+        fault,
+        slowdowns,
+        {node["host"]: node["loss"] for node in last["nodes"]},
+        suspected,
+        tuple(last["flagged"]),
+        tuple(last["sentences"]),
         time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 def control_steps(hosts: Sequence[Host]) -> dict[str, float]:

@@ -60,14 +60,25 @@ def make_job(
 ) -> Job:
     """A job of one rank a node; the last rank ends with `code`, and the others wait, if it is not 0."""
     cluster = Cluster(
-        name="bed", device="cpu", nodes=nodes, devices_per_node=1, launcher="slurm", hosts=hosts,
-        interface=interface, slurm=SlurmSettings(**site),
-    )  # fmt: skip
+        name="bed",
+        device="cpu",
+        nodes=nodes,
+        devices_per_node=1,
+        launcher="slurm",
+        hosts=hosts,
+        interface=interface,
+        slurm=SlurmSettings(**site),
+    )
     return Job(
-        name=name, python=sys.executable, program=("rank.py", str(steps), str(step_s), str(code)),
-        files={"rank.py": program, "lines.json": json.dumps([START, STEP, END])}, env=env or {},
-        nodes=nodes, cluster=cluster, timeout_s=timeout_s,
-    )  # fmt: skip
+        name=name,
+        python=sys.executable,
+        program=("rank.py", str(steps), str(step_s), str(code)),
+        files={"rank.py": program, "lines.json": json.dumps([START, STEP, END])},
+        env=env or {},
+        nodes=nodes,
+        cluster=cluster,
+        timeout_s=timeout_s,
+    )
 
 
 def train(runs: Path, job: Job, stopped: Callable[[], bool] = bool) -> RunReport:

@@ -28,16 +28,26 @@ def settings(bed: Bed) -> SshSettings:
     return SshSettings(config=str(bed.ssh_config), alive_interval_s=2, connect_timeout_s=10)
 
 
-def make_job(bed: Bed, hosts: Sequence[str], seconds: float = 100, code: int = 0, **fields: object) -> Job:  # fmt: skip
+def make_job(
+    bed: Bed, hosts: Sequence[str], seconds: float = 100, code: int = 0, **fields: object
+) -> Job:
     """A job whose ranks print who they are and wait; rank 1 then ends with `code`."""
     cluster = Cluster(
-        name="bed", device="cpu", devices_per_node=1, nodes=len(hosts), hosts=tuple(hosts),
-        launcher="ssh", ssh=settings(bed),
-    )  # fmt: skip
+        name="bed",
+        device="cpu",
+        devices_per_node=1,
+        nodes=len(hosts),
+        hosts=tuple(hosts),
+        launcher="ssh",
+        ssh=settings(bed),
+    )
     given = {"python": sys.executable, "files": {"rank.py": RANK}, "cluster": cluster, **fields}
     return Job(
-        name="job", program=("rank.py", str(seconds), str(code)), nodes=len(hosts), **given,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name="job",
+        program=("rank.py", str(seconds), str(code)),
+        nodes=len(hosts),
+        **given,  # type: ignore[arg-type]
+    )
 
 
 def start(job: Job, folder: Path) -> SshRun:

@@ -20,9 +20,14 @@ SHARE = 0.25
 def paceline(bed: Bed, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paceline", *arguments]
     return subprocess.run(
-        command, env=bed.env, cwd=bed.shared, capture_output=True, text=True, timeout=LIMIT_S,
+        command,
+        env=bed.env,
+        cwd=bed.shared,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def checked(bed: Bed, runs: Path, *arguments: str) -> dict[str, Any]:
@@ -105,9 +110,14 @@ def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tm
         "slurm",
     ]
     done = subprocess.run(
-        [*command, *arguments], env=slurm_cluster.env, capture_output=True, text=True,
-        timeout=LIMIT_S, check=False, cwd=slurm_cluster.shared,
-    )  # fmt: skip
+        [*command, *arguments],
+        env=slurm_cluster.env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=slurm_cluster.shared,
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert list(by_name(report)) == ["node-001", "node-003"]

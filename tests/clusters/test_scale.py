@@ -21,12 +21,29 @@ from tests.clusters.bed.process import until
 HOSTS = 4
 SIZES = (1, 2, 4)
 QUICK = [
-    "opt-350m-sft-tiny", "--sizes", "1,2,4", "--extra-rounds", "0", "--name", "trial",
-    *(word for change in ("num_layers=1", "hidden_size=64", "ffn_size=128", "embedding_size=32",
-                          "seq_len=64", "dtype=fp32", "steps=40", "memory_parts=false",
-                          "hang_limit_s=120")
-      for word in ("--set", change)),
-]  # fmt: skip
+    "opt-350m-sft-tiny",
+    "--sizes",
+    "1,2,4",
+    "--extra-rounds",
+    "0",
+    "--name",
+    "trial",
+    *(
+        word
+        for change in (
+            "num_layers=1",
+            "hidden_size=64",
+            "ffn_size=128",
+            "embedding_size=32",
+            "seq_len=64",
+            "dtype=fp32",
+            "steps=40",
+            "memory_parts=false",
+            "hang_limit_s=120",
+        )
+        for word in ("--set", change)
+    ),
+]
 
 
 def scale(bed: Bed, runs: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -116,8 +133,10 @@ def test_sub_clusters_of_a_round_ran_at_the_same_time_on_hosts_of_their_own(
         hosts = [host for one in found for host in one["trial"]["hosts"]]
         assert sorted(hosts) == sorted(f"node-{n:03d}" for n in range(1, HOSTS + 1))
     for one in result["runs"]:
-        told = [json.loads(path.read_text().splitlines()[0])["host"]
-                for path in sorted((runs / one["run"]).glob("steps/rank-*.jsonl"))]  # fmt: skip
+        told = [
+            json.loads(path.read_text().splitlines()[0])["host"]
+            for path in sorted((runs / one["run"]).glob("steps/rank-*.jsonl"))
+        ]
         assert told == one["hosts"]
 
 
@@ -156,8 +175,10 @@ def test_both_launchers_give_results_of_one_form(
     ours, theirs = on_slurm[1], killed[2]
     assert ours.keys() == theirs.keys()
     assert [one.keys() for one in ours["runs"]] == [one.keys() for one in theirs["runs"]]
-    places = [[(one["round"], one["hosts"], one["global_batch"]) for one in told["runs"]]
-              for told in (ours, theirs)]  # fmt: skip
+    places = [
+        [(one["round"], one["hosts"], one["global_batch"]) for one in told["runs"]]
+        for told in (ours, theirs)
+    ]
     assert places[0] == places[1]
 
 

@@ -39,17 +39,34 @@ if os.environ["RANK"] == "0":
     pathlib.Path("mlperf/result.txt").write_text("start " + started)
 """
 TIMED = [
-    word for change in (
-        "num_layers=1", "hidden_size=64", "ffn_size=128", "seq_len=32", "steps=40", "data.source=synthetic",
-        "data.path=null", "memory_parts=false",
+    word
+    for change in (
+        "num_layers=1",
+        "hidden_size=64",
+        "ffn_size=128",
+        "seq_len=32",
+        "steps=40",
+        "data.source=synthetic",
+        "data.path=null",
+        "memory_parts=false",
         'training.evaluation={"every_samples": 160, "skip_first": 0, "samples": 8}',
     )
     for word in ("--set", change)
-]  # fmt: skip
+]
 SMALL = [
-    "--set", "model.num_layers=1", "--set", "seq_len=64", "--set", "dtype=fp32",
-    "--set", "steps=12", "--set", "global_batch=16", "--set", "micro_batch=4",
-]  # fmt: skip
+    "--set",
+    "model.num_layers=1",
+    "--set",
+    "seq_len=64",
+    "--set",
+    "dtype=fp32",
+    "--set",
+    "steps=12",
+    "--set",
+    "global_batch=16",
+    "--set",
+    "micro_batch=4",
+]
 
 
 @pytest.fixture
@@ -72,8 +89,20 @@ def job_number(bed: Bed) -> str:
 
 
 def test_the_tiny_opt_trains_on_four_nodes(bed: Bed, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "run", "tiny-opt", "--no-probe", "--json",
-               "--launcher", "slurm", "--nodes", "4", *SMALL]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "tiny-opt",
+        "--no-probe",
+        "--json",
+        "--launcher",
+        "slurm",
+        "--nodes",
+        "4",
+        *SMALL,
+    ]
     environment = {**bed.env, "PACELINE_RUNS": str(tmp_path / "runs")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -189,10 +218,24 @@ def test_a_training_for_mlperf_that_slurm_starts_anew_keeps_the_log_of_each_star
     bed: Bed, tmp_path: Path
 ) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("name: c\ndevice: cpu\ndevices_per_node: 1\nthreads_per_device: 1\nlauncher: slurm\n"
-                    "slurm: {requeue: true}\n")  # fmt: skip
-    command = [sys.executable, "-m", "paceline", "run", "llama31-8b-tiny", "--variant", "mlperf-trial",
-               "--cluster", str(file), "--no-probe", "--json", *TIMED]  # fmt: skip
+    file.write_text(
+        "name: c\ndevice: cpu\ndevices_per_node: 1\nthreads_per_device: 1\nlauncher: slurm\n"
+        "slurm: {requeue: true}\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "llama31-8b-tiny",
+        "--variant",
+        "mlperf-trial",
+        "--cluster",
+        str(file),
+        "--no-probe",
+        "--json",
+        *TIMED,
+    ]
     environment = {**bed.env, "PACELINE_RUNS": str(tmp_path / "runs")}
     going = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 

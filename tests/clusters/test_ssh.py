@@ -43,7 +43,11 @@ def test_ranks_run_on_every_host_and_secrets_show_nowhere(ssh_hosts: Bed, tmp_pa
     run = start(job, tmp_path)
     follow_until(run, running(run, tmp_path))
     lines = [line for name in hosts for line in ssh_hosts.hosts[name].processes().values()]
-    here = [Path(f"/proc/{h.session.process.pid}/cmdline").read_text() for h in run.hosts if h.session.process]  # fmt: skip
+    here = [
+        Path(f"/proc/{h.session.process.pid}/cmdline").read_text()
+        for h in run.hosts
+        if h.session.process
+    ]
     assert follow([run]) == [0]
     for rank, name in enumerate(hosts):
         assert log_of(tmp_path, name).startswith(f"{name} {rank} ")
@@ -115,7 +119,9 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
 
 
 def test_hosts_can_be_checked_without_a_job(ssh_hosts: Bed) -> None:
-    checks = check_hosts(ssh_hosts.names[:2], Questions(sys.executable, interface="eth0"), settings(ssh_hosts))  # fmt: skip
+    checks = check_hosts(
+        ssh_hosts.names[:2], Questions(sys.executable, interface="eth0"), settings(ssh_hosts)
+    )
     assert [check.fault for check in checks] == [None, None]
     assert [check.address for check in checks] == list(ssh_hosts.addresses[:2])
     assert checks[0].python == ".".join(map(str, sys.version_info[:3]))
@@ -173,7 +179,9 @@ def test_ranks_that_cannot_be_started_say_why(ssh_hosts: Bed, tmp_path: Path) ->
 def test_a_time_limit_ends_ranks_that_hang_and_nothing_that_is_not_the_jobs(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
-    stranger = ssh_hosts.hosts["node-001"].argv([sys.executable, "-c", "import time; time.sleep(60)", "rank.py"])  # fmt: skip
+    stranger = ssh_hosts.hosts["node-001"].argv(
+        [sys.executable, "-c", "import time; time.sleep(60)", "rank.py"]
+    )
     with subprocess.Popen(stranger) as other:
         run = start(make_job(ssh_hosts, ssh_hosts.names[:2], timeout_s=0.1), tmp_path)
         follow_until(run, running(run, tmp_path))

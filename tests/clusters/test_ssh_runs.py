@@ -51,8 +51,18 @@ def cluster_file(bed: Bed, hosts: Sequence[str], folder: Path) -> Path:
 def train(bed: Bed, hosts: Sequence[str], runs: Path, *arguments: str) -> subprocess.Popen[str]:
     """`paceline run` on two hosts, in the background."""
     environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
-    command = [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL,
-               "--cluster", str(cluster_file(bed, hosts, runs)), *arguments]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "tiny-llama",
+        "--no-probe",
+        *SMALL,
+        "--cluster",
+        str(cluster_file(bed, hosts, runs)),
+        *arguments,
+    ]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     )

@@ -14,11 +14,22 @@ from tests.clusters.test_scale import all_overlap, cluster_file, records
 
 TINY = [
     "tiny-gpt",
-    *(word for change in ("num_layers=1", "hidden_size=32", "ffn_size=64", "seq_len=32",
-                          "dtype=fp32", "steps=12", "memory_parts=false", "hang_limit_s=120",
-                          "global_batch=4")
-      for word in ("--set", change)),
-]  # fmt: skip
+    *(
+        word
+        for change in (
+            "num_layers=1",
+            "hidden_size=32",
+            "ffn_size=64",
+            "seq_len=32",
+            "dtype=fp32",
+            "steps=12",
+            "memory_parts=false",
+            "hang_limit_s=120",
+            "global_batch=4",
+        )
+        for word in ("--set", change)
+    ),
+]
 
 
 def paceline(bed: Bed, runs: Path, verb: str, *arguments: str) -> subprocess.Popen[str]:
@@ -27,8 +38,11 @@ def paceline(bed: Bed, runs: Path, verb: str, *arguments: str) -> subprocess.Pop
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", verb, *TINY, *arguments, "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def answer(process: subprocess.Popen[str], code: int = 0) -> tuple[dict[str, Any], str]:
@@ -90,8 +104,18 @@ def test_repeats_run_on_parts_at_once_both_of_a_pair_on_the_same(
 
 def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path: Path) -> None:
     place = ["--cluster", cluster_file(ssh_hosts, "ssh", tmp_path), "--hosts", "node-[001-002]"]
-    many = ["--repeat", "4", "--nodes-per-trial", "1", "--group", "g", "--set", "steps=60",
-            "--set", "micro_batch=2"]  # fmt: skip
+    many = [
+        "--repeat",
+        "4",
+        "--nodes-per-trial",
+        "1",
+        "--group",
+        "g",
+        "--set",
+        "steps=60",
+        "--set",
+        "micro_batch=2",
+    ]
     going = paceline(ssh_hosts, tmp_path, "run", *place, *many)
     until(lambda: len(records(tmp_path)) >= 2 or going.poll() is not None, "two runs", 120)
     until(
@@ -112,8 +136,20 @@ def test_a_sweep_is_steps_of_an_allocation_keeps_what_is_finished_and_goes_on_in
     slurm_cluster: Bed, tmp_path: Path
 ) -> None:
     place = ["--cluster", cluster_file(slurm_cluster, "slurm", tmp_path)]
-    words = ("sweep", *place, "--mbs", "1,2,4", "--nodes-per-trial", "1", "--max-parallel", "2",
-             "--name", "steps", "--set", "steps=40")  # fmt: skip
+    words = (
+        "sweep",
+        *place,
+        "--mbs",
+        "1,2,4",
+        "--nodes-per-trial",
+        "1",
+        "--max-parallel",
+        "2",
+        "--name",
+        "steps",
+        "--set",
+        "steps=40",
+    )
     first, second = allocated(slurm_cluster, 4), ""
     try:
         going = paceline(slurm_cluster, tmp_path, *words, "--allocation", first)
@@ -138,13 +174,25 @@ def test_a_sweep_in_the_queue_is_one_array_whose_tasks_are_told_by_their_own_mar
     slurm_cluster: Bed, tmp_path: Path
 ) -> None:
     place = ["--cluster", cluster_file(slurm_cluster, "slurm", tmp_path)]
-    words = ("sweep", *place, "--mbs", "1,2,4", "--nodes-per-trial", "1", "--max-parallel", "2",
-             "--name", "array")  # fmt: skip
+    words = (
+        "sweep",
+        *place,
+        "--mbs",
+        "1,2,4",
+        "--nodes-per-trial",
+        "1",
+        "--max-parallel",
+        "2",
+        "--name",
+        "array",
+    )
     result, _ = answer(paceline(slurm_cluster, tmp_path, *words))
     assert [row["status"] for row in result["rows"]] == ["ok"] * 3
     assert "#SBATCH --array=0-2%2" in (tmp_path / "array" / "array.sh").read_text()
-    found = {path.parent: json.loads(path.read_text())["attempts"]
-             for path in tmp_path.glob("*/slurm.json")}  # fmt: skip
+    found = {
+        path.parent: json.loads(path.read_text())["attempts"]
+        for path in tmp_path.glob("*/slurm.json")
+    }
     jobs = [attempt["job"] for (attempt,) in found.values()]
     assert len({job.partition("_")[0] for job in jobs}) == 1
     assert {job.partition("_")[2] for job in jobs} == {"0", "1", "2"}
@@ -158,8 +206,21 @@ def test_a_check_without_a_place_in_the_queue_ends_in_time_and_leaves_no_job(
     slurm_cluster: Bed, tmp_path: Path
 ) -> None:
     holder = allocated(slurm_cluster, 4)
-    words = [sys.executable, "-m", "paceline", "check", "--fast", "--launcher", "slurm", "--nodes",
-             "2", "--wait", "3", "--runs-dir", str(tmp_path)]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "check",
+        "--fast",
+        "--launcher",
+        "slurm",
+        "--nodes",
+        "2",
+        "--wait",
+        "3",
+        "--runs-dir",
+        str(tmp_path),
+    ]
     try:
         done = subprocess.run(
             words, env=slurm_cluster.env, capture_output=True, text=True, timeout=120

@@ -15,12 +15,35 @@ from tests.clusters.test_scale import records
 from tests.clusters.test_sweep_on_parts import allocated, answer, finished, hosts_of
 
 SMALL = [
-    "opt-350m-sft-tiny", "--gpus", "2", "--name", "fast", "--steps", "14", "--json",
-    "--most-tp", "1", "--most-cp", "1",  # on busy cores their many exchanges take minutes
-    *(word for change in ("num_layers=1", "hidden_size=64", "ffn_size=128", "embedding_size=32",
-                          "seq_len=32", "batch_per_device=2", "dtype=fp32", "memory_parts=false", "hang_limit_s=120", "steps=12")
-      for word in ("--set", change)),
-]  # fmt: skip
+    "opt-350m-sft-tiny",
+    "--gpus",
+    "2",
+    "--name",
+    "fast",
+    "--steps",
+    "14",
+    "--json",
+    "--most-tp",
+    "1",
+    "--most-cp",
+    "1",  # on busy cores their many exchanges take minutes
+    *(
+        word
+        for change in (
+            "num_layers=1",
+            "hidden_size=64",
+            "ffn_size=128",
+            "embedding_size=32",
+            "seq_len=32",
+            "batch_per_device=2",
+            "dtype=fp32",
+            "memory_parts=false",
+            "hang_limit_s=120",
+            "steps=12",
+        )
+        for word in ("--set", change)
+    ),
+]
 
 
 def started(bed: Bed, runs: Path, *words: str) -> subprocess.Popen[str]:
@@ -29,8 +52,11 @@ def started(bed: Bed, runs: Path, *words: str) -> subprocess.Popen[str]:
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def tune(bed: Bed, runs: Path, budget: int, *place: str) -> subprocess.Popen[str]:

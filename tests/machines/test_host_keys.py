@@ -19,8 +19,12 @@ def new_key(folder: Path, name: str) -> tuple[str, str]:
     """A key's public half (`ssh-ed25519 AAAA...`) and its fingerprint."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / name)]
     subprocess.run(command, check=True)
-    listed = subprocess.run(["ssh-keygen", "-l", "-f", str(folder / f"{name}.pub")], check=True,
-                            capture_output=True, text=True).stdout  # fmt: skip
+    listed = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(folder / f"{name}.pub")],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     return (folder / f"{name}.pub").read_text().strip(), listed.split()[1]
 
 
@@ -28,8 +32,10 @@ def new_key(folder: Path, name: str) -> tuple[str, str]:
 def config(tmp_path: Path) -> Path:
     """ssh's configuration: `far` on another port, `hidden` behind a host, own known hosts."""
     path = tmp_path / "config"
-    path.write_text(f"Host far\n HostName 10.0.0.7\n Port 2222\nHost hidden\n ProxyJump far\n"
-                    f"Host *\n UserKnownHostsFile {tmp_path}/known\n GlobalKnownHostsFile none\n")  # fmt: skip
+    path.write_text(
+        f"Host far\n HostName 10.0.0.7\n Port 2222\nHost hidden\n ProxyJump far\n"
+        f"Host *\n UserKnownHostsFile {tmp_path}/known\n GlobalKnownHostsFile none\n"
+    )
     return path
 
 
@@ -37,8 +43,10 @@ def show(folder: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """Have every host show `key`: a program stands in for the network."""
     (folder / "bin").mkdir(exist_ok=True)
     program = folder / "bin" / "ssh-keyscan"
-    program.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\necho "# a remark"\n'
-                       f'for last; do :; done\nprintf "%s {key}\\n" "$last"\n')  # fmt: skip
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {folder}/asked\necho "# a remark"\n'
+        f'for last; do :; done\nprintf "%s {key}\\n" "$last"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
 

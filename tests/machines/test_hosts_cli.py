@@ -37,8 +37,9 @@ def test_a_file_keeps_its_slots_and_its_order(tmp_path: Path):
     assert run(str(file)).stdout == "b slots=4\na slots=2\n"
     assert run(str(file), "--first").stdout == "b slots=4\n"
     assert json.loads(run(str(file), "--json").stdout) == [
-        {"host": "b", "slots": 4}, {"host": "a", "slots": 2},
-    ]  # fmt: skip
+        {"host": "b", "slots": 4},
+        {"host": "a", "slots": 2},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
 def test_json_is_printed_beside_the_file_too(tmp_path: Path):
     told = run("a,b", "-o", str(tmp_path / "out"), "--json").stdout
     assert json.loads(told[told.index("[") :]) == [
-        {"host": "a", "slots": None}, {"host": "b", "slots": None},
-    ]  # fmt: skip
+        {"host": "a", "slots": None},
+        {"host": "b", "slots": None},
+    ]
     assert (tmp_path / "out").read_text() == "a\nb\n"

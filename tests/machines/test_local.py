@@ -36,9 +36,13 @@ time.sleep(120)
 
 def make_job(program: str = RANK, *arguments: str, **fields: object) -> Job:
     return Job(
-        name="test", python=sys.executable, program=("rank.py", *arguments),
-        files={"rank.py": program}, devices_per_node=2, **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name="test",
+        python=sys.executable,
+        program=("rank.py", *arguments),
+        files={"rank.py": program},
+        devices_per_node=2,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 def rank_pids(folder: Path, count: int = 2, within_s: float = 60) -> list[int]:
@@ -109,8 +113,9 @@ def test_hostile_values_stay_words():
     script = local.render(job)
     checked = subprocess.run(
         ["bash", "-c", script.replace("exec ", "printf '%s\\n' ").replace("cd --", "true")],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert "$(touch /tmp/x)" in checked.stdout.splitlines()
 
 

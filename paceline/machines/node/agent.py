@@ -50,10 +50,14 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, asked_to_end)
     first = int(node) * int(ranks)
     common = {
-        "WORLD_SIZE": str(int(nodes) * int(ranks)), "LOCAL_WORLD_SIZE": ranks,
-        "GROUP_RANK": node, "NODE_RANK": node, "MASTER_ADDR": address, "MASTER_PORT": port,
+        "WORLD_SIZE": str(int(nodes) * int(ranks)),
+        "LOCAL_WORLD_SIZE": ranks,
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
         **off_loopback(node, address),
-    }  # fmt: skip
+    }
     processes: dict[int, subprocess.Popen[bytes]] = {}
     sampler: subprocess.Popen[bytes] | None = None
     try:

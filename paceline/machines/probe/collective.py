@@ -39,9 +39,13 @@ def probe_collective(
     """The rates among `ranks` processes here; raises SystemFaultError when the program fails."""
     question = {"device": device, "seconds": seconds}
     lines = probe_lines(
-        python, "programs.allreduce", question, ranks=ranks, threads=threads,
+        python,
+        "programs.allreduce",
+        question,
+        ranks=ranks,
+        threads=threads,
         limit_s=TIME_LIMIT_S + 4 * seconds,
-    )  # fmt: skip
+    )
     names = CollectiveRow.model_fields
     return CollectiveProbe(
         device_name=lines[0]["device_name"],

@@ -163,9 +163,17 @@ def _measure(python: str, question: dict[str, Any]) -> GemmProbe:
 
 def _row(line: dict[str, Any]) -> GemmRow:
     m, n, k = line["shape"]
-    return GemmRow(dtype=line["dtype"], m=m, n=n, k=k, flops_per_s=line["flops_per_s"],
-                   statistic=line["statistic"], repeats=line["n"], spread=line["spread"],
-                   cpu_share=line["cpu_share"])  # fmt: skip
+    return GemmRow(
+        dtype=line["dtype"],
+        m=m,
+        n=n,
+        k=k,
+        flops_per_s=line["flops_per_s"],
+        statistic=line["statistic"],
+        repeats=line["n"],
+        spread=line["spread"],
+        cpu_share=line["cpu_share"],
+    )
 
 
 def _machine_id() -> str | None:

@@ -10,11 +10,20 @@ from paceline.core.units import GIB, percent, si
 LEAST_FREE_SHARE = 0.02
 LEAST_FREE_BYTES = GIB
 GRAVE_XIDS = {
-    48: "double-bit ECC error", 61: "internal error", 62: "internal error", 63: "row remapping",
-    64: "row remapping failed", 74: "NVLink error", 79: "the GPU fell off the bus",
-    92: "many single-bit ECC errors", 94: "contained ECC error", 95: "uncontained ECC error",
-    119: "GSP timed out", 120: "GSP error", 140: "unrecovered ECC error",
-}  # fmt: skip
+    48: "double-bit ECC error",
+    61: "internal error",
+    62: "internal error",
+    63: "row remapping",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "the GPU fell off the bus",
+    92: "many single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP timed out",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
 """NVIDIA's error numbers that stand for hardware; 13, 31, 43 and 45 are mostly a program's fault."""
 THROTTLES = {
     "hw_thermal_slowdown": "is slowed down by the hardware because of heat",
@@ -56,8 +65,10 @@ def _gpu_faults(number: int, gpu: Mapping[str, Any]) -> list[str]:
 def _xid_faults(xids: Sequence[Mapping[str, Any]]) -> list[str]:
     grave = [one for one in xids if one["xid"] in GRAVE_XIDS]
     kinds = dict.fromkeys((one["xid"], one["address"]) for one in grave)
-    return [f"the kernel's log has Xid {xid} ({GRAVE_XIDS[xid]}) of GPU {address}"
-            for xid, address in kinds]  # fmt: skip
+    return [
+        f"the kernel's log has Xid {xid} ({GRAVE_XIDS[xid]}) of GPU {address}"
+        for xid, address in kinds
+    ]
 
 
 def _disk_faults(facts: Mapping[str, Any]) -> list[str]:

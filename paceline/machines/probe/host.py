@@ -15,8 +15,14 @@ ROOT = Path("/")
 SECTOR_BYTES = 512
 """The kernel counts a disk's size in these, whatever the disk's own sectors are."""
 VIRTUAL_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d+")
-ADAPTERS = {"0x15b3": "Mellanox/NVIDIA", "0x8086": "Intel", "0x14e4": "Broadcom", "0x1d0f": "Amazon",
-            "0x1af4": "virtio", "0x1ae0": "Google"}  # fmt: skip
+ADAPTERS = {
+    "0x15b3": "Mellanox/NVIDIA",
+    "0x8086": "Intel",
+    "0x14e4": "Broadcom",
+    "0x1d0f": "Amazon",
+    "0x1af4": "virtio",
+    "0x1ae0": "Google",
+}
 """Makers by their PCI number."""
 
 
@@ -87,13 +93,17 @@ def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
 def disks(root: Path = ROOT) -> list[dict[str, Any]]:
     """Disks of the host with their kind and bytes, without those made of others."""
     return [
-        {"name": disk.name, "kind": kind, "bytes": sectors * SECTOR_BYTES,
-         "model": _read(disk / "device/model")}
+        {
+            "name": disk.name,
+            "kind": kind,
+            "bytes": sectors * SECTOR_BYTES,
+            "model": _read(disk / "device/model"),
+        }
         for disk in sorted((root / "sys/block").glob("*"))
         if not VIRTUAL_DISKS.fullmatch(disk.name)
         and (sectors := int(_number(_read(disk / "size")) or 0))
         and (kind := _disk_kind(disk))
-    ]  # fmt: skip
+    ]
 
 
 def infiniband(root: Path = ROOT) -> Iterator[dict[str, Any]]:

@@ -24,23 +24,68 @@ BUSY_SAMPLE_S = 0.2
 SCHEMA = 2
 """Of the inventory. Two of one schema recorded the same items; 2 added much of what changes speed."""
 
-PACKAGES = ("torch", "numpy", "torchao", "transformers", "accelerate", "deepspeed", "megatron-core",
-            "nemo-toolkit", "transformer-engine", "flash-attn", "triton", "mkl")  # fmt: skip
+PACKAGES = (
+    "torch",
+    "numpy",
+    "torchao",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "megatron-core",
+    "nemo-toolkit",
+    "transformer-engine",
+    "flash-attn",
+    "triton",
+    "mkl",
+)
 PACKAGE_PREFIX = "nvidia-"
 """CUDA, cuBLAS, cuDNN and NCCL come as packages whose names change with the CUDA version."""
 NO_CUDA_PACKAGE = "nvidia-ml-py"
 
-ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "GOMP_", "MKL_", "KMP_", "TORCH_", "PYTORCH_",
-                        "TORCHINDUCTOR_", "TRITON_", "CUBLAS_", "CUDNN_", "NVTE_", "UCX_", "FI_",
-                        "MALLOC_")  # fmt: skip
-ENVIRONMENT_NAMES = frozenset({
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG",
-    "NVIDIA_TF32_OVERRIDE", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES",
-    "SLURM_JOB_PARTITION", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE",
-    "NVIDIA_BUILD_ID", "NVIDIA_PYTORCH_VERSION", "LD_PRELOAD", "LD_LIBRARY_PATH",
-})  # fmt: skip
+ENVIRONMENT_PREFIXES = (
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "GOMP_",
+    "MKL_",
+    "KMP_",
+    "TORCH_",
+    "PYTORCH_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVTE_",
+    "UCX_",
+    "FI_",
+    "MALLOC_",
+)
+ENVIRONMENT_NAMES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NVIDIA_TF32_OVERRIDE",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_JOB_PARTITION",
+        "SLURM_NNODES",
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPUS_ON_NODE",
+        "SLURM_GPUS_ON_NODE",
+        "SLURM_MEM_PER_NODE",
+        "NVIDIA_BUILD_ID",
+        "NVIDIA_PYTORCH_VERSION",
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+    }
+)
 """Only what can change the speed or says which job it was: any other variable may hold a secret."""
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq"
 _URL_USER = re.compile(r"(?<=://)\S*@")

@@ -109,6 +109,10 @@ def _row(line: dict[str, Any]) -> AttentionRow:
     forward = 0.5 * 4 * batch * tokens**2 * heads * width
     both_s = line["forward_s"] + line["backward_s"]
     return AttentionRow(
-        shape=tuple(line["shape"]), forward_s=line["forward_s"], backward_s=line["backward_s"],
-        flops_per_s=(1 + BACKWARD) * forward / both_s, n=line["n"], spread=line["spread"],
-    )  # fmt: skip
+        shape=tuple(line["shape"]),
+        forward_s=line["forward_s"],
+        backward_s=line["backward_s"],
+        flops_per_s=(1 + BACKWARD) * forward / both_s,
+        n=line["n"],
+        spread=line["spread"],
+    )

@@ -29,16 +29,24 @@ def probe_lines(
     """
     where = f"{program.rpartition('.')[2]} probe"
     launch = [
-        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}",
-    ]  # fmt: skip
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={ranks}",
+    ]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     try:
         with TemporaryDirectory(prefix="paceline-") as folder:
             start = str(write_program(program, Path(folder)))
             done = subprocess.run(
                 [python, *(launch if ranks > 1 else []), start, json.dumps(question)],
-                capture_output=True, text=True, timeout=limit_s, check=True, env=environment,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=True,
+                env=environment,
+            )
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(where, f"did not end within {limit_s:.0f} s") from error
     except (OSError, subprocess.CalledProcessError) as error:

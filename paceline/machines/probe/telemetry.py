@@ -51,9 +51,12 @@ def _started(path: Path, interval_s: float, root: Path) -> subprocess.Popen[byte
         return None
     options = [str(path), str(interval_s), str(root), str(os.getpid())]
     return subprocess.Popen(
-        [sys.executable, telemetry_program.__file__, *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, telemetry_program.__file__, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

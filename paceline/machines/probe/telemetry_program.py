@@ -73,9 +73,13 @@ def start_line(root: Path, interval_s: float, counters: Counters) -> dict[str, A
     else:
         sources["cpu"] = "powercap energy counters"
     return {
-        "event": "telemetry", "schema_version": 1, "host": platform.node(),
-        "interval_s": interval_s, "sources": sources, "unknown": unknown,
-    }  # fmt: skip
+        "event": "telemetry",
+        "schema_version": 1,
+        "host": platform.node(),
+        "interval_s": interval_s,
+        "sources": sources,
+        "unknown": unknown,
+    }
 
 
 def sample(root: Path, counters: Counters, start: dict[str, Any]) -> dict[str, Any]:

@@ -93,8 +93,11 @@ def abandon(folder: Path) -> str | None:
     if left is None or left.code is not None:
         return None
     if not client.scancel(left.job) and client.states([left.job]) is None:
-        raise SystemFaultError(f"Slurm job {left.job}", "could not be cancelled, and may still run",
-                               remedy="try again when Slurm answers")  # fmt: skip
+        raise SystemFaultError(
+            f"Slurm job {left.job}",
+            "could not be cancelled, and may still run",
+            remedy="try again when Slurm answers",
+        )
     note_abandoned(folder)
     return left.job
 
@@ -112,8 +115,11 @@ def check_folder(folder: Path, container: bool = False) -> None:
     bad = [c for c in ("%", "\\", *(":," if container else "")) if c in path]
     if bad or not path.isprintable():
         shown = " ".join(bad) or "a control character"
-        raise UserError(repr(path), f"holds {shown}, which Slurm reads as something else",
-                        remedy="give another place with --runs-dir")  # fmt: skip
+        raise UserError(
+            repr(path),
+            f"holds {shown}, which Slurm reads as something else",
+            remedy="give another place with --runs-dir",
+        )
 
 
 def refuse_unusable_hosts(job: Job) -> None:

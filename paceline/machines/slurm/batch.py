@@ -163,8 +163,10 @@ class BatchRun(Handle):
             return False
         if self._last and self._last.state == REQUEUED and not self._stopped:
             kept = self._diary.put_away()
-            self.warn(f"Slurm started job {self.id} anew (restart {self._restart + 1}); what the start "
-                      f"before it wrote is in {kept}")  # fmt: skip
+            self.warn(
+                f"Slurm started job {self.id} anew (restart {self._restart + 1}); what the start "
+                f"before it wrote is in {kept}"
+            )
             self._restart += 1
             self._begin()
             return True

@@ -42,9 +42,7 @@ def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> subprocess.CompletedP
     return _run(words, environment({}), None, limit_s)
 
 
-def sbatch(
-    job: Job, folder: Path, script: str, options: Sequence[str] = ()
-) -> str:  # fmt: skip
+def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> str:
     """Submit a script of `folder` and return the job's number.
 
     Variables that look like secrets travel in this command's environment, never in the script or
@@ -134,9 +132,10 @@ def needs_pyxis(job: Job) -> None:
     image = job.cluster and job.cluster.slurm.container_image
     if image and "--container-image" not in ask(["srun", "--help"]).stdout:
         raise UserError(
-            "cluster.slurm.container_image", "needs the Pyxis plugin, which this Slurm has not",
+            "cluster.slurm.container_image",
+            "needs the Pyxis plugin, which this Slurm has not",
             remedy="leave it out, or ask the site for Pyxis and Enroot",
-        )  # fmt: skip
+        )
 
 
 def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, str]:
@@ -149,10 +148,8 @@ def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, s
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT
-        or name in site
-        or not (name.startswith(OWN) or SECRET_NAME.search(name))
-    }  # fmt: skip
+        if name in KEPT or name in site or not (name.startswith(OWN) or SECRET_NAME.search(name))
+    }
     return {**kept, **secret_variables(dict(extra))}
 
 
@@ -160,13 +157,21 @@ def _run(
     words: Sequence[str], env: Mapping[str, str], folder: Path | None, limit_s: float = LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
     if shutil.which(words[0]) is None:
-        raise SystemFaultError(words[0], "is not on this machine",
-                               remedy="start Paceline where Slurm's commands are")  # fmt: skip
+        raise SystemFaultError(
+            words[0], "is not on this machine", remedy="start Paceline where Slurm's commands are"
+        )
     try:
         return subprocess.run(
-            words, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=limit_s, start_new_session=True,
-        )  # fmt: skip
+            words,
+            env=dict(env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            start_new_session=True,
+        )
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(words[0], f"gave no answer for {limit_s:.0f} s") from error
     except OSError as error:

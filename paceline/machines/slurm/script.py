@@ -41,8 +41,11 @@ def batch_script(job: Job) -> str:
         *(f"#SBATCH {option}" for option in batch_options(job)),
         "set -uo pipefail",
         *restart_lines(cluster),
-        *([f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"] if cluster.hosts else
-          ['mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")']),
+        *(
+            [f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"]
+            if cluster.hosts
+            else ['mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")']
+        ),
         'echo "start $id $restart $SLURM_JOB_NODELIST" >>' + STATUS_FILE,
         *address_lines(cluster, ""),
         f"port=$(({FIRST_PORT} + ({rendezvous_port(job.name)} + SLURM_JOB_ID + restart) % {NUM_PORTS}))",
@@ -50,7 +53,7 @@ def batch_script(job: Job) -> str:
         "code=$?",
         'echo "end $id $restart $code" >>' + STATUS_FILE,
         'exit "$code"',
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -63,12 +66,13 @@ def step_script(job: Job, allocation: str) -> str:
         "set -uo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         f"read -r nodes cpus list < <(squeue -h -j {number} -o '%D %C %N')",
-        f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})" if cluster.hosts else
-        f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")',
+        f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"
+        if cluster.hosts
+        else f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")',
         *address_lines(cluster, f"--jobid={number} "),
         f"port={rendezvous_port('/'.join([job.name, *cluster.hosts]))}",
         *step_lines(job, f"--jobid={number} --exact --cpus-per-task=$((cpus / nodes)) ", "exec "),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -79,8 +83,11 @@ def array_script(jobs: Sequence[Job], folders: Sequence[str], at_once: int | Non
     """
     asked = {tuple(batch_options(job)[1:]) for job in jobs}
     if len(asked) != 1:
-        raise UserError("array", "its jobs ask Slurm for different things",
-                        remedy="submit one array for each kind")  # fmt: skip
+        raise UserError(
+            "array",
+            "its jobs ask Slurm for different things",
+            remedy="submit one array for each kind",
+        )
     limit = f"%{at_once}" if at_once else ""
     lines = [
         "#!/usr/bin/env bash",
@@ -135,9 +142,13 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
     """The srun that starts one agent a node, with rank 0's on the first of `hosts`."""
     cluster = _cluster(job)
     words = [
-        f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--export=ALL",
-        "--kill-on-bad-exit=1", "--cpu-bind=none",
-    ]  # fmt: skip
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes}",
+        "--ntasks-per-node=1",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--cpu-bind=none",
+    ]
     if where and (gres := _gres(job)):
         words.append(f"--gres={checked('gres', gres)}")
     if where and job.timeout_s is not None:
@@ -194,9 +205,10 @@ def checked(name: str, value: str) -> str:
     if _VALUE.fullmatch(value):
         return value
     raise UserError(
-        f"cluster.slurm.{name}", f"{value!r} cannot stand in an #SBATCH line",
+        f"cluster.slurm.{name}",
+        f"{value!r} cannot stand in an #SBATCH line",
         allowed="letters, digits and _ . , : + @ & | * ( ) [ ] = / ! -",
-    )  # fmt: skip
+    )
 
 
 def _container(cluster: Cluster) -> str:

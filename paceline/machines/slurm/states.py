@@ -17,19 +17,36 @@ SACCT_FORM = "JobID,State,ExitCode,NodeList,Reason"
 
 ENDED = frozenset(
     {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-        "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT",
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "SPECIAL_EXIT",
+        "TIMEOUT",
     }
-)  # fmt: skip
+)
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING"})
 NODE_LOST = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 NEVER = frozenset(
     {
-        "AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount",
-        "InvalidQOS", "JobArrayTaskFailed", "PartitionNodeLimit", "PartitionTimeLimit",
-        "QOSNotAllowed", "ReservationDeleted", "launch failed requeued held",
+        "AccountNotAllowed",
+        "BadConstraints",
+        "DependencyNeverSatisfied",
+        "InvalidAccount",
+        "InvalidQOS",
+        "JobArrayTaskFailed",
+        "PartitionNodeLimit",
+        "PartitionTimeLimit",
+        "QOSNotAllowed",
+        "ReservationDeleted",
+        "launch failed requeued held",
     }
-)  # fmt: skip
+)
 """Reasons for which a waiting job will never begin."""
 
 _NODE_FAILURE = re.compile(r"Node failure on (\S+)")

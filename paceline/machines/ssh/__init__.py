@@ -59,8 +59,10 @@ def submit(job: Job, folder: Path) -> SshRun:
     cluster, folder = _cluster(job), folder.resolve()
     allow_files(len(cluster.hosts))
     sockets = private_folder()
-    hosts = [SshHost(node, _session(host, node, cluster, folder, sockets))
-             for node, host in enumerate(cluster.hosts)]  # fmt: skip
+    hosts = [
+        SshHost(node, _session(host, node, cluster, folder, sockets))
+        for node, host in enumerate(cluster.hosts)
+    ]
     fanout = Fanout([host.session for host in hosts])
     run = SshRun(fanout, hosts, cluster.ssh, sockets)
     try:
@@ -102,7 +104,8 @@ def _cluster(job: Job) -> Cluster:
     if cluster is None or len(cluster.hosts) != job.nodes:
         found = len(cluster.hosts) if cluster else 0
         raise UserError(
-            "hosts", f"{job.nodes} nodes need as many hosts, {found} given",
+            "hosts",
+            f"{job.nodes} nodes need as many hosts, {found} given",
             remedy="name them with --hosts",
-        )  # fmt: skip
+        )
     return cluster

@@ -159,9 +159,10 @@ def _seen(one: _Examination) -> HostCheck:
     if one.unable:
         python = os.fspath(one.questions.python)
         return HostCheck(
-            host=host, fault=f"cannot run {python}: {one.unable[:200]}",
+            host=host,
+            fault=f"cannot run {python}: {one.unable[:200]}",
             remedy="install it at the same path, or name another interpreter (cluster.python)",
-        )  # fmt: skip
+        )
     if one.facts is None:
         what, remedy = meaning("\n".join(one.session.messages))
         return HostCheck(host=host, fault=what, remedy=remedy)

@@ -26,18 +26,30 @@ KEYSCAN = "show and accept it with: paceline hosts --keyscan"
 CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"
 """Stands in the middle of what ssh says, and ends with the words for an unknown key."""
 MEANINGS = (
-    (CHANGED_KEY, "its host key has changed",
-     "find out why before you remove the old one with ssh-keygen -R"),
+    (
+        CHANGED_KEY,
+        "its host key has changed",
+        "find out why before you remove the old one with ssh-keygen -R",
+    ),
     (r"Host key verification failed|No \S+ host key is known", "its host key is unknown", KEYSCAN),
-    (r"Permission denied|Too many authentication failures|No more authentication methods",
-     "refuses the log-in without a password", "add your public key there with ssh-copy-id"),
-    (r"Could not resolve hostname", "its name does not resolve",
-     "correct the host list, /etc/hosts or ~/.ssh/config"),
-    (r"timed out|Timeout, server|No route to host|Network is unreachable", "does not answer",
-     "see whether it is up, or leave it out"),
+    (
+        r"Permission denied|Too many authentication failures|No more authentication methods",
+        "refuses the log-in without a password",
+        "add your public key there with ssh-copy-id",
+    ),
+    (
+        r"Could not resolve hostname",
+        "its name does not resolve",
+        "correct the host list, /etc/hosts or ~/.ssh/config",
+    ),
+    (
+        r"timed out|Timeout, server|No route to host|Network is unreachable",
+        "does not answer",
+        "see whether it is up, or leave it out",
+    ),
     (r"Connection refused", "no ssh server listens there", "start sshd, or leave it out"),
     (r"open-file|Too many open files", "too many open files here", "raise `ulimit -n`"),
-)  # fmt: skip
+)
 """What ssh says, what it means for the host, and what helps."""
 
 

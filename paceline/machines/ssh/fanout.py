@@ -85,9 +85,11 @@ def allow_files(sessions: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise SystemFaultError(
-            "open files", f"{sessions} hosts need {needed}", allowed=str(hard),
+            "open files",
+            f"{sessions} hosts need {needed}",
+            allowed=str(hard),
             remedy="raise `ulimit -Hn`",
-        )  # fmt: skip
+        )
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     wanted = max(needed, most)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -39,9 +39,11 @@ def rendezvous_address(checks: Sequence[HostCheck]) -> str:
     if first.server_address and (here or not is_loopback(first.server_address)):
         return first.server_address
     raise SystemFaultError(
-        first.host, "the hosts find no common address for it", allowed="one they all resolve alike",
+        first.host,
+        "the hosts find no common address for it",
+        allowed="one they all resolve alike",
         remedy="name the network interface (--interface)",
-    )  # fmt: skip
+    )
 
 
 def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) -> tuple[str, int]:
@@ -58,10 +60,11 @@ def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) 
     told = json.loads(answer.rest)
     if told["port"] is None:
         raise SystemFaultError(
-            session.host, f"cannot listen at {address}: {told['why']}",
+            session.host,
+            f"cannot listen at {address}: {told['why']}",
             allowed="an address of its own and a free port",
             remedy="name the network interface (--interface)",
-        )  # fmt: skip
+        )
     return address, told["port"]
 
 

@@ -24,8 +24,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     Threads are numbered as on most servers: 0-7 are first threads, 8-15 the second ones.
     """
     for thread in range(16):
-        write(tmp_path / f"devices/system/cpu/cpu{thread}/topology/thread_siblings_list",
-              f"{thread % 8},{thread % 8 + 8}")  # fmt: skip
+        write(
+            tmp_path / f"devices/system/cpu/cpu{thread}/topology/thread_siblings_list",
+            f"{thread % 8},{thread % 8 + 8}",
+        )
     for node, cores in enumerate(("0-3,8-11", "4-7,12-15")):
         write(tmp_path / f"devices/system/node/node{node}/cpulist", cores)
         nic = tmp_path / f"devices/pci{node}/switch0/nic"
@@ -183,9 +185,13 @@ def start(folder: Path, wish: str, **environment: str) -> subprocess.CompletedPr
     (folder / "program.py").write_text(PROGRAM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     return subprocess.run(
-        [sys.executable, bind.__file__, wish, "program.py", "a b"], cwd=folder, text=True,
-        capture_output=True, check=False, env={**kept, **environment},
-    )  # fmt: skip
+        [sys.executable, bind.__file__, wish, "program.py", "a b"],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**kept, **environment},
+    )
 
 
 def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -195,8 +201,10 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_a_bound_program_runs_on_its_cores_with_as_many_threads(tmp_path: Path):
     here = sorted(os.sched_getaffinity(0))
-    parts = [told(start(tmp_path, "cpu", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2"))
-             for rank in range(2)]  # fmt: skip
+    parts = [
+        told(start(tmp_path, "cpu", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2"))
+        for rank in range(2)
+    ]
     assert parts[0]["arguments"] == ["a b"]
     assert all(set(part["cores"]) <= set(here) for part in parts)
     assert parts[0]["bound"]["by"] == "cpu"

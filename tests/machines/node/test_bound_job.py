@@ -41,8 +41,9 @@ def test_a_files_content_travels_with_the_job(tmp_path: Path):
     one = bound(job(str(file)))
     assert one.program == ("bind.py", "bind.json", "main.py", "x")
     assert json.loads(one.files["bind.json"]) == [
-        {"cores": "0-3", "nic": "mlx5_0"}, {"cores": "4-7", "nic": None},
-    ]  # fmt: skip
+        {"cores": "0-3", "nic": "mlx5_0"},
+        {"cores": "4-7", "nic": None},
+    ]
 
 
 def test_a_file_that_misses_ranks_or_is_none_is_refused(tmp_path: Path):

@@ -51,14 +51,23 @@ def started(
 ) -> subprocess.Popen[str]:
     """Node 3 of four at work, with one rank."""
     prepare_node(
-        Job("t", sys.executable, ("rank.py", *arguments), files={"rank.py": program}, nodes=4,
-            env={SYSTEM_ROOT: str(root)}, sampled=sampled),
+        Job(
+            "t",
+            sys.executable,
+            ("rank.py", *arguments),
+            files={"rank.py": program},
+            nodes=4,
+            env={SYSTEM_ROOT: str(root)},
+            sampled=sampled,
+        ),
         folder,
-    )  # fmt: skip
+    )
     return subprocess.Popen(
         ["bash", str(folder / NODE_SCRIPT), "3", "127.0.0.1", "29999"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def file_of(folder: Path) -> Path:

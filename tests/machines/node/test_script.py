@@ -43,16 +43,23 @@ time.sleep(60)
 
 def make_job(program: str, *arguments: str, **fields: object) -> Job:
     return Job(
-        name="test", python=sys.executable, program=("rank.py", *arguments),
-        files={"rank.py": program}, nodes=2, devices_per_node=2, **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name="test",
+        python=sys.executable,
+        program=("rank.py", *arguments),
+        files={"rank.py": program},
+        nodes=2,
+        devices_per_node=2,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 def start(folder: Path, node: int = 1) -> subprocess.Popen[str]:
     return subprocess.Popen(
         ["bash", str(folder / NODE_SCRIPT), str(node), "127.0.0.1", "29999"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def pids(folder: Path, within_s: float = 30) -> list[int]:
@@ -101,9 +108,10 @@ def test_an_agent_that_is_asked_to_end_ends_its_ranks(tmp_path: Path, number: si
 
 
 def test_an_order_to_end_disturbs_no_ending_that_has_begun(tmp_path: Path):
-    stubborn = FAILING.replace("import os, sys, time", (
-        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    ))  # fmt: skip
+    stubborn = FAILING.replace(
+        "import os, sys, time",
+        ("import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"),
+    )
     prepare_node(make_job(stubborn, "time.sleep(0.5); sys.exit(7)"), tmp_path)
     process = start(tmp_path)
     ranks, out = pids(tmp_path), process.stdout
@@ -141,8 +149,13 @@ def test_the_failures_of_all_nodes_are_put_in_order():
 
 
 def test_secrets_are_in_no_file(tmp_path: Path):
-    env = {"HF_TOKEN": "hf_secret", "NGC_API_KEY": "ngc_secret", "OMP_NUM_THREADS": "4",
-           "https_proxy": "http://me:my_secret@proxy:3128", "MYSQL_PWD": "secret"}  # fmt: skip
+    env = {
+        "HF_TOKEN": "hf_secret",
+        "NGC_API_KEY": "ngc_secret",
+        "OMP_NUM_THREADS": "4",
+        "https_proxy": "http://me:my_secret@proxy:3128",
+        "MYSQL_PWD": "secret",
+    }
     job = make_job(PLACE, env=env)
     prepare_node(job, tmp_path)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):

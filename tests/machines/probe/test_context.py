@@ -31,9 +31,22 @@ def test_every_stage_adds_to_the_one_before(pair: ContextProbe):
 
 def test_the_probe_answers_in_the_form_that_probes_have():
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "probe", "context", "--device", "cpu", "--repeats", "1", "--json"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "paceline",
+            "probe",
+            "context",
+            "--device",
+            "cpu",
+            "--repeats",
+            "1",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     document = json.loads(done.stdout)
 
     assert done.returncode == 0 and document["probe"] == "context" and document["ranks"] == 1

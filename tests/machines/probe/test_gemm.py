@@ -38,9 +38,17 @@ def test_a_real_probe_reports_rate_spread_and_repeats():
 
 
 def make_row(**fields: object) -> GemmRow:
-    values: dict[str, object] = {"dtype": "fp32", "m": 1, "n": 1, "k": 1, "flops_per_s": 1e9,
-                                 "statistic": "best of n", "repeats": 5, "spread": 0.01,
-                                 "cpu_share": 0.99}  # fmt: skip
+    values: dict[str, object] = {
+        "dtype": "fp32",
+        "m": 1,
+        "n": 1,
+        "k": 1,
+        "flops_per_s": 1e9,
+        "statistic": "best of n",
+        "repeats": 5,
+        "spread": 0.01,
+        "cpu_share": 0.99,
+    }
     return GemmRow.model_validate({**values, **fields})
 
 

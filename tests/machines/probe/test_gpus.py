@@ -49,9 +49,14 @@ def answer_as_a_driver(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
 
     for name in (n for n in dir(pynvml) if n.startswith("nvmlDeviceGet")):
         monkeypatch.setattr(pynvml, name, refuse)
-    system = {"nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1,
-              "nvmlDeviceGetHandleByIndex": 0, "nvmlSystemGetDriverVersion": b"560.35.03",
-              "nvmlSystemGetCudaDriverVersion": 12060}  # fmt: skip
+    system = {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": 0,
+        "nvmlSystemGetDriverVersion": b"560.35.03",
+        "nvmlSystemGetCudaDriverVersion": 12060,
+    }
     for name, value in {**system, **answers}.items():
         monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -59,11 +64,17 @@ def answer_as_a_driver(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
 
 def test_a_device_is_recorded_with_what_sets_its_speed(monkeypatch: pytest.MonkeyPatch):
     answer_as_a_driver(
-        monkeypatch, nvmlDeviceGetName=b"NVIDIA H100", nvmlDeviceGetEnforcedPowerLimit=650_000,
-        nvmlDeviceGetMaxClockInfo=1980, nvmlDeviceGetEccMode=[1, 0], nvmlDeviceGetMigMode=[0, 0],
-        nvmlDeviceGetPersistenceMode=1, nvmlDeviceGetMaxPcieLinkGeneration=5,
-        nvmlDeviceGetMaxPcieLinkWidth=16, nvmlDeviceGetNvLinkState=1,
-    )  # fmt: skip
+        monkeypatch,
+        nvmlDeviceGetName=b"NVIDIA H100",
+        nvmlDeviceGetEnforcedPowerLimit=650_000,
+        nvmlDeviceGetMaxClockInfo=1980,
+        nvmlDeviceGetEccMode=[1, 0],
+        nvmlDeviceGetMigMode=[0, 0],
+        nvmlDeviceGetPersistenceMode=1,
+        nvmlDeviceGetMaxPcieLinkGeneration=5,
+        nvmlDeviceGetMaxPcieLinkWidth=16,
+        nvmlDeviceGetNvLinkState=1,
+    )
     (gpu,) = gpus()
     assert (gpu["driver"], gpu["cuda_driver"], gpu["power_limit_w"]) == ("560.35.03", "12.6", 650)
     assert (gpu["ecc"], gpu["mig"], gpu["persistence"]) == ("on", "off", "on")
@@ -84,8 +95,12 @@ def test_a_device_that_is_cut_in_slices_is_not_taken_for_a_whole_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
     whole = SimpleNamespace(total=80 * 2**30)
-    answer_as_a_driver(monkeypatch, nvmlDeviceGetName="NVIDIA H100 80GB HBM3",
-                       nvmlDeviceGetMemoryInfo=whole, nvmlDeviceGetMigMode=[1, 1])  # fmt: skip
+    answer_as_a_driver(
+        monkeypatch,
+        nvmlDeviceGetName="NVIDIA H100 80GB HBM3",
+        nvmlDeviceGetMemoryInfo=whole,
+        nvmlDeviceGetMigMode=[1, 1],
+    )
     (gpu,) = gpus()
     assert (gpu["name"], gpu["memory_bytes"]) == ("NVIDIA H100 80GB HBM3 MIG", None)
     assert find_device(gpu["name"]) is None

@@ -8,8 +8,13 @@ import pytest
 
 from paceline.machines.probe import health
 
-WELL: dict[str, Any] = {"ecc_uncorrected": "0", "rows_pending": "No", "rows_failed": "No",
-                        "hw_slowdown": "Not Active", "sw_thermal_slowdown": "Not Active"}  # fmt: skip
+WELL: dict[str, Any] = {
+    "ecc_uncorrected": "0",
+    "rows_pending": "No",
+    "rows_failed": "No",
+    "hw_slowdown": "Not Active",
+    "sw_thermal_slowdown": "Not Active",
+}
 ROOM = {"folder_free_bytes": 500e9, "folder_bytes": 1e12, "temporary_free_bytes": 50e9, "xids": []}
 
 
@@ -29,10 +34,13 @@ def test_what_is_not_told_is_no_fault():
         ({"ecc_uncorrected": "3"}, "GPU 1 has 3 uncorrected memory errors"),
         ({"rows_failed": "Yes"}, "GPU 1 could not remap"),
         ({"rows_pending": "Yes"}, "GPU 1 waits for a reset"),
-        ({"hw_slowdown": "Active", "hw_thermal_slowdown": "Active"}, "GPU 1 is slowed down by the hardware because of heat"),
+        (
+            {"hw_slowdown": "Active", "hw_thermal_slowdown": "Active"},
+            "GPU 1 is slowed down by the hardware because of heat",
+        ),
         ({"hw_power_brake_slowdown": "Active"}, "brake signal"),
     ],
-)  # fmt: skip
+)
 def test_a_sick_gpu_is_named_once(changes: dict[str, Any], words: str):
     (fault,) = health.faults(ROOM, [WELL, {**WELL, **changes}])
     assert words in fault
@@ -45,8 +53,11 @@ def test_a_clock_lowered_by_software_is_only_a_remark():
 
 
 def test_errors_of_hardware_count_and_those_of_programs_do_not():
-    xids = [{"xid": 31, "address": "0000:17:00"}, {"xid": 79, "address": "0000:17:00"},
-            {"xid": 79, "address": "0000:17:00"}]  # fmt: skip
+    xids = [
+        {"xid": 31, "address": "0000:17:00"},
+        {"xid": 79, "address": "0000:17:00"},
+        {"xid": 79, "address": "0000:17:00"},
+    ]
     assert health.faults({**ROOM, "xids": xids}, []) == [
         "the kernel's log has Xid 79 (the GPU fell off the bus) of GPU 0000:17:00"
     ]

@@ -21,10 +21,12 @@ def put(root: Path, files: dict[str, str]) -> Path:
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """Two processors of two cores with two threads each, an NVMe disk, one InfiniBand port."""
-    files = {"proc/meminfo": "MemTotal:       2097152 kB\nMemFree: 1 kB",
-             "proc/cpuinfo": "model name\t: Fast CPU @ 2.40GHz",
-             "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3800000",
-             "sys/devices/system/cpu/cpufreq/boost": "1"}  # fmt: skip
+    files = {
+        "proc/meminfo": "MemTotal:       2097152 kB\nMemFree: 1 kB",
+        "proc/cpuinfo": "model name\t: Fast CPU @ 2.40GHz",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3800000",
+        "sys/devices/system/cpu/cpufreq/boost": "1",
+    }
     for cpu in range(8):
         core, package = cpu % 4, cpu % 4 // 2
         place = f"sys/devices/system/cpu/cpu{cpu}"
@@ -40,18 +42,24 @@ def node(tmp_path: Path) -> Path:
             f"{place}/cache/index3/size": "32M",
             f"{place}/cache/index3/shared_cpu_list": "0-1,4-5" if package == 0 else "2-3,6-7",
         }
-    files |= {"sys/block/nvme0n1/size": "7500000000", "sys/block/nvme0n1/device/model": "PM9A3",
-              "sys/block/loop0/size": "100", "sys/block/sda/size": "0",
-              "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
-              "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)",
-              "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand",
-              "sys/class/infiniband/mlx5_0/device/vendor": "0x15b3",
-              "sys/class/infiniband/mlx5_0/device/net/ib0/mtu": "2044",
-              "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN",
-              "sys/class/net/ib0/operstate": "up", "sys/class/net/ib0/device/vendor": "0x15b3",
-              "sys/class/net/eth0/operstate": "up", "sys/class/net/eth0/speed": "25000",
-              "sys/class/net/eth0/device/vendor": "0x8086",
-              "sys/class/net/lo/operstate": "unknown"}  # fmt: skip
+    files |= {
+        "sys/block/nvme0n1/size": "7500000000",
+        "sys/block/nvme0n1/device/model": "PM9A3",
+        "sys/block/loop0/size": "100",
+        "sys/block/sda/size": "0",
+        "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
+        "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)",
+        "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand",
+        "sys/class/infiniband/mlx5_0/device/vendor": "0x15b3",
+        "sys/class/infiniband/mlx5_0/device/net/ib0/mtu": "2044",
+        "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN",
+        "sys/class/net/ib0/operstate": "up",
+        "sys/class/net/ib0/device/vendor": "0x15b3",
+        "sys/class/net/eth0/operstate": "up",
+        "sys/class/net/eth0/speed": "25000",
+        "sys/class/net/eth0/device/vendor": "0x8086",
+        "sys/class/net/lo/operstate": "unknown",
+    }
     return put(tmp_path, files)
 
 
@@ -74,8 +82,9 @@ def test_disks_and_adapters_are_the_real_ones(node: Path):
         {"name": "nvme0n1", "kind": "NVMe SSD", "bytes": 3_840_000_000_000, "model": "PM9A3"}
     ]
     assert [(a["name"], a["kind"], a["gbit_per_s"], a["maker"]) for a in found["adapters"]] == [
-        ("mlx5_0", "InfiniBand", 400.0, "Mellanox/NVIDIA"), ("eth0", "Ethernet", 25.0, "Intel"),
-    ]  # fmt: skip
+        ("mlx5_0", "InfiniBand", 400.0, "Mellanox/NVIDIA"),
+        ("eth0", "Ethernet", 25.0, "Intel"),
+    ]
 
 
 @pytest.mark.parametrize(

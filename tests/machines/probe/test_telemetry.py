@@ -82,8 +82,13 @@ def test_devices_tell_what_they_can(node: Path, tmp_path: Path):
     driver(tmp_path)
     first, second = gpus()
 
-    assert first == {"index": 0, "power_w": 412.35, "sm_clock_mhz": 1980.0,
-                     "memory_clock_mhz": 2619.0, "temperature_c": 61.0}  # fmt: skip
+    assert first == {
+        "index": 0,
+        "power_w": 412.35,
+        "sm_clock_mhz": 1980.0,
+        "memory_clock_mhz": 2619.0,
+        "temperature_c": 61.0,
+    }
     assert "power_w" not in second and second["temperature_c"] == 58.0
     driver(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     assert gpus() == []

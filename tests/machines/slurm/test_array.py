@@ -19,8 +19,14 @@ from tests.machines.slurm.test_script import make_job
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "commands"
     place.mkdir()
-    return put(place, monkeypatch, sbatch="echo 40", squeue="true", sacct="true",
-               scontrol="echo 'AccountingStorageType = accounting_storage/none'")  # fmt: skip
+    return put(
+        place,
+        monkeypatch,
+        sbatch="echo 40",
+        squeue="true",
+        sacct="true",
+        scontrol="echo 'AccountingStorageType = accounting_storage/none'",
+    )
 
 
 def hand_in(gathering: Gathering, job: Job | None, folder: Path) -> BatchRun | None:
@@ -34,8 +40,10 @@ def hand_in(gathering: Gathering, job: Job | None, folder: Path) -> BatchRun | N
 
 def handed_in(gathering: Gathering, root: Path, *jobs: Job | None) -> list[BatchRun | None]:
     with ThreadPoolExecutor(len(jobs)) as pool:
-        those = [pool.submit(hand_in, gathering, job, root / str(number))
-                 for number, job in enumerate(jobs)]  # fmt: skip
+        those = [
+            pool.submit(hand_in, gathering, job, root / str(number))
+            for number, job in enumerate(jobs)
+        ]
         return [one.result(20) for one in those]
 
 

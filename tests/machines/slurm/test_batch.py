@@ -43,8 +43,16 @@ def mark(folder: Path, *lines: str) -> None:
 
 @pytest.fixture(autouse=True)
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return put(tmp_path, monkeypatch, scontrol=CONFIG, scancel="true", sinfo="echo 'b|down*|none'",
-               sbatch="echo 6", squeue="true", sacct="true")  # fmt: skip
+    return put(
+        tmp_path,
+        monkeypatch,
+        scontrol=CONFIG,
+        scancel="true",
+        sinfo="echo 'b|down*|none'",
+        sbatch="echo 6",
+        squeue="true",
+        sacct="true",
+    )
 
 
 def test_an_unknown_job_is_unknown_for_a_while_and_then_lost(
@@ -143,9 +151,11 @@ def test_a_cancellation_that_slurm_did_not_take_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = put(
-        tmp_path, monkeypatch, squeue="echo \"5|$(cat said 2>/dev/null || echo RUNNING)|a|None\"",
+        tmp_path,
+        monkeypatch,
+        squeue='echo "5|$(cat said 2>/dev/null || echo RUNNING)|a|None"',
         scancel="[ $(grep -c scancel calls) -gt 1 ] && echo CANCELLED >said",
-    )  # fmt: skip
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(batch, "LOOK_S", 0.3)
     run, _ = make_run(tmp_path / "run")

@@ -18,8 +18,15 @@ from tests.machines.slurm.test_script import make_job
 def test_a_job_gets_what_is_loaded_but_no_foreign_secrets_or_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("LD_LIBRARY_PATH", "AWS_SECRET_KEY", "SLURM_NNODES", "SBATCH_ARRAY_INX",
-                 "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SLURM_CONF"):  # fmt: skip
+    for name in (
+        "LD_LIBRARY_PATH",
+        "AWS_SECRET_KEY",
+        "SLURM_NNODES",
+        "SBATCH_ARRAY_INX",
+        "SBATCH_ACCOUNT",
+        "SBATCH_PARTITION",
+        "SLURM_CONF",
+    ):
         monkeypatch.setenv(name, "outer")
     job = make_job(partition="gpu")
     told = client.environment({"HF_TOKEN": "own", "PLAIN": "in node.sh"}, job)
@@ -101,8 +108,12 @@ def test_an_allocation_that_slurm_says_nothing_of_is_not_an_unknown_one(
 def test_sacct_is_not_asked_where_nothing_is_accounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path, monkeypatch, scontrol="echo 'AccountingStorageType   = accounting_storage/none'",
-        sacct="echo '5|FAILED|1:0|a|None'")  # fmt: skip
+    put(
+        tmp_path,
+        monkeypatch,
+        scontrol="echo 'AccountingStorageType   = accounting_storage/none'",
+        sacct="echo '5|FAILED|1:0|a|None'",
+    )
     assert client.accounts(["5"]) == {} and not client.has_accounting()
     put(tmp_path, monkeypatch, scontrol="echo 'AccountingStorageType   = (null)'")
     monkeypatch.setenv("SLURM_CONF", "a newer Slurm")

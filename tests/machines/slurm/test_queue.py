@@ -67,15 +67,24 @@ def test_questions_grow_rare_while_nothing_changes_and_urgent_ones_come_at_once(
 def test_a_change_makes_questions_frequent_again_and_an_end_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    put(tmp_path, monkeypatch, squeue=RUNNING, scontrol="echo 'AccountingStorageType = x/slurmdbd'",
-        sacct="true")  # fmt: skip
+    put(
+        tmp_path,
+        monkeypatch,
+        squeue=RUNNING,
+        scontrol="echo 'AccountingStorageType = x/slurmdbd'",
+        sacct="true",
+    )
     queue = Queue()
     queue.watch("1")
     for _ in range(20):
         queue.state("1")
         clock.now += 20
-    put(tmp_path, monkeypatch, squeue="echo '1|FAILED|a|NonZeroExitCode'",
-        sacct="echo '1|FAILED|7:0|a|NonZeroExitCode'")  # fmt: skip
+    put(
+        tmp_path,
+        monkeypatch,
+        squeue="echo '1|FAILED|a|NonZeroExitCode'",
+        sacct="echo '1|FAILED|7:0|a|NonZeroExitCode'",
+    )
     told = queue.state("1")
     assert told and (told.state, told.exit_code) == ("FAILED", 7)
     questions = (tmp_path / "calls").read_text().count("squeue")

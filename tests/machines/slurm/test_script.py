@@ -18,22 +18,42 @@ from paceline.machines.slurm.script import array_script, restart_lines
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 EVERYTHING: dict[str, Any] = {
-    "partition": "gpu", "account": "bench", "qos": "high", "reservation": "mlperf",
-    "constraint": "[rack1|rack2]", "gres": "gpu:h100:8,nic:1", "exclude": ("node-007", "node-[011-012]"),
-    "segment": 2, "requeue": True, "container_image": "nvcr.io#nvidia/pytorch:24.10",
+    "partition": "gpu",
+    "account": "bench",
+    "qos": "high",
+    "reservation": "mlperf",
+    "constraint": "[rack1|rack2]",
+    "gres": "gpu:h100:8,nic:1",
+    "exclude": ("node-007", "node-[011-012]"),
+    "segment": 2,
+    "requeue": True,
+    "container_image": "nvcr.io#nvidia/pytorch:24.10",
     "container_mounts": ("/data:/data:ro", "/it's here:/x"),
-}  # fmt: skip
+}
 
 
 def make_job(
     name: str = "tiny-opt", *, nodes: int = 2, timeout_s: float | None = None, **site: Any
 ) -> Job:
     cluster = Cluster(
-        name="site", device="H100-SXM", nodes=nodes, devices_per_node=8, launcher="slurm",
-        hosts=site.pop("hosts", ()), interface=site.pop("interface", None), slurm=SlurmSettings(**site),
-    )  # fmt: skip
-    return Job(name=name, python="python3", program=("main.py",), nodes=nodes, devices_per_node=8,
-               timeout_s=timeout_s, cluster=cluster)  # fmt: skip
+        name="site",
+        device="H100-SXM",
+        nodes=nodes,
+        devices_per_node=8,
+        launcher="slurm",
+        hosts=site.pop("hosts", ()),
+        interface=site.pop("interface", None),
+        slurm=SlurmSettings(**site),
+    )
+    return Job(
+        name=name,
+        python="python3",
+        program=("main.py",),
+        nodes=nodes,
+        devices_per_node=8,
+        timeout_s=timeout_s,
+        cluster=cluster,
+    )
 
 
 GOLDEN = {
@@ -84,9 +104,13 @@ def test_every_start_keeps_what_the_one_before_it_wrote(tmp_path: Path) -> None:
         str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("*/**/said.txt")
     }
     assert {place: text for place, text in kept.items() if place.startswith("attempts")} == {
-        "attempts/5.0/logs/said.txt": "start 0", "attempts/5.0/steps/said.txt": "start 0",
-        **{f"attempts/5.1/{name}/said.txt": "start 1" for name in ("logs", "steps", "mlperf", "telemetry")},
-    }  # fmt: skip
+        "attempts/5.0/logs/said.txt": "start 0",
+        "attempts/5.0/steps/said.txt": "start 0",
+        **{
+            f"attempts/5.1/{name}/said.txt": "start 1"
+            for name in ("logs", "steps", "mlperf", "telemetry")
+        },
+    }
     assert kept["mlperf/said.txt"] == "start 2"
     assert begun(tmp_path, 3, retries=2) == 1 and (tmp_path / "mlperf" / "said.txt").exists()
 
@@ -104,13 +128,28 @@ def test_gpus_are_asked_for_and_processors_are_not() -> None:
     assert "gres" not in slurm.render(on_cpu)
 
 
-HOSTILE = ["x y", "x\n#SBATCH --nodes=9", "x\ttouch", "$(touch owned)", "`id`", "x;touch owned",
-           "x'", 'x"', "x#y", "x\\y", "\x00", "x\u2028y", ""]  # fmt: skip
+HOSTILE = [
+    "x y",
+    "x\n#SBATCH --nodes=9",
+    "x\ttouch",
+    "$(touch owned)",
+    "`id`",
+    "x;touch owned",
+    "x'",
+    'x"',
+    "x#y",
+    "x\\y",
+    "\x00",
+    "x\u2028y",
+    "",
+]
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-@pytest.mark.parametrize("name", ["partition", "account", "qos", "reservation", "constraint", "gres",
-                                  "exclude", "allocation"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["partition", "account", "qos", "reservation", "constraint", "gres", "exclude", "allocation"],
+)
 def test_values_that_slurm_could_read_otherwise_are_refused(name: str, value: str) -> None:
     if name == "allocation" and not value:
         return

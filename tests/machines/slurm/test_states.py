@@ -69,7 +69,11 @@ def test_accounting_counts_once_it_knows_of_the_end() -> None:
 @pytest.mark.parametrize(
     ("last", "status", "words"),
     [
-        (JobState("5", "TIMEOUT", "n1"), "timeout", "Slurm job 5 was ended by Slurm at its time limit"),
+        (
+            JobState("5", "TIMEOUT", "n1"),
+            "timeout",
+            "Slurm job 5 was ended by Slurm at its time limit",
+        ),
         (JobState("5", "DEADLINE", "n1"), "timeout", "deadline"),
         (JobState("5", "OUT_OF_MEMORY", "n1"), "oom", "ran out of memory"),
         (JobState("5", "PREEMPTED", "n1"), "incomplete", "preempted"),
@@ -78,11 +82,15 @@ def test_accounting_counts_once_it_knows_of_the_end() -> None:
         (JobState("5", "CANCELLED", by=0), "cancelled", "cancelled by root (user id 0)"),
         (JobState("5", "CANCELLED", by=4_000_000), "cancelled", "cancelled by user id 4000000"),
         (JobState("5", "CANCELLED"), "cancelled", "cancelled by somebody else"),
-        (JobState("5", "CANCELLED", reason="Dependency"), "cancelled", "waited for a job that failed"),
+        (
+            JobState("5", "CANCELLED", reason="Dependency"),
+            "cancelled",
+            "waited for a job that failed",
+        ),
         (JobState("5", "PENDING", reason="DependencyNeverSatisfied"), "failed", "can never begin"),
         (JobState("5", "FAILED", "n[1-2]", "JobLaunchFailure"), "failed", "could not be started"),
     ],
-)  # fmt: skip
+)
 def test_last_states_say_why_a_run_ended(last: JobState, status: str, words: str) -> None:
     told = verdict_of(last)
     assert told and (told.status, words in told.reason) == (status, True)

@@ -59,8 +59,20 @@ def make_job(
     """A job on hosts that all are this machine; rank 1 ends with `code`."""
     # Hosts that answer must do so even where other programs have the cores.
     limits = SshSettings(alive_interval_s=alive_interval_s, connect_timeout_s=30)
-    cluster = Cluster(name="here", device="cpu", devices_per_node=1, nodes=len(hosts),
-                      hosts=tuple(hosts), launcher="ssh", ssh=limits)  # fmt: skip
+    cluster = Cluster(
+        name="here",
+        device="cpu",
+        devices_per_node=1,
+        nodes=len(hosts),
+        hosts=tuple(hosts),
+        launcher="ssh",
+        ssh=limits,
+    )
     given = {"files": {"rank.py": RANK}, "cluster": cluster, **fields}
-    return Job(name="job", python=sys.executable, program=("rank.py", str(seconds), str(code)),
-               nodes=len(hosts), **given)  # type: ignore[arg-type]  # fmt: skip
+    return Job(
+        name="job",
+        python=sys.executable,
+        program=("rank.py", str(seconds), str(code)),
+        nodes=len(hosts),
+        **given,
+    )  # type: ignore[arg-type]

@@ -17,10 +17,19 @@ from tests.machines.ssh.stand_in import install
 
 LIMITS = SshSettings(connect_timeout_s=5, alive_interval_s=1)
 SOUND = HostCheck(
-    host="a", round_trip_s=0.01, clock_skew_s=0.0, python="3.11.2", torch="2.13.0",
-    open_files=65536, folder="shared", free_bytes=10**12, temporary="/tmp",
-    temporary_free_bytes=10**12, address="10.0.0.1", interfaces=("eth0", "lo"),
-)  # fmt: skip
+    host="a",
+    round_trip_s=0.01,
+    clock_skew_s=0.0,
+    python="3.11.2",
+    torch="2.13.0",
+    open_files=65536,
+    folder="shared",
+    free_bytes=10**12,
+    temporary="/tmp",
+    temporary_free_bytes=10**12,
+    address="10.0.0.1",
+    interfaces=("eth0", "lo"),
+)
 QUESTIONS = Questions("python3", Path("/runs/r"), "eth0", 16)
 
 
@@ -67,8 +76,11 @@ def test_the_odd_version_is_named_and_not_the_usual_one():
     checks = [SOUND, changed(host="b", torch="2.12.0"), SOUND, changed(host="c", torch=None)]
     faults = [check.fault for check in judged(checks, QUESTIONS)]
     assert faults == [
-        None, "has torch 2.12.0, most hosts 2.13.0", None, "has torch missing, most hosts 2.13.0",
-    ]  # fmt: skip
+        None,
+        "has torch 2.12.0, most hosts 2.13.0",
+        None,
+        "has torch missing, most hosts 2.13.0",
+    ]
 
 
 def test_one_error_names_every_host_at_fault():

@@ -26,8 +26,12 @@ def test_ssh_asks_nothing_and_notices_a_dead_host():
     assert argv[:3] == ["ssh", "-F", "/c"]
     at_home = ssh_argv("a", SshSettings(config="~/.ssh/cluster"))[2]
     assert at_home == str(Path.home() / ".ssh/cluster")
-    for option in ("BatchMode=yes", "ConnectTimeout=7", "ServerAliveInterval=3",
-                   "ServerAliveCountMax=3"):  # fmt: skip
+    for option in (
+        "BatchMode=yes",
+        "ConnectTimeout=7",
+        "ServerAliveInterval=3",
+        "ServerAliveCountMax=3",
+    ):
         assert option in argv
 
 
@@ -107,8 +111,11 @@ def test_sockets_lie_where_ssh_reads_the_path_as_it_is(name: str, monkeypatch: p
     ("messages", "what", "remedy"),
     [
         ("Host key verification failed.", "host key is unknown", "paceline hosts --keyscan"),
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-         "host key has changed", "ssh-keygen -R"),
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+            "host key has changed",
+            "ssh-keygen -R",
+        ),
         ("u@h: Permission denied (publickey).", "without a password", "ssh-copy-id"),
         ("ssh: Could not resolve hostname x: Name or service not known", "not resolve", "hosts"),
         ("ssh: connect to host x port 22: Connection timed out", "does not answer", "up"),
@@ -116,7 +123,7 @@ def test_sockets_lie_where_ssh_reads_the_path_as_it_is(name: str, monkeypatch: p
         ("ssh: connect to host x port 22: Connection refused", "no ssh server", "sshd"),
         ("ssh: connect to host x port 22: No route to host", "does not answer", "up"),
     ],
-)  # fmt: skip
+)
 def test_a_message_of_ssh_is_told_as_what_it_means(messages: str, what: str, remedy: str):
     told, helps = meaning(messages)
     assert what in told

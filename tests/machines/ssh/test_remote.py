@@ -22,9 +22,12 @@ class Host:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            ["sh", "-c", remote.COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            ["sh", "-c", remote.COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def send(self, text: str) -> None:
         assert self.process.stdin
@@ -57,8 +60,9 @@ def stranger(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the same user in a group of its own, with another job's mark."""
     process = subprocess.Popen(
         [sys.executable, "-c", SLEEPER, str(tmp_path / "other")],
-        env={**os.environ, remote.MARK: "another"}, start_new_session=True,
-    )  # fmt: skip
+        env={**os.environ, remote.MARK: "another"},
+        start_new_session=True,
+    )
     assert eventually((tmp_path / "other").exists)
     yield process
     assert process.poll() is None, "the stranger was ended"

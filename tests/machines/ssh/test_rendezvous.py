@@ -56,7 +56,10 @@ def test_gloo_is_kept_off_a_loopback_address_unless_the_job_says_more():
 
 
 def test_a_taken_port_is_passed_over_and_a_foreign_address_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:  # fmt: skip
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
         first, second = (s.getsockname()[1] for s in (taken, other))
         other.close()
         assert host_facts.free_port("127.0.0.1", str(first), str(second)) == {"port": second}
