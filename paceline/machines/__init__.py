@@ -48,7 +48,7 @@ class Handle(Protocol):
         ...
 
     def verdict(self) -> JobEnd | None:
-        """What the launcher knows of the end of a job that the ranks cannot tell; None if nothing."""
+        """What the launcher knows of a job's end that the ranks cannot tell; None if nothing."""
         ...
 
     def restart(self) -> bool:

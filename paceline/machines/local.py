@@ -43,8 +43,8 @@ _PR_SET_PDEATHSIG = 1
 def render(job: Job) -> str:
     """The bash script that starts `job` on this machine.
 
-    Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that bash
-    would read as something else.
+    Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that
+    bash would read as something else.
     """
     told = sorted(open_variables(job.env).items())
     exports = [f"export {name}={shlex.quote(value)}" for name, value in told]
@@ -129,7 +129,7 @@ class LocalRun(Handle):
         return None
 
     def _wake(self) -> None:
-        """Let stopped processes go on into the SIGTERM that waits for them, which leaves their stacks."""
+        """Let stopped processes go on into the SIGTERM that waits, which leaves their stacks."""
         for process in self._family.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() == psutil.STATUS_STOPPED:
@@ -183,7 +183,7 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel send this process SIGTERM when `parent` dies; at once when it is dead already."""
+    """Have the kernel send this process SIGTERM when `parent` dies, or at once if it is dead."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

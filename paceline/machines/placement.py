@@ -33,7 +33,7 @@ class Where:
     ssh_config: Path | None = None
 
     def kind(self, environment: Mapping[str, str], default: LauncherName = "local") -> LauncherName:
-        """The launcher: as asked for, else the one that the hosts, an allocation or Slurm call for."""
+        """The launcher: as asked for, else what the hosts, an allocation or Slurm call for."""
         if self.launcher is not None:
             return self.launcher
         if self.allocation or (self.wants_nodes and "SLURM_JOB_ID" in environment):
@@ -130,7 +130,8 @@ def choose_cluster(
     cluster, notices = _this_machine(request, recipe, found)
     if request.devices is None and cluster.device == "cpu":
         cluster = local_cluster(found, "cpu", None, 1)
-    alike = f"hosts are taken to be like this machine: {cluster.devices_per_node} x {cluster.device} each"
+    devices = f"{cluster.devices_per_node} x {cluster.device}"
+    alike = f"hosts are taken to be like this machine: {devices} each"
     if not found["gpus"] and request.device == "auto":
         alike += f"; no GPU is visible here, {_UNSEEN}: if they have some, {_NAME_THEM}"
     return placed(cluster, where), [*notices, alike]

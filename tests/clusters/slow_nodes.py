@@ -1,8 +1,8 @@
 """Trials on real hosts: one of eight is slowed down, and a scaling campaign has to say which.
 
-A host is slowed by a quota of processor time, and by how much a control step of its own tells, right
-before the campaign: a matrix product that neither Paceline nor torch takes part in. Never more than
-two hosts compute at the same time.
+A host is slowed by a quota of processor time, and by how much a control step of its own tells,
+right before the campaign: a matrix product that neither Paceline nor torch takes part in. Never
+more than two hosts compute at the same time.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def planned(trials: int, seed: int = 0) -> list[Fault | None]:
 
 
 def broken_rules(trials: Sequence[Trial]) -> list[str]:
-    """What is not as it must be: 95 % of the faults named, healthy hosts blamed in one trial at most."""
+    """The rules broken: 95 % of faults named, healthy hosts blamed in at most one trial."""
     faulty = [one for one in trials if one.fault]
     named, blaming = sum(one.named for one in faulty), sum(bool(one.blamed) for one in trials)
     small = [one for one in faulty if (one.true_slowdown or 0.0) < LEAST_SLOWDOWN]

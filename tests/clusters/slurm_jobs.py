@@ -1,4 +1,4 @@
-"""Runs on a Slurm bed whose ranks are a stand-in for the trainer: its event lines without its work."""
+"""Runs on a Slurm bed whose ranks stand in for the trainer: its event lines without its work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_job(
     program: str = RANK,
     **site: Any,
 ) -> Job:
-    """A job of one rank a node; the last rank ends with `code`, and the others wait, if it is not 0."""
+    """A job of one rank a node; the last ends with `code`, and the others wait, if it is not 0."""
     cluster = Cluster(
         name="bed",
         device="cpu",
@@ -110,7 +110,7 @@ def wait(run: BatchRun | StepRun, limit_s: float = 90) -> int:
 
 
 def until_ranks_run(folder: Path, ranks: int = 2, limit_s: float = 60) -> None:
-    """Returns when so many ranks have made a step, in the only run folder of `folder` or in itself."""
+    """Returns when so many ranks have made a step, in `folder` or its only run folder."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         found = [*folder.glob("steps/rank-*.jsonl"), *folder.glob("*/steps/rank-*.jsonl")]

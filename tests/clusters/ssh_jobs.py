@@ -16,10 +16,11 @@ from tests.clusters.bed.process import until
 
 RANK = """
 import os, socket, sys, time
-print(socket.gethostname(), os.environ["RANK"], os.environ["MASTER_PORT"], os.environ.get("MY_TOKEN"))
+rank, port = os.environ["RANK"], os.environ["MASTER_PORT"]
+print(socket.gethostname(), rank, port, os.environ.get("MY_TOKEN"))
 sys.stdout.flush()
 time.sleep(float(sys.argv[1]))
-sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "1" else 0)
+sys.exit(int(sys.argv[2]) if rank == "1" else 0)
 """
 
 

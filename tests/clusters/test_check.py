@@ -1,4 +1,4 @@
-"""On real hosts the check names the slow one and the one that is set up wrongly, and blames no other."""
+"""On real hosts the check names the slow one and the one set up wrongly, and blames no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaling campaigns on real hosts: sub-clusters at the same time, a killed controller, two launchers."""
+"""Scaling campaigns on real hosts: sub-clusters at once, a killed controller, two launchers."""
 
 from __future__ import annotations
 

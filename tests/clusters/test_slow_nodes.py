@@ -1,4 +1,4 @@
-"""A node that is really slow is named, and no other; the nightly benchmark runs more of these trials."""
+"""A node that is really slow is named, and no other; the nightly benchmark runs more trials."""
 
 from __future__ import annotations
 

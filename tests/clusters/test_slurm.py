@@ -204,8 +204,8 @@ def test_a_job_that_slurm_starts_anew_keeps_its_logs_apart(bed: Bed, tmp_path: P
     bed.slurm.ask("scontrol", "requeue", number)
     report = running.result()
     assert report.result.status == "ok"
-    told = f"Slurm started job {number} anew (restart 1); what the start before it wrote is in attempts/"
-    assert f"{told}{number}.0" in report.result.warnings
+    kept = f"what the start before it wrote is in attempts/{number}.0"
+    assert f"Slurm started job {number} anew (restart 1); {kept}" in report.result.warnings
     folder = Path(report.folder)
     earlier = folder / "attempts" / f"{number}.0"
     assert (earlier / "logs" / "launcher.log").exists()
@@ -350,7 +350,8 @@ CONTROLLER = """
 import sys, time
 from pathlib import Path
 from tests.clusters.slurm_jobs import make_job, train
-train(Path(sys.argv[1]), make_job(steps=int(sys.argv[2]), step_s=0.1, allocation=sys.argv[3] or None))
+folder, steps, allocation = sys.argv[1:]
+train(Path(folder), make_job(steps=int(steps), step_s=0.1, allocation=allocation or None))
 """
 
 

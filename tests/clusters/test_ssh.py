@@ -133,12 +133,9 @@ def test_neighbouring_jobs_meet_at_different_ports_and_a_taken_one_is_left_alone
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     taken = rendezvous_port("first")
+    listen = f"s = socket.create_server(('', {taken})); print('up', flush=True); time.sleep(60)"
     listener = ssh_hosts.hosts["node-001"].argv(
-        [
-            sys.executable,
-            "-c",
-            f"import socket, time; s = socket.create_server(('', {taken})); print('up', flush=True); time.sleep(60)",
-        ]
+        [sys.executable, "-c", f"import socket, time; {listen}"]
     )
     with subprocess.Popen(listener, stdout=subprocess.PIPE) as holder:
         assert holder.stdout

@@ -1,4 +1,4 @@
-"""Sweeps and repeats on parts of real clusters: at the same time, resumed, and as arrays of Slurm."""
+"""Sweeps and repeats on parts of real clusters: at once, resumed, and as arrays of Slurm."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
     python agent.py NODES NODE RANKS ADDRESS PORT PROGRAM [ARGUMENT ...]
 
-NODE is this node's number, ADDRESS and PORT are where rank 0 listens. When a rank fails, its exit code
-is told in a line of its own (`@exit rank=3 code=-9 at=1700000000.123`, a signal as a negative code)
-and the others are ended: SIGTERM, then SIGKILL. The exit code is that of the first rank that failed.
+NODE is this node's number, ADDRESS and PORT are where rank 0 listens. When a rank fails, its exit
+code is told in a line of its own (`@exit rank=3 code=-9 at=1700000000.123`, a signal as a negative
+code) and the others are ended: SIGTERM, then SIGKILL. The exit code is that of the first rank that
+failed.
 
-Where telemetry_program.py lies beside this file, it samples power and energy of the node until the ranks
-have ended; a node on which it cannot be started trains without.
+Where telemetry_program.py lies beside this file, it samples power and energy of the node until the
+ranks have ended; a node on which it cannot be started trains without.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python bind.py cpu|cuda|FILE PROGRAM [ARGUMENT ...]
 
-`cpu` shares the usable cores out evenly, `cuda` gives each rank cores near its GPU, FILE holds a JSON
-list of {"cores": "0-3,8", "nic": NAME or null} with one entry a local rank. Threads that PyTorch
-starts later stay on these cores. What was done is told in PACELINE_BOUND. NCCL, which chooses among a
-host's adapters by itself, must see the same ones in all ranks of a host, so it is told those of the whole
-file, and without a file nothing.
+`cpu` shares the usable cores out evenly, `cuda` gives each rank cores near its GPU, FILE holds a
+JSON list of {"cores": "0-3,8", "nic": NAME or null} with one entry a local rank. Threads that
+PyTorch starts later stay on these cores. What was done is told in PACELINE_BOUND. NCCL, which
+chooses among a host's adapters by itself, must see the same ones in all ranks of a host, so it is
+told those of the whole file, and without a file nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(wish: str, program: list[str]) -> None:
 def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
     """Bind to the best cores, and name the nearest InfiniBand device; says so where it cannot."""
     if kind == "cuda":
-        # By CUDA's own order, fastest first, a rank's device may be another one than nvidia-smi counts.
+        # By CUDA's own order, fastest first, a rank's device may be another one than nvidia-smi
+        # counts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not hasattr(os, "sched_setaffinity"):
         return {"by": None, "why": "this system binds no processes", "threads": 1}
@@ -138,13 +139,14 @@ def gpu_addresses(ranks: int) -> list[str]:
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None:
         found = visible(found, wanted)
-    # nvidia-smi writes the domain with eight digits, the kernel with as many as it takes, at least four.
+    # nvidia-smi writes the domain with eight digits, the kernel with as many as it takes, at least
+    # four.
     addresses = [f"{int(domain, 16):04x}:{rest.lower()}" for _, domain, rest in found]
     return addresses[:ranks] if len(found) >= ranks else []
 
 
 def visible(found: Sequence[tuple[str, ...]], wanted: str) -> list[tuple[str, ...]]:
-    """Those of `found` that CUDA_VISIBLE_DEVICES names; as in CUDA, what names none ends the list."""
+    """Those that CUDA_VISIBLE_DEVICES names; as in CUDA, what names none ends the list."""
     left: list[tuple[str, ...]] = []
     for entry in map(str.strip, wanted.split(",")):
         if entry.isdecimal():
@@ -164,7 +166,7 @@ def device_cores(address: str, cores: list[Core]) -> list[Core]:
 
 
 def nearest_nic(address: str) -> str | None:
-    """The active InfiniBand device with most of the way to the PCI device in common, on its NUMA node."""
+    """The active InfiniBand device on the PCI device's NUMA node that shares most of its path."""
     own = (SYSFS / "bus/pci/devices" / address).resolve()
     best: tuple[int, str] | None = None
     for folder in sorted((SYSFS / "class/infiniband").glob("*")):

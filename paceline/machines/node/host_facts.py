@@ -1,4 +1,4 @@
-"""What a host tells of itself; its text is sent to every host and run there by the job's interpreter.
+"""What a host tells of itself; sent as text to every host and run there by the job's interpreter.
 
     facts FOLDER NONCE INTERFACE PEER [SERVER]    one JSON object: versions, limits, disk, addresses
     port ADDRESS PORT ...                         the first port that is free at this address

@@ -21,9 +21,9 @@ FIRST_PORT, NUM_PORTS = 20_000, 10_000
 def render_node(job: Job) -> str:
     """The bash script that every node runs: `bash node.sh NODE ADDRESS PORT`.
 
-    NODE is the node's number, ADDRESS and PORT are where rank 0 listens. Secrets are not in it: they
-    are expected in the environment. Raises ValueError for a variable's name that bash would read as
-    something else.
+    NODE is the node's number, ADDRESS and PORT are where rank 0 listens. Secrets are not in it:
+    they are expected in the environment. Raises ValueError for a variable's name that bash would
+    read as something else.
     """
     cluster = job.cluster
     interface = cluster.interface if cluster else None
@@ -39,10 +39,11 @@ def render_node(job: Job) -> str:
         **open_variables(job.env),
     }
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items())]
+    title = shlex.quote(" ".join(job.name.split()))
     start = [job.python, AGENT_FILE, str(job.nodes)]
     lines = [
         "#!/usr/bin/env bash",
-        f"# {shlex.quote(' '.join(job.name.split()))} on one of {job.nodes} nodes: NODE ADDRESS PORT",
+        f"# {title} on one of {job.nodes} nodes: NODE ADDRESS PORT",
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         *exports,

@@ -27,8 +27,8 @@ SECONDS_PER_DTYPE = 1.0
 TIME_LIMIT_S = 120.0
 MAX_SPREAD_KEPT = 0.05
 MIN_CPU_SHARE_KEPT = 0.9
-"""Repeats that scatter more, or that had less of their cores, were disturbed by other programs: such
-a rate is not kept, and the next run measures again."""
+"""Repeats that scatter more, or that had less of their cores, were disturbed by other programs:
+such a rate is not kept, and the next run measures again."""
 MACHINE_ID = Path("/etc/machine-id")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Visible NVIDIA devices by NVML: name, memory, power limit, clocks, driver; empty without one."""
+    """Visible NVIDIA devices by NVML: name, memory, power limit, clocks, driver; else empty."""
     import pynvml
 
     try:

@@ -24,7 +24,7 @@ GRAVE_XIDS = {
     120: "GSP error",
     140: "unrecovered ECC error",
 }
-"""NVIDIA's error numbers that stand for hardware; 13, 31, 43 and 45 are mostly a program's fault."""
+"""NVIDIA's error numbers that stand for hardware; 13, 31, 43 and 45 are mostly programs' faults."""
 THROTTLES = {
     "hw_thermal_slowdown": "is slowed down by the hardware because of heat",
     "hw_power_brake_slowdown": "is slowed down by the power supply's brake signal",

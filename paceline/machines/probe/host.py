@@ -1,4 +1,4 @@
-"""The parts of this host: processors, caches, clock, disks, network adapters; None for what nobody tells.
+"""The parts of this host: processors, caches, clock, disks, network adapters; None where unknown.
 
 Everything is read below `root`, so that the files of another machine can be read as well.
 """
@@ -79,7 +79,7 @@ def caches(root: Path = ROOT) -> list[dict[str, Any]]:
 
 
 def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
-    """The processor's base and highest clock, where the kernel or the processor's name states them."""
+    """The processor's base and highest clock, where the kernel or the processor's name has them."""
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
     base = _number(_read(frequency / "base_frequency"))
     highest = _number(_read(frequency / "cpuinfo_max_freq"))

@@ -22,7 +22,7 @@ BUSY_SAMPLE_S = 0.2
 """The load average still remembers what has ended; a look at the cores does not."""
 
 SCHEMA = 2
-"""Of the inventory. Two of one schema recorded the same items; 2 added much of what changes speed."""
+"""Of the inventory. Two of one schema hold the same items; 2 added much of what changes speed."""
 
 PACKAGES = (
     "torch",
@@ -93,7 +93,7 @@ _URL_USER = re.compile(r"(?<=://)\S*@")
 
 
 def inventory() -> dict[str, Any]:
-    """Host, CPU, memory, accelerators, versions and the environment that matters, secrets redacted."""
+    """Host, CPU, memory, devices, versions and the environment that matters, secrets redacted."""
     return {
         "schema": SCHEMA,
         "host": platform.node(),

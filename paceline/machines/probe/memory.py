@@ -8,7 +8,7 @@ from paceline.machines.probe.program import probe_lines
 TIME_LIMIT_S = 120.0
 
 
-class MemoryRow(Value):
+class BandwidthRow(Value):
     """Copies of one size."""
 
     bytes: float
@@ -20,25 +20,25 @@ class MemoryRow(Value):
     """1.4826 x MAD / median of the blocks."""
 
 
-class MemoryProbe(Value):
+class BandwidthProbe(Value):
     """All sizes on one device; the largest lies beyond the caches."""
 
     device_name: str
     torch: str
     threads: int
-    rows: tuple[MemoryRow, ...]
+    rows: tuple[BandwidthRow, ...]
 
 
-def probe_memory(python: str, device: str, threads: int | None, seconds: float) -> MemoryProbe:
+def probe_memory(python: str, device: str, threads: int | None, seconds: float) -> BandwidthProbe:
     """The copy rates of one device; raises SystemFaultError when the program fails."""
     question = {"device": device, "seconds": seconds}
     lines = probe_lines(
         python, "programs.bandwidth", question, threads=threads, limit_s=TIME_LIMIT_S + 4 * seconds
     )
-    names = MemoryRow.model_fields
-    return MemoryProbe(
+    names = BandwidthRow.model_fields
+    return BandwidthProbe(
         device_name=lines[0]["device_name"],
         torch=lines[0]["torch"],
         threads=lines[0]["threads"],
-        rows=tuple(MemoryRow(**{name: line[name] for name in names}) for line in lines),
+        rows=tuple(BandwidthRow(**{name: line[name] for name in names}) for line in lines),
     )

@@ -2,8 +2,8 @@
 
     python telemetry_program.py FILE INTERVAL_S ROOT PARENT
 
-One JSON object a line goes to FILE until SIGTERM, or until PARENT, the process that started it, is gone.
-`ROOT` is where the kernel's files are looked for.
+One JSON object a line goes to FILE until SIGTERM, or until PARENT, the process that started it, is
+gone. `ROOT` is where the kernel's files are looked for.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def trace_ranks(
 ) -> tuple[RankTrace, ...]:
     """Follow some ranks of a world of `size`; `trainer` is the trainer's resolved JSON.
 
-    Raises SystemFaultError where the program fails: PyTorch cannot follow every operation, fp8's among
-    them.
+    Raises SystemFaultError where the program fails: PyTorch cannot follow every operation, fp8's
+    among them.
     """
     question = {"trainer": trainer, "size": size, "ranks": list(ranks)}
     lines = probe_lines(python, "offline.memory_trace", question, threads=1, limit_s=TIME_LIMIT_S)

@@ -87,7 +87,8 @@ def submit_array(
 def abandon(folder: Path) -> str | None:
     """Cancel the job that a run without its controller has left in the queue; its number, if any.
 
-    Raises SystemFaultError when Slurm does not answer: the job may go on beside whatever comes next.
+    Raises SystemFaultError when Slurm does not answer: the job may go on beside whatever comes
+    next.
     """
     left = left_job(folder)
     if left is None or left.code is not None:

@@ -38,7 +38,7 @@ class Gathering:
 
     @contextmanager
     def place_for_one(self) -> Iterator[Submit]:
-        """A function that submits one job; without a call of it the others do not wait any longer."""
+        """A function that submits one job; where it is not called the others stop waiting."""
         handed_in = False
 
         def submit(job: Job, folder: Path) -> Handle:

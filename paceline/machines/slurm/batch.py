@@ -28,7 +28,7 @@ from paceline.machines.slurm.states import (
 STOP_LIMIT_S = 90.0
 """How long Slurm may take to end a cancelled job (its KillWait, then the epilogue)."""
 UNKNOWN_LIMIT_S = 60.0
-"""How long Slurm may know nothing of a job, or say nothing at all, before job.sh's word is enough."""
+"""How long Slurm may not know a job, or say nothing at all, before job.sh's word is enough."""
 WHO_LIMIT_S = 3.0
 """How long to wait for accounting to tell who cancelled a job."""
 SILENT_S = 10.0
@@ -152,7 +152,7 @@ class BatchRun(Handle):
         return self._told
 
     def restart(self) -> bool:
-        """Go on with the job that Slurm has put back, or submit one without the nodes that are lost.
+        """Go on with the job that Slurm put back, or submit one without the nodes that are lost.
 
         False where the attempt ended otherwise, or as often as `cluster.slurm.retries` allows.
         """

@@ -10,7 +10,7 @@ from paceline.machines.slurm import client
 from paceline.machines.slurm.states import JobState, merged
 
 FIRST_S, LONGEST_S, GROWTH = 0.5, 10.0, 1.4
-"""Seconds between two questions: at first, at most, and from one to the next while nothing changes."""
+"""Seconds between two questions: at first, at most, and their growth while nothing changes."""
 AT_LEAST_S = 0.25
 """Between two questions of which the second one is urgent."""
 
@@ -31,7 +31,7 @@ class Queue:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def watch(self, job: str) -> None:
-        """Ask about this job too, soon; what was known of an earlier one of its number is forgotten."""
+        """Ask about this job too, soon; an earlier one of its number is forgotten."""
         with self._lock:
             self._states[job] = None
             self._missing.pop(job, None)

@@ -79,7 +79,7 @@ class Diary:
         return tuple(self.record.excluded)
 
     def put_away(self) -> Path:
-        """Keep what the last attempt wrote apart, unless job.sh has done so; where, in the run folder."""
+        """Move what the last attempt wrote apart, unless job.sh has; where, in the run folder."""
         kept = Path(ATTEMPTS_FOLDER) / f"{self.last.job}.{self.last.restart}"
         place = self.folder / kept
         with contextlib.suppress(FileExistsError):

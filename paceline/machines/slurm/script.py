@@ -1,7 +1,8 @@
 """The scripts that Slurm runs: job.sh for sbatch, its form for steps, and arrays of such jobs.
 
 They name no folder: Slurm starts job.sh in the folder that it was submitted from. What a user wrote
-reaches an #SBATCH line only if it is of letters that Slurm reads in one way, and bash only in quotes.
+reaches an #SBATCH line only if it is of letters that Slurm reads in one way, and bash only in
+quotes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ STATUS_FILE = "slurm.status"
 ATTEMPTS_FOLDER = "attempts"
 """Logs and steps of earlier attempts, by `JOB.RESTART`."""
 MAY_BE_THERE = ("mlperf", "telemetry")
-"""Folders that only some runs leave; a new start would write over what the one before it left there."""
+"""Folders that only some runs leave; a new start would write over what the last one left."""
 
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -36,19 +37,16 @@ _NODE = (
 def batch_script(job: Job) -> str:
     """job.sh for sbatch; raises UserError for a setting that could be read as something else."""
     cluster = _cluster(job)
+    port = f"{FIRST_PORT} + ({rendezvous_port(job.name)} + SLURM_JOB_ID + restart) % {NUM_PORTS}"
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {option}" for option in batch_options(job)),
         "set -uo pipefail",
         *restart_lines(cluster),
-        *(
-            [f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"]
-            if cluster.hosts
-            else ['mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")']
-        ),
+        hosts_line(cluster, 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'),
         'echo "start $id $restart $SLURM_JOB_NODELIST" >>' + STATUS_FILE,
         *address_lines(cluster, ""),
-        f"port=$(({FIRST_PORT} + ({rendezvous_port(job.name)} + SLURM_JOB_ID + restart) % {NUM_PORTS}))",
+        f"port=$(({port}))",
         *step_lines(job, ""),
         "code=$?",
         'echo "end $id $restart $code" >>' + STATUS_FILE,
@@ -61,14 +59,13 @@ def step_script(job: Job, allocation: str) -> str:
     """job.sh for a run that is one step of the allocation numbered `allocation`."""
     cluster = _cluster(job)
     number = checked("allocation", allocation)
+    all_hosts = f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")'
     lines = [
         "#!/usr/bin/env bash",
         "set -uo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         f"read -r nodes cpus list < <(squeue -h -j {number} -o '%D %C %N')",
-        f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"
-        if cluster.hosts
-        else f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")',
+        hosts_line(cluster, all_hosts),
         *address_lines(cluster, f"--jobid={number} "),
         f"port={rendezvous_port('/'.join([job.name, *cluster.hosts]))}",
         *step_lines(job, f"--jobid={number} --exact --cpus-per-task=$((cpus / nodes)) ", "exec "),
@@ -138,6 +135,13 @@ def batch_options(job: Job) -> list[str]:
     return [*options, "--exclusive", "--requeue" if site.requeue else "--no-requeue"]
 
 
+def hosts_line(cluster: Cluster, otherwise: str) -> str:
+    """The line that sets `hosts`: those that the cluster names, or as the line `otherwise` does."""
+    if not cluster.hosts:
+        return otherwise
+    return f"hosts=({' '.join(map(shlex.quote, cluster.hosts))})"
+
+
 def step_lines(job: Job, where: str, first: str = "") -> list[str]:
     """The srun that starts one agent a node, with rank 0's on the first of `hosts`."""
     cluster = _cluster(job)
@@ -155,9 +159,10 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
         words.append(f"--time={max(1, ceil(job.timeout_s / 60))}")
     names = '"$(IFS=,; echo "${hosts[*]}")"'
     placed = f"--nodelist={names} " + ("--distribution=arbitrary " if cluster.hosts else "")
+    log = f"{LOGS_FOLDER}/{LAUNCHER_LOG}"
     return [
         f"{first}srun {where}{shlex.join(words)} {placed}{_container(cluster)}\\",
-        f'  bash -c {shlex.quote(_NODE)} node "$address" "$port" >>{LOGS_FOLDER}/{LAUNCHER_LOG} 2>&1',
+        f'  bash -c {shlex.quote(_NODE)} node "$address" "$port" >>{log} 2>&1',
     ]
 
 
@@ -169,17 +174,18 @@ def address_lines(cluster: Cluster, where: str) -> list[str]:
     if cluster.interface is None:
         return ['address="${hosts[0]}"', 'export PACELINE_PEER="${hosts[1]:-}"']
     name = shlex.quote(cluster.interface)
+    complain = f'echo "error: ${{hosts[0]}} has no address on "{name} >&2'
     return [
         "read -r _ _ _ address _ < <(",
         f'  srun {where}--overlap --nodes=1 --ntasks=1 --nodelist="${{hosts[0]}}" --export=ALL \\',
         f"    ip -4 -o addr show dev {name})",
         'address="${address%%/*}"',
-        f'if [ -z "$address" ]; then echo "error: ${{hosts[0]}} has no address on "{name} >&2; exit 1; fi',
+        f'if [ -z "$address" ]; then {complain}; exit 1; fi',
     ]
 
 
 def restart_lines(cluster: Cluster) -> list[str]:
-    """What job.sh does first: no more restarts than allowed, and logs of the last start put away."""
+    """What job.sh does first: no more restarts than allowed, logs of the last start put away."""
     retries = cluster.slurm.retries
     bound = f"""\
 if [ "$restart" -gt {retries} ]; then

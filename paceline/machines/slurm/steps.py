@@ -27,7 +27,7 @@ _TASK_ENDED = re.compile(r"task \S+: (?:Exited|Killed|Terminated|Aborted|Segment
 
 
 def cancelled(log: str) -> re.Match[str] | None:
-    """Where srun says that its step was cancelled, unless a task had ended before and was the cause."""
+    """Where srun says that its step was cancelled, unless the end of a task was the cause."""
     found = _CANCELLED.search(log)
     return None if found is None or _TASK_ENDED.search(log, 0, found.start()) else found
 
@@ -53,7 +53,8 @@ class StepRun(local.LocalRun):
     @property
     def phase(self) -> str:
         """Whether it has begun, and where."""
-        return f"{'waits for nodes' if self.waiting else 'runs on nodes'} of allocation {self.allocation}"
+        verb = "waits for" if self.waiting else "runs on"
+        return f"{verb} nodes of allocation {self.allocation}"
 
     @property
     def timed_out(self) -> bool:
@@ -115,7 +116,7 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
 
 
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
-    """Raise as submit_step does unless the allocation runs and has these hosts, or as many nodes."""
+    """Raise as submit_step does unless the allocation runs and has these hosts or enough nodes."""
     where = f"allocation {allocation}"
     known = client.states([allocation])
     if known is None:

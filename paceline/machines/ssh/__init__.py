@@ -1,8 +1,8 @@
 """Hosts that are reached by ssh: one process group a host, followed and ended by one loop.
 
-The first connection carries the checks, the job's output and the signs of life of both ends; when it ends,
-the program on the host ends the job. What has not confirmed its end is ended through a second connection,
-by its recorded group.
+The first connection carries the checks, the job's output and the signs of life of both ends; when
+it ends, the program on the host ends the job. What has not confirmed its end is ended through a
+second connection, by its recorded group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold on every host before anything starts there, asked of all hosts at the same time."""
+"""What must hold on every host before anything starts there, asked of all hosts at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.machines.ssh.session import Heard, Session
 
 CLOCK_QUESTIONS = 3
 ANSWER_LIMIT_S = 60.0
-"""How long a host that is connected may take to answer; its interpreter may lie on a slow folder."""
+"""How long a connected host may take to answer; its interpreter may lie on a slow folder."""
 LATE_S = 1.0
 """What a connection may take beyond ssh's own limit, so that ssh can say itself why it failed."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -145,7 +145,7 @@ def check_hosts(
 
 
 def _address(text: str) -> str:
-    """An address, empty where sshd says none (`UNKNOWN` when it was not reached over the network)."""
+    """An address, empty where sshd says none (`UNKNOWN` where it was reached by no network)."""
     try:
         return str(ip_address(text))
     except ValueError:

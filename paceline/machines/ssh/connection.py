@@ -58,8 +58,8 @@ def ssh_argv(
 ) -> list[str]:
     """The command for one host; the user's own configuration decides whatever is not said here.
 
-    `control` is the socket of the shared connection, which the `master` makes. Host keys are checked as
-    the configuration says; without a terminal an unknown one is refused.
+    `control` is the socket of the shared connection, which the `master` makes. Host keys are
+    checked as the configuration says; without a terminal an unknown one is refused.
     """
     options = {
         "BatchMode": "yes",
@@ -83,7 +83,7 @@ def ssh_argv(
 
 
 def private_folder() -> Path:
-    """A new folder for sockets that nobody else may enter, with a path that the kernel and ssh take.
+    """A new folder for sockets that nobody else may enter, with a path that kernel and ssh take.
 
     ssh reads `%` and quotes in it as something else, and a space as its end.
     """

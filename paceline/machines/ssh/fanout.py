@@ -1,4 +1,4 @@
-"""Many ssh processes in one loop: no thread a host, and only so many that connect at the same time."""
+"""Many ssh processes in one loop: no thread a host, and only so many that connect at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fanout:
         self._selector = selectors.DefaultSelector()
 
     def step(self, wait_s: float) -> bool:
-        """Do what can be done now; wait at most so long for something to come, and say whether it did."""
+        """Do what can be done now, wait at most so long for more; whether something came."""
         self._start()
         events = self._selector.select(wait_s)
         for key, _ in events:
@@ -78,8 +78,8 @@ class Fanout:
 def allow_files(sessions: int) -> None:
     """Raise this process's limit of open files to what so many sessions need.
 
-    Sub-clusters of a campaign ask for it at the same time, before any of them has opened its files, so
-    it is raised far above the need of one. Raises SystemFaultError when the system allows fewer.
+    Sub-clusters of a campaign ask for it at the same time, before any of them has opened its files,
+    so it is raised far above the need of one. Raises SystemFaultError when the system allows fewer.
     """
     needed = 3 * sessions + 100 + len(list(Path("/dev/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

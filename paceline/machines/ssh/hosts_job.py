@@ -24,7 +24,7 @@ CONFIRM_S = remote.GRACE_S + 3.0
 SLACK_S = 2.0
 """What a sign of life may take on its way beyond the time that ssh itself allows."""
 ROUNDS = 50
-"""How often a look reads on while more comes: hosts that print much must not wait for the next look."""
+"""How often a look reads on while more comes: much output must not wait for the next look."""
 LOST_CODE = 255
 
 
@@ -199,8 +199,8 @@ class SshRun(Handle):
     def _end_by_group(self) -> None:
         """End by their groups, through second connections, the jobs whose end was not confirmed.
 
-        They share the first connection of a host that still answered; where that leads to nothing, and
-        on all other hosts, they are new ones.
+        They share the first connection of a host that still answered; where that leads to nothing,
+        and on all other hosts, they are new ones.
         """
         left = [host for host in self.hosts if host.code is None]
         for host in left:

@@ -1,13 +1,13 @@
 """What runs on a host besides the job: a bash program that travels on standard input.
 
-The command that ssh is given is the same for every host and every run, so no process list shows names,
-paths or secrets. The program speaks on standard error, in lines that begin with `@`; standard output
-belongs to the job. It starts the job in a session of its own (`@pgid N`), tells its exit code last
-(`@rc N`; ssh's own 255 also means a death by a signal), and answers the controller's signs of life. When
-those stay out, or the connection ends, it ends the job.
+The command that ssh is given is the same for every host and every run, so no process list shows
+names, paths or secrets. The program speaks on standard error, in lines that begin with `@`;
+standard output belongs to the job. It starts the job in a session of its own (`@pgid N`), tells its
+exit code last (`@rc N`; ssh's own 255 also means a death by a signal), and answers the controller's
+signs of life. When those stay out, or the connection ends, it ends the job.
 
-Processes are known by a mark in their environment as well as by their group, so that neither a process
-id that was given anew nor a process that has left the group leads to the wrong one.
+Processes are known by a mark in their environment as well as by their group, so that neither a
+process id that was given anew nor a process that has left the group leads to the wrong one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = frozenset({"@ready", "@clock", "@facts", "@unable", "@pgid", "@alive", "
 """What its lines begin with; ssh has lines of its own that begin with `@`."""
 MARK = "PACELINE_MARK"
 GRACE_S = 8
-"""How long ranks may take to leave their stacks after SIGTERM; above that of the node's own agent."""
+"""How long ranks may take to leave their stacks after SIGTERM; above that of the node's agent."""
 
 PROGRAM = rf"""
 trap '' HUP PIPE
@@ -109,7 +109,7 @@ def ask(python: str, *arguments: str) -> str:
 def start(
     folder: str, mark: str, silence_s: float, *node: str, env: Mapping[str, str] | None = None
 ) -> str:
-    """Starts node.sh with the words `node`, and ends it after `silence_s` without a sign of life."""
+    """Starts node.sh with the words `node`, and ends it after `silence_s` without signs of life."""
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in (env or {}).items()]
     return "".join(exports) + call("paceline_run", folder, mark, f"{silence_s:g}", *node)
 

@@ -1,4 +1,4 @@
-"""Where the ranks of several hosts meet: an address that all of them reach, and a port free there."""
+"""Where the ranks of several hosts meet: an address that all of them reach, and a free port."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def rendezvous_address(checks: Sequence[HostCheck]) -> str:
     """An address of the first host at which all of them find it.
 
     Of the interface that was asked for; else what the others find for its name, unless that is a
-    loopback address; else where this machine reached it, loopback only when that holds for all hosts.
-    One host alone needs no other than loopback.
+    loopback address; else where this machine reached it, loopback only when that holds for all
+    hosts. One host alone needs no other than loopback.
     """
     first, *others = checks
     if first.address:
@@ -69,7 +69,7 @@ def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) 
 
 
 def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:
-    """The variable that keeps gloo off the loopback address which some hosts have under their own name.
+    """The variable that keeps gloo off the loopback address that some hosts' own names have.
 
     Empty where the job names an interface, runs on one host, or the host's name is no such trap.
     """

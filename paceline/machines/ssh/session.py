@@ -24,7 +24,7 @@ KEPT_OUTPUT = 4096
 
 
 class Heard(NamedTuple):
-    """A line of the program on the host: when it came (monotonic seconds), its first word, the rest."""
+    """A line of the program on the host: when it came (monotonic), its first word, the rest."""
 
     at_s: float
     word: str

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.clusters.bed.process import BedError, until
 
 PERIOD_US = 10_000
-"""Bursts shorter than quota x period are never slowed, so the default 100 ms would hide small steps."""
+"""Bursts shorter than quota x period are never slowed: the usual 100 ms would hide small steps."""
 MIN_QUOTA_US = 1_000
 """What the kernel accepts at least."""
 FAVOURED_SHARES, FAVOURED_WEIGHT = 262_144, 10_000
@@ -72,7 +72,7 @@ class Groups:
             self._write(new, f"{quota_us or 'max'} {PERIOD_US}")
 
     def favour(self) -> None:
-        """Gives all hosts of the bed together the processors before anything else on the machine."""
+        """Gives the hosts of the bed together the processors before all else on the machine."""
         above = self._folder("cpu").parent
         if "cpu" in mounts():
             self._write(above / "cpu.shares", str(FAVOURED_SHARES))

@@ -1,4 +1,4 @@
-"""A virtual host: a process with a network, pids, mounts and a host name of its own, and its faults.
+"""A virtual host: a process with its own network, pids, mounts and host name, and its faults.
 
 The file system is the machine's, which plays the part of the storage that a cluster shares; /run,
 /dev/shm, /etc/hosts and /etc/resolv.conf are private.
@@ -213,7 +213,7 @@ class Host:
     def _lay_cable(self, pid: int) -> None:
         self._remove_cable()
         cable, slot, index = self.site.cable(self.index), self.site.slot, self.index
-        # A hardware address of its own: with a new one after a crash, neighbours would keep the old.
+        # A fixed hardware address: with a new one after a crash, neighbours would keep the old.
         end = f"peer name eth0 netns {pid} address 02:00:5e:00:{slot:02x}:{index:02x}"
         call(["ip", "link", "add", cable, "master", self.site.bridge, "type", "veth", *end.split()])
         self.plug()

@@ -20,7 +20,7 @@ class Plan:
     cores: float | None = None
     """Processors that each host may use, None for all."""
     favoured: bool = False
-    """Hosts come before all else that wants this machine's processors, so that it blurs no figure."""
+    """Hosts come before all else that wants the processors, so that it blurs no figure."""
     slots: int = 1
     """Devices a host in the hostfile."""
     gpus: int = 8

@@ -177,7 +177,8 @@ def test_a_driver_that_does_not_answer_binds_to_no_gpu(
 PROGRAM = """import json, os, sys
 print(json.dumps({"cores": sorted(os.sched_getaffinity(0)), "arguments": sys.argv[1:],
                   "threads": os.environ["OMP_NUM_THREADS"],
-                  "hca": os.environ.get("NCCL_IB_HCA"), "order": os.environ.get("CUDA_DEVICE_ORDER"),
+                  "hca": os.environ.get("NCCL_IB_HCA"),
+                  "order": os.environ.get("CUDA_DEVICE_ORDER"),
                   "bound": json.loads(os.environ["PACELINE_BOUND"])}))"""
 
 

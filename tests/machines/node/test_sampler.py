@@ -1,4 +1,4 @@
-"""Power and energy of every node are sampled beside its ranks, and the sampler ends with the agent."""
+"""Power and energy of a node are sampled beside its ranks, and the sampler ends with the agent."""
 
 from __future__ import annotations
 

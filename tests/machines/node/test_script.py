@@ -28,7 +28,8 @@ from paceline.runs.ending import agent_exits
 
 PLACE = """
 import os, sys
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR",
+         "MASTER_PORT")
 words = [*(os.environ[name] for name in names), *sys.argv[1:]]
 os.write(1, (" ".join(words) + "\\n").encode())
 """
@@ -110,7 +111,7 @@ def test_an_agent_that_is_asked_to_end_ends_its_ranks(tmp_path: Path, number: si
 def test_an_order_to_end_disturbs_no_ending_that_has_begun(tmp_path: Path):
     stubborn = FAILING.replace(
         "import os, sys, time",
-        ("import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"),
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
     )
     prepare_node(make_job(stubborn, "time.sleep(0.5); sys.exit(7)"), tmp_path)
     process = start(tmp_path)

@@ -1,4 +1,4 @@
-"""The reachable rate is measured by a real product, kept while it holds, and never kept disturbed."""
+"""The reachable rate is measured by a real product, kept while it holds, never kept disturbed."""
 
 from __future__ import annotations
 

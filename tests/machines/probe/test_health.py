@@ -1,4 +1,4 @@
-"""What a driver, a kernel's log and a disk say of a node's health is taken at its word, and no further."""
+"""What a driver, a kernel's log and a disk say of a node is taken at its word, and no further."""
 
 from __future__ import annotations
 

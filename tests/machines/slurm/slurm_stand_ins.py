@@ -1,4 +1,4 @@
-"""Slurm's commands as shell scripts on the search path, for what a real Slurm does not do on demand."""
+"""Slurm's commands as shell scripts on PATH, for what real ones do not do on demand."""
 
 from __future__ import annotations
 

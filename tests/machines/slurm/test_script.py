@@ -1,4 +1,4 @@
-"""What Slurm is given is the text that stands in tests/scripts, and nothing a user wrote escapes."""
+"""What Slurm gets is the text that stands in tests/scripts, and nothing a user wrote escapes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def finish(run: SshRun, within_s: float = 40) -> int:
 
 
 def left(folder: Path, within_s: float = 10) -> list[int]:
-    """Processes that still run in a folder after a moment, which a watcher's last sleep may take."""
+    """Processes that still run in a folder after the moment that a watcher's last sleep takes."""
     deadline = time.monotonic() + within_s
     while (found := ranks(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
