@@ -42,8 +42,8 @@ def scan(hosts: Sequence[str], config: Path | None = None) -> list[HostKey]:
     Raises SystemFaultError where OpenSSH's programs are missing.
     """
     with ThreadPoolExecutor(SCANS_AT_ONCE) as threads:
-        found = threads.map(lambda host: _keys_of(host, config), hosts)
-        return [key for keys in found for key in keys]
+        keys_by_host = threads.map(lambda host: _keys_of(host, config), hosts)
+        return [key for keys in keys_by_host for key in keys]
 
 
 def write_known_hosts(keys: Sequence[HostKey], path: Path) -> int:
@@ -85,53 +85,53 @@ def _keys_of(host: str, config: Path | None) -> list[HostKey]:
             HostKey(host, state="unreachable", note="lies behind another host: scan from there")
         ]
     address, port = settings["hostname"], settings.get("port", "22")
-    told = _run(["ssh-keyscan", "-T", str(SCAN_LIMIT_S), "-p", port, "--", address])
-    lines = sorted(line for line in told.splitlines() if line and not line.startswith("#"))
+    listing = _run(["ssh-keyscan", "-T", str(SCAN_LIMIT_S), "-p", port, "--", address])
+    lines = sorted(line for line in listing.splitlines() if line and not line.startswith("#"))
     if not lines:
         return [HostKey(host, state="unreachable", note=f"{address} port {port} shows no key")]
     name = settings.get("hostkeyalias") or (address if port == "22" else f"[{address}]:{port}")
-    known = _known(name, settings)
-    return [_key(host, f"{name} {line.split(' ', 1)[1]}", known) for line in lines]
+    known_keys = _known_keys(name, settings)
+    return [_key(host, f"{name} {line.split(' ', 1)[1]}", known_keys) for line in lines]
 
 
 def _settings(host: str, config: Path | None) -> dict[str, str]:
     """What ssh would do for this host, by its own answer."""
-    chosen = ["-F", str(config)] if config else []
-    told = _run(["ssh", *chosen, "-G", "--", host])
-    pairs = (line.partition(" ") for line in told.splitlines())
+    options = ["-F", str(config)] if config else []
+    output = _run(["ssh", *options, "-G", "--", host])
+    pairs = (line.partition(" ") for line in output.splitlines())
     return {name.lower(): value for name, _, value in pairs}
 
 
-def _known(name: str, settings: dict[str, str]) -> dict[str, set[str]]:
+def _known_keys(name: str, settings: dict[str, str]) -> dict[str, set[str]]:
     """The keys that ssh knows under `name`, by their type."""
     files = f"{settings.get('userknownhostsfile', '')} {settings.get('globalknownhostsfile', '')}"
-    found: dict[str, set[str]] = {}
+    keys: dict[str, set[str]] = {}
     for file in files.split():
         if not Path(file).expanduser().is_file():
             continue
-        told = _run(["ssh-keygen", "-F", name, "-f", str(Path(file).expanduser())])
-        for line in told.splitlines():
+        output = _run(["ssh-keygen", "-F", name, "-f", str(Path(file).expanduser())])
+        for line in output.splitlines():
             words = line.split()
             if len(words) >= 3 and not line.startswith(("#", "@")):
-                found.setdefault(words[1], set()).add(words[2])
-    return found
+                keys.setdefault(words[1], set()).add(words[2])
+    return keys
 
 
-def _key(host: str, line: str, known: dict[str, set[str]]) -> HostKey:
+def _key(host: str, line: str, known_keys: dict[str, set[str]]) -> HostKey:
     _, kind, key, *_ = line.split()
-    same_kind = known.get(kind, set())
+    same_kind = known_keys.get(kind, set())
     state = "known" if key in same_kind else "changed" if same_kind else "unknown"
-    told = _run(["ssh-keygen", "-l", "-f", "-"], line + "\n").split()
-    if len(told) < 3:
+    fields = _run(["ssh-keygen", "-l", "-f", "-"], line + "\n").split()
+    if len(fields) < 3:
         return HostKey(host, kind, state="unreachable", note="shows what is no key")
-    return HostKey(host, told[-1].strip("()"), int(told[0]), told[1], state, line)
+    return HostKey(host, fields[-1].strip("()"), int(fields[0]), fields[1], state, line)
 
 
-def _run(command: list[str], given: str = "") -> str:
+def _run(command: list[str], text: str = "") -> str:
     try:
         done = subprocess.run(
             command,
-            input=given,
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",

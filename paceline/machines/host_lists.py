@@ -44,25 +44,25 @@ def from_etc_hosts(pattern: str, path: Path = ETC_HOSTS) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
-    found: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     seen: list[str] = []
     for number, line in enumerate(lines, start=1):
         names = line.partition("#")[0].split()[1:]
         seen += names
         name = next((name for name in names if _matches(name, pattern)), None)
         if name is not None:
-            found.setdefault(check_name(name, f"{path}:{number}"), Host(name=name))
-    if not found:
+            hosts.setdefault(check_name(name, f"{path}:{number}"), Host(name=name))
+    if not hosts:
         raise UserError(
             str(path), f"no host matches {pattern!r}", remedy=did_you_mean(pattern, seen) or None
         )
-    return tuple(found.values())
+    return tuple(hosts.values())
 
 
 def from_allocation(job: str) -> tuple[Host, ...]:
     """The hosts of a running Slurm job; raises UserError where it has none (yet)."""
-    told = _answer(["squeue", "--noheader", "--jobs", job, "--states=running", "--format=%N"])
-    names = expand(",".join(told.split()), f"job {job}")
+    nodes = _answer(["squeue", "--noheader", "--jobs", job, "--states=running", "--format=%N"])
+    names = expand(",".join(nodes.split()), f"job {job}")
     if not names:
         raise UserError(f"job {job}", "has no hosts: it does not run", remedy="squeue --me")
     return tuple(Host(name=name) for name in dict.fromkeys(names))
@@ -72,10 +72,10 @@ def from_partition(partition: str | None = None) -> tuple[Host, ...]:
     """The idle hosts of a partition, of all without one; raises UserError when none is idle."""
     if partition is not None and not PARTITION.fullmatch(partition):
         raise UserError("partition", f"{partition!r} is no name of one")
-    asked = [f"--partition={partition}"] if partition else []
-    told = _answer(["sinfo", "--noheader", "--format=%t %N", *asked])
+    options = [f"--partition={partition}"] if partition else []
+    listing = _answer(["sinfo", "--noheader", "--format=%t %N", *options])
     # sinfo's own --states=idle also takes drained nodes, and those that do not answer (`idle*`).
-    lines = (line.split() for line in told.splitlines())
+    lines = (line.split() for line in listing.splitlines())
     idle = [line[1] for line in lines if len(line) == 2 and line[0] == "idle"]
     names = expand(",".join(idle), "sinfo")
     if not names:
@@ -89,10 +89,10 @@ def from_partition(partition: str | None = None) -> tuple[Host, ...]:
 
 def cut(hosts: Sequence[Host], size: int) -> Parts:
     """Neighbours in groups of `size`, and who is left over; raises UserError for an empty group."""
-    known = {host.name: host for host in hosts}
+    by_name = {host.name: host for host in hosts}
     first = split_rounds([host.name for host in hosts], size)[0]
-    groups = tuple(tuple(known[name] for name in group) for group in first.groups)
-    return Parts(groups, tuple(known[name] for name in first.left_over))
+    groups = tuple(tuple(by_name[name] for name in group) for group in first.groups)
+    return Parts(groups, tuple(by_name[name] for name in first.left_over))
 
 
 def write_groups(parts: Parts, folder: Path) -> tuple[Path, ...]:
@@ -138,7 +138,7 @@ def _answer(command: list[str]) -> str:
     except subprocess.TimeoutExpired as error:
         raise SystemFaultError(command[0], f"did not answer in {TIME_LIMIT_S:.0f} s") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        messages = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         unknown = client.NO_SUCH_JOB in done.stderr
-        raise (UnknownJobError if unknown else SystemFaultError)(command[0], said[0])
+        raise (UnknownJobError if unknown else SystemFaultError)(command[0], messages[0])
     return done.stdout

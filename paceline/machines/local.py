@@ -46,8 +46,8 @@ def render(job: Job) -> str:
     Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that
     bash would read as something else.
     """
-    told = sorted(open_variables(job.env).items())
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in told]
+    variables = sorted(open_variables(job.env).items())
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
     start = [
         job.python,
         "-m",

@@ -74,14 +74,14 @@ _UNSEEN = "and what the hosts have is not seen from here"
 _NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
 
 
-def device_kind(wanted: str, found: dict[str, Any]) -> tuple[str, list[str]]:
-    """cpu or cuda for `wanted` (auto, cpu, cuda), and what should be told about the choice."""
-    cpu_torch = "+cpu" in found["packages"].get("torch", "")
-    if wanted == "cpu" or (wanted == "auto" and not found["gpus"]):
+def device_kind(device: str, inventory: dict[str, Any]) -> tuple[str, list[str]]:
+    """cpu or cuda for `device` (auto, cpu, cuda), and what should be told about the choice."""
+    cpu_torch = "+cpu" in inventory["packages"].get("torch", "")
+    if device == "cpu" or (device == "auto" and not inventory["gpus"]):
         return "cpu", []
-    if not found["gpus"]:
+    if not inventory["gpus"]:
         raise UserError("--device cuda", "no NVIDIA GPU is visible here", allowed="cpu")
-    if wanted == "auto" and cpu_torch:
+    if device == "auto" and cpu_torch:
         return "cpu", ["the installed torch is a CPU build, so the GPUs here are not used"]
     return "cuda", []
 
@@ -95,9 +95,9 @@ def find_device(name: str) -> Device | None:
 
 
 def choose_cluster(
-    request: Request, recipe: Recipe, found: dict[str, Any]
+    request: Request, recipe: Recipe, inventory: dict[str, Any]
 ) -> tuple[Cluster, list[str]]:
-    """Where the request runs, seen from a machine with the inventory `found`, and what to tell.
+    """Where the request runs, seen from a machine with this `inventory`, and what to tell.
 
     Raises UserError when the hosts or the devices asked for are not there.
     """
@@ -113,7 +113,7 @@ def choose_cluster(
             )
         return cluster, []
     if where.kind(os.environ) == "local":
-        cluster, notices = _this_machine(request, recipe, found)
+        cluster, notices = _this_machine(request, recipe, inventory)
         return placed(cluster, where), notices
     if len(slots) > 1:
         raise UserError(
@@ -123,16 +123,16 @@ def choose_cluster(
         )
     if slots and request.devices is None:
         request = replace(request, devices=slots[0])
-    if not found["gpus"] and request.device == "cuda":
+    if not inventory["gpus"] and request.device == "cuda":
         raise UserError(
             "--device cuda", f"no NVIDIA GPU is visible here, {_UNSEEN}", remedy=_NAME_THEM
         )
-    cluster, notices = _this_machine(request, recipe, found)
+    cluster, notices = _this_machine(request, recipe, inventory)
     if request.devices is None and cluster.device == "cpu":
-        cluster = local_cluster(found, "cpu", None, 1)
+        cluster = local_cluster(inventory, "cpu", None, 1)
     devices = f"{cluster.devices_per_node} x {cluster.device}"
     alike = f"hosts are taken to be like this machine: {devices} each"
-    if not found["gpus"] and request.device == "auto":
+    if not inventory["gpus"] and request.device == "auto":
         alike += f"; no GPU is visible here, {_UNSEEN}: if they have some, {_NAME_THEM}"
     return placed(cluster, where), [*notices, alike]
 
@@ -168,26 +168,26 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         changes["bind"] = where.bind
     if where.ssh_config:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
-    known = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
-    if kind == "slurm" and known:
-        changes["slurm"] = cluster.slurm.model_copy(update={"allocation": known})
+    allocation = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
+    if kind == "slurm" and allocation:
+        changes["slurm"] = cluster.slurm.model_copy(update={"allocation": allocation})
     return cluster.model_copy(update=changes)
 
 
 def _this_machine(
-    request: Request, recipe: Recipe, found: dict[str, Any]
+    request: Request, recipe: Recipe, inventory: dict[str, Any]
 ) -> tuple[Cluster, list[str]]:
     """One node like this machine."""
-    kind, notices = device_kind(request.device, found)
+    kind, notices = device_kind(request.device, inventory)
     if kind == "cpu":
-        cores = found["cpu"]["usable_cores"]
+        cores = inventory["cpu"]["usable_cores"]
         count = request.devices or max(
             min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
         )
         if count > cores:
             notices.append(f"{count} processes share {cores} cores")
-        return local_cluster(found, "cpu", None, count), notices
-    return _gpus(request, recipe, found, notices)
+        return local_cluster(inventory, "cpu", None, count), notices
+    return _gpus(request, recipe, inventory, notices)
 
 
 def _named_cluster(request: Request, name: str) -> Cluster:
@@ -199,9 +199,9 @@ def _named_cluster(request: Request, name: str) -> Cluster:
 
 
 def _gpus(
-    request: Request, recipe: Recipe, found: dict[str, Any], notices: list[str]
+    request: Request, recipe: Recipe, inventory: dict[str, Any], notices: list[str]
 ) -> tuple[Cluster, list[str]]:
-    available = len(found["gpus"])
+    available = len(inventory["gpus"])
     needed = recipe.layout.smallest_world
     count = max(min(recipe.devices or available, available), needed)
     count = request.devices or count - count % needed
@@ -212,7 +212,7 @@ def _gpus(
         notices.append(
             f"the recipe names {recipe.devices} devices; this run takes the {count} here"
         )
-    first = found["gpus"][0]
+    first = inventory["gpus"][0]
     name = first["name"]
     try:
         match = catalog.find_device(name)
@@ -220,4 +220,4 @@ def _gpus(
         name = match.device.name
     except UserError:
         notices.append(f"device {name} is not in the catalog, so there is no MFU")
-    return local_cluster(found, name, first["memory_bytes"], count), notices
+    return local_cluster(inventory, name, first["memory_bytes"], count), notices

@@ -64,11 +64,11 @@ def main(arguments: list[str]) -> int:
     try:
         sampler = start_sampler(int(node))
         for local in range(int(ranks)):
-            own = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
+            rank_variables = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
             processes[first + local] = subprocess.Popen(
                 [sys.executable, *program],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **common, **own},
+                env={**os.environ, **common, **rank_variables},
             )
         return watch(processes)
     except AskedToEndError:
@@ -89,17 +89,17 @@ def off_loopback(node: str, address: str) -> dict[str, str]:
     peer, or when the way to it is a loopback too.
     """
     peer = os.environ.get(PEER) and (os.environ[PEER] if node == "0" else address)
-    own = address_towards(peer) if peer else ""
-    found: dict[str, str] = {}
-    if not own or own.startswith("127."):
-        return found
+    own_address = address_towards(peer) if peer else ""
+    variables: dict[str, str] = {}
+    if not own_address or own_address.startswith("127."):
+        return variables
     if node == "0" and address_of(address).startswith("127."):
-        found["MASTER_ADDR"] = own
+        variables["MASTER_ADDR"] = own_address
     if address_of(socket.gethostname()).startswith("127."):
         for _, name in socket.if_nameindex():
-            if interface_address(name) == own:
-                found["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", name)
-    return found
+            if interface_address(name) == own_address:
+                variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", name)
+    return variables
 
 
 def address_of(name: str) -> str:
@@ -124,10 +124,10 @@ def interface_address(name: str) -> str:
     """The IPv4 address of a network interface, empty where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         try:
-            told = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            answer = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         except OSError:
             return ""
-    return socket.inet_ntoa(told[20:24])
+    return socket.inet_ntoa(answer[20:24])
 
 
 def start_sampler(node: int) -> subprocess.Popen[bytes] | None:

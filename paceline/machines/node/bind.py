@@ -33,11 +33,11 @@ def main(wish: str, program: list[str]) -> None:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if wish in ("cpu", "cuda"):
-        told = bind_by_itself(wish, local, ranks)
+        binding = bind_by_itself(wish, local, ranks)
     else:
-        told = bind_by_file(Path(wish), local)
-    set_threads(told)
-    os.environ["PACELINE_BOUND"] = json.dumps(told)
+        binding = bind_by_file(Path(wish), local)
+    set_threads(binding)
+    os.environ["PACELINE_BOUND"] = json.dumps(binding)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *program])
 
@@ -56,12 +56,12 @@ def bind_by_itself(kind: str, local: int, ranks: int) -> dict[str, Any]:
     near = [device_cores(address, cores) for address in devices]
     share = share_of_device(local, near) if near else even_shares(cores, ranks)[local]
     nic = nearest_nic(devices[local]) if near else None
-    told = {"threads": len(share), "nic": nic, "host_cores": cpu_text(usable)}
+    binding = {"threads": len(share), "nic": nic, "host_cores": cpu_text(usable)}
     try:
         os.sched_setaffinity(0, {thread for core in share for thread in core})
     except OSError as error:
-        return {**told, "by": None, "why": f"the cores cannot be chosen: {error.strerror}"}
-    return {**told, "by": "cuda" if near else "cpu"}
+        return {**binding, "by": None, "why": f"the cores cannot be chosen: {error.strerror}"}
+    return {**binding, "by": "cuda" if near else "cpu"}
 
 
 def bind_by_file(path: Path, local: int) -> dict[str, Any]:
@@ -69,28 +69,28 @@ def bind_by_file(path: Path, local: int) -> dict[str, Any]:
     entries = json.loads(path.read_text(encoding="utf-8"))
     if local >= len(entries):
         sys.exit(f"bind: {len(entries)} local ranks have cores, and this is rank {local}")
-    wanted = cpu_set(entries[local]["cores"])
+    share = cpu_set(entries[local]["cores"])
     usable = os.sched_getaffinity(0)
-    missing = wanted - usable
+    missing = share - usable
     if missing:
         sys.exit(
             f"bind: cores {cpu_text(missing)} of local rank {local} cannot be used on this host"
         )
-    os.sched_setaffinity(0, wanted)
+    os.sched_setaffinity(0, share)
     nic = entries[local].get("nic")
     named = dict.fromkeys(entry["nic"] for entry in entries if entry.get("nic"))
     if named:
         os.environ["NCCL_IB_HCA"] = f"={','.join(named)}"
-    cores = len(whole_cores(wanted))
+    cores = len(whole_cores(share))
     return {"by": "file", "nic": nic, "threads": cores, "host_cores": cpu_text(usable)}
 
 
-def set_threads(told: dict[str, Any]) -> None:
+def set_threads(binding: dict[str, Any]) -> None:
     """One thread a core, unless the user has said how many."""
-    asked = os.environ.get("OMP_NUM_THREADS")
+    setting = os.environ.get("OMP_NUM_THREADS")
     # torch.distributed.run sets 1 where the user has set nothing.
-    if asked is None or (asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
-        os.environ["OMP_NUM_THREADS"] = str(max(1, told["threads"]))
+    if setting is None or (setting == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+        os.environ["OMP_NUM_THREADS"] = str(max(1, binding["threads"]))
 
 
 def whole_cores(usable: Iterable[int]) -> list[Core]:
@@ -135,24 +135,24 @@ def gpu_addresses(ranks: int) -> list[str]:
         done = subprocess.run(question, capture_output=True, text=True, timeout=ASK_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    found = [match.groups() for line in done.stdout.splitlines() if (match := GPU.fullmatch(line))]
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is not None:
-        found = visible(found, wanted)
+    gpus = [match.groups() for line in done.stdout.splitlines() if (match := GPU.fullmatch(line))]
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:
+        gpus = visible(gpus, visible_devices)
     # nvidia-smi writes the domain with eight digits, the kernel with as many as it takes, at least
     # four.
-    addresses = [f"{int(domain, 16):04x}:{rest.lower()}" for _, domain, rest in found]
-    return addresses[:ranks] if len(found) >= ranks else []
+    addresses = [f"{int(domain, 16):04x}:{rest.lower()}" for _, domain, rest in gpus]
+    return addresses[:ranks] if len(gpus) >= ranks else []
 
 
-def visible(found: Sequence[tuple[str, ...]], wanted: str) -> list[tuple[str, ...]]:
-    """Those that CUDA_VISIBLE_DEVICES names; as in CUDA, what names none ends the list."""
+def visible(gpus: Sequence[tuple[str, ...]], visible_devices: str) -> list[tuple[str, ...]]:
+    """Those of `gpus` that CUDA_VISIBLE_DEVICES names; as in CUDA, a name of none ends the list."""
     left: list[tuple[str, ...]] = []
-    for entry in map(str.strip, wanted.split(",")):
+    for entry in map(str.strip, visible_devices.split(",")):
         if entry.isdecimal():
-            named = found[int(entry) : int(entry) + 1]
+            named = gpus[int(entry) : int(entry) + 1]
         else:
-            named = [gpu for gpu in found if entry.startswith("GPU-") and gpu[0].startswith(entry)]
+            named = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu[0].startswith(entry)]
         if len(named) != 1:
             break
         left += named
@@ -167,15 +167,15 @@ def device_cores(address: str, cores: list[Core]) -> list[Core]:
 
 def nearest_nic(address: str) -> str | None:
     """The active InfiniBand device on the PCI device's NUMA node that shares most of its path."""
-    own = (SYSFS / "bus/pci/devices" / address).resolve()
+    device = (SYSFS / "bus/pci/devices" / address).resolve()
     best: tuple[int, str] | None = None
     for folder in sorted((SYSFS / "class/infiniband").glob("*")):
         place = (folder / "device").resolve()
         states = [read(port / "state") for port in folder.glob("ports/*")]
-        same = read(place / "numa_node") == read(own / "numa_node")
+        same = read(place / "numa_node") == read(device / "numa_node")
         if not same or not any("ACTIVE" in state for state in states):
             continue
-        shared = sum(a == b for a, b in zip(place.parts, own.parts, strict=False))
+        shared = sum(a == b for a, b in zip(place.parts, device.parts, strict=False))
         if best is None or shared > best[0]:
             best = (shared, folder.name)
     return best[1] if best else None
@@ -183,11 +183,11 @@ def nearest_nic(address: str) -> str | None:
 
 def cpu_set(text: str) -> set[int]:
     """The numbers of a list such as `0-3,8`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def cpu_text(numbers: Iterable[int]) -> str:

@@ -36,7 +36,9 @@ def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") 
         "address": addresses.get(interface) if interface else None,
         "peer_address": resolve(peer),
         "own_address": resolve(socket.gethostname()),
-        "reached_on": next((name for name, found in addresses.items() if found == server), None),
+        "reached_on": next(
+            (name for name, address in addresses.items() if address == server), None
+        ),
         "interfaces": sorted(addresses),
     }
 
@@ -65,23 +67,23 @@ def folder_state(folder: str, nonce: str) -> str:
 def free_bytes(folder: str) -> int | None:
     """Bytes that this user may still write."""
     try:
-        found = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return disk.f_bavail * disk.f_frsize
 
 
 def interface_addresses() -> dict[str, str]:
     """The IPv4 address of every network interface that has one."""
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             try:
-                told = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(asker, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue
-            found[name] = socket.inet_ntoa(told[20:24])
-    return found
+            addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def resolve(name: str) -> str | None:

@@ -26,8 +26,8 @@ def container() -> dict[str, str | None] | None:
     kind = _kind()
     if kind is None and image is None:
         return None
-    told = _DIGEST.search(f"{image or ''} {podman.get('imageid', '')}")
-    digest = told[0] if told else podman.get("imageid") or None
+    match = _DIGEST.search(f"{image or ''} {podman.get('imageid', '')}")
+    digest = match[0] if match else podman.get("imageid") or None
     return {"kind": kind, "image": image, "digest": digest}
 
 

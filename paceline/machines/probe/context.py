@@ -73,14 +73,16 @@ def probe_context(python: str, device: str, ranks: int = 1, repeats: int = 3) ->
         for _ in range(repeats)
     ]
     first = runs[0][0]
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    readings_by_stage: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for lines in runs:
         for stage in STAGES:
-            told = [(line["bytes"], line["pool_bytes"]) for line in lines if line["stage"] == stage]
-            if told:
-                found[stage].append(max(told))
+            rank_readings = [
+                (line["bytes"], line["pool_bytes"]) for line in lines if line["stage"] == stage
+            ]
+            if rank_readings:
+                readings_by_stage[stage].append(max(rank_readings))
     rows: list[ContextRow] = []
-    for stage, readings in found.items():
+    for stage, readings in readings_by_stage.items():
         used = [reading[0] for reading in readings]
         median = statistics.median(used)
         away = statistics.median(abs(value - median) for value in used)

@@ -92,16 +92,16 @@ def probe_gemm(
     kept: dict[Dtype, GemmProbe | None] = {
         dtype: None if fresh else _kept(file) for dtype, file in files.items()
     }
-    found: dict[Dtype, GemmProbe] = {
+    probes: dict[Dtype, GemmProbe] = {
         dtype: probe for dtype, probe in kept.items() if probe is not None
     }
-    unknown: list[Dtype] = [dtype for dtype in files if dtype not in found]
+    unknown: list[Dtype] = [dtype for dtype in files if dtype not in probes]
     if unknown:
         measured = _measure(python, {**question, "dtypes": unknown})
-        found |= {dtype: _only(measured, dtype) for dtype in unknown}
+        probes |= {dtype: _only(measured, dtype) for dtype in unknown}
         for dtype in unknown:
-            _keep(files[dtype], found[dtype], dtype)
-    return _merged([found[dtype] for dtype in dtypes])
+            _keep(files[dtype], probes[dtype], dtype)
+    return _merged([probes[dtype] for dtype in dtypes])
 
 
 def _kept(path: Path) -> GemmProbe | None:

@@ -21,39 +21,39 @@ def gpus() -> list[dict[str, Any]]:
             "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
             "cuda_driver": _cuda_version(),
         }
-        found = [{**_gpu(handle), **system} for handle in _handles()]
+        devices = [{**_gpu(handle), **system} for handle in _handles()]
     finally:
         pynvml.nvmlShutdown()
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(found: list[dict[str, Any]], wanted: str | None) -> list[dict[str, Any]]:
-    """Those of `found` that CUDA_VISIBLE_DEVICES = `wanted` leaves, in its order; None leaves all.
+def visible(devices: list[dict[str, Any]], visible_devices: str | None) -> list[dict[str, Any]]:
+    """Those that CUDA_VISIBLE_DEVICES = `visible_devices` leaves, in its order; None leaves all.
 
     An entry is an index or the beginning of a UUID that only one device has. As in CUDA, the first
     entry that names no device ends the list, and naming a device twice leaves none. NVML knows only
     whole devices, so a MIG slice names none. Indices follow the PCI bus, which is CUDA's own order
     where all devices are alike.
     """
-    if wanted is None:
-        return found
+    if visible_devices is None:
+        return devices
     chosen: list[int] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        index = _index(found, entry)
+    for entry in (part.strip() for part in visible_devices.split(",")):
+        index = _index(devices, entry)
         if index is None:
             break
         if index in chosen:
             return []
         chosen.append(index)
-    return [found[index] for index in chosen]
+    return [devices[index] for index in chosen]
 
 
-def _index(found: list[dict[str, Any]], entry: str) -> int | None:
+def _index(devices: list[dict[str, Any]], entry: str) -> int | None:
     if entry.isdecimal():
-        return int(entry) if int(entry) < len(found) else None
+        return int(entry) if int(entry) < len(devices) else None
     if not entry.startswith("GPU-"):
         return None
-    matches = [i for i, gpu in enumerate(found) if (gpu["uuid"] or "").startswith(entry)]
+    matches = [i for i, gpu in enumerate(devices) if (gpu["uuid"] or "").startswith(entry)]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -48,23 +48,23 @@ def remarks(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _gpu_faults(number: int, gpu: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
+    sentences: list[str] = []
     errors = gpu.get("ecc_uncorrected")
     if errors and errors.isdecimal() and int(errors):
-        found.append(
+        sentences.append(
             f"GPU {number} has {errors} uncorrected memory errors since its driver started"
         )
     if gpu.get("rows_failed") in ("Yes", "1"):
-        found.append(f"GPU {number} could not remap a failed row of memory")
+        sentences.append(f"GPU {number} could not remap a failed row of memory")
     if gpu.get("rows_pending") in ("Yes", "1"):
-        found.append(f"GPU {number} waits for a reset to remap a row of memory")
+        sentences.append(f"GPU {number} waits for a reset to remap a row of memory")
     active = [text for name, text in THROTTLES.items() if gpu.get(name) == "Active"]
-    return found + [f"GPU {number} {text}" for text in active[:1]]
+    return sentences + [f"GPU {number} {text}" for text in active[:1]]
 
 
 def _xid_faults(xids: Sequence[Mapping[str, Any]]) -> list[str]:
-    grave = [one for one in xids if one["xid"] in GRAVE_XIDS]
-    kinds = dict.fromkeys((one["xid"], one["address"]) for one in grave)
+    grave = [event for event in xids if event["xid"] in GRAVE_XIDS]
+    kinds = dict.fromkeys((event["xid"], event["address"]) for event in grave)
     return [
         f"the kernel's log has Xid {xid} ({GRAVE_XIDS[xid]}) of GPU {address}"
         for xid, address in kinds
@@ -73,10 +73,10 @@ def _xid_faults(xids: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _disk_faults(facts: Mapping[str, Any]) -> list[str]:
     free, size = facts.get("folder_free_bytes"), facts.get("folder_bytes")
-    found: list[str] = []
+    sentences: list[str] = []
     if free is not None and size and (free < LEAST_FREE_BYTES or free / size < LEAST_FREE_SHARE):
-        found.append(f"{si(free, 'B')} ({percent(free / size)}) are free where the runs lie")
+        sentences.append(f"{si(free, 'B')} ({percent(free / size)}) are free where the runs lie")
     temporary = facts.get("temporary_free_bytes")
     if temporary is not None and temporary < LEAST_FREE_BYTES:
-        found.append(f"{si(temporary, 'B')} are free in its folder for temporary files")
-    return found
+        sentences.append(f"{si(temporary, 'B')} are free in its folder for temporary files")
+    return sentences

@@ -47,10 +47,10 @@ def processors(root: Path = ROOT) -> dict[str, int | None]:
         (_read(cpu / "topology/physical_package_id"), _read(cpu / "topology/core_id"))
         for cpu in _cpus(root)
     ]
-    told = [place for place in places if None not in place]
+    located = [place for place in places if None not in place]
     return {
-        "sockets": len({package for package, _ in told}) or None,
-        "cores": len(set(told)) or None,
+        "sockets": len({package for package, _ in located}) or None,
+        "cores": len(set(located)) or None,
         "threads": len(places) or None,
     }
 
@@ -123,7 +123,7 @@ def infiniband(root: Path = ROOT) -> Iterator[dict[str, Any]]:
 
 def ethernet(root: Path = ROOT) -> Iterator[dict[str, Any]]:
     """Every real network interface that is up and belongs to no adapter listed by `infiniband`."""
-    rdma = {found.name for found in (root / "sys/class/infiniband").glob("*/device/net/*")}
+    rdma = {folder.name for folder in (root / "sys/class/infiniband").glob("*/device/net/*")}
     for interface in sorted((root / "sys/class/net").glob("*")):
         real = (interface / "device").exists() and interface.name not in rdma
         if not real or _read(interface / "operstate") != "up":
@@ -138,8 +138,8 @@ def ethernet(root: Path = ROOT) -> Iterator[dict[str, Any]]:
 
 
 def _cpus(root: Path) -> list[Path]:
-    found = (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
-    return [path for path in found if path.name[3:].isdecimal()]
+    folders = (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
+    return [path for path in folders if path.name[3:].isdecimal()]
 
 
 def _disk_kind(disk: Path) -> str:
@@ -158,8 +158,8 @@ def _maker(device: Path) -> str | None:
 
 def _kernel_bytes(text: str | None) -> int | None:
     """`48K` as bytes."""
-    found = re.fullmatch(r"(\d+)([KMG])", text or "")
-    return int(found[1]) << {"K": 10, "M": 20, "G": 30}[found[2]] if found else None
+    match = re.fullmatch(r"(\d+)([KMG])", text or "")
+    return int(match[1]) << {"K": 10, "M": 20, "G": 30}[match[2]] if match else None
 
 
 def _number(text: str | None) -> float | None:

@@ -149,7 +149,7 @@ def memory_limit_bytes() -> int:
 
 
 def local_cluster(
-    found: dict[str, Any], device: str, device_memory_bytes: float | None, count: int | None
+    machine: dict[str, Any], device: str, device_memory_bytes: float | None, count: int | None
 ) -> Cluster:
     """This machine as a Cluster of `count` devices (None: every GPU, or two CPU processes).
 
@@ -157,33 +157,33 @@ def local_cluster(
     """
     if device != "cpu":
         return Cluster(
-            name=found["host"],
+            name=machine["host"],
             device=device,
-            device_label=found["gpus"][0]["name"] if found["gpus"] else None,
-            devices_per_node=count or len(found["gpus"]) or 1,
+            device_label=machine["gpus"][0]["name"] if machine["gpus"] else None,
+            devices_per_node=count or len(machine["gpus"]) or 1,
             device_memory_bytes=device_memory_bytes,
         )
-    cores = found["cpu"]["usable_cores"]
+    cores = machine["cpu"]["usable_cores"]
     ranks = count or min(2, cores)
     return Cluster(
-        name=found["host"],
+        name=machine["host"],
         device="cpu",
-        device_label=found["cpu"]["model"],
+        device_label=machine["cpu"]["model"],
         devices_per_node=ranks,
-        device_memory_bytes=found["memory_bytes"] / ranks,
+        device_memory_bytes=machine["memory_bytes"] / ranks,
         threads_per_device=max(1, cores // ranks),
     )
 
 
 def _packages() -> dict[str, str]:
     """Versions of what computes, without those that are not installed."""
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for package in metadata.distributions():
         name = (package.name or "").lower().replace("_", "-")
         cuda = name.startswith(PACKAGE_PREFIX) and name != NO_CUDA_PACKAGE
         if cuda or name in PACKAGES:
-            found.setdefault(name, package.version)  # the first on the path is the one imported
-    return found
+            versions.setdefault(name, package.version)  # the first on the path is the one imported
+    return versions
 
 
 def _distribution() -> str | None:
@@ -205,8 +205,8 @@ def _boost() -> str | None:
 def _mitigations() -> dict[str, str]:
     """How the kernel works around each known fault of the CPU, which can cost speed."""
     files = sorted(Path("/sys/devices/system/cpu/vulnerabilities").glob("*"))
-    told = {file.name: _read(str(file)) for file in files}
-    return {name: text for name, text in told.items() if text and text != "Not affected"}
+    texts = {file.name: _read(str(file)) for file in files}
+    return {name: text for name, text in texts.items() if text and text != "Not affected"}
 
 
 def _chosen(path: str) -> str | None:

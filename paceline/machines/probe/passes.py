@@ -59,11 +59,11 @@ class LatencyProbe(Value):
 
 def attention_shapes(recipe: str) -> list[Attention]:
     """The shapes of a recipe's attention for one sample and for eight; UserError for no decoder."""
-    found = load_recipe(recipe)
-    model = found.model
+    resolved = load_recipe(recipe)
+    model = resolved.model
     if not isinstance(model, DecoderShape):
         raise UserError(recipe, "has no causal attention", remedy="name a decoder's recipe")
-    sizes = (found.training.seq_len, model.num_heads, model.kv_heads, model.head_dim)
+    sizes = (resolved.training.seq_len, model.num_heads, model.kv_heads, model.head_dim)
     return [(batch, *sizes) for batch in BATCHES]
 
 

@@ -60,5 +60,5 @@ def probe_lines(
 def _reason(error: OSError | subprocess.CalledProcessError) -> str:
     """The line that says why the program failed, before what a launcher adds."""
     text = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-    told = [line.strip() for line in text if "Error: " in line]
-    return (told or text[-1:] or ["failed"])[0][:300]
+    errors = [line.strip() for line in text if "Error: " in line]
+    return (errors or text[-1:] or ["failed"])[0][:300]

@@ -32,8 +32,8 @@ class Counters:
     """The processors' energy since the first look, through the counters' wrapping."""
 
     def __init__(self, root: Path) -> None:
-        found = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
-        self._domains = [d for d in found if COUNTED.match(_read(d / "name") or "")]
+        domains = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
+        self._domains = [d for d in domains if COUNTED.match(_read(d / "name") or "")]
         self._last = [self._microjoules(domain) for domain in self._domains]
         self._sum_uj = 0
 
@@ -84,21 +84,21 @@ def start_line(root: Path, interval_s: float, counters: Counters) -> dict[str, A
 
 def sample(root: Path, counters: Counters, start: dict[str, Any]) -> dict[str, Any]:
     """One look at everything that tells something."""
-    found: dict[str, Any] = {"event": "sample", "time_unix": time.time()}
+    line: dict[str, Any] = {"event": "sample", "time_unix": time.time()}
     if "gpu" in start["sources"]:
-        found["gpus"] = gpus()
+        line["gpus"] = gpus()
     if "cpu" in start["sources"]:
-        found["cpu_energy_j"] = counters.joules()
-    clocks = [
+        line["cpu_energy_j"] = counters.joules()
+    texts = [
         _read(p)
         for p in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
     ]
-    known = [int(clock) / 1000 for clock in clocks if clock and clock.isdigit()]
-    if known:
-        found["cpu_clock_mhz"] = sum(known) / len(known)
+    clocks = [int(clock) / 1000 for clock in texts if clock and clock.isdigit()]
+    if clocks:
+        line["cpu_clock_mhz"] = sum(clocks) / len(clocks)
     if (hottest := cpu_temperature_c(root)) is not None:
-        found["cpu_temperature_c"] = hottest
-    return found
+        line["cpu_temperature_c"] = hottest
+    return line
 
 
 def cpu_temperature_c(root: Path) -> float | None:
@@ -124,9 +124,9 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def _gpu(row: list[str]) -> dict[str, Any]:
-    told = {name: _number(text) for name, text in zip(GPU_NAMES, row, strict=True)}
-    known = {name: value for name, value in told.items() if value is not None}
-    return {**known, "index": int(row[0])}
+    numbers = {name: _number(text) for name, text in zip(GPU_NAMES, row, strict=True)}
+    readings = {name: value for name, value in numbers.items() if value is not None}
+    return {**readings, "index": int(row[0])}
 
 
 def main(path: str, interval_s: float, root: Path, parent: int) -> None:

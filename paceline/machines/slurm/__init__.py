@@ -113,9 +113,9 @@ def dependency(after: Sequence[str]) -> list[str]:
 def check_folder(folder: Path, container: bool = False) -> None:
     """Raise UserError when Slurm reads something else than a name in the folder's path."""
     path = str(folder.resolve())
-    bad = [c for c in ("%", "\\", *(":," if container else "")) if c in path]
-    if bad or not path.isprintable():
-        shown = " ".join(bad) or "a control character"
+    forbidden = [c for c in ("%", "\\", *(":," if container else "")) if c in path]
+    if forbidden or not path.isprintable():
+        shown = " ".join(forbidden) or "a control character"
         raise UserError(
             repr(path),
             f"holds {shown}, which Slurm reads as something else",
@@ -127,10 +127,10 @@ def refuse_unusable_hosts(job: Job) -> None:
     """Raise SystemFaultError naming hosts of the job that are down or drained."""
     hosts = job.cluster.hosts if job.cluster else ()
     reserved = bool(job.cluster and job.cluster.slurm.reservation)
-    found = unusable_nodes(client.node_states(hosts), reserved) if hosts else {}
-    if found:
-        told = "; ".join(f"{host} is {why}" for host, why in found.items())
-        raise SystemFaultError("slurm", told, remedy="leave these hosts out", hosts=found)
+    unusable = unusable_nodes(client.node_states(hosts), reserved) if hosts else {}
+    if unusable:
+        reasons = "; ".join(f"{host} is {why}" for host, why in unusable.items())
+        raise SystemFaultError("slurm", reasons, remedy="leave these hosts out", hosts=unusable)
 
 
 def _warn_of_stored_secrets(run: BatchRun) -> None:

@@ -31,7 +31,7 @@ class Gathering:
     at_once: int | None = None
     """Tasks of an array that may run at the same time."""
     abandoned: Callable[[], bool] = bool
-    _given: list[tuple[Job, Path]] = field(default_factory=list[tuple[Job, Path]])
+    _handed_in: list[tuple[Job, Path]] = field(default_factory=list[tuple[Job, Path]])
     _runs: dict[Path, Handle] = field(default_factory=dict[Path, Handle])
     _fault: PacelineError | None = None
     _changed: Condition = field(default_factory=Condition)
@@ -56,7 +56,7 @@ class Gathering:
 
     def _submit(self, job: Job, folder: Path) -> Handle:
         with self._changed:
-            self._given.append((job, folder))
+            self._handed_in.append((job, folder))
             self._look()
             while folder not in self._runs and self._fault is None:
                 self._changed.wait(LOOK_S)
@@ -68,14 +68,14 @@ class Gathering:
 
     def _look(self) -> None:
         """Submit when nobody is waited for any more."""
-        if self._runs or self._fault or not self._given or len(self._given) < self.expected:
+        if self._runs or self._fault or not self._handed_in or len(self._handed_in) < self.expected:
             return
         kinds: dict[tuple[str, ...], list[tuple[Job, Path]]] = {}
-        for job, folder in self._given:
+        for job, folder in self._handed_in:
             kinds.setdefault(tuple(batch_options(job)[1:]), []).append((job, folder))
         try:
-            for those in kinds.values():
-                jobs, folders = [job for job, _ in those], [folder for _, folder in those]
+            for group in kinds.values():
+                jobs, folders = [job for job, _ in group], [folder for _, folder in group]
                 runs = submit_array(jobs, folders, self.place, at_once=self.at_once)
                 self._runs |= dict(zip(folders, runs, strict=True))
         except PacelineError as fault:

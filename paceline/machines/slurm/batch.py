@@ -57,7 +57,7 @@ class BatchRun(Handle):
     _waited_for: str = ""
     """The last reason that it waited for."""
     _last: JobState | None = None
-    _told: JobEnd | None = None
+    _verdict: JobEnd | None = None
 
     def __post_init__(self) -> None:
         self._diary = Diary(self.folder)
@@ -107,8 +107,8 @@ class BatchRun(Handle):
             client.scancel(self.id)
             return self._end(state, 1)
         if state and state.ended:
-            known = written if written is not None else state.exit_code
-            return self._end(state, 0 if state.state == "COMPLETED" else known or 1)
+            code = written if written is not None else state.exit_code
+            return self._end(state, 0 if state.state == "COMPLETED" else code or 1)
         if written is not None and (written == 0 or self._is_forgotten(state)):
             return self._end(None, written)
         if self._is_forgotten(state) and not self._silent_s:
@@ -146,19 +146,19 @@ class BatchRun(Handle):
 
     def verdict(self) -> JobEnd | None:
         """What Slurm knows of the end of the latest attempt."""
-        if self._told is None and self._code:
+        if self._verdict is None and self._code:
             unknown = JobEnd("failed", f"Slurm knows nothing of job {self.id} any more")
-            self._told = self._find_verdict(self._last) if self._last else unknown
-        return self._told
+            self._verdict = self._find_verdict(self._last) if self._last else unknown
+        return self._verdict
 
     def restart(self) -> bool:
         """Go on with the job that Slurm put back, or submit one without the nodes that are lost.
 
         False where the attempt ended otherwise, or as often as `cluster.slurm.retries` allows.
         """
-        cluster, told = self.job.cluster, self.verdict()
+        cluster, end = self.job.cluster, self.verdict()
         retries = cluster.slurm.retries if cluster else 0
-        if told is None or not self.may_retry or len(self.record.attempts) > retries:
+        if end is None or not self.may_retry or len(self.record.attempts) > retries:
             self._give_up()
             return False
         if self._last and self._last.state == REQUEUED and not self._stopped:
@@ -170,9 +170,9 @@ class BatchRun(Handle):
             self._restart += 1
             self._begin()
             return True
-        lost_a_node = told.hosts or (self._last and self._last.state in NODE_LOST)
+        lost_a_node = end.hosts or (self._last and self._last.state in NODE_LOST)
         placed = cluster is not None and cluster.hosts
-        return bool(lost_a_node) and not placed and self._submit_again(told)
+        return bool(lost_a_node) and not placed and self._submit_again(end)
 
     def _give_up(self) -> None:
         """Cancel a job that Slurm would start once more."""
@@ -180,26 +180,26 @@ class BatchRun(Handle):
             with contextlib.suppress(SystemFaultError):
                 client.scancel(self.id)
 
-    def _submit_again(self, told: JobEnd) -> bool:
+    def _submit_again(self, end: JobEnd) -> bool:
         self._diary.put_away()
-        excluded = self._diary.exclude(told.hosts, told.reason)
+        excluded = self._diary.exclude(end.hosts, end.reason)
         named = self.job.cluster.slurm.exclude if self.job.cluster else ()
         without = ",".join(dict.fromkeys([*named, *excluded]))
         options = [f"--exclude={without}"] if without else []
         try:
             number = client.sbatch(self.job, self.folder, SCRIPT_FILE, options)
         except SystemFaultError as fault:
-            self.warn(f"{told.reason}; no other job could take its place: {fault}")
+            self.warn(f"{end.reason}; no other job could take its place: {fault}")
             return False
         kept = f" without {', '.join(excluded)}" if excluded else ""
-        self.warn(f"{told.reason}; job {number} was started in its place{kept}")
+        self.warn(f"{end.reason}; job {number} was started in its place{kept}")
         self.queue.forget(self.id)
         self.id, self._restart = number, 0
         self._begin()
         return True
 
     def _begin(self) -> None:
-        self._begun_at, self._last, self._told = None, None, None
+        self._begun_at, self._last, self._verdict = None, None, None
         self._code, self._stopped, self._heard_at = 0, False, time.monotonic()
         self.queue.watch(self.id)
         self._diary.begin(self.id, self._restart)
@@ -232,9 +232,9 @@ class BatchRun(Handle):
 
     def _end(self, state: JobState | None, code: int) -> int:
         self._last, self._code = state or self._last, code
-        told = state.state if state else "COMPLETED" if code == 0 else "UNKNOWN"
+        state_name = state.state if state else "COMPLETED" if code == 0 else "UNKNOWN"
         reason = (state.reason if state else "") or None
-        self._diary.note(state=told, reason=reason, exit_code=code)
+        self._diary.note(state=state_name, reason=reason, exit_code=code)
         return code
 
     def _find_verdict(self, last: JobState) -> JobEnd | None:

@@ -52,12 +52,12 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
         done = _run(["sbatch", "--parsable", *options, script], environment(job.env, job), folder)
     except SystemFaultError as fault:
         if isinstance(fault.__cause__, subprocess.TimeoutExpired):
-            told = f"{fault.what}, and may have queued the job all the same"
-            raise SystemFaultError("sbatch", told, remedy="see `squeue --me`") from fault
+            what = f"{fault.what}, and may have queued the job all the same"
+            raise SystemFaultError("sbatch", what, remedy="see `squeue --me`") from fault
         raise
     number = done.stdout.strip().splitlines()[-1:] or [""]
     if done.returncode or not number[0]:
-        raise SystemFaultError("sbatch", f"Slurm refused the job: {_said(done.stderr)}")
+        raise SystemFaultError("sbatch", f"Slurm refused the job: {_error_text(done.stderr)}")
     return number[0].partition(";")[0]
 
 
@@ -71,9 +71,9 @@ def states(jobs: Iterable[str]) -> dict[str, JobState] | None:
 
     None when Slurm does not answer; a job that it does not know is left out.
     """
-    asked = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORM, "-j", ",".join(jobs)]
+    words = ["squeue", "-h", "-r", "-t", "all", "-o", SQUEUE_FORM, "-j", ",".join(jobs)]
     try:
-        done = ask(asked, QUEUE_LIMIT_S)
+        done = ask(words, QUEUE_LIMIT_S)
     except SystemFaultError:
         return None
     if done.returncode and NO_SUCH_JOB not in done.stderr:
@@ -98,13 +98,13 @@ def node_states(hosts: Sequence[str]) -> str:
 
 def settings() -> Mapping[str, str]:
     """What `scontrol show config` says, by name; empty while Slurm does not answer."""
-    told = _SETTINGS.setdefault(os.environ.get("SLURM_CONF", ""), {})
-    if not told:
+    values = _SETTINGS.setdefault(os.environ.get("SLURM_CONF", ""), {})
+    if not values:
         with contextlib.suppress(SystemFaultError):
             lines = ask(["scontrol", "show", "config"]).stdout.splitlines()
             pairs = (line.partition("=") for line in lines)
-            told |= {name.strip(): said.strip() for name, equals, said in pairs if equals}
-    return told
+            values |= {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    return values
 
 
 def answers() -> bool:
@@ -143,8 +143,8 @@ def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, s
 
     Left out are what would change its options, and secrets that the run does not name.
     """
-    said = job.cluster.slurm.model_dump() if job and job.cluster else {}
-    site = {f"SBATCH_{name}" for name in SITE if said.get(name.lower()) is None}
+    site_settings = job.cluster.slurm.model_dump() if job and job.cluster else {}
+    site = {f"SBATCH_{name}" for name in SITE if site_settings.get(name.lower()) is None}
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -178,7 +178,7 @@ def _run(
         raise SystemFaultError(words[0], f"cannot be started: {error.strerror}") from error
 
 
-def _said(text: str) -> str:
+def _error_text(text: str) -> str:
     lines = [
         re.sub(r"^\w+: (error|fatal): ", "", line) for line in text.splitlines() if line.strip()
     ]

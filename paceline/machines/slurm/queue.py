@@ -26,7 +26,7 @@ class Queue:
     _states: dict[str, JobState | None] = field(default_factory=dict[str, JobState | None])
     _missing: dict[str, float] = field(default_factory=dict[str, float])
     """Since when Slurm has answered without a job that it had known."""
-    _asked: float = -1e9
+    _asked_at: float = -1e9
     _interval_s: float = FIRST_S
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -50,7 +50,7 @@ class Queue:
         with self._lock:
             self._states.setdefault(job, None)
             due_s = AT_LEAST_S if urgent else self._interval_s
-            if time.monotonic() - self._asked >= due_s:
+            if time.monotonic() - self._asked_at >= due_s:
                 self._ask()
             return self._states[job]
 
@@ -60,25 +60,25 @@ class Queue:
         return 0.0 if since is None else time.monotonic() - since
 
     def _ask(self) -> None:
-        open_jobs = [job for job, told in self._states.items() if not (told and told.ended)]
-        found = client.states(open_jobs) if open_jobs else {}
-        self._asked, self.questions = time.monotonic(), self.questions + 1
-        if found is None:
-            self.silent_since = self.silent_since or self._asked
+        open_jobs = [job for job, state in self._states.items() if not (state and state.ended)]
+        states = client.states(open_jobs) if open_jobs else {}
+        self._asked_at, self.questions = time.monotonic(), self.questions + 1
+        if states is None:
+            self.silent_since = self.silent_since or self._asked_at
             return
         self.silent_since = None
-        over = [job for job in open_jobs if job not in found or found[job].ended]
+        over = [job for job in open_jobs if job not in states or states[job].ended]
         rows = client.accounts(over) if over else {}
         changed = False
         for job in open_jobs:
             row = rows.get(job)
-            if job in found or (row and row.ended):
+            if job in states or (row and row.ended):
                 self._missing.pop(job, None)
             else:
-                self._missing.setdefault(job, self._asked)
-            told = merged(found.get(job), row) or self._states[job]
-            changed = changed or told != self._states[job]
-            self._states[job] = told
+                self._missing.setdefault(job, self._asked_at)
+            state = merged(states.get(job), row) or self._states[job]
+            changed = changed or state != self._states[job]
+            self._states[job] = state
         grown_s = min(self._interval_s * GROWTH, self.longest_s)
         self._interval_s = FIRST_S if changed else grown_s
 

@@ -139,13 +139,13 @@ def read_marks(folder: Path, job: str) -> Marks | None:
         text = (folder / STATUS_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found: Marks | None = None
+    marks: Marks | None = None
     for line in text.splitlines():
         what, number, restart, rest = [*line.split(" ", 3), "", "", ""][:4]
         if number != job or not restart.isdigit():
             continue
         if what == "start":
-            found = Marks(restart=int(restart), nodes=rest)
-        elif what == "end" and found and rest.isdigit():
-            found = found.model_copy(update={"code": int(rest)})
-    return found
+            marks = Marks(restart=int(restart), nodes=rest)
+        elif what == "end" and marks and rest.isdigit():
+            marks = marks.model_copy(update={"code": int(rest)})
+    return marks

@@ -78,8 +78,8 @@ def array_script(jobs: Sequence[Job], folders: Sequence[str], at_once: int | Non
 
     Raises UserError when the jobs do not ask Slurm for the same.
     """
-    asked = {tuple(batch_options(job)[1:]) for job in jobs}
-    if len(asked) != 1:
+    requests = {tuple(batch_options(job)[1:]) for job in jobs}
+    if len(requests) != 1:
         raise UserError(
             "array",
             "its jobs ask Slurm for different things",

@@ -98,29 +98,27 @@ class JobState:
 
 def parse_squeue(text: str) -> dict[str, JobState]:
     """The jobs in the output of `squeue -h -r -o SQUEUE_FORM`, by id."""
-    found: dict[str, JobState] = {}
+    jobs: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 3)
         if len(fields) == 4:
             job, state, nodes, reason = fields
-            found[job] = JobState(job, state, _nodes(nodes), _reason(reason))
-    return found
+            jobs[job] = JobState(job, state, _nodes(nodes), _reason(reason))
+    return jobs
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
     """The jobs in the output of `sacct -nXP -o SACCT_FORM`, by id."""
-    found: dict[str, JobState] = {}
+    jobs: dict[str, JobState] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
         if len(fields) == 5:
-            job, told, code, nodes, reason = fields
-            state, _, by = told.partition(" by ")
+            job, description, code, nodes, reason = fields
+            state, _, by = description.partition(" by ")
             user = int(by) if by.isdigit() else None
             state = state.split(" ")[0].rstrip("+")
-            found[job] = JobState(
-                job, state, _nodes(nodes), _reason(reason), _exit_code(code), user
-            )
-    return found
+            jobs[job] = JobState(job, state, _nodes(nodes), _reason(reason), _exit_code(code), user)
+    return jobs
 
 
 def merged(queue: JobState | None, account: JobState | None) -> JobState | None:
@@ -164,8 +162,8 @@ def host_names(nodes: str) -> tuple[str, ...]:
 
 def failed_nodes(log: str) -> list[str]:
     """Nodes that srun saw fail, by what it printed."""
-    told = [name.rstrip(".,:") for name in _NODE_FAILURE.findall(log)]
-    return sorted({name for list_ in told for name in host_names(list_) or (list_,)})
+    names = [name.rstrip(".,:") for name in _NODE_FAILURE.findall(log)]
+    return sorted({name for list_ in names for name in host_names(list_) or (list_,)})
 
 
 def lost_nodes(sinfo: str) -> dict[str, str]:
@@ -190,8 +188,8 @@ def _node_states(sinfo: str) -> Iterable[tuple[str, tuple[str, str]]]:
     for line in sinfo.splitlines():
         name, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
-        told = f"{state}, {reason.strip()}" if reason.strip() not in ("", "none") else state
-        yield name, (state, told)
+        why = f"{state}, {reason.strip()}" if reason.strip() not in ("", "none") else state
+        yield name, (state, why)
 
 
 def _user(uid: int | None) -> str:

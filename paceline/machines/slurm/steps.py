@@ -28,8 +28,8 @@ _TASK_ENDED = re.compile(r"task \S+: (?:Exited|Killed|Terminated|Aborted|Segment
 
 def cancelled(log: str) -> re.Match[str] | None:
     """Where srun says that its step was cancelled, unless the end of a task was the cause."""
-    found = _CANCELLED.search(log)
-    return None if found is None or _TASK_ENDED.search(log, 0, found.start()) else found
+    match = _CANCELLED.search(log)
+    return None if match is None or _TASK_ENDED.search(log, 0, match.start()) else match
 
 
 @dataclass
@@ -118,16 +118,16 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
 def check_allocation(allocation: str, hosts: Sequence[str], nodes: int) -> None:
     """Raise as submit_step does unless the allocation runs and has these hosts or enough nodes."""
     where = f"allocation {allocation}"
-    known = client.states([allocation])
-    if known is None:
+    jobs = client.states([allocation])
+    if jobs is None:
         raise SystemFaultError(where, "Slurm does not answer, so nothing is known of it")
-    state = known.get(allocation)
+    state = jobs.get(allocation)
     if state is None or state.state != "RUNNING":
-        told = f"is {state.state}" if state else "is unknown to Slurm"
-        raise SystemFaultError(where, told, allowed="one that runs")
-    has = host_names(state.nodes)
-    outside = [host for host in hosts if host not in has]
-    if outside or nodes > len(has):
+        condition = f"is {state.state}" if state else "is unknown to Slurm"
+        raise SystemFaultError(where, condition, allowed="one that runs")
+    members = host_names(state.nodes)
+    outside = [host for host in hosts if host not in members]
+    if outside or nodes > len(members):
         what = (
             f"{', '.join(outside)} not in it" if outside else f"{nodes} nodes are more than it has"
         )

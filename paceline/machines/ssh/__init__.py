@@ -102,10 +102,10 @@ def _cluster(job: Job) -> Cluster:
     """The cluster with a host a node; raises UserError."""
     cluster = job.cluster
     if cluster is None or len(cluster.hosts) != job.nodes:
-        found = len(cluster.hosts) if cluster else 0
+        count = len(cluster.hosts) if cluster else 0
         raise UserError(
             "hosts",
-            f"{job.nodes} nodes need as many hosts, {found} given",
+            f"{job.nodes} nodes need as many hosts, {count} given",
             remedy="name them with --hosts",
         )
     return cluster

@@ -94,16 +94,16 @@ class _Examination:
         self.asked_s = time.monotonic()
 
     def _facts_question(self) -> str:
-        wanted = self.questions
-        folder = str(wanted.folder) if wanted.folder else ""
-        words = (folder, self.nonce, wanted.interface or "", self.first, self.server)
-        return remote.ask(wanted.python, "facts", *words)
+        questions = self.questions
+        folder = str(questions.folder) if questions.folder else ""
+        words = (folder, self.nonce, questions.interface or "", self.first, self.server)
+        return remote.ask(questions.python, "facts", *words)
 
     def _take_clock(self, heard: Heard) -> None:
         trip_s = heard.at_s - self.asked_s
         middle_unix = time.time() - (time.monotonic() - heard.at_s) - trip_s / 2
-        told = _NUMBER.match(heard.rest)  # a `date` without %N leaves the letter behind the dot
-        skew_s = float(told[0]) - middle_unix if told else None
+        match = _NUMBER.match(heard.rest)  # a `date` without %N leaves the letter behind the dot
+        skew_s = float(match[0]) - middle_unix if match else None
         self.clock.append((trip_s, skew_s))
 
 
@@ -111,19 +111,19 @@ def examine(fanout: Fanout, questions: Questions, settings: SshSettings) -> tupl
     """Ask every host of `fanout`; its sessions stay open where the host answered."""
     nonce = f".paceline-{secrets.token_hex(8)}={secrets.token_hex(16)}" if questions.folder else ""
     first = fanout.sessions[0].host
-    asked = [_Examination(s, first, questions, settings, nonce) for s in fanout.sessions]
+    examinations = [_Examination(s, first, questions, settings, nonce) for s in fanout.sessions]
     file, _, content = nonce.partition("=")
     if questions.folder:
         write_text(questions.folder / file, content)
     try:
-        while not all(one.done for one in asked):
+        while not all(examination.done for examination in examinations):
             fanout.step(0.05)
-            for one in asked:
-                one.look()
+            for examination in examinations:
+                examination.look()
     finally:
         if questions.folder:
             (questions.folder / file).unlink(missing_ok=True)
-    return judged([_seen(one) for one in asked], questions)
+    return judged([_host_check(examination) for examination in examinations], questions)
 
 
 def check_hosts(
@@ -152,20 +152,20 @@ def _address(text: str) -> str:
         return ""
 
 
-def _seen(one: _Examination) -> HostCheck:
-    host = one.session.host
-    if one.late:
-        return HostCheck(host=host, fault=one.late, remedy=SLOW)
-    if one.unable:
-        python = os.fspath(one.questions.python)
+def _host_check(examination: _Examination) -> HostCheck:
+    host = examination.session.host
+    if examination.late:
+        return HostCheck(host=host, fault=examination.late, remedy=SLOW)
+    if examination.unable:
+        python = os.fspath(examination.questions.python)
         return HostCheck(
             host=host,
-            fault=f"cannot run {python}: {one.unable[:200]}",
+            fault=f"cannot run {python}: {examination.unable[:200]}",
             remedy="install it at the same path, or name another interpreter (cluster.python)",
         )
-    if one.facts is None:
-        what, remedy = meaning("\n".join(one.session.messages))
+    if examination.facts is None:
+        what, remedy = meaning("\n".join(examination.session.messages))
         return HostCheck(host=host, fault=what, remedy=remedy)
-    trip_s, skew_s = min(one.clock, key=lambda told: told[0])
-    told = {**one.facts, "round_trip_s": trip_s, "clock_skew_s": skew_s}
-    return HostCheck(host=host, server_address=one.server or None, **told)
+    trip_s, skew_s = min(examination.clock, key=lambda reading: reading[0])
+    facts = {**examination.facts, "round_trip_s": trip_s, "clock_skew_s": skew_s}
+    return HostCheck(host=host, server_address=examination.server or None, **facts)

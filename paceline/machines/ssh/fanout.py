@@ -91,6 +91,6 @@ def allow_files(sessions: int) -> None:
             remedy="raise `ulimit -Hn`",
         )
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    wanted = max(needed, most)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = max(needed, most)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -73,14 +73,14 @@ def _judge(check: HostCheck, usual: Mapping[str, str | None], questions: Questio
     if check.fault:
         return check
     for rule in (_clock, _open_files, _folder, _disk, _interface):
-        if found := rule(check, questions):
-            return check.model_copy(update={"fault": found[0], "remedy": found[1]})
+        if breach := rule(check, questions):
+            return check.model_copy(update={"fault": breach[0], "remedy": breach[1]})
     for name, version in usual.items():
-        own = getattr(check, name)
-        if own != version:
-            found = f"has {name} {own or 'missing'}, most hosts {version or 'none'}"
+        host_version = getattr(check, name)
+        if host_version != version:
+            fault = f"has {name} {host_version or 'missing'}, most hosts {version or 'none'}"
             return check.model_copy(
-                update={"fault": found, "remedy": "install the same versions everywhere"}
+                update={"fault": fault, "remedy": "install the same versions everywhere"}
             )
     return check
 
@@ -92,9 +92,9 @@ def _clock(check: HostCheck, _: Questions) -> tuple[str, str] | None:
     skew_s, trip_s = check.clock_skew_s, check.round_trip_s
     if skew_s is None or trip_s is None or abs(skew_s) - trip_s / 2 <= MAX_SKEW_S:
         return None
-    way = "ahead" if skew_s > 0 else "behind"
+    direction = "ahead" if skew_s > 0 else "behind"
     return (
-        f"its clock is {abs(skew_s):.1f} s {way} (at most {MAX_SKEW_S:g} s)",
+        f"its clock is {abs(skew_s):.1f} s {direction} (at most {MAX_SKEW_S:g} s)",
         "let NTP or chrony set the clocks",
     )
 
@@ -146,8 +146,8 @@ def _interface(check: HostCheck, questions: Questions) -> tuple[str, str] | None
 
 def _usual(checks: Sequence[HostCheck], name: str) -> str | None:
     """The version that most hosts have."""
-    found = Counter(getattr(check, name) for check in checks if check.python)
-    return found.most_common(1)[0][0] if found else None
+    counts = Counter(getattr(check, name) for check in checks if check.python)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def raise_for_faults(checks: Sequence[HostCheck]) -> None:
@@ -158,13 +158,13 @@ def raise_for_faults(checks: Sequence[HostCheck]) -> None:
             faults.setdefault((check.fault, check.remedy), []).append(check.host)
     if not faults:
         return
-    bad = [host for hosts in faults.values() for host in hosts]
+    at_fault = [host for hosts in faults.values() for host in hosts]
     remedies = list(dict.fromkeys(remedy for _, remedy in faults if remedy))
     whats = [f"{compress(hosts)} {what}" for (what, _), hosts in faults.items()]
     alone = len(faults) == 1
     raise SystemFaultError(
-        compress(bad) if alone else f"{len(bad)} of {len(checks)} hosts",
+        compress(at_fault) if alone else f"{len(at_fault)} of {len(checks)} hosts",
         next(iter(faults))[0] if alone else ", ".join(whats),
         remedy="; ".join(remedies) or None,
-        hosts=bad,
+        hosts=at_fault,
     )

@@ -135,9 +135,9 @@ class SshRun(Handle):
         output = (first.session.last_output or "\n".join(first.session.messages)).strip()
         if "@exit rank=" in output:
             return None
-        said = f": {output.splitlines()[-1][:200]}" if output else ""
+        last_words = f": {output.splitlines()[-1][:200]}" if output else ""
         name = first.session.host
-        return JobEnd("failed", f"{name}: ended with code {first.code}{said}", (name,))
+        return JobEnd("failed", f"{name}: ended with code {first.code}{last_words}", (name,))
 
     def close(self) -> None:
         """End the local ssh processes; hosts that still run the job end it when they notice."""

@@ -31,12 +31,12 @@ def rendezvous_address(checks: Sequence[HostCheck]) -> str:
         return first.address
     if not others:
         return LOOPBACK
-    found = Counter(check.peer_address for check in others)
-    address, times = found.most_common(1)[0]
+    counts = Counter(check.peer_address for check in others)
+    address, times = counts.most_common(1)[0]
     if address and times == len(others) and not is_loopback(address):
         return address
-    here = all(is_loopback(check.server_address) for check in checks)
-    if first.server_address and (here or not is_loopback(first.server_address)):
+    all_loopback = all(is_loopback(check.server_address) for check in checks)
+    if first.server_address and (all_loopback or not is_loopback(first.server_address)):
         return first.server_address
     raise SystemFaultError(
         first.host,
@@ -57,15 +57,15 @@ def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) 
     answer = session.heard.popleft() if session.heard else None
     if answer is None or answer.word != "@facts":
         raise SystemFaultError(session.host, "did not say which port is free")
-    told = json.loads(answer.rest)
-    if told["port"] is None:
+    offer = json.loads(answer.rest)
+    if offer["port"] is None:
         raise SystemFaultError(
             session.host,
-            f"cannot listen at {address}: {told['why']}",
+            f"cannot listen at {address}: {offer['why']}",
             allowed="an address of its own and a free port",
             remedy="name the network interface (--interface)",
         )
-    return address, told["port"]
+    return address, offer["port"]
 
 
 def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:

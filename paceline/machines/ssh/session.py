@@ -66,8 +66,8 @@ class Session:
         """Start ssh, out of reach of the terminal's signals."""
         self.started_s = time.monotonic()
         try:
-            self.channel, there = socket.socketpair()
-            self.errors, errors_there = socket.socketpair()
+            self.channel, ssh_end = socket.socketpair()
+            self.errors, ssh_errors_end = socket.socketpair()
         except OSError as error:
             self.close()
             raise SystemFaultError("ssh", f"cannot be started: {error.strerror}") from error
@@ -76,17 +76,17 @@ class Session:
         try:
             self.process = subprocess.Popen(
                 self.argv,
-                stdin=there.fileno(),
-                stdout=there.fileno(),
-                stderr=errors_there.fileno(),
+                stdin=ssh_end.fileno(),
+                stdout=ssh_end.fileno(),
+                stderr=ssh_errors_end.fileno(),
                 start_new_session=True,
             )
         except OSError as error:
             self.close()
             raise SystemFaultError("ssh", f"cannot be started: {error.strerror}") from error
         finally:
-            there.close()
-            errors_there.close()
+            ssh_end.close()
+            ssh_errors_end.close()
 
     def send(self, text: str) -> None:
         """Have the loop send a text."""
