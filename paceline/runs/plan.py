@@ -21,7 +21,7 @@ from paceline.files import catalog, references
 from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_path, resolve
 from paceline.files.run_folder import find_run, runs_root
 from paceline.machines import launcher
-from paceline.machines.node.bound_job import bound
+from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request, choose_cluster, find_device
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.core.hardware import Cluster, SshSettings
 from paceline.core.run import Job
 from paceline.machines import ssh
-from paceline.machines.ssh.hosts_job import SshRun
+from paceline.machines.ssh.run import SshRun
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 

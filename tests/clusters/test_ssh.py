@@ -16,7 +16,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.machines import JobEnd, ssh
 from paceline.machines.node.script import rendezvous_port
-from paceline.machines.ssh import hosts_job
+from paceline.machines.ssh import run as ssh_run
 from paceline.machines.ssh.checks import check_hosts
 from paceline.machines.ssh.host_rules import Questions
 from tests.clusters.bed import Bed
@@ -152,7 +152,7 @@ def test_neighbouring_jobs_meet_at_different_ports_and_a_taken_one_is_left_alone
 def test_a_failed_rank_ends_the_others_and_is_no_fault_of_the_machine(
     ssh_hosts: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts_job, "FOLLOW_S", 0.5)
+    monkeypatch.setattr(ssh_run, "FOLLOW_S", 0.5)
     waits = "import os, sys, time\nif os.environ['RANK'] == '1':\n sys.exit(7)\ntime.sleep(100)"
     job = make_job(ssh_hosts, ssh_hosts.names[:3], files={"rank.py": waits})
     run = start(job, tmp_path)
@@ -194,7 +194,7 @@ def test_a_time_limit_ends_ranks_that_hang_and_nothing_that_is_not_the_jobs(
 def test_a_connection_that_hangs_is_gone_round_by_a_second_one(
     ssh_hosts: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts_job, "CONFIRM_S", 1.0)
+    monkeypatch.setattr(ssh_run, "CONFIRM_S", 1.0)
     run = start(make_job(ssh_hosts, ssh_hosts.names[:2]), tmp_path)
     follow_until(run, running(run, tmp_path))
     follow_until(run, lambda: all(host.group for host in run.hosts))
@@ -202,13 +202,13 @@ def test_a_connection_that_hangs_is_gone_round_by_a_second_one(
         assert host.session.process
         os.kill(host.session.process.pid, signal.SIGSTOP)
     left: list[str] = []
-    close = hosts_job.SshRun.close
+    close = ssh_run.SshRun.close
 
-    def see_and_close(run: hosts_job.SshRun) -> None:
+    def see_and_close(run: ssh_run.SshRun) -> None:
         left.extend(line for name in ssh_hosts.names[:2] for line in ranks_on(ssh_hosts, name))
         close(run)
 
-    monkeypatch.setattr(hosts_job.SshRun, "close", see_and_close)
+    monkeypatch.setattr(ssh_run.SshRun, "close", see_and_close)
     run.stop()
     assert left == []
 

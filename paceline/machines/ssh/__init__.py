@@ -21,8 +21,8 @@ from paceline.machines.ssh.checks import examine
 from paceline.machines.ssh.connection import private_folder, ssh_argv
 from paceline.machines.ssh.fanout import Fanout, allow_files
 from paceline.machines.ssh.host_rules import Questions, raise_for_faults
-from paceline.machines.ssh.hosts_job import SshHost, SshRun
 from paceline.machines.ssh.rendezvous import gloo_interface, rendezvous
+from paceline.machines.ssh.run import SshHost, SshRun
 from paceline.machines.ssh.session import Session
 
 SILENCES = 12

@@ -14,7 +14,7 @@ from paceline.core.mmdit import MMDiTShape
 from paceline.engines import engine
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import is_alive, read_value
-from paceline.machines.node.bound_job import bound
+from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request
 from paceline.mlperf.genuineness import NOT_A_RESULT
 from paceline.mlperf.rules import (

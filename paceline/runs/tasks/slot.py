@@ -9,7 +9,7 @@ from paceline.core.hosts import compress
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.machines.node.bind import Core, even_shares
-from paceline.machines.node.bound_job import bound, bound_to
+from paceline.machines.node.binding import bound, bound_to
 from paceline.runs.plan import Plan
 
 MOST_SLOTS = 128

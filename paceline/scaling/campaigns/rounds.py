@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from paceline.core.errors import PacelineError
 from paceline.engines import engine
 from paceline.files.run_folder import Trial, read_record
-from paceline.machines.node.bound_job import bound
+from paceline.machines.node.binding import bound
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.losses import TaskOutcome, allocation_fault

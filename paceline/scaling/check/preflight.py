@@ -22,7 +22,7 @@ from paceline.files.run_folder import new_folder, read_value, write_value
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation
-from paceline.machines.node.bound_job import bound
+from paceline.machines.node.binding import bound
 from paceline.machines.placement import Where, device_kind, placed
 from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.slurm import client

@@ -15,8 +15,9 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.machines import ssh
-from paceline.machines.ssh import hosts_job, remote
-from paceline.machines.ssh.hosts_job import SshRun
+from paceline.machines.ssh import remote
+from paceline.machines.ssh import run as ssh_run
+from paceline.machines.ssh.run import SshRun
 from paceline.runs import flow
 from paceline.runs.plan import Plan
 from tests.example import make_spec
@@ -25,7 +26,7 @@ from tests.machines.ssh.stand_in import install, make_job
 
 @pytest.fixture(autouse=True)
 def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(hosts_job, "FOLLOW_S", 0.3)
+    monkeypatch.setattr(ssh_run, "FOLLOW_S", 0.3)
     return install(tmp_path / "bin", monkeypatch)
 
 
@@ -132,7 +133,7 @@ def test_a_local_ssh_that_dies_is_a_lost_host_whose_ranks_end(tmp_path: Path):
     victim = run.hosts[1].session.process
     assert victim
     victim.kill()
-    assert finish(run) == hosts_job.LOST_CODE
+    assert finish(run) == ssh_run.LOST_CODE
     told = run.verdict()
     assert told is not None
     assert told.hosts == ("b",)
@@ -155,7 +156,7 @@ def test_when_all_hosts_are_lost_the_own_network_is_suspected(tmp_path: Path):
 def test_a_host_that_returns_no_sign_of_life_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hosts_job, "SLACK_S", 6.0)  # the other host may be late on a busy machine
+    monkeypatch.setattr(ssh_run, "SLACK_S", 6.0)  # the other host may be late on a busy machine
     run = start(tmp_path / "run", "a", "b", seconds=100, alive_interval_s=1)
     wait_for_ranks(run, tmp_path / "run")
     shell = run.hosts[0].session.process
@@ -163,7 +164,7 @@ def test_a_host_that_returns_no_sign_of_life_is_lost(
     frozen = [shell.pid, *(p.pid for p in psutil.Process(shell.pid).children(recursive=True))]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    assert finish(run) == hosts_job.LOST_CODE
+    assert finish(run) == ssh_run.LOST_CODE
     told = run.verdict()
     assert told is not None
     assert (told.hosts, "no sign of life" in told.reason) == (("a",), True)
