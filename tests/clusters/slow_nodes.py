@@ -120,10 +120,11 @@ def planned(trials: int, seed: int = 0) -> list[Fault | None]:
 
 def broken_rules(trials: Sequence[Trial]) -> list[str]:
     """The rules broken: 95 % of faults named, healthy hosts blamed in at most one trial."""
-    faulty = [one for one in trials if one.fault]
-    named, blaming = sum(one.named for one in faulty), sum(bool(one.blamed) for one in trials)
-    small = [one for one in faulty if (one.true_slowdown or 0.0) < LEAST_SLOWDOWN]
-    broken = [f"{one.fault} slowed its host {one.true_slowdown:.2f} times" for one in small]
+    faulty = [trial for trial in trials if trial.fault]
+    named = sum(trial.named for trial in faulty)
+    blaming = sum(bool(trial.blamed) for trial in trials)
+    small = [trial for trial in faulty if (trial.true_slowdown or 0.0) < LEAST_SLOWDOWN]
+    broken = [f"{trial.fault} slowed its host {trial.true_slowdown:.2f} times" for trial in small]
     if named < 0.95 * len(faulty):
         broken.append(f"{named} of {len(faulty)} slowed hosts were named")
     if blaming > 1:
@@ -144,7 +145,7 @@ def run_trial(bed: Bed, fault: Fault | None, runs: Path) -> Trial:
         changes = [word for change in CHANGES for word in ("--set", change)]
         new = ["opt-350m-sft-tiny", *changes, "--cluster", str(cluster), "--sizes", "1"]
         first = last = scale(runs, *new, "--name", "trial", _at_once(AT_ONCE), "--extra-rounds=0")
-        suspected = (*first["flagged"], *(one["host"] for one in first["suspects"]))
+        suspected = (*first["flagged"], *(suspect["host"] for suspect in first["suspects"]))
         if suspected:
             # The second pass takes pairs: one pair after the other, so that no core is shared.
             last = scale(runs, "--resume", "trial", _at_once(AT_ONCE // 2), "--extra-rounds=2")

@@ -113,8 +113,8 @@ def until_ranks_run(folder: Path, ranks: int = 2, limit_s: float = 60) -> None:
     """Returns when so many ranks have made a step, in `folder` or its only run folder."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        found = [*folder.glob("steps/rank-*.jsonl"), *folder.glob("*/steps/rank-*.jsonl")]
-        if len([path for path in found if '"step"' in path.read_text()]) >= ranks:
+        files = [*folder.glob("steps/rank-*.jsonl"), *folder.glob("*/steps/rank-*.jsonl")]
+        if len([path for path in files if '"step"' in path.read_text()]) >= ranks:
             return
         time.sleep(0.1)
     raise AssertionError("the ranks did not start")

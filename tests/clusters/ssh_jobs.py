@@ -42,12 +42,12 @@ def make_job(
         launcher="ssh",
         ssh=settings(bed),
     )
-    given = {"python": sys.executable, "files": {"rank.py": RANK}, "cluster": cluster, **fields}
+    defaults = {"python": sys.executable, "files": {"rank.py": RANK}, "cluster": cluster, **fields}
     return Job(
         name="job",
         program=("rank.py", str(seconds), str(code)),
         nodes=len(hosts),
-        **given,  # type: ignore[arg-type]
+        **defaults,  # type: ignore[arg-type]
     )
 
 

@@ -145,10 +145,10 @@ def test_slurm_runs_jobs_on_its_nodes_and_accounts_for_them(slurm_cluster: Bed) 
 def test_slurm_takes_the_options_of_containers_where_it_has_the_plugin(
     slurm_cluster: Bed, slurm_without_accounting: Bed
 ) -> None:
-    asked = ("srun", "--container-image=nvcr.io#nvidia/nemo:24.09", "printenv")
-    told = slurm_cluster.slurm.ask(*asked, "BED_CONTAINER_IMAGE")
-    assert told == "nvcr.io#nvidia/nemo:24.09\n"
-    assert slurm_without_accounting.slurm.ask(*asked, "PATH") == ""
+    command = ("srun", "--container-image=nvcr.io#nvidia/nemo:24.09", "printenv")
+    image = slurm_cluster.slurm.ask(*command, "BED_CONTAINER_IMAGE")
+    assert image == "nvcr.io#nvidia/nemo:24.09\n"
+    assert slurm_without_accounting.slurm.ask(*command, "PATH") == ""
 
 
 def test_slurm_loses_and_finds_a_node(slurm_cluster: Bed) -> None:

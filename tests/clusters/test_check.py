@@ -71,12 +71,12 @@ def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
     ssh_hosts.sshd.lock_out(hosts["node-002"])
     hosts["node-005"].unplug()
     report = checked(ssh_hosts, tmp_path, "--at-once", "2")
-    found = by_name(report)
-    assert list(found) == ssh_hosts.names  # in the order of the hostfile, nobody dropped
-    assert "refuses the log-in without a password" in found["node-002"]["evidence"][0]
-    assert found["node-005"]["evidence"][0].startswith("does not answer")
+    nodes = by_name(report)
+    assert list(nodes) == ssh_hosts.names  # in the order of the hostfile, nobody dropped
+    assert "refuses the log-in without a password" in nodes["node-002"]["evidence"][0]
+    assert nodes["node-005"]["evidence"][0].startswith("does not answer")
     assert {"node-002", "node-005"} <= set(report["drain"])
-    others = [host for name, host in found.items() if name not in ("node-002", "node-005")]
+    others = [host for name, host in nodes.items() if name not in ("node-002", "node-005")]
     assert all(set(host["figures"]) == {"gemm", "memory", "pair"} for host in others)
     assert report["measures"]["gemm"]["smallest_fault"] is None  # six are too few to judge
     assert [host["verdict"] for host in others] == ["fit"] * 6

@@ -36,9 +36,9 @@ def test_ranks_of_such_hosts_meet_under_slurm(
 ):
     for name, value in slurm_cluster.settings.items():
         monkeypatch.setenv(name, value)
-    names, known = slurm_cluster.names[:2], slurm_cluster.hosts_file.read_text()
+    names, hosts_text = slurm_cluster.names[:2], slurm_cluster.hosts_file.read_text()
     for name in names:
-        lines = [line for line in known.splitlines() if not line.endswith(f" {name}")]
+        lines = [line for line in hosts_text.splitlines() if not line.endswith(f" {name}")]
         text = "\n".join([f"127.0.1.1 {name}", *lines]) + "\n"
         slurm_cluster.hosts[name].cover(Path("/etc/hosts"), text)
     run = start(make_job(hosts=tuple(names), program=TOLD), tmp_path / "run")

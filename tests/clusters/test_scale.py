@@ -70,13 +70,13 @@ def records(runs: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(runs.glob("*/run.json"))]
 
 
-def of_size(found: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    return [one for one in found if len(one["trial"]["hosts"]) == size]
+def of_size(runs: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    return [run for run in runs if len(run["trial"]["hosts"]) == size]
 
 
-def all_overlap(found: list[dict[str, Any]]) -> bool:
+def all_overlap(runs: list[dict[str, Any]]) -> bool:
     """Whether every two of the runs were under way at the same time."""
-    spans = [(one["launched_unix"], one["ended_unix"]) for one in found]
+    spans = [(run["launched_unix"], run["ended_unix"]) for run in runs]
     return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in combinations(spans, 2))
 
 
@@ -92,7 +92,7 @@ def killed(
     first = scale(ssh_hosts, runs, *QUICK, "--cluster", cluster_file(ssh_hosts, "ssh", runs))
 
     def pairs_run() -> bool:
-        return any(one["status"] == "running" for one in of_size(records(runs), 2))
+        return any(run["status"] == "running" for run in of_size(records(runs), 2))
 
     try:
         until(lambda: pairs_run() or first.poll() is not None, "the second round", 240)
@@ -102,7 +102,7 @@ def killed(
     assert first.poll() is None, first.communicate()[1]
     first.kill()
     first.communicate()
-    before = [one for one in records(runs) if one["status"] == "ok"]
+    before = [run for run in records(runs) if run["status"] == "ok"]
     again = scale(ssh_hosts, runs, "--resume", "trial", "--extra-rounds", "0", "--json")
     output, errors = again.communicate(timeout=240)
     failed = [path.read_text() for path in runs.glob("trial/trials.csv")]
@@ -115,12 +115,12 @@ def test_a_killed_campaign_goes_on_with_what_is_missing(
 ) -> None:
     runs, before, result = killed
     assert len(before) >= 4, "the first round was over"
-    names = {one["run"] for one in result["runs"]}
-    assert {one["name"] for one in before} <= names and len(result["runs"]) == 7
+    names = {run["run"] for run in result["runs"]}
+    assert {run["name"] for run in before} <= names and len(result["runs"]) == 7
     assert result["missing"] == 0 and result["resume"] is None
-    broken_off = [one for one in records(runs) if one["name"] not in names]
-    assert {one["status"] for one in broken_off} <= {"running", "queued"}
-    assert all(len(one["trial"]["hosts"]) == 2 for one in broken_off)
+    broken_off = [run for run in records(runs) if run["name"] not in names]
+    assert {run["status"] for run in broken_off} <= {"running", "queued"}
+    assert all(len(run["trial"]["hosts"]) == 2 for run in broken_off)
 
 
 def test_sub_clusters_of_a_round_ran_at_the_same_time_on_hosts_of_their_own(
@@ -128,16 +128,16 @@ def test_sub_clusters_of_a_round_ran_at_the_same_time_on_hosts_of_their_own(
 ) -> None:
     runs, _, result = killed
     for size in SIZES:
-        found = [one for one in of_size(records(runs), size) if one["status"] == "ok"]
-        assert all_overlap(found)
-        hosts = [host for one in found for host in one["trial"]["hosts"]]
+        finished = [run for run in of_size(records(runs), size) if run["status"] == "ok"]
+        assert all_overlap(finished)
+        hosts = [host for run in finished for host in run["trial"]["hosts"]]
         assert sorted(hosts) == sorted(f"node-{n:03d}" for n in range(1, HOSTS + 1))
-    for one in result["runs"]:
-        told = [
+    for run in result["runs"]:
+        rank_hosts = [
             json.loads(path.read_text().splitlines()[0])["host"]
-            for path in sorted((runs / one["run"]).glob("steps/rank-*.jsonl"))
+            for path in sorted((runs / run["run"]).glob("steps/rank-*.jsonl"))
         ]
-        assert told == one["hosts"]
+        assert rank_hosts == run["hosts"]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_sub_clusters_are_steps_of_an_allocation_at_the_same_time(
     on_slurm: tuple[Path, dict[str, Any]],
 ) -> None:
     runs, result = on_slurm
-    assert [(one["nodes"], one["n"]) for one in result["sizes"]] == [(1, 4), (2, 2), (4, 1)]
+    assert [(row["nodes"], row["n"]) for row in result["sizes"]] == [(1, 4), (2, 2), (4, 1)]
     for size in SIZES:
         assert all_overlap(of_size(records(runs), size))
 
@@ -174,10 +174,10 @@ def test_both_launchers_give_results_of_one_form(
 ) -> None:
     ours, theirs = on_slurm[1], killed[2]
     assert ours.keys() == theirs.keys()
-    assert [one.keys() for one in ours["runs"]] == [one.keys() for one in theirs["runs"]]
+    assert [run.keys() for run in ours["runs"]] == [run.keys() for run in theirs["runs"]]
     places = [
-        [(one["round"], one["hosts"], one["global_batch"]) for one in told["runs"]]
-        for told in (ours, theirs)
+        [(run["round"], run["hosts"], run["global_batch"]) for run in result["runs"]]
+        for result in (ours, theirs)
     ]
     assert places[0] == places[1]
 

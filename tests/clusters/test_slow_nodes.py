@@ -45,10 +45,10 @@ def test_the_slowed_node_is_named_and_no_other(
 def test_a_third_of_the_trials_has_no_fault_and_the_seed_decides_the_others() -> None:
     faults = planned(20, seed=5)
     assert faults == planned(20, seed=5) != planned(20, seed=6)
-    given = [fault for fault in faults if fault]
-    assert (len(faults), len(given)) == (20, 13)
-    assert {fault.share for fault in given} <= set(SHARES)
-    assert len({fault.host for fault in given}) > 1
+    real = [fault for fault in faults if fault]
+    assert (len(faults), len(real)) == (20, 13)
+    assert {fault.share for fault in real} <= set(SHARES)
+    assert len({fault.host for fault in real}) > 1
     assert sum(fault is None for fault in planned(3)) == 1
 
 

@@ -240,8 +240,8 @@ def test_a_training_for_mlperf_that_slurm_starts_anew_keeps_the_log_of_each_star
     going = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     def begun() -> bool:
-        found = [*tmp_path.glob("runs/*/mlperf/result.txt")]
-        return bool(found) and "block_start" in found[0].read_text()
+        logs = [*tmp_path.glob("runs/*/mlperf/result.txt")]
+        return bool(logs) and "block_start" in logs[0].read_text()
 
     until(begun, "the first block", 120)
     number = job_number(bed)
@@ -291,11 +291,11 @@ def test_hostile_folders_and_names_stay_names(bed: Bed, tmp_path: Path, name: st
 
 def test_many_runs_ask_slurm_once(bed: Bed, tmp_path: Path) -> None:
     runs = [start(make_job(nodes=1, steps=40), tmp_path / str(n)) for n in range(4)]
-    asked, polls, began = QUEUE.questions, 0, time.monotonic()
+    questions, polls, began = QUEUE.questions, 0, time.monotonic()
     while time.monotonic() - began < 1.5:
         polls += len([run.poll() for run in runs])
         time.sleep(0.02)
-    assert QUEUE.questions - asked < polls / 4
+    assert QUEUE.questions - questions < polls / 4
     assert [wait(run) for run in runs] == [0] * 4
 
 
@@ -311,8 +311,8 @@ def test_a_container_gets_the_run_folder_and_the_mounts(bed: Bed, tmp_path: Path
     mounts = {"container_image": image, "container_mounts": ("/data set:/data:ro",)}
     run = start(make_job(nodes=1, program=CONTAINED, **mounts), folder)
     assert wait(run) == 0
-    told = json.loads((folder / "logs" / "host-node-001.log").read_text())
-    assert told == [image, f"{folder}:{folder},/data set:/data:ro", str(folder)]
+    options = json.loads((folder / "logs" / "host-node-001.log").read_text())
+    assert options == [image, f"{folder}:{folder},/data set:/data:ro", str(folder)]
     assert not list(folder.rglob("owned"))
 
 
@@ -341,8 +341,9 @@ def test_an_array_runs_every_folder_and_what_depends_on_it_waits(bed: Bed, tmp_p
     assert [wait(run) == 0 for run in runs] == [True, True, False]
     assert wait(after) == 0
     assert wait(never) != 0
-    told = never.verdict()
-    assert told and told.status == "cancelled" and "waited for a job that failed" in told.reason
+    verdict = never.verdict()
+    assert verdict and verdict.status == "cancelled"
+    assert "waited for a job that failed" in verdict.reason
     assert not (tmp_path / "never" / "slurm.status").exists()
 
 

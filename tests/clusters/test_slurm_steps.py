@@ -42,13 +42,14 @@ def times(folder: str) -> tuple[float, float]:
     """When the first rank began and the last one ended, by their own lines."""
     files = sorted(Path(folder).glob("steps/rank-*.jsonl"))
     lines = [list(map(json.loads, file.read_text().splitlines())) for file in files]
-    return min(told[0]["time_unix"] for told in lines), max(told[-1]["time_unix"] for told in lines)
+    begin = min(rank_lines[0]["time_unix"] for rank_lines in lines)
+    return begin, max(rank_lines[-1]["time_unix"] for rank_lines in lines)
 
 
 def test_two_runs_share_an_allocation_at_the_same_time(allocation: str, tmp_path: Path) -> None:
     jobs = [make_job(steps=30, step_s=0.1, hosts=hosts, allocation=allocation) for hosts in PAIRS]
     both = [Background(train, tmp_path / str(n), job) for n, job in enumerate(jobs)]
-    reports = [one.result() for one in both]
+    reports = [running.result() for running in both]
     assert [report.result.status for report in reports] == ["ok", "ok"]
     assert [tuple(rank.host for rank in report.result.ranks) for report in reports] == list(PAIRS)
     spans = [times(report.folder) for report in reports]

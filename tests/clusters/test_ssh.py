@@ -43,7 +43,7 @@ def test_ranks_run_on_every_host_and_secrets_show_nowhere(ssh_hosts: Bed, tmp_pa
     run = start(job, tmp_path)
     follow_until(run, running(run, tmp_path))
     lines = [line for name in hosts for line in ssh_hosts.hosts[name].processes().values()]
-    here = [
+    local_commands = [
         Path(f"/proc/{h.session.process.pid}/cmdline").read_text()
         for h in run.hosts
         if h.session.process
@@ -53,7 +53,7 @@ def test_ranks_run_on_every_host_and_secrets_show_nowhere(ssh_hosts: Bed, tmp_pa
         assert log_of(tmp_path, name).startswith(f"{name} {rank} ")
         assert log_of(tmp_path, name).strip().endswith("s3 $cr'et")
     assert any("rank.py" in line for line in lines)
-    assert not [line for line in [*lines, *here] if "s3 $cr" in line]
+    assert not [line for line in [*lines, *local_commands] if "s3 $cr" in line]
     assert not [p for p in tmp_path.iterdir() if p.is_file() and "s3 $cr" in p.read_text()]
     assert run.verdict() is None
     assert not any(ranks_on(ssh_hosts, name) for name in hosts)
@@ -85,7 +85,7 @@ def test_every_host_at_fault_is_named_before_anything_starts(
     job = make_job(ssh_hosts, [*ssh_hosts.names, "nobody"], env={"TMPDIR": str(scratch)})
     with pytest.raises(SystemFaultError) as caught:
         start(job, covered)
-    said = str(caught.value)
+    message = str(caught.value)
     for part in (
         "7 of 9 hosts",
         "s behind (at most 1 s), node-003 has 0 B",
@@ -97,7 +97,7 @@ def test_every_host_at_fault_is_named_before_anything_starts(
         "nobody its name does not resolve",
         "ssh-copy-id",
     ):
-        assert part in said
+        assert part in message
     assert time.monotonic() - began < settings(ssh_hosts).connect_timeout_s + 10
     assert not ranks_on(ssh_hosts, "node-001")
     assert not ranks_on(ssh_hosts, "node-008")
@@ -108,14 +108,14 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     config = tmp_path / "config"
-    known = tmp_path / "known"
-    known.write_text("")
-    config.write_text(f"UserKnownHostsFile {known}\n{ssh_hosts.ssh_config.read_text()}")
+    known_hosts = tmp_path / "known"
+    known_hosts.write_text("")
+    config.write_text(f"UserKnownHostsFile {known_hosts}\n{ssh_hosts.ssh_config.read_text()}")
     limits = settings(ssh_hosts).model_copy(update={"config": str(config)})
     (check,) = check_hosts(["node-001"], Questions(sys.executable), limits)
     assert check.fault == "its host key is unknown"
     assert "--keyscan" in (check.remedy or "")
-    assert known.read_text() == ""
+    assert known_hosts.read_text() == ""
 
 
 def test_hosts_can_be_checked_without_a_job(ssh_hosts: Bed) -> None:
@@ -225,15 +225,15 @@ def lost(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     runs = {why: start(make_job(ssh_hosts, pair), folder / why) for why, pair in pairs.items()}
     for why, run in runs.items():
         follow_until(run, running(run, folder / why))
-    bad = {why: ssh_hosts.hosts[pair[1]] for why, pair in pairs.items()}
-    bad["crashed"].crash()
-    bad["unplugged"].unplug()
-    bad["frozen"].freeze()
+    bad_hosts = {why: ssh_hosts.hosts[pair[1]] for why, pair in pairs.items()}
+    bad_hosts["crashed"].crash()
+    bad_hosts["unplugged"].unplug()
+    bad_hosts["frozen"].freeze()
     assert follow(list(runs.values())) == [255, 255, 255]
-    bad["unplugged"].plug()
-    bad["frozen"].thaw()
-    until(lambda: not any(ranks_on(ssh_hosts, h.name) for h in bad.values()), "their end", 90)
-    ssh_hosts.boot(bad["crashed"].name)
+    bad_hosts["unplugged"].plug()
+    bad_hosts["frozen"].thaw()
+    until(lambda: not any(ranks_on(ssh_hosts, h.name) for h in bad_hosts.values()), "their end", 90)
+    ssh_hosts.boot(bad_hosts["crashed"].name)
     return {
         why: (run.verdict(), ranks_on(ssh_hosts, pairs[why][0]), ranks_on(ssh_hosts, pairs[why][1]))
         for why, run in runs.items()

@@ -112,7 +112,7 @@ def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[
     for name in names:
         while time.monotonic() < deadline:
             both = (ssh_hosts.hosts[host].leftovers() for host in hosts[name])
-            left[name] = {pid: line for found in both for pid, line in found.items()}
+            left[name] = {pid: line for processes in both for pid, line in processes.items()}
             if not left[name]:
                 break
             time.sleep(0.2)

@@ -47,9 +47,9 @@ def paceline(bed: Bed, runs: Path, verb: str, *arguments: str) -> subprocess.Pop
 
 def answer(process: subprocess.Popen[str], code: int = 0) -> tuple[dict[str, Any], str]:
     """The JSON that a verb printed, and what it said beside it."""
-    output, said = process.communicate(timeout=240)
-    assert process.returncode == code, said
-    return json.loads(output), said
+    output, messages = process.communicate(timeout=240)
+    assert process.returncode == code, messages
+    return json.loads(output), messages
 
 
 def hosts_of(record: dict[str, Any]) -> list[str]:
@@ -58,8 +58,8 @@ def hosts_of(record: dict[str, Any]) -> list[str]:
 
 def finished(runs: Path) -> list[dict[str, Any]]:
     """Records of the runs that ended well, in the order of their starts."""
-    good = [one for one in records(runs) if one["status"] == "ok"]
-    return sorted(good, key=lambda one: one["launched_unix"])
+    good = [run for run in records(runs) if run["status"] == "ok"]
+    return sorted(good, key=lambda run: run["launched_unix"])
 
 
 def allocated(bed: Bed, nodes: int) -> str:
@@ -75,12 +75,12 @@ def test_a_sweep_runs_on_pairs_of_ssh_hosts_at_once_and_does_without_a_dead_one(
     ssh_hosts.hosts["node-004"].crash()
     place = ["--cluster", cluster_file(ssh_hosts, "ssh", tmp_path), "--nodes-per-trial", "2"]
     words = ("sweep", "--mbs", "1,2", *place, "--name", "pairs")
-    result, said = answer(paceline(ssh_hosts, tmp_path, *words))
+    result, messages = answer(paceline(ssh_hosts, tmp_path, *words))
     assert [row["status"] for row in result["rows"]] == ["ok", "ok"]
     assert all(row["nodes"] == 2 for row in result["rows"])
-    assert [hosts_of(one) for one in finished(tmp_path)] == [["node-001", "node-002"]] * 2
-    assert "nothing more runs on node-[003-004]" in said
-    (first,) = [one for one in records(tmp_path) if one["status"] != "ok"]
+    assert [hosts_of(run) for run in finished(tmp_path)] == [["node-001", "node-002"]] * 2
+    assert "nothing more runs on node-[003-004]" in messages
+    (first,) = [run for run in records(tmp_path) if run["status"] != "ok"]
     assert hosts_of(first) == ["node-003", "node-004"] and "node-004" in first["faulty_hosts"]
     assert "report.html" in {path.name for path in (tmp_path / "pairs").iterdir()}
 
@@ -93,13 +93,13 @@ def test_repeats_run_on_parts_at_once_both_of_a_pair_on_the_same(
     many = ["--repeat", "2", "--nodes-per-trial", "1"]
     result, _ = answer(paceline(ssh_hosts, tmp_path, "run", *place, *sides, *many))
     assert [group["ok"] for group in result["groups"]] == [2, 2]
-    found = finished(tmp_path)
+    good = finished(tmp_path)
     by_host = {
-        host: [one["group"] for one in found if hosts_of(one) == [host]]
+        host: [run["group"] for run in good if hosts_of(run) == [host]]
         for host in ("node-001", "node-002")
     }
     assert by_host == {"node-001": ["ab-a", "ab-b"], "node-002": ["ab-a", "ab-b"]}
-    assert all_overlap([one for one in found if one["group"] == "ab-a"])
+    assert all_overlap([run for run in good if run["group"] == "ab-a"])
 
 
 def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path:
         lambda: any(tmp_path.glob("*/steps/rank-*.jsonl")) or going.poll() is not None, "steps", 120
     )
     ssh_hosts.hosts["node-002"].crash()
-    result, said = answer(going)
+    result, messages = answer(going)
     (group,) = result["groups"]
     assert (group["ok"], group["failed"]) == (4, 1) and result["resume"] is None
-    assert "nothing more runs on node-002" in said
+    assert "nothing more runs on node-002" in messages
     good = finished(tmp_path)
-    assert {one["repeat"]["number"] for one in good} == {1, 2, 3, 4}
-    assert {tuple(hosts_of(one)) for one in good} == {("node-001",)}
+    assert {run["repeat"]["number"] for run in good} == {1, 2, 3, 4}
+    assert {tuple(hosts_of(run)) for run in good} == {("node-001",)}
     assert not ssh_hosts.hosts["node-001"].leftovers()
 
 
@@ -155,19 +155,19 @@ def test_a_sweep_is_steps_of_an_allocation_keeps_what_is_finished_and_goes_on_in
         going = paceline(slurm_cluster, tmp_path, *words, "--allocation", first)
         until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 180)
         slurm_cluster.slurm.ask("scancel", first)
-        result, said = answer(going, 4)
-        assert first in result["halted"] and "nothing more is run" in said and result["go_on"]
-        kept = {one["name"] for one in finished(tmp_path)}
+        result, messages = answer(going, 4)
+        assert first in result["halted"] and "nothing more is run" in messages and result["go_on"]
+        kept = {run["name"] for run in finished(tmp_path)}
         second = allocated(slurm_cluster, 2)
         result, _ = answer(paceline(slurm_cluster, tmp_path, *words, "--allocation", second))
     finally:
         slurm_cluster.slurm.ask("scancel", first, second)
     assert [row["status"] for row in result["rows"]] == ["ok"] * 3
     good = finished(tmp_path)
-    assert kept and kept <= {one["name"] for one in good} and len(good) == 3
-    begun = sorted((one for one in records(tmp_path)), key=lambda one: one["launched_unix"])
+    assert kept and kept <= {run["name"] for run in good} and len(good) == 3
+    begun = sorted((run for run in records(tmp_path)), key=lambda run: run["launched_unix"])
     assert all_overlap(begun[:2])
-    assert {tuple(hosts_of(one)) for one in begun} == {("node-001",), ("node-002",)}
+    assert {tuple(hosts_of(run)) for run in begun} == {("node-001",), ("node-002",)}
 
 
 def test_a_sweep_in_the_queue_is_one_array_whose_tasks_are_told_by_their_own_marks(
@@ -189,14 +189,14 @@ def test_a_sweep_in_the_queue_is_one_array_whose_tasks_are_told_by_their_own_mar
     result, _ = answer(paceline(slurm_cluster, tmp_path, *words))
     assert [row["status"] for row in result["rows"]] == ["ok"] * 3
     assert "#SBATCH --array=0-2%2" in (tmp_path / "array" / "array.sh").read_text()
-    found = {
+    slurm_records = {
         path.parent: json.loads(path.read_text())["attempts"]
         for path in tmp_path.glob("*/slurm.json")
     }
-    jobs = [attempt["job"] for (attempt,) in found.values()]
+    jobs = [attempt["job"] for (attempt,) in slurm_records.values()]
     assert len({job.partition("_")[0] for job in jobs}) == 1
     assert {job.partition("_")[2] for job in jobs} == {"0", "1", "2"}
-    for folder, (attempt,) in found.items():
+    for folder, (attempt,) in slurm_records.items():
         begin, end, _ = (folder / "slurm.status").read_text().split("\n")
         assert begin.startswith(f"start {attempt['job']} 0 node-")
         assert end == f"end {attempt['job']} 0 0"

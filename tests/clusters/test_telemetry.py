@@ -30,19 +30,19 @@ def bed(slurm_cluster: Bed, monkeypatch: pytest.MonkeyPatch) -> Bed:
     return slurm_cluster
 
 
-def told(folder: Path) -> dict[str, Telemetry]:
+def by_host(folder: Path) -> dict[str, Telemetry]:
     """What there is so far, by host."""
     texts = [path.read_text() for path in sorted((folder / "telemetry").glob("*.jsonl"))]
     read = [read_telemetry(text.splitlines()) for text in texts]
-    return {one.start.host: one for one in read if one is not None}
+    return {reading.start.host: reading for reading in read if reading is not None}
 
 
 def sampling(folder: Path, hosts: Sequence[str]) -> Callable[[], bool]:
     """Whether all hosts have been looked at twice."""
 
     def done() -> bool:
-        found = told(folder)
-        return all(host in found and len(found[host].samples) > 1 for host in hosts)
+        telemetry = by_host(folder)
+        return all(host in telemetry and len(telemetry[host].samples) > 1 for host in hosts)
 
     return done
 
@@ -62,20 +62,21 @@ def test_hosts_over_ssh_are_added_and_a_dark_one_is_named(bed: Bed, tmp_path: Pa
     )
     run = ssh_jobs.start(job, folder)
     ssh_jobs.follow_until(run, sampling(folder, hosts[:2]), 60)
-    ssh_jobs.follow_until(run, lambda: len(told(folder)) == 3, 60)
+    ssh_jobs.follow_until(run, lambda: len(by_host(folder)) == 3, 60)
     assert len(samplers(bed)) == 2, "nothing is left to sample on the third"
 
     (domain / "energy_uj").write_text("17000000")
-    seen = lambda host: told(folder)[host].samples[-1].cpu_energy_j == 7  # noqa: E731
+    seen = lambda host: by_host(folder)[host].samples[-1].cpu_energy_j == 7  # noqa: E731
     ssh_jobs.follow_until(run, lambda: all(map(seen, hosts[:2])), 60)
     (folder / "go").touch()
     assert ssh_jobs.follow([run]) == [0]
 
-    found = [told(folder)[host] for host in hosts]
-    spans = [(one.samples[0].time_unix, one.samples[-1].time_unix) for one in found[:2]]
+    readings = [by_host(folder)[host] for host in hosts]
+    samples = [reading.samples for reading in readings[:2]]
+    spans = [(of_host[0].time_unix, of_host[-1].time_unix) for of_host in samples]
     window = max(first for first, _ in spans), min(last for _, last in spans)
-    assert energy_between(found[:2], *window).parts_j == {"cpu": pytest.approx(14)}
-    energy = energy_between(found, *window)
+    assert energy_between(readings[:2], *window).parts_j == {"cpu": pytest.approx(14)}
+    energy = energy_between(readings, *window)
     assert energy.energy_j is None
     assert f"cpu: {hosts[2]}: the kernel offers no energy counters" in str(energy.reason)
     assert not samplers(bed)
@@ -109,8 +110,8 @@ def test_nodes_of_a_slurm_job_are_sampled_until_it_ends(
     root, folder = make_root(tmp_path / "host"), tmp_path / "run"
     job = slurm_jobs.make_job(program=UNTIL_TOLD, env={SYSTEM_ROOT: str(root)})
     run = slurm_jobs.start(replace(job, sampled=True), folder)
-    until(lambda: run.poll() is None and len(told(folder)) == 2, "the start of the samplers", 90)
-    hosts = [*told(folder)]
+    until(lambda: run.poll() is None and len(by_host(folder)) == 2, "the start of the samplers", 90)
+    hosts = [*by_host(folder)]
     until(sampling(folder, hosts), "samples of both nodes", 60)
     assert set(hosts) <= set(bed.names) and len(samplers(bed)) == 2
     if cancelled:

@@ -73,8 +73,8 @@ def runs_of(result: dict[str, Any]) -> set[str]:
 
 def run_best(bed: Bed, runs: Path, result: dict[str, Any]) -> dict[str, Any]:
     """The result of the command that the tuning gives for its recipe."""
-    (told,) = [line for line in result["sentences"] if "paceline run" in line]
-    _, _, command = told.partition("paceline ")
+    (sentence,) = [line for line in result["sentences"] if "paceline run" in line]
+    _, _, command = sentence.partition("paceline ")
     result, _ = answer(started(bed, runs, *shlex.split(command), "--no-probe", "--json"))
     return result
 
@@ -85,11 +85,11 @@ def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
     result, _ = answer(tune(ssh_hosts, tmp_path, 3, *over_ssh(ssh_hosts, "node-[001-002]")))
     assert result["num_runs"] == 3 and {row["status"] for row in result["rows"]} == {"ok"}
     assert len({row["label"] for row in result["rows"]}) >= 2
-    assert all(hosts_of(one) == ["node-001", "node-002"] for one in finished(tmp_path))
+    assert all(hosts_of(run) == ["node-001", "node-002"] for run in finished(tmp_path))
     (best,) = [row for row in result["rows"] if row["best"]]
     again = run_best(ssh_hosts, tmp_path, result)
     assert again["status"] == "ok" and again["steps_done"] == 12
-    (record,) = [one for one in records(tmp_path) if one["name"] == again["run"]]
+    (record,) = [run for run in records(tmp_path) if run["name"] == again["run"]]
     assert hosts_of(record) == ["node-001", "node-002"]
     assert record["spec"]["layout"] == best["layout"]
 
@@ -101,23 +101,24 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 120)
     until(lambda: len(records(tmp_path)) > 1 or going.poll() is not None, "the next run", 60)
     ssh_hosts.hosts["node-002"].crash()
-    broken, said = answer(going, 4)
+    broken, messages = answer(going, 4)
     assert broken["stop"] == "interrupted" and broken["go_on"].startswith("paceline tune")
     assert any("no part of the hosts is whole" in line for line in broken["sentences"])
-    assert "node-[001-002] lost a host" in said and "nothing more runs on node-[001-002]" in said
+    assert "node-[001-002] lost a host" in messages
+    assert "nothing more runs on node-[001-002]" in messages
     kept = runs_of(broken)
     assert (
-        kept == {one["name"] for one in finished(tmp_path)}
+        kept == {run["name"] for run in finished(tmp_path)}
         and Path(broken["recipe_file"]).is_file()
     )
-    lost = [one for one in records(tmp_path) if one["status"] != "ok"]
-    assert 1 <= len(lost) <= 2 and any("node-002" in one["faulty_hosts"] for one in lost)
+    lost = [run for run in records(tmp_path) if run["status"] != "ok"]
+    assert 1 <= len(lost) <= 2 and any("node-002" in run["faulty_hosts"] for run in lost)
     until(lambda: not ssh_hosts.hosts["node-001"].leftovers(), "the end of all ranks", 30)
 
     elsewhere = over_ssh(ssh_hosts, "node-001,node-003")
     whole, _ = answer(tune(ssh_hosts, tmp_path, 4, *elsewhere))
     assert kept < runs_of(whole) and whole["num_runs"] == 4 and whole["stop"] != "interrupted"
-    assert {tuple(hosts_of(one)) for one in finished(tmp_path) if one["name"] not in kept} == {
+    assert {tuple(hosts_of(run)) for run in finished(tmp_path) if run["name"] not in kept} == {
         ("node-001", "node-003")
     }
 

@@ -56,19 +56,19 @@ def test_a_host_is_asked_where_ssh_would_go(
 ):
     key, fingerprint = new_key(tmp_path, "a")
     show(tmp_path, monkeypatch, key)
-    (found,) = scan(["far"], config)
+    (scanned,) = scan(["far"], config)
     assert (tmp_path / "asked").read_text().split() == ["-T", "5", "-p", "2222", "--", "10.0.0.7"]
-    assert (found.host, found.kind, found.bits) == ("far", "ED25519", 256)
-    assert (found.fingerprint, found.state) == (fingerprint, "unknown")
-    assert found.line == f"[10.0.0.7]:2222 {key}"
+    assert (scanned.host, scanned.kind, scanned.bits) == ("far", "ED25519", 256)
+    assert (scanned.fingerprint, scanned.state) == (fingerprint, "unknown")
+    assert scanned.line == f"[10.0.0.7]:2222 {key}"
 
 
 def test_a_key_is_held_against_those_that_ssh_knows(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    own, other = new_key(tmp_path, "own")[0], new_key(tmp_path, "other")[0]
-    (tmp_path / "known").write_text(f"near {own}\n[10.0.0.7]:2222 {other}\n")
-    show(tmp_path, monkeypatch, own)
+    host_key, other_key = new_key(tmp_path, "own")[0], new_key(tmp_path, "other")[0]
+    (tmp_path / "known").write_text(f"near {host_key}\n[10.0.0.7]:2222 {other_key}\n")
+    show(tmp_path, monkeypatch, host_key)
     keys = scan(["near", "far"], config)
     assert [key.state for key in keys] == ["known", "changed"]
     with pytest.raises(UserError, match="far: shows another key than the one that ssh knows"):

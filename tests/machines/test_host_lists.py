@@ -39,7 +39,7 @@ def etc_hosts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "matches"),
     [
         ("-node-", ["ml-node-001", "ml-node-002", "ml-node-003"]),
         ("ml-node-00[12]", ["ml-node-001", "ml-node-002"]),
@@ -48,9 +48,9 @@ def etc_hosts(tmp_path: Path) -> Path:
     ],
 )
 def test_names_that_match_count_once_and_comments_never(
-    etc_hosts: Path, pattern: str, found: list[str]
+    etc_hosts: Path, pattern: str, matches: list[str]
 ):
-    assert names(from_etc_hosts(pattern, etc_hosts)) == found
+    assert names(from_etc_hosts(pattern, etc_hosts)) == matches
 
 
 def test_a_pattern_that_nothing_matches_is_an_error_not_an_empty_file(etc_hosts: Path):

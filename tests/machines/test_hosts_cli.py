@@ -116,8 +116,8 @@ def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
 
 
 def test_json_is_printed_beside_the_file_too(tmp_path: Path):
-    told = run("a,b", "-o", str(tmp_path / "out"), "--json").stdout
-    assert json.loads(told[told.index("[") :]) == [
+    output = run("a,b", "-o", str(tmp_path / "out"), "--json").stdout
+    assert json.loads(output[output.index("[") :]) == [
         {"host": "a", "slots": None},
         {"host": "b", "slots": None},
     ]

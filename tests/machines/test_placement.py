@@ -90,10 +90,10 @@ def test_slots_say_how_many_processes_a_host_runs(
 
 def test_slots_say_how_many_gpus_of_a_host_are_used():
     gpus = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80e9}] * 8
-    found = {**inventory(), "gpus": gpus, "packages": {"torch": "2.13.0"}}
+    machine = {**inventory(), "gpus": gpus, "packages": {"torch": "2.13.0"}}
     hosts = (Host(name="a", slots=4), Host(name="b", slots=4))
     request = Request("tiny-llama", where=Where(hosts))
-    cluster, _ = choose_cluster(request, load_recipe("tiny-llama", None, ()), found)
+    cluster, _ = choose_cluster(request, load_recipe("tiny-llama", None, ()), machine)
     assert (cluster.nodes, cluster.devices_per_node) == (2, 4)
 
 
@@ -150,10 +150,12 @@ def test_an_allocation_that_was_named_goes_before_the_one_of_this_shell(
 
 
 def test_from_a_machine_without_gpus_those_of_the_hosts_must_be_named():
-    here, recipe = {**inventory(), "gpus": []}, load_recipe("tiny-gpt")
-    _, notices = choose_cluster(Request("tiny-gpt", where=Where(TWO)), recipe, here)
+    machine, recipe = {**inventory(), "gpus": []}, load_recipe("tiny-gpt")
+    _, notices = choose_cluster(Request("tiny-gpt", where=Where(TWO)), recipe, machine)
     assert "no GPU is visible here" in notices[-1] and "--cluster FILE names them" in notices[-1]
     with pytest.raises(UserError, match="--cluster FILE names them"):
-        choose_cluster(Request("tiny-gpt", device="cuda", where=Where(TWO)), recipe, here)
-    _, notices = choose_cluster(Request("tiny-gpt", device="cpu", where=Where(TWO)), recipe, here)
+        choose_cluster(Request("tiny-gpt", device="cuda", where=Where(TWO)), recipe, machine)
+    _, notices = choose_cluster(
+        Request("tiny-gpt", device="cpu", where=Where(TWO)), recipe, machine
+    )
     assert "--cluster" not in notices[-1]

@@ -106,12 +106,12 @@ class Bed:
 
     def host(self, name: str) -> Host:
         """The host of that name, the controller's among them; raises BedError for none."""
-        known = {**self.hosts, **({self.head.name: self.head} if self.plan.slurm else {})}
-        if name not in known:
+        hosts = {**self.hosts, **({self.head.name: self.head} if self.plan.slurm else {})}
+        if name not in hosts:
             raise BedError(
-                f"no host {name!r} in bed {self.site.name}; there are {', '.join(known)}"
+                f"no host {name!r} in bed {self.site.name}; there are {', '.join(hosts)}"
             )
-        return known[name]
+        return hosts[name]
 
     def ssh(self, name: str, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """What a command came to on a host over SSH; options as of subprocess.run."""
@@ -142,9 +142,9 @@ class Bed:
     def _start(self) -> None:
         (self.site.folder / "plan.json").write_text(json.dumps(vars(self.plan)))
         machines = [*([self.head] if self.plan.slurm else []), *self.hosts.values()]
-        known = [f"{host.address} {host.name}\n" for host in machines]
-        known += [f"{self.site.address(ground.OUTSIDE)} {socket.gethostname()}\n"]
-        self.hosts_file.write_text("".join(["127.0.0.1 localhost\n", *known]))
+        lines = [f"{host.address} {host.name}\n" for host in machines]
+        lines += [f"{self.site.address(ground.OUTSIDE)} {socket.gethostname()}\n"]
+        self.hosts_file.write_text("".join(["127.0.0.1 localhost\n", *lines]))
         for host in machines:
             host.begin_boot()
         for host in machines:

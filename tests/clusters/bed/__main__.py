@@ -57,17 +57,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start(asked: argparse.Namespace) -> None:
+def start(options: argparse.Namespace) -> None:
     """Starts a bed and prints a script for the shell."""
     began = time.monotonic()
     plan = Plan(
-        asked.hosts,
-        slurm=asked.slurm,
-        accounting=not asked.no_accounting,
-        containers=asked.containers,
-        cores=asked.cores,
+        options.hosts,
+        slurm=options.slurm,
+        accounting=not options.no_accounting,
+        containers=options.containers,
+        cores=options.cores,
     )
-    bed = Bed.up(asked.name, plan)
+    bed = Bed.up(options.name, plan)
     print(
         f"# {plan.hosts} hosts in {time.monotonic() - began:.1f} s; ssh -F $BED_SSH_CONFIG node-001"
     )
@@ -83,23 +83,23 @@ def start(asked: argparse.Namespace) -> None:
 
 def main() -> None:
     """Does what the command line asks for."""
-    asked = arguments()
-    if asked.command == "list":
+    options = arguments()
+    if options.command == "list":
         print("\n".join(site.name for site in beds() if site.up))
         return
-    if asked.command == "up":
-        start(asked)
+    if options.command == "up":
+        start(options)
         return
-    bed = Bed.find(asked.name)
-    if asked.command == "down":
+    bed = Bed.find(options.name)
+    if options.command == "down":
         bed.down()
-    elif asked.command == "repair":
+    elif options.command == "repair":
         bed.repair()
-    elif asked.command == "fault":
-        FAULTS[asked.fault](bed, bed.host(asked.host), asked.value)
+    elif options.command == "fault":
+        FAULTS[options.fault](bed, bed.host(options.host), options.value)
     else:
-        command = asked.argv[1:] if asked.argv[:1] == ["--"] else asked.argv
-        argv = bed.host(asked.host).argv(command)
+        command = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
+        argv = bed.host(options.host).argv(command)
         os.execvpe(argv[0], argv, bed.env)
 
 

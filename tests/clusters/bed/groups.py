@@ -22,14 +22,14 @@ NOWHERE = Path("/no-control-groups")
 @cache
 def mounts() -> dict[str, Path]:
     """Where the version 1 controllers are mounted, and `unified`, version 2."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for line in Path("/proc/mounts").read_text().splitlines():
         _, folder, kind, options, *_ = line.split()
         if kind == "cgroup":
-            found |= {name: Path(folder) for name in options.split(",")}
+            folders |= {name: Path(folder) for name in options.split(",")}
         elif kind == "cgroup2":
-            found["unified"] = Path(folder)
-    return found
+            folders["unified"] = Path(folder)
+    return folders
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Groups:
         if not frozen and not file.exists():
             return
         self._write(file, words[frozen])
-        wanted = (words[frozen], f"frozen {words[frozen]}")
-        until(lambda: set(state.read_text().splitlines()) & set(wanted), f"{file} to change")
+        states = (words[frozen], f"frozen {words[frozen]}")
+        until(lambda: set(state.read_text().splitlines()) & set(states), f"{file} to change")
 
     def remove(self) -> None:
         """Removes the folders; their processes must have ended, or end within a second."""

@@ -65,8 +65,8 @@ class Host:
         """Its first process, seen from outside; None when the host is not running."""
         with suppress(FileNotFoundError):
             pid, start = (self.folder / "first").read_text().split()
-            found = Process(int(pid), start)
-            return found if found.alive else None
+            process = Process(int(pid), start)
+            return process if process.alive else None
         return None
 
     @property
@@ -193,14 +193,14 @@ class Host:
         first = self.first
         if first is None:
             return {}
-        own = Path(f"/proc/{first.pid}/ns/pid").readlink()
-        found: dict[int, str] = {}
+        name_space = Path(f"/proc/{first.pid}/ns/pid").readlink()
+        command_lines: dict[int, str] = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                if int(folder.name) != first.pid and (folder / "ns/pid").readlink() == own:
+                if int(folder.name) != first.pid and (folder / "ns/pid").readlink() == name_space:
                     line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                    found[int(folder.name)] = line
-        return found
+                    command_lines[int(folder.name)] = line
+        return command_lines
 
     def leftovers(self) -> dict[int, str]:
         """Those of `processes` that are no daemons of the bed."""

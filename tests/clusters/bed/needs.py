@@ -24,12 +24,12 @@ def lacking(plan: Plan) -> str | None:
     """Why this machine cannot have such a bed, None when it can."""
     if os.geteuid() != 0:
         return "virtual hosts need root"
-    wanted = [*PROGRAMS]
-    wanted += SSH_PROGRAMS if plan.ssh else ()
-    wanted += SLURM_PROGRAMS if plan.slurm else ()
-    wanted += ACCOUNTING_PROGRAMS if plan.slurm and plan.accounting else ()
-    wanted += ("gcc",) if plan.slurm and plan.containers else ()
-    missing = [name for name in wanted if shutil.which(name, path=SEARCH_PATH) is None]
+    programs = [*PROGRAMS]
+    programs += SSH_PROGRAMS if plan.ssh else ()
+    programs += SLURM_PROGRAMS if plan.slurm else ()
+    programs += ACCOUNTING_PROGRAMS if plan.slurm and plan.accounting else ()
+    programs += ("gcc",) if plan.slurm and plan.containers else ()
+    missing = [name for name in programs if shutil.which(name, path=SEARCH_PATH) is None]
     if plan.containers and not Path("/usr/include/slurm/spank.h").exists():
         missing.append("libslurm-dev")
     if missing:

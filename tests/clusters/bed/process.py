@@ -88,9 +88,9 @@ def until(done: Callable[[], Any], what: str, limit_s: float = 60.0, pause_s: fl
 
 def call(argv: Sequence[str], text: str | None = None, env: Mapping[str, str] | None = None) -> str:
     """What a program printed; raises BedError with its complaint when it fails."""
-    own = {**os.environ, "PATH": SEARCH_PATH, **(env or {})}
+    variables = {**os.environ, "PATH": SEARCH_PATH, **(env or {})}
     done = subprocess.run(
-        argv, input=text or "", text=True, capture_output=True, env=own, check=False
+        argv, input=text or "", text=True, capture_output=True, env=variables, check=False
     )
     if done.returncode:
         raise BedError(f"{' '.join(argv)}: code {done.returncode}: {done.stderr or done.stdout}")

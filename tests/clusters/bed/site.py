@@ -124,12 +124,12 @@ def claim(name: str, *, tied: bool) -> Site:
 
 def beds() -> list[Site]:
     """The sites that stand recorded, those of dead beds included."""
-    found: list[Site] = []
+    sites: list[Site] = []
     for file in sorted(BEDS.glob("*/site")):
         with suppress(FileNotFoundError):
             slot, pid, start = file.read_text().split()
-            found.append(Site(file.parent.name, int(slot), Process(int(pid), start)))
-    return found
+            sites.append(Site(file.parent.name, int(slot), Process(int(pid), start)))
+    return sites
 
 
 def find(name: str) -> Site:

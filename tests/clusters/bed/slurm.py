@@ -161,8 +161,8 @@ class Slurm:
     def is_known(self, host: Host) -> bool:
         """True when slurmd on the host takes connections and the controller does not miss it."""
         state = self.state(host)
-        known = bool(state) and not state.startswith("unk") and not state.endswith("*")
-        return known and listens(host.address, 6818)
+        in_use = bool(state) and not state.startswith("unk") and not state.endswith("*")
+        return in_use and listens(host.address, 6818)
 
     def ask(self, *argv: str) -> str:
         """What one of Slurm's programs printed; nothing where it failed, as while daemons start."""

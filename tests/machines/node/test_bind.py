@@ -141,7 +141,7 @@ def test_gpus_are_those_that_cuda_would_take(
 
 
 DRIVER_FAULTS = pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
         "No devices were found",
@@ -165,9 +165,9 @@ def test_long_domains_are_written_as_the_kernel_does(
 
 @DRIVER_FAULTS
 def test_a_driver_that_does_not_answer_binds_to_no_gpu(
-    said: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    message: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    write(tmp_path / "nvidia-smi", f'#!/bin/sh\necho "{said}"; exit 15')
+    write(tmp_path / "nvidia-smi", f'#!/bin/sh\necho "{message}"; exit 15')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -195,22 +195,22 @@ def start(folder: Path, wish: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_a_bound_program_runs_on_its_cores_with_as_many_threads(tmp_path: Path):
-    here = sorted(os.sched_getaffinity(0))
+    usable = sorted(os.sched_getaffinity(0))
     parts = [
-        told(start(tmp_path, "cpu", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2"))
+        report(start(tmp_path, "cpu", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2"))
         for rank in range(2)
     ]
     assert parts[0]["arguments"] == ["a b"]
-    assert all(set(part["cores"]) <= set(here) for part in parts)
+    assert all(set(part["cores"]) <= set(usable) for part in parts)
     assert parts[0]["bound"]["by"] == "cpu"
     assert all(part["threads"] == str(part["bound"]["threads"]) for part in parts)
-    if len(here) > 1:
+    if len(usable) > 1:
         assert not set(parts[0]["cores"]) & set(parts[1]["cores"])
 
 
@@ -221,37 +221,38 @@ def test_a_bound_program_runs_on_its_cores_with_as_many_threads(tmp_path: Path):
 def test_a_number_of_threads_that_the_user_chose_stays(
     environment: dict[str, str], threads: str, tmp_path: Path
 ):
-    assert told(start(tmp_path, "cpu", **environment))["threads"] == threads
+    assert report(start(tmp_path, "cpu", **environment))["threads"] == threads
 
 
 def test_without_a_gpu_to_be_near_the_cores_are_shared_out(tmp_path: Path):
     (tmp_path / "bin").mkdir()
-    assert told(start(tmp_path, "cuda", PATH=str(tmp_path / "bin")))["bound"]["by"] == "cpu"
+    assert report(start(tmp_path, "cuda", PATH=str(tmp_path / "bin")))["bound"]["by"] == "cpu"
 
 
 def test_gpus_are_counted_along_the_bus_as_the_driver_counts_them(tmp_path: Path):
-    assert told(start(tmp_path, "cuda"))["order"] == "PCI_BUS_ID"
+    assert report(start(tmp_path, "cuda"))["order"] == "PCI_BUS_ID"
     assert (
-        told(start(tmp_path, "cuda", CUDA_DEVICE_ORDER="FASTEST_FIRST"))["order"] == "FASTEST_FIRST"
+        report(start(tmp_path, "cuda", CUDA_DEVICE_ORDER="FASTEST_FIRST"))["order"]
+        == "FASTEST_FIRST"
     )
-    assert told(start(tmp_path, "cpu"))["order"] is None
+    assert report(start(tmp_path, "cpu"))["order"] is None
 
 
 def test_all_ranks_of_a_host_tell_nccl_the_same_adapters(tmp_path: Path):
     core = str(max(os.sched_getaffinity(0)))
     nics = ("mlx5_0", "mlx5_3", "mlx5_0", None)
     (tmp_path / "bind.json").write_text(json.dumps([{"cores": core, "nic": nic} for nic in nics]))
-    ranks = [told(start(tmp_path, "bind.json", LOCAL_RANK=str(rank))) for rank in range(4)]
+    ranks = [report(start(tmp_path, "bind.json", LOCAL_RANK=str(rank))) for rank in range(4)]
     assert {rank["hca"] for rank in ranks} == {"=mlx5_0,mlx5_3"}
     assert [rank["bound"]["nic"] for rank in ranks] == list(nics)
-    assert told(start(tmp_path, "cuda"))["hca"] is None
+    assert report(start(tmp_path, "cuda"))["hca"] is None
 
 
 def test_a_file_names_the_cores_of_each_local_rank(tmp_path: Path):
     core = max(os.sched_getaffinity(0))
     entries = [{"cores": str(core), "nic": None}, {"cores": "40000", "nic": "mlx5_0"}]
     (tmp_path / "bind.json").write_text(json.dumps(entries))
-    assert told(start(tmp_path, "bind.json"))["cores"] == [core]
+    assert report(start(tmp_path, "bind.json"))["cores"] == [core]
     absent = start(tmp_path, "bind.json", LOCAL_RANK="1")
     assert absent.returncode == 1 and "cores 40000 of local rank 1 cannot be used" in absent.stderr
     further = start(tmp_path, "bind.json", LOCAL_RANK="2")

@@ -28,19 +28,19 @@ def test_without_a_binding_the_job_is_what_it_was():
 
 @pytest.mark.parametrize(("device", "wish"), [("cpu", "cpu"), ("H100-SXM", "cuda")])
 def test_auto_goes_by_the_kind_of_device(device: str, wish: str):
-    one = bound(job("auto", device))
-    assert one.program == ("bind.py", wish, "main.py", "x")
-    assert "sched_setaffinity" in one.files["bind.py"]
-    assert local.render(one).endswith(f" bind.py {wish} main.py x\n")
-    assert render_node(one).endswith(f" bind.py {wish} main.py x\n")
+    bound_job = bound(job("auto", device))
+    assert bound_job.program == ("bind.py", wish, "main.py", "x")
+    assert "sched_setaffinity" in bound_job.files["bind.py"]
+    assert local.render(bound_job).endswith(f" bind.py {wish} main.py x\n")
+    assert render_node(bound_job).endswith(f" bind.py {wish} main.py x\n")
 
 
 def test_a_files_content_travels_with_the_job(tmp_path: Path):
     file = tmp_path / "cores of mine"
     file.write_text("# rank cores nic\n1 4-7\n0 0-3 mlx5_0\n")
-    one = bound(job(str(file)))
-    assert one.program == ("bind.py", "bind.json", "main.py", "x")
-    assert json.loads(one.files["bind.json"]) == [
+    bound_job = bound(job(str(file)))
+    assert bound_job.program == ("bind.py", "bind.json", "main.py", "x")
+    assert json.loads(bound_job.files["bind.json"]) == [
         {"cores": "0-3", "nic": "mlx5_0"},
         {"cores": "4-7", "nic": None},
     ]

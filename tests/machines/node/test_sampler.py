@@ -75,10 +75,10 @@ def file_of(folder: Path) -> Path:
     return path
 
 
-def told(folder: Path) -> Telemetry:
-    found = read_telemetry(file_of(folder).read_text().splitlines())
-    assert found is not None
-    return found
+def telemetry_of(folder: Path) -> Telemetry:
+    telemetry = read_telemetry(file_of(folder).read_text().splitlines())
+    assert telemetry is not None
+    return telemetry
 
 
 def sampler_of(agent: int, within_s: float = 60) -> psutil.Process:
@@ -109,12 +109,12 @@ def test_a_node_is_sampled_until_behind_the_end_of_its_ranks(tmp_path: Path):
     process = started(tmp_path, WAITING, "2", str(root), root=root)
     output, _ = process.communicate(timeout=120)
 
-    found = told(tmp_path)
+    telemetry = telemetry_of(tmp_path)
     assert process.returncode == 0, output
     assert file_of(tmp_path).name == f"00003-{platform.node()}.jsonl"
-    assert found.start.host == platform.node() and found.start.sources["cpu"]
-    first, last = found.samples[0], found.samples[-1]
-    assert energy_between([found], first.time_unix, last.time_unix).parts_j["cpu"] == 7.0
+    assert telemetry.start.host == platform.node() and telemetry.start.sources["cpu"]
+    first, last = telemetry.samples[0], telemetry.samples[-1]
+    assert energy_between([telemetry], first.time_unix, last.time_unix).parts_j["cpu"] == 7.0
 
 
 def test_a_node_that_tells_nothing_says_so_and_trains(tmp_path: Path):
@@ -123,8 +123,8 @@ def test_a_node_that_tells_nothing_says_so_and_trains(tmp_path: Path):
     output, _ = process.communicate(timeout=120)
 
     assert process.returncode == 0, output
-    found = told(tmp_path)
-    assert "powercap" in found.start.unknown["cpu"] and "cpu" not in found.start.sources
+    telemetry = telemetry_of(tmp_path)
+    assert "powercap" in telemetry.start.unknown["cpu"] and "cpu" not in telemetry.start.sources
 
 
 @pytest.mark.parametrize("sampled", [True, False])

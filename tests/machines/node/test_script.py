@@ -82,17 +82,17 @@ def test_ranks_know_their_place(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("end", "told", "code"), [("sys.exit(7)", 7, 7), ("os.kill(os.getpid(), 9)", -9, 137)]
+    ("end", "printed_code", "code"), [("sys.exit(7)", 7, 7), ("os.kill(os.getpid(), 9)", -9, 137)]
 )
 def test_the_first_failure_is_told_and_ends_the_others(
-    tmp_path: Path, end: str, told: int, code: int
+    tmp_path: Path, end: str, printed_code: int, code: int
 ):
     prepare_node(make_job(FAILING, end), tmp_path)
     began = time.monotonic()
     process = start(tmp_path)
     output, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 30
-    assert process.returncode == code and agent_exits([output]) == {3: told}
+    assert process.returncode == code and agent_exits([output]) == {3: printed_code}
     assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path))
 
 
@@ -178,8 +178,8 @@ def test_hostile_names_stay_words():
 def test_an_interface_is_told_to_gloo_and_nccl():
     cluster = Cluster(name="c", device="cpu", devices_per_node=2, nodes=2, interface="ib0")
     script = render_node(make_job(PLACE, cluster=cluster))
-    told = dict(re.findall(r"export (\w+SOCKET_IFNAME)=(\S+)", script))
-    assert told == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}  # not ib01
+    interfaces = dict(re.findall(r"export (\w+SOCKET_IFNAME)=(\S+)", script))
+    assert interfaces == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}  # not ib01
 
 
 def test_neighbouring_runs_meet_at_different_ports():

@@ -34,9 +34,9 @@ def test_docker_is_seen_and_its_image_is_not(outside: Path):
 def test_the_user_can_state_the_image(outside: Path, monkeypatch: pytest.MonkeyPatch):
     (outside / "dockerenv").write_text("")
     monkeypatch.setenv("PACELINE_IMAGE", f"registry.example/trainer@{DIGEST}")
-    found = container()
-    assert found is not None and found["digest"] == DIGEST
-    assert found["image"] == f"registry.example/trainer@{DIGEST}"
+    record = container()
+    assert record is not None and record["digest"] == DIGEST
+    assert record["image"] == f"registry.example/trainer@{DIGEST}"
 
 
 def test_podman_names_image_and_digest(outside: Path):
@@ -61,5 +61,5 @@ def test_other_kinds_are_named(monkeypatch: pytest.MonkeyPatch, name: str, value
 
 def test_a_password_in_the_images_address_stays_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PACELINE_IMAGE", "docker://me:hunter2@registry.example/trainer:1")
-    found = container()
-    assert found is not None and found["image"] == "docker://registry.example/trainer:1"
+    record = container()
+    assert record is not None and record["image"] == "docker://registry.example/trainer:1"

@@ -73,8 +73,8 @@ def test_a_gpus_stages_are_read_from_the_program(tmp_path: Path):
         for stage, (used, pool) in stages.items()
         for rank in (0, 1)
     ]
-    told = "\n".join(f"echo '{line}'" for line in lines)
-    probe = probe_context(stand_in(tmp_path, told), "cuda", ranks=2, repeats=3)
+    commands = "\n".join(f"echo '{line}'" for line in lines)
+    probe = probe_context(stand_in(tmp_path, commands), "cuda", ranks=2, repeats=3)
 
     assert [(row.stage, row.kind, row.bytes, row.n) for row in probe.rows] == [
         ("context", "device_used", 1115 * MIB, 3),
@@ -100,8 +100,8 @@ def test_the_catalogs_context_is_held_against_the_measured_one():
         values = {"device_name": name, "torch": "t", "ranks": 1, "rows": rows}
         return _context_document(ContextProbe.model_validate(values), "cuda")
 
-    known = document("Tesla V100-SXM2-32GB")["catalog"]
-    assert isinstance(known, dict) and known["ratio"] == 2.0 and "2.00 x" in known["sentence"]
+    catalog = document("Tesla V100-SXM2-32GB")["catalog"]
+    assert isinstance(catalog, dict) and catalog["ratio"] == 2.0 and "2.00 x" in catalog["sentence"]
     assert document("H100")["catalog"] is None
 
 

@@ -15,7 +15,7 @@ FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "left"),
+    ("setting", "left"),
     [
         (None, [0, 1, 2, 3]),
         ("", []),
@@ -33,8 +33,8 @@ FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
         ("1,GPU-aa22", []),
     ],
 )
-def test_the_visible_devices_are_those_that_cuda_would_show(wanted: str | None, left: list[int]):
-    assert visible(FOUND, wanted) == [FOUND[i] for i in left]
+def test_the_visible_devices_are_those_that_cuda_would_show(setting: str | None, left: list[int]):
+    assert visible(FOUND, setting) == [FOUND[i] for i in left]
 
 
 def test_a_machine_without_devices_shows_none():
@@ -87,8 +87,8 @@ def test_a_device_is_recorded_with_what_sets_its_speed(monkeypatch: pytest.Monke
 def test_what_a_device_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch):
     answer_as_a_driver(monkeypatch)
     (gpu,) = gpus()
-    told = {name for name, value in gpu.items() if value is not None}
-    assert told == {"driver", "cuda_driver"}
+    known_fields = {name for name, value in gpu.items() if value is not None}
+    assert known_fields == {"driver", "cuda_driver"}
 
 
 def test_a_device_that_is_cut_in_slices_is_not_taken_for_a_whole_one(

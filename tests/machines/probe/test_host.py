@@ -64,24 +64,24 @@ def node(tmp_path: Path) -> Path:
 
 
 def test_processors_and_caches_are_counted_once(node: Path):
-    found = host_parts(node)
+    parts = host_parts(node)
 
-    assert (found["sockets"], found["cores"], found["threads"]) == (2, 4, 8)
-    assert found["caches"] == [
+    assert (parts["sockets"], parts["cores"], parts["threads"]) == (2, 4, 8)
+    assert parts["caches"] == [
         {"level": 1, "kind": "Data", "bytes": 48 * 1024, "count": 4},
         {"level": 3, "kind": "Unified", "bytes": 32 * 2**20, "count": 2},
     ]
-    assert found["clock_mhz"] == {"base": 2400.0, "max": 3800.0}
-    assert found["memory_bytes"] == 2**31
+    assert parts["clock_mhz"] == {"base": 2400.0, "max": 3800.0}
+    assert parts["memory_bytes"] == 2**31
 
 
 def test_disks_and_adapters_are_the_real_ones(node: Path):
-    found = host_parts(node)
+    parts = host_parts(node)
 
-    assert found["disks"] == [
+    assert parts["disks"] == [
         {"name": "nvme0n1", "kind": "NVMe SSD", "bytes": 3_840_000_000_000, "model": "PM9A3"}
     ]
-    assert [(a["name"], a["kind"], a["gbit_per_s"], a["maker"]) for a in found["adapters"]] == [
+    assert [(a["name"], a["kind"], a["gbit_per_s"], a["maker"]) for a in parts["adapters"]] == [
         ("mlx5_0", "InfiniBand", 400.0, "Mellanox/NVIDIA"),
         ("eth0", "Ethernet", 25.0, "Intel"),
     ]
@@ -104,14 +104,14 @@ def test_the_kind_of_a_disk(tmp_path: Path, name: str, rotational: str, kind: st
 
 
 def test_a_host_that_tells_nothing_is_unknown(tmp_path: Path):
-    found = host_parts(tmp_path)
+    parts = host_parts(tmp_path)
 
-    assert found["sockets"] is None and found["memory_bytes"] is None
-    assert found["caches"] == found["disks"] == found["adapters"] == []
+    assert parts["sockets"] is None and parts["memory_bytes"] is None
+    assert parts["caches"] == parts["disks"] == parts["adapters"] == []
 
 
 def test_this_machine_has_processors_and_memory():
-    found = host_parts()
+    parts = host_parts()
 
-    assert found["threads"] == len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
-    assert found["memory_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert parts["threads"] == len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
+    assert parts["memory_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

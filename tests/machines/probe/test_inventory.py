@@ -10,9 +10,9 @@ from paceline.machines.probe.inventory import inventory, local_cluster, usable_c
 
 
 def test_the_inventory_is_plain_json_with_the_machine_in_it():
-    found = json.loads(json.dumps(inventory()))
-    assert found["host"] and found["cpu"]["model"] and found["memory_bytes"] > 2**28
-    assert found["packages"]["python"]
+    machine = json.loads(json.dumps(inventory()))
+    assert machine["host"] and machine["cpu"]["model"] and machine["memory_bytes"] > 2**28
+    assert machine["packages"]["python"]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,11 @@ def test_the_environment_that_changes_speed_is_kept(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_changes_speed_is_recorded():
-    found = inventory()
-    assert {"kernel", "distribution", "container", "transparent_hugepages"} <= found.keys()
-    assert {"microcode", "governor", "boost", "hyperthreads", "mitigations"} <= found["cpu"].keys()
-    assert {"numpy", "torch"} <= found["packages"].keys()
+    machine = inventory()
+    assert {"kernel", "distribution", "container", "transparent_hugepages"} <= machine.keys()
+    cpu = machine["cpu"]
+    assert {"microcode", "governor", "boost", "hyperthreads", "mitigations"} <= cpu.keys()
+    assert {"numpy", "torch"} <= machine["packages"].keys()
 
 
 def test_no_package_is_recorded_that_computes_nothing():
@@ -72,13 +73,13 @@ def test_mitigations_that_cost_nothing_are_left_out():
 
 
 def test_cpu_ranks_share_cores_and_memory():
-    found = inventory()
-    cluster = local_cluster(found, "cpu", None, 2)
-    assert cluster.device_memory_bytes == found["memory_bytes"] / 2
+    machine = inventory()
+    cluster = local_cluster(machine, "cpu", None, 2)
+    assert cluster.device_memory_bytes == machine["memory_bytes"] / 2
     assert cluster.threads_per_device == max(1, usable_cores() // 2)
 
 
 def test_gpus_of_the_machine_become_devices():
-    found = {**inventory(), "gpus": [{"name": "NVIDIA H200", "memory_bytes": 1}] * 8}
-    cluster = local_cluster(found, "H200-SXM", 1.5e11, None)
+    machine = {**inventory(), "gpus": [{"name": "NVIDIA H200", "memory_bytes": 1}] * 8}
+    cluster = local_cluster(machine, "H200-SXM", 1.5e11, None)
     assert (cluster.world_size, cluster.device_label) == (8, "NVIDIA H200")

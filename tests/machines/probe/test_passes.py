@@ -15,14 +15,14 @@ from paceline.machines.probe.passes import attention_shapes
 def test_attention_of_a_recipe_is_told_with_its_rate():
     arguments = ["attention", "--device", "cpu", "--seconds", "0.1", "--json"]
     document = json.loads(CliRunner().invoke(app, ["probe", *arguments]).stdout)
-    one, many = document["rows"]
-    assert document["probe"] == "attention" and one["shape"] == [1, 256, 8, 4, 32]
-    assert many["shape"][0] == 8 and many["n"] >= 3
+    single, batched = document["rows"]
+    assert document["probe"] == "attention" and single["shape"] == [1, 256, 8, 4, 32]
+    assert batched["shape"][0] == 8 and batched["n"] >= 3
     forward = 0.5 * 4 * 256**2 * 8 * 32
-    assert one["flops_per_s"] == pytest.approx(
-        3.5 * forward / (one["forward_s"] + one["backward_s"])
+    assert single["flops_per_s"] == pytest.approx(
+        3.5 * forward / (single["forward_s"] + single["backward_s"])
     )
-    assert document["best"]["flops_per_s"] == max(one["flops_per_s"], many["flops_per_s"])
+    assert document["best"]["flops_per_s"] == max(single["flops_per_s"], batched["flops_per_s"])
 
 
 def test_the_start_of_an_operation_takes_a_time():

@@ -104,10 +104,10 @@ def test_a_look_holds_clocks_and_temperatures(node: Path, tmp_path: Path):
     (sensor / "temp1_input").write_text("58250\n")
     driver(tmp_path)
     counters = Counters(node)
-    found = sample(node, counters, start_line(node, 1.0, counters))
+    line = sample(node, counters, start_line(node, 1.0, counters))
 
-    assert (found["cpu_clock_mhz"], found["cpu_temperature_c"]) == (2450.0, 58.25)
-    assert found["cpu_energy_j"] == 0.0 and len(found["gpus"]) == 2
+    assert (line["cpu_clock_mhz"], line["cpu_temperature_c"]) == (2450.0, 58.25)
+    assert line["cpu_energy_j"] == 0.0 and len(line["gpus"]) == 2
     assert cpu_temperature_c(tmp_path / "empty") is None
 
 
@@ -124,14 +124,12 @@ def test_a_run_is_sampled_from_its_beginning_to_behind_its_end(node: Path, tmp_p
         time.sleep(0.05)
         stop = time.time()
     (path,) = (tmp_path / "telemetry").iterdir()
-    told = read_telemetry(path.read_text().splitlines())
-
-    assert told is not None and told.start.sources == {"cpu": "powercap energy counters"}
-    found = energy_between([told], told.samples[0].time_unix, stop)
-    assert found.energy_j == pytest.approx(3.0)
-    assert told.samples[-1].time_unix >= stop and told.samples[-1].cpu_energy_j == pytest.approx(
-        3.0
-    )
+    telemetry = read_telemetry(path.read_text().splitlines())
+    assert telemetry is not None and telemetry.start.sources == {"cpu": "powercap energy counters"}
+    energy = energy_between([telemetry], telemetry.samples[0].time_unix, stop)
+    assert energy.energy_j == pytest.approx(3.0)
+    last = telemetry.samples[-1]
+    assert last.time_unix >= stop and last.cpu_energy_j == pytest.approx(3.0)
 
 
 def test_where_nothing_can_be_read_no_program_runs_and_the_reason_stays(tmp_path: Path):

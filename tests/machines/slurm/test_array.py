@@ -40,11 +40,11 @@ def hand_in(gathering: Gathering, job: Job | None, folder: Path) -> BatchRun | N
 
 def handed_in(gathering: Gathering, root: Path, *jobs: Job | None) -> list[BatchRun | None]:
     with ThreadPoolExecutor(len(jobs)) as pool:
-        those = [
+        futures = [
             pool.submit(hand_in, gathering, job, root / str(number))
             for number, job in enumerate(jobs)
         ]
-        return [one.result(20) for one in those]
+        return [future.result(20) for future in futures]
 
 
 def test_all_become_one_array_of_which_some_run_at_once(tmp_path: Path, calls: Path) -> None:
@@ -84,9 +84,9 @@ def test_what_was_submitted_before_another_kind_was_refused_is_not_left_alone(
     gathering, ends = Gathering(2, tmp_path / "p"), list[str]()
     with ThreadPoolExecutor(2) as pool:
         jobs = (make_job("a"), make_job("b", nodes=4))
-        those = [pool.submit(hand_in, gathering, job, tmp_path / job.name) for job in jobs]
-    for one in those:
-        fault, run = one.exception(), None if one.exception() else one.result()
+        futures = [pool.submit(hand_in, gathering, job, tmp_path / job.name) for job in jobs]
+    for future in futures:
+        fault, run = future.exception(), None if future.exception() else future.result()
         ends.append(run.id if run else str(fault))
     assert sorted(ends) == ["40_0", "sbatch: Slurm refused the job: no nodes"]
 

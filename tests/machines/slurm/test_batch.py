@@ -62,26 +62,26 @@ def test_an_unknown_job_is_unknown_for_a_while_and_then_lost(
     assert run.poll() is None
     monkeypatch.setattr(batch, "UNKNOWN_LIMIT_S", -1.0)
     assert run.poll() == 1
-    told = run.verdict()
-    assert told and "knows nothing of job 5" in told.reason and not run.restart()
+    verdict = run.verdict()
+    assert verdict and "knows nothing of job 5" in verdict.reason and not run.restart()
 
 
-@pytest.mark.parametrize(("told", "code"), [("end 5 0 7", 7), ("", 1)])
+@pytest.mark.parametrize(("marks", "code"), [("end 5 0 7", 7), ("", 1)])
 def test_a_job_that_slurm_has_forgotten_while_it_ran_ends_by_its_own_word_or_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: str, code: int
 ) -> None:
     put(tmp_path, monkeypatch, squeue="echo '5|RUNNING|a|None'")
     run, _ = make_run(tmp_path / "run")
     run.queue = Queue(longest_s=0.05)
     assert run.poll() is None
-    mark(tmp_path / "run", "start 5 0 a", told)
+    mark(tmp_path / "run", "start 5 0 a", marks)
     put(tmp_path, monkeypatch, squeue="echo 'Invalid job id specified' >&2; exit 1")
     time.sleep(1.0)
     assert run.poll() is None
     monkeypatch.setattr(batch, "UNKNOWN_LIMIT_S", 0.0)
     assert run.poll() == code
     lost = run.verdict()
-    assert (lost is None) == bool(told) and not run.restart()
+    assert (lost is None) == bool(marks) and not run.restart()
     assert lost is None or "knows nothing of job 5" in lost.reason
 
 
@@ -134,8 +134,8 @@ def test_hosts_that_were_asked_for_are_not_replaced(tmp_path: Path) -> None:
     run, queue = make_run(tmp_path / "run", retries=5, hosts=("a", "b"))
     queue.says = JobState("5", "NODE_FAIL", "b")
     assert run.poll() == 1 and not run.restart()
-    told = run.verdict()
-    assert told and told.hosts == ("b",)
+    verdict = run.verdict()
+    assert verdict and verdict.hosts == ("b",)
 
 
 def test_a_refused_second_job_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,20 +29,22 @@ def test_a_job_gets_what_is_loaded_but_no_foreign_secrets_or_options(
     ):
         monkeypatch.setenv(name, "outer")
     job = make_job(partition="gpu")
-    told = client.environment({"HF_TOKEN": "own", "PLAIN": "in node.sh"}, job)
-    assert (told["LD_LIBRARY_PATH"], told["SLURM_CONF"], told["HF_TOKEN"]) == (
+    variables = client.environment({"HF_TOKEN": "own", "PLAIN": "in node.sh"}, job)
+    assert (variables["LD_LIBRARY_PATH"], variables["SLURM_CONF"], variables["HF_TOKEN"]) == (
         "outer",
         "outer",
         "own",
     )
-    assert told["SBATCH_ACCOUNT"] == "outer", "the site's default holds where the job says nothing"
+    assert variables["SBATCH_ACCOUNT"] == "outer", (
+        "the site's default holds where the job says nothing"
+    )
     assert not {
         "AWS_SECRET_KEY",
         "SLURM_NNODES",
         "SBATCH_ARRAY_INX",
         "SBATCH_PARTITION",
         "PLAIN",
-    } & set(told)
+    } & set(variables)
 
 
 def test_the_number_is_read_with_and_without_a_cluster(
@@ -54,7 +56,7 @@ def test_the_number_is_read_with_and_without_a_cluster(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1",
@@ -65,10 +67,10 @@ def test_the_number_is_read_with_and_without_a_cluster(
     ],
 )
 def test_a_refusal_is_told_in_slurms_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     put(tmp_path, monkeypatch, sbatch=text)
-    with pytest.raises(SystemFaultError, match=f"Slurm refused the job: .*{told}"):
+    with pytest.raises(SystemFaultError, match=f"Slurm refused the job: .*{message}"):
         client.sbatch(make_job(), tmp_path, "job.sh")
 
 

@@ -51,13 +51,13 @@ def test_questions_grow_rare_while_nothing_changes_and_urgent_ones_come_at_once(
     put(tmp_path, monkeypatch, squeue=RUNNING)
     queue = Queue()
     queue.watch("1")
-    asked: list[float] = []
+    question_times: list[float] = []
     while clock.now < 1120:
         before = queue.questions
         queue.state("1")
-        asked += [clock.now] if queue.questions > before else []
+        question_times += [clock.now] if queue.questions > before else []
         clock.now += 0.1
-    gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(question_times)]
     assert gaps[0] < 1 and 9.9 < max(gaps) < 10.2 and gaps == sorted(gaps)
     before = queue.questions
     clock.now += slurm_queue.AT_LEAST_S
@@ -85,8 +85,8 @@ def test_a_change_makes_questions_frequent_again_and_an_end_ends_them(
         squeue="echo '1|FAILED|a|NonZeroExitCode'",
         sacct="echo '1|FAILED|7:0|a|NonZeroExitCode'",
     )
-    told = queue.state("1")
-    assert told and (told.state, told.exit_code) == ("FAILED", 7)
+    state = queue.state("1")
+    assert state and (state.state, state.exit_code) == ("FAILED", 7)
     questions = (tmp_path / "calls").read_text().count("squeue")
     clock.now += 60
     queue.state("1")
@@ -105,5 +105,5 @@ def test_no_row_is_unknown_and_no_answer_keeps_what_was_known(
     assert queue.state("1")
     put(tmp_path, monkeypatch, squeue="exit 1")
     clock.now += 20
-    told = queue.state("1")
-    assert told and told.state == "RUNNING" and queue.silent_since == clock.now
+    state = queue.state("1")
+    assert state and state.state == "RUNNING" and queue.silent_since == clock.now

@@ -153,9 +153,9 @@ HOSTILE = [
 def test_values_that_slurm_could_read_otherwise_are_refused(name: str, value: str) -> None:
     if name == "allocation" and not value:
         return
-    given = (value,) if name == "exclude" else value
+    setting = (value,) if name == "exclude" else value
     with pytest.raises(UserError, match=f"cluster.slurm.{name}"):
-        slurm.render(make_job(**{name: given if name != "exclude" or value else ("a", "\n")}))
+        slurm.render(make_job(**{name: setting if name != "exclude" or value else ("a", "\n")}))
 
 
 @pytest.mark.parametrize("value", HOSTILE)

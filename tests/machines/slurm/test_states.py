@@ -39,20 +39,20 @@ srun: Job step aborted: Waiting up to 5 seconds for job step to finish.
 
 
 def test_the_queue_tells_state_nodes_and_reason() -> None:
-    told = states.parse_squeue(SQUEUE)
-    assert list(told) == ["8", "7", "12", "10", "21_2"]
-    assert told["12"] == JobState("12", "RUNNING", "node-[001-002]")
-    assert told["12"].phase == "job 12 is running on node-[001-002]"
-    assert told["8"].phase == "job 8 waits in Slurm's queue: BeginTime"
-    assert not told["8"].hopeless and told["7"].hopeless
-    assert told["10"].ended and not told["12"].ended
+    jobs = states.parse_squeue(SQUEUE)
+    assert list(jobs) == ["8", "7", "12", "10", "21_2"]
+    assert jobs["12"] == JobState("12", "RUNNING", "node-[001-002]")
+    assert jobs["12"].phase == "job 12 is running on node-[001-002]"
+    assert jobs["8"].phase == "job 8 waits in Slurm's queue: BeginTime"
+    assert not jobs["8"].hopeless and jobs["7"].hopeless
+    assert jobs["10"].ended and not jobs["12"].ended
 
 
 def test_accounting_tells_codes_signals_and_who_cancelled() -> None:
-    told = states.parse_sacct(SACCT)
-    assert [told[job].exit_code for job in "1235"] == [0, 7, 137, 0]
-    assert (told["4"].state, told["4"].by, told["2"].by) == ("CANCELLED", 0, None)
-    assert told["9"].nodes == ""
+    jobs = states.parse_sacct(SACCT)
+    assert [jobs[job].exit_code for job in "1235"] == [0, 7, 137, 0]
+    assert (jobs["4"].state, jobs["4"].by, jobs["2"].by) == ("CANCELLED", 0, None)
+    assert jobs["9"].nodes == ""
 
 
 def test_accounting_counts_once_it_knows_of_the_end() -> None:
@@ -92,8 +92,8 @@ def test_accounting_counts_once_it_knows_of_the_end() -> None:
     ],
 )
 def test_last_states_say_why_a_run_ended(last: JobState, status: str, words: str) -> None:
-    told = verdict_of(last)
-    assert told and (told.status, words in told.reason) == (status, True)
+    verdict = verdict_of(last)
+    assert verdict and (verdict.status, words in verdict.reason) == (status, True)
 
 
 def test_what_the_ranks_must_tell_is_left_to_them() -> None:
@@ -102,8 +102,8 @@ def test_what_the_ranks_must_tell_is_left_to_them() -> None:
 
 
 def test_lost_nodes_are_named_as_hosts_at_fault() -> None:
-    told = verdict_of(JobState("5", "NODE_FAIL", "node-[001-002]"), ("node-002",))
-    assert told and told.hosts == ("node-002",) and "lost a node: node-002" in told.reason
+    verdict = verdict_of(JobState("5", "NODE_FAIL", "node-[001-002]"), ("node-002",))
+    assert verdict and verdict.hosts == ("node-002",) and "lost a node: node-002" in verdict.reason
     launch = verdict_of(JobState("5", "FAILED", "n[1-2]", "JobLaunchFailure"))
     assert launch and launch.hosts == ("n1", "n2")
 

@@ -28,15 +28,15 @@ srun: error: node-001: task 0: Terminated
 
 
 @pytest.mark.parametrize(
-    ("log", "found", "limit"),
+    ("log", "counts", "limit"),
     [(FAILED, False, False), (CANCELLED, True, False), (LIMIT, True, True), ("", False, False)],
 )
 def test_only_what_nobody_failed_before_counts_as_cancelled(
-    log: str, found: bool, limit: bool
+    log: str, counts: bool, limit: bool
 ) -> None:
-    told = cancelled(log)
-    assert (told is not None) == found
-    assert bool(told and told[1]) == limit
+    match = cancelled(log)
+    assert (match is not None) == counts
+    assert bool(match and match[1]) == limit
 
 
 def test_a_time_limit_begins_with_the_step_not_while_it_waits_for_nodes_in_use(tmp_path: Path):

@@ -68,11 +68,11 @@ def make_job(
         launcher="ssh",
         ssh=limits,
     )
-    given = {"files": {"rank.py": RANK}, "cluster": cluster, **fields}
+    defaults = {"files": {"rank.py": RANK}, "cluster": cluster, **fields}
     return Job(
         name="job",
         python=sys.executable,
         program=("rank.py", str(seconds), str(code)),
         nodes=len(hosts),
-        **given,
+        **defaults,
     )  # type: ignore[arg-type]

@@ -104,14 +104,14 @@ def test_hosts_are_asked_and_each_tells_its_own(tmp_path: Path, monkeypatch: pyt
     hosts = ["good", "stranger", "silent", "late", "small", "broken", "talker"]
     began = time.monotonic()
     checks = check_hosts(hosts, Questions(sys.executable), LIMITS)
-    told = {check.host: check.fault or "" for check in checks}
-    assert list(told) == hosts
-    assert told["good"] == told["talker"] == ""
-    assert told["stranger"] == "its host key is unknown"
-    assert told["silent"] == "its log-in did not end within 5 s"
-    assert "behind" in told["late"]
-    assert "allows 200 open files" in told["small"]
-    assert told["broken"] == "ssh failed: ssh: line noise"
+    faults = {check.host: check.fault or "" for check in checks}
+    assert list(faults) == hosts
+    assert faults["good"] == faults["talker"] == ""
+    assert faults["stranger"] == "its host key is unknown"
+    assert faults["silent"] == "its log-in did not end within 5 s"
+    assert "behind" in faults["late"]
+    assert "allows 200 open files" in faults["small"]
+    assert faults["broken"] == "ssh failed: ssh: line noise"
     good = checks[0]
     assert good.python == ".".join(map(str, sys.version_info[:3]))
     assert abs(good.clock_skew_s or 9) < 1
@@ -174,12 +174,13 @@ def test_what_the_interpreter_says_besides_does_not_hide_the_facts(
 
 
 @pytest.mark.parametrize(
-    ("told", "known"), [("1700000000.5", True), ("1700000000.%N", True), ("", False), ("?", False)]
+    ("date", "has_skew"),
+    [("1700000000.5", True), ("1700000000.%N", True), ("", False), ("?", False)],
 )
-def test_a_host_whose_date_says_nothing_has_no_skew_and_no_fault(told: str, known: bool):
+def test_a_host_whose_date_says_nothing_has_no_skew_and_no_fault(date: str, has_skew: bool):
     session = Session("a", ["true"])
-    one = _Examination(session, "a", QUESTIONS, LIMITS, asked_s=time.monotonic())
-    one._take_clock(Heard(time.monotonic(), "@clock", told))
-    ((trip_s, skew_s),) = one.clock
-    assert trip_s >= 0 and (skew_s is not None) == known
+    examination = _Examination(session, "a", QUESTIONS, LIMITS, asked_s=time.monotonic())
+    examination._take_clock(Heard(time.monotonic(), "@clock", date))
+    ((trip_s, skew_s),) = examination.clock
+    assert trip_s >= 0 and (skew_s is not None) == has_skew
     assert judged([changed(clock_skew_s=None)], QUESTIONS)[0].fault is None

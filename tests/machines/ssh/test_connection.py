@@ -125,15 +125,15 @@ def test_sockets_lie_where_ssh_reads_the_path_as_it_is(name: str, monkeypatch: p
     ],
 )
 def test_a_message_of_ssh_is_told_as_what_it_means(messages: str, what: str, remedy: str):
-    told, helps = meaning(messages)
-    assert what in told
-    assert remedy in (helps or "")
+    cause, advice = meaning(messages)
+    assert what in cause
+    assert remedy in (advice or "")
 
 
 def test_a_greeting_of_the_host_is_no_cause():
     greeting = "Permission denied to strangers. Idle sessions are timed out after an hour."
-    told = meaning(f"{greeting}\nssh: connect to host a port 22: Connection refused\nlost\n")
-    assert told[0] == "no ssh server listens there"
+    cause = meaning(f"{greeting}\nssh: connect to host a port 22: Connection refused\nlost\n")
+    assert cause[0] == "no ssh server listens there"
 
 
 def test_ssh_says_why_whatever_the_configuration_asks_of_it(tmp_path: Path):

@@ -63,9 +63,9 @@ def test_a_taken_port_is_passed_over_and_a_foreign_address_is_told():
         first, second = (s.getsockname()[1] for s in (taken, other))
         other.close()
         assert host_facts.free_port("127.0.0.1", str(first), str(second)) == {"port": second}
-    told = host_facts.free_port("192.0.2.1", "20000")
-    assert told["port"] is None
-    assert "assign" in told["why"]
+    answer = host_facts.free_port("192.0.2.1", "20000")
+    assert answer["port"] is None
+    assert "assign" in answer["why"]
 
 
 def test_a_host_tells_its_facts_as_one_line_of_json(tmp_path: Path):
@@ -75,11 +75,11 @@ def test_a_host_tells_its_facts_as_one_line_of_json(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
     )
-    told = json.loads(done.stdout)
+    facts = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
-    assert (told["folder"], told["address"], told["reached_on"]) == ("shared", "127.0.0.1", "lo")
-    assert told["free_bytes"] > 0
-    assert told["torch"] is None or told["torch"][0].isdigit()
+    assert (facts["folder"], facts["address"], facts["reached_on"]) == ("shared", "127.0.0.1", "lo")
+    assert facts["free_bytes"] > 0
+    assert facts["torch"] is None or facts["torch"][0].isdigit()
 
 
 @pytest.mark.parametrize(

@@ -49,18 +49,18 @@ def finish(run: SshRun, within_s: float = 40) -> int:
 def left(folder: Path, within_s: float = 10) -> list[int]:
     """Processes that still run in a folder after the moment that a watcher's last sleep takes."""
     deadline = time.monotonic() + within_s
-    while (found := ranks(folder)) and time.monotonic() < deadline:
+    while (pids := ranks(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return pids
 
 
 def ranks(folder: Path) -> list[int]:
     """Processes that run in a folder."""
-    found: list[int] = []
+    pids: list[int] = []
     for process in psutil.process_iter(["cwd"]):
         if process.info["cwd"] == str(folder):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def test_the_script_on_disk_is_the_rendered_text_and_bash_can_read_it(tmp_path: Path):
@@ -134,9 +134,9 @@ def test_a_local_ssh_that_dies_is_a_lost_host_whose_ranks_end(tmp_path: Path):
     assert victim
     victim.kill()
     assert finish(run) == ssh_run.LOST_CODE
-    told = run.verdict()
-    assert told is not None
-    assert told.hosts == ("b",)
+    verdict = run.verdict()
+    assert verdict is not None
+    assert verdict.hosts == ("b",)
     assert left(tmp_path / "run") == []
 
 
@@ -147,10 +147,10 @@ def test_when_all_hosts_are_lost_the_own_network_is_suspected(tmp_path: Path):
         assert host.session.process
         host.session.process.kill()
     finish(run)
-    told = run.verdict()
-    assert told is not None
-    assert told.hosts == ("a", "b")
-    assert "this machine's own network" in told.reason
+    verdict = run.verdict()
+    assert verdict is not None
+    assert verdict.hosts == ("a", "b")
+    assert "this machine's own network" in verdict.reason
 
 
 def test_a_host_that_returns_no_sign_of_life_is_lost(
@@ -165,9 +165,9 @@ def test_a_host_that_returns_no_sign_of_life_is_lost(
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     assert finish(run) == ssh_run.LOST_CODE
-    told = run.verdict()
-    assert told is not None
-    assert (told.hosts, "no sign of life" in told.reason) == (("a",), True)
+    verdict = run.verdict()
+    assert verdict is not None
+    assert (verdict.hosts, "no sign of life" in verdict.reason) == (("a",), True)
     for pid in filter(psutil.pid_exists, frozen):
         os.kill(pid, signal.SIGCONT)
     deadline = time.monotonic() + 20
