@@ -1,7 +1,8 @@
 """Machines: each renders a Job as a script, starts that very script and watches it.
 
-local, ssh and slurm are launchers, the other modules serve them. What a node runs is the same under
-ssh and Slurm (node.py, agent.py).
+local, ssh and slurm are the launchers; placement chooses one for a request. node holds what every
+node of a job runs, the same under ssh and Slurm; probe measures what a machine is and can reach;
+host_lists and host_keys find hosts and the keys that they show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Slurm gets is the text that stands in tests/scripts, and nothing a user wrote escapes."""
+"""What Slurm gets is the text that stands in scripts, and nothing a user wrote escapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.core.run import Job
 from paceline.machines import slurm
 from paceline.machines.slurm.script import array_script, restart_lines
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parent / "scripts"
 EVERYTHING: dict[str, Any] = {
     "partition": "gpu",
     "account": "bench",
