@@ -38,6 +38,7 @@ GRACE_S = 5.0
 """How long programs may take to end after SIGTERM before they are killed."""
 
 _PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h: the signal that this process gets when its parent dies."""
 
 
 def render(job: Job) -> str:

@@ -34,9 +34,12 @@ SAMPLER_GRACE_S = 2.5
 """How long the sampler may take for its last look, beyond the end of the ranks."""
 SYSTEM_ROOT = "PACELINE_SYSTEM_ROOT"
 PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h: the signal that this process gets when its parent dies."""
 PEER = "PACELINE_PEER"
 """Another host of the job, where it is named by hosts' names alone."""
 SIOCGIFADDR = 0x8915
+"""Linux's request for an interface's address: 16 bytes of name, then sockaddr_in, whose IPv4
+address begins after family and port (2 bytes each), at byte 20."""
 
 
 class AskedToEndError(Exception):

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 SIOCGIFADDR = 0x8915
+"""Linux's request for an interface's address: 16 bytes of name, then sockaddr_in, whose IPv4
+address begins after family and port (2 bytes each), at byte 20."""
 
 
 def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") -> dict[str, Any]:

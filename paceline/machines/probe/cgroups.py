@@ -16,6 +16,7 @@ VMSTAT = Path("/proc/vmstat")
 
 def core_quota() -> float | None:
     """The smallest CPU quota in cores, None without one."""
+    # `QUOTA PERIOD`, both in microseconds; the quota is `max` where there is none.
     quotas = [text.split() for text in _texts("cpu.max")]
     return min(
         (int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and q[0].isdigit()), default=None

@@ -15,7 +15,8 @@ class CollectiveRow(Value):
     bytes_per_s: float
     """Payload / time."""
     bus_bytes_per_s: float
-    """Payload / time x 2 (n - 1) / n of n ranks: comparable between numbers of ranks."""
+    """Payload / time x 2 (n - 1) / n of n ranks: comparable between numbers of ranks (nccl-tests,
+    doc/PERFORMANCE.md)."""
     latency_s: float
     """The time of one all-reduce."""
     n: int

@@ -74,6 +74,7 @@ def _cuda_version() -> str | None:
         version = pynvml.nvmlSystemGetCudaDriverVersion()
     except pynvml.NVMLError:
         return None
+    # 1000 x major + 10 x minor.
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

@@ -81,7 +81,7 @@ def caches(root: Path = ROOT) -> list[dict[str, Any]]:
 def clock_mhz(root: Path = ROOT) -> dict[str, float | None]:
     """The processor's base and highest clock, where the kernel or the processor's name has them."""
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
-    base = _number(_read(frequency / "base_frequency"))
+    base = _number(_read(frequency / "base_frequency"))  # kHz, as all of cpufreq
     highest = _number(_read(frequency / "cpuinfo_max_freq"))
     named = re.search(r"model name.*@\s*([\d.]+)\s*GHz", _read(root / "proc/cpuinfo") or "")
     return {
@@ -128,7 +128,7 @@ def ethernet(root: Path = ROOT) -> Iterator[dict[str, Any]]:
         real = (interface / "device").exists() and interface.name not in rdma
         if not real or _read(interface / "operstate") != "up":
             continue
-        speed = _number(_read(interface / "speed"))
+        speed = _number(_read(interface / "speed"))  # Mbit/s, -1 where the driver knows none
         yield {
             "name": interface.name,
             "kind": "Ethernet",

@@ -14,7 +14,8 @@ from paceline.machines.probe.program import probe_lines
 TIME_LIMIT_S = 120.0
 BATCHES = (1, 8)
 BACKWARD = 2.5
-"""FLOPs of flash attention's backward pass over its forward pass."""
+"""FLOPs of flash attention's backward pass over its forward pass: five matrix products, one of them
+done again, against two (FlashAttention-2, section 4.1)."""
 Attention = tuple[int, int, int, int, int]
 """Batch, tokens, heads, key/value heads, width of a head."""
 
@@ -106,6 +107,7 @@ def probe_latency(python: str, device: str, seconds: float) -> LatencyProbe:
 
 def _row(line: dict[str, Any]) -> AttentionRow:
     batch, tokens, heads, _, width = line["shape"]
+    # Two products of 2 x tokens^2 x width FLOPs a head, of which the causal mask leaves half.
     forward = 0.5 * 4 * batch * tokens**2 * heads * width
     both_s = line["forward_s"] + line["backward_s"]
     return AttentionRow(

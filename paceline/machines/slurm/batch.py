@@ -35,6 +35,7 @@ SILENT_S = 10.0
 """Silence of Slurm that a watcher is told of."""
 LOOK_S = 0.5
 ENDED_BY_US = 143
+"""128 + SIGTERM, as a shell tells it."""
 REQUEUED = "REQUEUED"
 
 

@@ -50,6 +50,7 @@ NEVER = frozenset(
 """Reasons for which a waiting job will never begin."""
 
 _NODE_FAILURE = re.compile(r"Node failure on (\S+)")
+# Slurm puts `*` behind the state of a node that does not answer.
 _LOST = re.compile(r"(down|fail|error|unknown|.*\*$)", re.IGNORECASE)
 _MEANING: dict[str, tuple[Status, str]] = {
     "TIMEOUT": ("timeout", "was ended by Slurm at its time limit"),

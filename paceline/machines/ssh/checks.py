@@ -100,6 +100,7 @@ class _Examination:
         return remote.ask(questions.python, "facts", *words)
 
     def _take_clock(self, heard: Heard) -> None:
+        """The host's clock minus this one's at the middle of the round trip (Cristian's method)."""
         trip_s = heard.at_s - self.asked_s
         middle_unix = time.time() - (time.monotonic() - heard.at_s) - trip_s / 2
         match = _NUMBER.match(heard.rest)  # a `date` without %N leaves the letter behind the dot

@@ -81,6 +81,7 @@ def allow_files(sessions: int) -> None:
     Sub-clusters of a campaign ask for it at the same time, before any of them has opened its files,
     so it is raised far above the need of one. Raises SystemFaultError when the system allows fewer.
     """
+    # Two sockets a session and a file for a moment, its log; 100 for all else meanwhile.
     needed = 3 * sessions + 100 + len(list(Path("/dev/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:

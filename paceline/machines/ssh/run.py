@@ -26,6 +26,7 @@ SLACK_S = 2.0
 ROUNDS = 50
 """How often a look reads on while more comes: much output must not wait for the next look."""
 LOST_CODE = 255
+"""What ssh itself ends with when its connection is lost."""
 
 
 @dataclass
