@@ -21,7 +21,7 @@ from paceline.cli.mlperf_run import Display
 from paceline.files.run_folder import runs_root, write_text
 from paceline.machines.placement import Request
 from paceline.mlperf.result_logs import read_log
-from paceline.mlperf.run.request import NAMES, Asked, plan_trials
+from paceline.mlperf.run.request import NAMES, SeriesRequest, plan_trials
 from paceline.mlperf.run.trials import run_trials
 from paceline.mlperf.score.convergence import OWN_POINTS, olympic_mean
 
@@ -42,7 +42,7 @@ def recorded(name: str, num_runs: int) -> dict[str, Any]:
     request = Request("", None, (), 1, "cpu")
     display = Display()
     trials = plan_trials(
-        Asked(name, request, tiny=True, trials=num_runs, name=f"{NAMES[name]}-reference",
+        SeriesRequest(name, request, tiny=True, trials=num_runs, name=f"{NAMES[name]}-reference",
               root=runs_root(None)), display.base,
     )  # fmt: skip
     series, _ = run_trials(trials, display)
@@ -72,7 +72,7 @@ def curve(name: str, seed: int) -> list[tuple[int, float]]:
     """(samples, held-out loss) at every evaluation of a run that no target ends."""
     no_target = ("training.evaluation.target=1e-9", "training.evaluation.skip_first=0")
     display, request = Display(), Request("", None, no_target, 1, "cpu")
-    asked = Asked(name, request, tiny=True, trials=1, first_seed=seed, root=runs_root(None),
+    asked = SeriesRequest(name, request, tiny=True, trials=1, first_seed=seed, root=runs_root(None),
                   name=f"{NAMES[name]}-curve-{seed}")  # fmt: skip
     trials = plan_trials(asked, display.base)
     series, _ = run_trials(trials, display)

@@ -11,9 +11,9 @@ from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.files.run_folder import write_text
-from paceline.mlperf.compare.answer import Compared
+from paceline.mlperf.compare.comparison import ScoreComparison
+from paceline.mlperf.compare.comparison import compare as compare_scores
 from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
-from paceline.mlperf.compare.scores import compare as compare_scores
 from paceline.report.charts import save_chart
 from paceline.report.figures import one_line
 from paceline.report.theme import EXPORT
@@ -79,7 +79,7 @@ def compare(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _write(found: Compared, path: Path) -> None:
+def _write(found: ScoreComparison, path: Path) -> None:
     if path.suffix == ".html":
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, compared_html(found))
@@ -88,7 +88,7 @@ def _write(found: Compared, path: Path) -> None:
     typer.echo(f"written: {path}", err=True)
 
 
-def _emit(found: Compared, form: TableFormat) -> None:
+def _emit(found: ScoreComparison, form: TableFormat) -> None:
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
         return

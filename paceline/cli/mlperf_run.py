@@ -18,7 +18,7 @@ from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 from paceline.core.units import significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
-from paceline.mlperf.run.request import Asked, answer, plan_trials, standing
+from paceline.mlperf.run.request import SeriesRequest, answer, plan_trials, standing
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
 from paceline.mlperf.run.tiny_data import not_to_be_trained
@@ -123,7 +123,7 @@ def run(
         "", None, tuple(overrides or ()), 1 if alone else devices, device.value, cluster, None, force,
         there, runs_dir,
     )  # fmt: skip
-    asked = Asked(benchmark, request, tiny, synthetic, trials, seed, trial_limit, drop_caches,
+    asked = SeriesRequest(benchmark, request, tiny, synthetic, trials, seed, trial_limit, drop_caches,
                   data, heldout, name, runs_root(runs_dir))  # fmt: skip
     form = TableFormat.json if as_json else form
     if status:

@@ -11,10 +11,9 @@ from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
 from paceline.mlperf.rules import BENCHMARKS
-from paceline.mlperf.submission.package import Package
-from paceline.mlperf.submission.packaging import Asked
-from paceline.mlperf.submission.packaging import package as make
-from paceline.mlperf.submission.system import describe
+from paceline.mlperf.submission.package import Package, PackageRequest
+from paceline.mlperf.submission.package import package as make
+from paceline.mlperf.submission.system_description import describe
 from paceline.mlperf.submission.text import (
     description_lines,
     description_rows,
@@ -103,7 +102,7 @@ def package(
 
     Exit code 3 when the rules or the checker refuse it.
     """
-    asked = Asked(
+    asked = PackageRequest(
         places=tuple(places), organisation=org, division=division, system=system,
         code=_codes(code), out=out, ruleset=ruleset, placeholders=allow_placeholders,
     )  # fmt: skip

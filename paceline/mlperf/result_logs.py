@@ -7,18 +7,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.engines.dialect.logged import Logged
 from paceline.engines.dialect.mllog import MlRecord, records
 from paceline.engines.dialect.mlperf_system import System
 from paceline.files.log_file import UTF16_MARKS, LogFile
-from paceline.mlperf.trial_log import Trial, trials_of
+from paceline.mlperf.logged_trial import LoggedTrial, trials_of
 
 RESULTS = re.compile(r"(?P<series>result)_(?P<number>\d{1,6})\.txt(\.gz)?")
 """A submission: one run a file."""
 TRIALS = re.compile(r"(?P<series>.*)_(?P<number>\d{1,6})\.log(\.gz)?", re.DOTALL)
-"""A launch script's folder: `<datestamp>_<i>.log`, one run a file, of which some may not have begun."""
+"""A launch script's folder: `<datestamp>_<i>.log`, one run a file; some may not have begun."""
 OTHERS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
 """Any other name: one file may hold several runs."""
 MOST_FILES = 1000
@@ -29,7 +30,7 @@ class RunLog:
     """One file: its trials, and what is known of the machine."""
 
     path: Path
-    trials: list[Trial] = field(default_factory=list[Trial])
+    trials: list[LoggedTrial] = field(default_factory=list[LoggedTrial])
     num_devices: int | None = None
     device: str | None = None
     broken_off: str | None = None
@@ -39,16 +40,16 @@ class RunLog:
     @property
     def number(self) -> int | None:
         """The run's number in a name that has one."""
-        found = self._name()
-        return int(found["number"]) if found else None
+        match = self._match()
+        return int(match["number"]) if match else None
 
     @property
     def series(self) -> str | None:
         """What runs of one launch have before their number."""
-        found = self._name()
-        return found["series"] if found else None
+        match = self._match()
+        return match["series"] if match else None
 
-    def _name(self) -> re.Match[str] | None:
+    def _match(self) -> re.Match[str] | None:
         return RESULTS.fullmatch(self.path.name) or TRIALS.fullmatch(self.path.name)
 
 
@@ -62,15 +63,15 @@ def run_logs(place: Path) -> list[RunLog]:
     if not place.is_dir():
         return [log for log in [read_log(place)] if _of_mlperf(log) or _complain(place)]
     for pattern in (RESULTS, TRIALS):
-        found = [read_log(path) for path in _files(place, pattern)]
-        series = {log.series for log in found if _of_mlperf(log)}
+        logs = [read_log(path) for path in _files(place, pattern)]
+        series = {log.series for log in logs if _of_mlperf(log)}
         if series:
-            chosen = [log for log in found if log.series in series]
+            chosen = [log for log in logs if log.series in series]
             return sorted(chosen, key=lambda log: (log.number or 0, log.path.name))
-    found = [log for log in map(read_log, _files(place, OTHERS)) if _of_mlperf(log)]
-    if not found:
+    logs = [log for log in map(read_log, _files(place, OTHERS)) if _of_mlperf(log)]
+    if not logs:
         _complain(place)
-    return found
+    return logs
 
 
 def read_log(path: Path) -> RunLog:
@@ -88,28 +89,41 @@ def read_log(path: Path) -> RunLog:
     except OSError as error:
         log.unreadable = error.strerror or str(error)
     log.broken_off = file.broken_off
-    known = Logged()
-    system.keep(known)
-    devices, device = known.facts.get("num_devices"), known.facts.get("device")
+    logged = Logged()
+    system.keep(logged)
+    devices, device = logged.facts.get("num_devices"), logged.facts.get("device")
     log.num_devices = devices if isinstance(devices, int) else None
     log.device = device if isinstance(device, str) else None
     return log
 
 
 def described_devices(place: Path) -> int | None:
-    """Accelerators of the system by its description in a submission, None where there is none.
+    """Accelerators of the system by its description in a submission, None where there is none."""
+    description = _description_of(place)
+    try:
+        nodes, devices = description["number_of_nodes"], description["accelerators_per_node"]
+        return int(nodes) * int(devices) or None
+    except (ValueError, TypeError, KeyError):
+        return None
 
-    `<org>/results/<system>/<benchmark>` belongs to `<org>/systems/<system>.json`.
-    """
+
+def described_accelerator(place: Path) -> str | None:
+    """The accelerator's name by that description, None where there is none."""
+    name = _description_of(place).get("accelerator_model_name")
+    return name if isinstance(name, str) and name else None
+
+
+def _description_of(place: Path) -> dict[str, Any]:
+    """`<org>/systems/<system>.json` of `<org>/results/<system>/<benchmark>`, else nothing."""
     folder = place.resolve()
     if len(folder.parents) < 3:
-        return None
+        return {}
     path = folder.parents[2] / "systems" / f"{folder.parent.name}.json"
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return int(known["number_of_nodes"]) * int(known["accelerators_per_node"]) or None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return description if isinstance(description, dict) else {}
 
 
 def _lines(file: LogFile, system: System) -> Iterator[MlRecord | None]:
@@ -124,25 +138,30 @@ def _of_mlperf(log: RunLog) -> bool:
 
 def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     try:
-        found = sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+        paths = sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
     except OSError as error:
         raise UserError(str(folder), f"cannot be read: {error.strerror}") from error
-    if len(found) > MOST_FILES:
-        raise UserError(str(folder), f"holds {len(found):,} logs, more than {MOST_FILES:,}",
-                        remedy="give the folder of one set of runs")  # fmt: skip
-    return found
+    if len(paths) > MOST_FILES:
+        raise UserError(
+            str(folder),
+            f"holds {len(paths):,} logs, more than {MOST_FILES:,}",
+            remedy="give the folder of one set of runs",
+        )
+    return paths
 
 
 def _complain(place: Path) -> bool:
     """Raises UserError: no MLPerf log at `place`; folders below that have some are named."""
     below: list[str] = []
     if place.is_dir():
-        found = {path.parent for path in place.glob("*/result_*.txt*")}
-        found |= {path.parent for path in place.glob("*/*/result_*.txt*")}
-        below = sorted(str(path) for path in found)
+        folders = {path.parent for path in place.glob("*/result_*.txt*")}
+        folders |= {path.parent for path in place.glob("*/*/result_*.txt*")}
+        below = sorted(map(str, folders))
     remedy = f"give one of the folders below it: {', '.join(below[:5])}" if below else None
     raise UserError(
-        str(place), "holds no log of an MLPerf run",
-        allowed="result_*.txt, *_<number>.log or other .log, .txt and .out files with :::MLLOG lines, plain or .gz",
+        str(place),
+        "holds no log of an MLPerf run",
+        allowed="result_*.txt, *_<number>.log or other .log, .txt and .out files with :::MLLOG "
+        "lines, plain or .gz",
         remedy=remedy,
-    )  # fmt: skip
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.mlperf.check import official
+from paceline.mlperf.check import official_checker
 from tests.forms.__main__ import changes, recorded_forms
 from tests.forms.differences import differences
 from tests.forms.invoking import FOLDER, ROOT, load_cases
@@ -18,7 +18,9 @@ from tests.forms.neutral import Neutral, kinds
 DOCUMENT = {"exit": 0, "stdout": {"rows": [{"step_time_s": 0.25, "n": 8, "note": "as is"}]}}
 
 
-@pytest.mark.skipif(not official.checker_rulesets(), reason="mlperf-logging is not installed")
+@pytest.mark.skipif(
+    not official_checker.checker_rulesets(), reason="mlperf-logging is not installed"
+)
 def test_every_command_prints_what_is_recorded():
     done = subprocess.run(
         [sys.executable, "-m", "tests.forms", "compare"],

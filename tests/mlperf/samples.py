@@ -13,8 +13,14 @@ EPOCH_MS = 1_760_000_000_000
 
 def line(key: str, value: Any = None, time_ms: float = EPOCH_MS, **metadata: Any) -> str:
     """One result line."""
-    record = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key,
-              "value": value, "metadata": {"file": "train.py", "lineno": 1, **metadata}}  # fmt: skip
+    record = {
+        "namespace": "",
+        "time_ms": time_ms,
+        "event_type": "POINT_IN_TIME",
+        "key": key,
+        "value": value,
+        "metadata": {"file": "train.py", "lineno": 1, **metadata},
+    }
     return f":::MLLOG {json.dumps(record)}"
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.mlperf.submission.description import FIELDS
+from paceline.mlperf.submission.description_fields import FIELDS
 from tests.mlperf.samples import EPOCH_MS, TEN, line
 
 SYSTEM = "box_2x8"
@@ -23,26 +23,38 @@ def whole_trial(
     start = EPOCH_MS + number * 7_200_000
     run, stop = start + 120_000, start + 120_000 + minutes * 60_000
     values: dict[str, Any] = {
-        "submission_benchmark": "llama2_70b_lora", "submission_org": ORGANISATION,
-        "submission_platform": "2xBox", "submission_division": "closed",
-        "submission_status": "onprem", "seed": 100 + number, "global_batch_size": 8,
-        "train_samples": 3901, "eval_samples": 173, "gradient_accumulation_steps": 1,
-        "opt_base_learning_rate": 0.0004, "opt_learning_rate_training_steps": 1024,
-        "opt_gradient_clip_norm": 0.3, "opt_adamw_weight_decay": 0.0001, "lora_alpha": 32,
+        "submission_benchmark": "llama2_70b_lora",
+        "submission_org": ORGANISATION,
+        "submission_platform": "2xBox",
+        "submission_division": "closed",
+        "submission_status": "onprem",
+        "seed": 100 + number,
+        "global_batch_size": 8,
+        "train_samples": 3901,
+        "eval_samples": 173,
+        "gradient_accumulation_steps": 1,
+        "opt_base_learning_rate": 0.0004,
+        "opt_learning_rate_training_steps": 1024,
+        "opt_gradient_clip_norm": 0.3,
+        "opt_adamw_weight_decay": 0.0001,
+        "lora_alpha": 32,
         "lora_rank": 16,
-    }  # fmt: skip
+    }
     values |= changed
-    known = [line(key, value, start + 3) for key, value in values.items() if value is not None]
+    fields = [line(key, value, start + 3) for key, value in values.items() if value is not None]
     lines = [
-        line("cache_clear", True, start - 10), line("init_start", None, start), *known,
-        line("init_stop", None, run - 1), line("run_start", None, run),
+        line("cache_clear", True, start - 10),
+        line("init_start", None, start),
+        *fields,
+        line("init_stop", None, run - 1),
+        line("run_start", None, run),
         line("block_start", None, run + 1, samples_count=0),
         line("block_stop", None, stop - 4, samples_count=samples),
         line("eval_start", None, stop - 3, samples_count=samples),
         line("eval_accuracy", 0.924, stop - 2, samples_count=samples),
         line("eval_stop", None, stop - 1, samples_count=samples),
         line("run_stop", None, stop, samples_count=samples, status="success"),
-    ]  # fmt: skip
+    ]
     return "".join(f"{text}\n" for text in lines)
 
 
@@ -57,16 +69,20 @@ def ten_runs(folder: Path, **changed: Any) -> Path:
 
 def description(path: Path, **changed: Any) -> Path:
     """A whole system description; None leaves a field out."""
-    known: dict[str, Any] = dict.fromkeys(FIELDS, "something")
-    known |= {
-        "submitter": ORGANISATION, "division": "closed", "status": "Available cloud",
-        "system_name": "Box", "number_of_nodes": "2", "accelerators_per_node": "8",
+    fields: dict[str, Any] = dict.fromkeys(FIELDS, "something")
+    fields |= {
+        "submitter": ORGANISATION,
+        "division": "closed",
+        "status": "Available cloud",
+        "system_name": "Box",
+        "number_of_nodes": "2",
+        "accelerators_per_node": "8",
         "accelerator_model_name": "NVIDIA H100 80GB HBM3",
         "other_software_stack": {"nccl_version": "2.28"},
-    }  # fmt: skip
-    known = {name: value for name, value in (known | changed).items() if value is not None}
+    }
+    fields = {name: value for name, value in (fields | changed).items() if value is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(known, indent=4))
+    path.write_text(json.dumps(fields, indent=4))
     return path
 
 

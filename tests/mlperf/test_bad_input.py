@@ -1,4 +1,4 @@
-"""Whatever is wrong with a folder of runs has its own message and status; nothing is changed by asking."""
+"""Whatever is wrong with a folder of runs has its own message and status; nothing changes."""
 
 from __future__ import annotations
 
@@ -44,34 +44,49 @@ WITHOUT_STOP = cut_behind('"key": "run_stop", "val')
 CASES: dict[str, tuple[Change, int, str, str]] = {
     "two benchmarks": (
         lambda f: (f / "result_5.txt").write_text(whole_trial(5, submission_benchmark="flux1")),
-        1, "error", "holds runs of 2 benchmarks (flux1: result_5.txt; llama2_70b_lora: ",
+        1,
+        "error",
+        "holds runs of 2 benchmarks (flux1: result_5.txt; llama2_70b_lora: ",
     ),
     "a missing run": (
         lambda f: (f / "result_5.txt").unlink(),
-        4, "incomplete", "9 of the 10 runs that llama2_70b_lora needs; missing: number 5",
+        4,
+        "incomplete",
+        "9 of the 10 runs that llama2_70b_lora needs; missing: number 5",
     ),
     "a run that is there twice": (
         lambda f: (f / "result_5.txt").write_text((f / "result_4.txt").read_text()),
-        4, "incomplete", "9 of the 10 runs that llama2_70b_lora needs; 1 duplicate",
+        4,
+        "incomplete",
+        "9 of the 10 runs that llama2_70b_lora needs; 1 duplicate",
     ),
     "one run without run_stop": (of(3, WITHOUT_STOP), 0, "ok", "it has no run_stop line"),
     "two runs without run_stop": (
         both(of(3, WITHOUT_STOP), of(4, WITHOUT_STOP)),
-        3, "invalid", "2 of 10 runs did not converge, and only 1 may be dropped",
+        3,
+        "invalid",
+        "2 of 10 runs did not converge, and only 1 may be dropped",
     ),
     "a packed log that is damaged": (
-        both(packed_and_cut), 0, "ok", "result_2.txt.gz: the compressed file is damaged",
+        both(packed_and_cut),
+        0,
+        "ok",
+        "result_2.txt.gz: the compressed file is damaged",
     ),
     "an empty log": (of(3, lambda _: ""), 0, "ok", "it has no run_start line"),
     "a placeholder": (
         of(3, lambda text: text.replace('"Example"', '"SUBMISSION_ORG_PLACEHOLDER"')),
-        0, "ok", "submission_org was never filled in: it is a placeholder",
+        0,
+        "ok",
+        "submission_org was never filled in: it is a placeholder",
     ),
     "a run that stopped before its target": (
         of(3, lambda text: text.replace('"success"', '"aborted"')),
-        0, "ok", "run_stop has status aborted",
+        0,
+        "ok",
+        "run_stop has status aborted",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,10 +100,10 @@ def test_each_fault_has_its_message_and_status(tmp_path: Path, case: str):
     assert done.returncode == code, done.stderr
     assert words in (done.stderr if status == "error" else done.stdout)
     if status != "error":
-        found = json.loads(done.stdout)
-        assert found["status"] == status and found["official"] is False
-        assert (found["score_minutes"] is None) == (status != "ok")
-        assert found["reason"] is None or status != "ok"
+        answer = json.loads(done.stdout)
+        assert answer["status"] == status and answer["official"] is False
+        assert (answer["score_minutes"] is None) == (status != "ok")
+        assert answer["reason"] is None or status != "ok"
     assert contents(tmp_path) == before
 
 

@@ -30,19 +30,24 @@ def test_a_score_is_printed_as_unofficial_with_its_ruleset(runs: Path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert f"10.1875 minutes, {LABEL}" in done.stdout
-    for words in ("5.1.0 (the default)", "mean of 8 of 10 runs", "scaling factor 1.000000",
-                  "not an official MLPerf metric", "result_9.txt  success  slowest"):  # fmt: skip
+    for words in (
+        "5.1.0 (the default)",
+        "mean of 8 of 10 runs",
+        "scaling factor 1.000000",
+        "not an official MLPerf metric",
+        "result_9.txt  success  slowest",
+    ):
         assert words in done.stdout, done.stdout
 
 
 def test_json_holds_the_whole_score(runs: Path):
     done = paceline("score", runs, "--json")
-    found = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
 
     assert done.returncode == 0
-    assert found["score_minutes"] == pytest.approx(10.1875)
-    assert (found["official"], found["label"], found["status"]) == (False, LABEL, "ok")
-    assert found["rcp"]["status"] == "passed" and len(found["runs"]) == 10
+    assert answer["score_minutes"] == pytest.approx(10.1875)
+    assert (answer["official"], answer["label"], answer["status"]) == (False, LABEL, "ok")
+    assert answer["rcp"]["status"] == "passed" and len(answer["runs"]) == 10
 
 
 def test_csv_and_markdown_say_that_it_is_unofficial(runs: Path):
@@ -67,8 +72,13 @@ def test_exit_codes_tell_a_score_a_refusal_and_a_gap_apart(runs: Path):
 
 def test_bad_input_is_one_line_and_exit_code_1(runs: Path, tmp_path: Path):
     (runs / "result_2.txt").write_text(trial(2, benchmark="flux1"))
-    for words in (("score", runs), ("score", tmp_path / "no"), ("score", runs, "--ruleset", "x"),
-                  ("check", tmp_path / "no"), ("check", runs, "--ruleset", "x")):  # fmt: skip
+    for words in (
+        ("score", runs),
+        ("score", tmp_path / "no"),
+        ("score", runs, "--ruleset", "x"),
+        ("check", tmp_path / "no"),
+        ("check", runs, "--ruleset", "x"),
+    ):
         done = paceline(*words)
         assert (done.returncode, done.stdout) == (1, ""), words
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
@@ -82,9 +92,12 @@ def test_check_names_findings_in_every_form(runs: Path):
     assert text.returncode == 3 and "0 of 1 logs pass 5.1.0 (the default)" in text.stdout
     assert "    train_samples is missing" in text.stdout and LABEL in text.stdout
 
-    found = json.loads(paceline("check", log, "--json").stdout)
-    assert (found["status"], found["official"]) == ("failed", False)
-    assert {one["key"] for one in found["files"][0]["findings"]} >= {"lora_rank", "lora_alpha"}
+    answer = json.loads(paceline("check", log, "--json").stdout)
+    assert (answer["status"], answer["official"]) == ("failed", False)
+    assert {finding["key"] for finding in answer["files"][0]["findings"]} >= {
+        "lora_rank",
+        "lora_alpha",
+    }
 
     rows = list(csv.DictReader(io.StringIO(paceline("check", log, "--format", "csv").stdout)))
     assert "train_samples is missing" in [row["message"] for row in rows]

@@ -40,10 +40,10 @@ def test_a_launch_scripts_folder_is_read(tmp_path: Path):
     (tmp_path / "nvidia-smi.log").write_text("clocks\n")
     (tmp_path / "nccl_4.log").write_text("all-reduce of another kind\n")
 
-    found = run_logs(tmp_path)
+    logs = run_logs(tmp_path)
 
-    assert [log.number for log in found] == [1, 2, 3, 10]
-    assert found[2].trials[0].begun is False
+    assert [log.number for log in logs] == [1, 2, 3, 10]
+    assert logs[2].trials[0].begun is False
 
 
 def test_any_other_log_may_hold_several_trials(tmp_path: Path):
@@ -52,7 +52,7 @@ def test_any_other_log_may_hold_several_trials(tmp_path: Path):
 
     (log,) = run_logs(tmp_path)
 
-    assert [one.minutes for one in log.trials] == [10.0, 10.0]
+    assert [trial.minutes for trial in log.trials] == [10.0, 10.0]
     assert (log.number, log.num_devices) == (None, 16)
 
 
@@ -95,8 +95,8 @@ def test_what_is_no_plain_text_says_so(tmp_path: Path):
     (tmp_path / "result_1.txt").write_text(trial(1), encoding="utf-16")
     (tmp_path / "result_2.txt").symlink_to(tmp_path / "nowhere")
 
-    found = run_logs(tmp_path)
+    logs = run_logs(tmp_path)
 
-    assert found[0].unreadable is None
-    assert "UTF-16" in str(found[1].unreadable)
-    assert found[2].unreadable == "it is no regular file"
+    assert logs[0].unreadable is None
+    assert "UTF-16" in str(logs[1].unreadable)
+    assert logs[2].unreadable == "it is no regular file"

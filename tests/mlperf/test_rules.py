@@ -13,10 +13,10 @@ from paceline.mlperf.rules import BENCHMARKS, benchmark_named, round_in
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_a_recipe_of_its_model(name: str):
-    known = benchmark_named(name, "here")
+    benchmark = benchmark_named(name, "here")
 
-    assert load_recipe(known.recipe, known.variant).flops_convention
-    assert known.num_runs == 10
+    assert load_recipe(benchmark.recipe, benchmark.variant).flops_convention
+    assert benchmark.num_runs == 10
 
 
 def test_an_unknown_benchmark_is_refused_with_the_nearest_name():
@@ -25,7 +25,7 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest_name():
 
 
 @pytest.mark.parametrize(
-    ("place", "found"),
+    ("place", "expected"),
     [
         ("/data/v5.1/org/results", ("v5.1", "5.1.0")),
         ("/data/training_results_v5.0/v5.1-notes", ("training_results_v5.0", "5.0.0")),
@@ -34,5 +34,7 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest_name():
         ("/data/5.1", None),
     ],
 )
-def test_the_innermost_folder_that_names_a_round_counts(place: str, found: tuple[str, str] | None):
-    assert round_in(Path(place)) == found
+def test_the_innermost_folder_that_names_a_round_counts(
+    place: str, expected: tuple[str, str] | None
+):
+    assert round_in(Path(place)) == expected

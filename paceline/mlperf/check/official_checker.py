@@ -1,107 +1,106 @@
-"""The official compliance checker on one copied log: a program of its own, started with its path.
-
-It is never imported: the checker keeps state in its modules, and a rule that breaks off leaves some of
-it behind. One JSON object goes to standard output, also when the checker breaks off.
-"""
+"""Starts the official compliance checker on copies: it never sees a file of the user's."""
 
 from __future__ import annotations
 
 import json
-import re
+import subprocess
 import sys
-import tempfile
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-import yaml
-from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
+from paceline.core.errors import SystemFaultError
+from paceline.files.log_file import LogFile
 
-NAMING_KEYS = ("submission_benchmark", "submission_division")
-"""Their values become names of rule files, and what a rule file says is executed."""
-
-
-def main(ruleset: str, copy: str, own: str = "{}") -> None:
-    """Print what the checker has to say of the log `copy`.
-
-    `own` is JSON: `replaced` and `names` make another copy of the rules (`write_rules`); `also` is a
-    benchmark under whose rules the log is checked as well.
-    """
-    wishes = json.loads(own)
-    if "replaced" not in wishes:
-        judge(ruleset, copy, wishes.get("also"))
-        return
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        write_rules(ruleset, Path(folder), wishes["replaced"], wishes["names"])
-        # The checker seeks its rules beside its own file.
-        mlp_compliance.__file__ = str(Path(folder) / "mlp_compliance.py")
-        judge(ruleset, copy, None)
+PROGRAM = Path(__file__).with_name("checker_program.py")
+PACKAGE = "mlperf-logging"
+LONGEST_CHECK_S = 300.0
 
 
-def write_rules(
-    ruleset: str,
-    folder: Path,
-    replaced: dict[str, dict[str, tuple[str, str]]],
-    names: dict[str, str],
-) -> None:
-    """The rules of a round, the value checks named in `replaced` (file, key, field) exchanged.
+@dataclass(frozen=True)
+class ComplianceVerdict:
+    """What the official checker says of one log, in its own words."""
 
-    `names` are files that get another name. Raises LookupError where a check to replace is not there.
-    """
-    source = Path(mlp_compliance.__file__).parent / f"training_{ruleset}"
-    target = folder / source.name
-    target.mkdir()
-    for path in source.glob("*.yaml"):
-        text, wanted = path.read_text(), dict(replaced.get(path.stem, {}))
-        if wanted:
-            entries = yaml.load(text, Loader=yaml.BaseLoader)
-            for entry in entries:
-                rule = entry.get("KEY", {})
-                field, check = wanted.get(rule.get("NAME"), ("", ""))
-                if field in rule:
-                    rule[field] = check
-                    del wanted[rule["NAME"]]
-            if wanted:
-                raise LookupError(f"{path.name} has no such checks: {wanted}")
-            text = yaml.safe_dump(entries, sort_keys=False)
-        (target / f"{names.get(path.stem, path.stem)}.yaml").write_text(text)
+    messages: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    """Result lines that it could not parse, and why."""
+    broken: str | None = None
+    """Why there is no whole answer."""
 
 
-def judge(ruleset: str, copy: str, also: str | None) -> None:
-    """Print the checker's answer, by the rules that it finds."""
-    answer: dict[str, Any] = {"finished": False, "messages": [], "warnings": [], "unread": []}
-    checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=False)
+def checker_version() -> str:
+    """Version of the official package; raises SystemFaultError when it is not installed."""
     try:
-        lines, answer["unread"] = mlp_parser.parse_file(copy, ruleset=ruleset)
-        unsafe = [line.value["value"] for line in lines if line.key in NAMING_KEYS]
-        unsafe = [str(value) for value in unsafe if not re.fullmatch(r"\w{1,60}", str(value))]
-        if unsafe:
-            answer["refused"] = unsafe[0][:200]
-            return
-        # Where a benchmark or division has no rules it says so, then fails to open them.
-        with suppress(FileNotFoundError):
-            checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
-        if also is not None:
-            checked_as(also, lines, checker, ruleset)
-        answer["finished"] = True
-    finally:
-        answer["messages"] = [*checker.overwritable.values(), *checker.not_overwritable]
-        answer["warnings"] = list(checker.warnings.values())
-        json.dump(answer, sys.stdout)
+        return metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError as error:
+        raise SystemFaultError(
+            "mlperf check",
+            f"the official package {PACKAGE} is not installed",
+            remedy="install it with `pip install 'paceline[mlperf]'`",
+        ) from error
 
 
-def checked_as(
-    benchmark: str, lines: list[Any], checker: mlp_compliance.ComplianceChecker, ruleset: str
-) -> None:
-    """Check the lines once more as if they were a benchmark's, for what else its rules object to."""
-    mlp_compliance.enqueued_configs.clear()
-    said = dict(checker.overwritable)
-    for line in lines:
-        if line.key == "submission_benchmark":
-            line.value["value"] = benchmark
-    checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
-    checker.overwritable.update(said)
+def checker_rulesets() -> list[str]:
+    """Rounds of MLPerf Training whose rules the installed package has, oldest first."""
+    package = util.find_spec("mlperf_logging")
+    places = package.submodule_search_locations if package else None
+    folders = [path for place in places or () for path in Path(place).glob("*/training_?.?.?")]
+    names = {path.name.removeprefix("training_") for path in folders if path.is_dir()}
+    names = {name for name in names if all(part.isdigit() for part in name.split("."))}
+    return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:4])
+def copy_unpacked(log: Path, copy: Path) -> str | None:
+    """Writes `log`, unpacked, to `copy`; says why when it could not be read to its end."""
+    file = LogFile(log)
+    with copy.open("wb") as target:
+        target.writelines(file)
+    return file.broken_off
+
+
+def check_copy(
+    copy: Path, ruleset: str, changes: Mapping[str, object] | None = None
+) -> ComplianceVerdict:
+    """The verdict on `copy`, from a process that runs in its folder and knows nothing else.
+
+    `changes` are those of what it is checked by: see the program.
+    """
+    arguments = [ruleset, copy.name, json.dumps(changes or {})]
+    answer, broken = program_answer(PROGRAM, arguments, copy.parent, LONGEST_CHECK_S)
+    return ComplianceVerdict(
+        messages=tuple(answer.get("messages", ())),
+        warnings=tuple(answer.get("warnings", ())),
+        unread=tuple((text, why) for text, why in answer.get("unread", ())),
+        broken=broken,
+    )
+
+
+def program_answer(
+    program: Path, arguments: Sequence[str], folder: Path, limit_s: float
+) -> tuple[dict[str, Any], str | None]:
+    """The JSON that a checker's program prints, and why there is no whole answer.
+
+    It runs in `folder`, for at most `limit_s`.
+    """
+    command = [sys.executable, "-P", str(program), *arguments]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return {}, f"the checker took longer than {limit_s:g} s"
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        return {}, _last_words(done.stderr)
+    if "refused" in answer:
+        name = answer["refused"]
+        return answer, f"{name!r} is no name of a benchmark or division: the checker was not run"
+    return answer, None if answer["finished"] else _last_words(done.stderr)
+
+
+def _last_words(errors: str) -> str:
+    """How a checker ended that gave no answer."""
+    last = errors.strip().splitlines()[-1:] or ["without a word"]
+    return f"the checker broke off: {last[0][:300]}"

@@ -1,4 +1,4 @@
-"""The rules of a round as the small siblings keep them: a copy in which only these value checks differ.
+"""The rules of a round as the small siblings keep them: a copy with these value checks replaced.
 
 Every key, every count and every order that the official rules ask for is asked for here too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.mlperf.genuineness import NOT_A_RESULT
+from paceline.mlperf.eligibility import NOT_A_RESULT
 from paceline.mlperf.rules import DEFAULT_RULESET, SIBLINGS
 
 TINY_RULESET = "tiny"

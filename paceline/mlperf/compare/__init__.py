@@ -1,1 +1,1 @@
-"""Scores beside published results."""
+"""Scores beside published results of the round: peers, strong scaling, the page."""

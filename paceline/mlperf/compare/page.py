@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import altair as alt
 
 from paceline.core.units import percent
-from paceline.mlperf.compare.answer import OFFICIAL, Compared, Own
-from paceline.mlperf.compare.published import kind_of
+from paceline.mlperf.compare.comparison import OFFICIAL, ComparedScore, ScoreComparison
+from paceline.mlperf.compare.published_scores import accelerator_kind
 from paceline.mlperf.compare.strong_scaling import ScalingStep
 from paceline.mlperf.rules import NOT_A_METRIC
 from paceline.report.figures import one_line, printable, written
@@ -18,71 +18,117 @@ from paceline.report.step_charts import finish
 from paceline.report.theme import ON_PAGE, Look
 
 HEIGHT = 320
-BESIDE_HEADS = ("system", "accelerators", "official", "minutes", "ratio", "batch", "samples")
-SCALING_HEADS = ("runs", "official", "accelerators", "batch", "minutes", "efficiency",
-                 "more samples", "throughput", "training steps", "evaluations and rest")  # fmt: skip
+
+BESIDE_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "system": lambda row: one_line(row["system"]),
+    "accelerators": lambda row: (
+        f"{row['num_devices'] or '-'} x {printable(row['accelerator'] or '-')}"
+    ),
+    "official": lambda row: "yes" if row["official"] else "no",
+    "minutes": lambda row: _figure(row["score_minutes"], "{:.4f}"),
+    "ratio": lambda row: _figure(row["time_ratio"], "{:.3f}"),
+    "batch": lambda row: _figure(row["global_batch"], "{:,}"),
+    "samples": lambda row: _figure(row["mean_samples_to_target"], "{:,.0f}"),
+}
+"""Of the page's table of scores: head -> cell of a row of `compared_rows`."""
+
+SCALING_COLUMNS: dict[str, Callable[[ScalingStep], str]] = {
+    "runs": lambda step: one_line(step.name),
+    "official": lambda step: "yes" if step.official else "no",
+    "accelerators": lambda step: f"{step.num_devices:,}",
+    "batch": lambda step: f"{step.global_batch:,}" if step.global_batch else "-",
+    "minutes": lambda step: f"{step.minutes:.4f}",
+    "efficiency": lambda step: _share(step.efficiency),
+    "more samples": lambda step: _share(step.samples_factor),
+    "throughput": lambda step: _share(step.throughput_factor),
+    "training steps": lambda step: _share(step.training_factor),
+    "evaluations and rest": lambda step: _share(step.other_factor),
+}
+"""Of the page's tables of strong scaling: head -> cell."""
 
 
-def compared_rows(found: Compared) -> list[dict[str, Any]]:
+def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
     """Each score and each published result beside it as a row; `official` tells them apart."""
     rows: list[dict[str, Any]] = []
-    for one in found.own:
-        head = {"benchmark": found.benchmark, "ruleset": found.ruleset,
-                "num_devices": one.num_devices, "accelerator": one.accelerator}  # fmt: skip
-        rows.append({**head, "system": one.name, "official": False, "score_minutes": one.score_minutes,
-                     "time_ratio": None, "global_batch": one.global_batch,
-                     "mean_samples_to_target": one.mean_samples_to_target, "label": one.label})  # fmt: skip
+    for score in comparison.own:
+        head = {
+            "benchmark": comparison.benchmark,
+            "ruleset": comparison.ruleset,
+            "num_devices": score.num_devices,
+            "accelerator": score.accelerator,
+        }
+        figures = ("official", "score_minutes", "global_batch", "mean_samples_to_target", "label")
+        rows.append(
+            {
+                **head,
+                "system": score.name,
+                "time_ratio": None,
+                **{name: getattr(score, name) for name in figures},
+            }
+        )
         rows += [
-            {**head, "system": f"{other.submitter} {other.system}" + (" (these logs)" if other.itself else ""),
-             "official": True, "score_minutes": other.score_minutes, "time_ratio": other.time_ratio,
-             "global_batch": other.global_batch,
-             "mean_samples_to_target": other.mean_samples_to_target, "label": other.label}
-            for other in one.beside
-        ]  # fmt: skip
+            {
+                **head,
+                "system": f"{peer.submitter} {peer.system}"
+                + (" (these logs)" if peer.itself else ""),
+                "time_ratio": peer.time_ratio,
+                **{name: getattr(peer, name) for name in figures},
+            }
+            for peer in score.beside
+        ]
     return rows
 
 
-def compared_lines(found: Compared) -> Iterator[str]:
+def compared_lines(comparison: ScoreComparison) -> Iterator[str]:
     """What stands below the table on a terminal."""
-    for one in found.own:
-        if one.model_flops_per_s_per_device is not None:
-            rate = written(one.model_flops_per_s_per_device, "FLOP/s", 4)
-            yield one_line(f"{one.name}: {rate} a device, {one.convention}; {NOT_A_METRIC}")
-    if found.scaling:
+    for score in comparison.own:
+        if score.model_flops_per_s_per_device is not None:
+            rate = written(score.model_flops_per_s_per_device, "FLOP/s", 4)
+            yield one_line(f"{score.name}: {rate} a device, {score.convention}; {NOT_A_METRIC}")
+    if comparison.scaling:
         yield "strong scaling, against the fewest accelerators:"
-        yield from (f"  {line}" for line in map(_scaling_line, found.scaling))
-    for group in found.published_scaling:
+        yield from (f"  {line}" for line in map(_scaling_line, comparison.scaling))
+    for group in comparison.published_scaling:
         yield f"published by {group.submitter} on {group.accelerator}:"
         yield from (f"  {line}" for line in map(_scaling_line, group.steps))
-    yield from (one_line(f"note: {note}") for note in found.notes)
-    yield f"ratio: own minutes / published minutes. Published: {found.source}, {OFFICIAL}."
-    yield f"Own scores: {found.label}."
+    yield from (one_line(f"note: {note}") for note in comparison.notes)
+    yield f"ratio: own minutes / published minutes. Published: {comparison.source}, {OFFICIAL}."
+    yield f"Own scores: {comparison.label}."
 
 
-def time_to_train(found: Compared, look: Look) -> alt.LayerChart:
-    """Minutes over accelerators, both logarithmic: published results as dots, own scores marked."""
-    kinds = {one.accelerator for one in found.own}
-    rows = [
-        {"gpus": one.gpus, "minutes": one.score_minutes, "name": f"{one.submitter} {one.system}",
-         "accelerator": kind_of(one.accelerator), "alike": kind_of(one.accelerator) in kinds,
-         "official": "yes"}
-        for one in found.published
-    ]  # fmt: skip
+def time_to_train(comparison: ScoreComparison, look: Look) -> alt.LayerChart:
+    """Minutes over accelerators, both logarithmic: published as dots, own scores marked."""
+    kinds = {score.accelerator for score in comparison.own}
+    published = [
+        {
+            "gpus": result.gpus,
+            "minutes": result.score_minutes,
+            "name": f"{result.submitter} {result.system}",
+            "accelerator": (kind := accelerator_kind(result.accelerator)),
+            "alike": kind in kinds,
+            "official": "yes",
+        }
+        for result in comparison.published
+    ]
     own = [
-        {"gpus": one.num_devices, "minutes": one.score_minutes, "name": printable(one.name),
-         "accelerator": one.accelerator, "official": f"no: {one.label}"}
-        for one in found.own
-        if one.num_devices and one.score_minutes
-    ]  # fmt: skip
+        {
+            "gpus": score.num_devices,
+            "minutes": score.score_minutes,
+            "name": printable(score.name),
+            "accelerator": score.accelerator,
+            "official": f"no: {score.label}",
+        }
+        for score in comparison.own
+        if score.num_devices and score.score_minutes
+    ]
     palette = look.palette
     layers = []
-    if rows:
+    if published:
         colour = alt.condition(
             alt.datum["alike"], alt.value(palette.steady), alt.value(palette.warmup)
         )
-        layers.append(
-            _marks(rows, "published").mark_circle(size=60, opacity=0.75).encode(color=colour)
-        )
+        dots = _marks(published, "published").mark_circle(size=60, opacity=0.75)
+        layers.append(dots.encode(color=colour))
     if own:
         layers.append(
             _marks(own, "own").mark_point(
@@ -95,88 +141,93 @@ def time_to_train(found: Compared, look: Look) -> alt.LayerChart:
             .encode(text=alt.Text("minutes:Q", format=".3~f"))
         )
     notes = [
-        f"{found.benchmark}, {found.ruleset}, {found.division} division. Diamond: own scores, {found.label}.",
+        f"{comparison.benchmark}, {comparison.ruleset}, {comparison.division} division. Diamond: "
+        f"own scores, {comparison.label}.",
         "Dot: published by MLCommons Association (blue: the same accelerator, grey: others); not "
         "every published result is known here.",
     ]
     return finish(layers or [_marks([], "none").mark_point()], look, "Time to train", notes, HEIGHT)
 
 
-def compared_html(found: Compared) -> str:
+def compared_html(comparison: ScoreComparison) -> str:
     """The page of one comparison; it opens without a network."""
+    groups = [("These runs", comparison.scaling)] if comparison.scaling else []
+    groups += [
+        (f"Published by {printable(g.submitter)} on {printable(g.accelerator)}", g.steps)
+        for g in comparison.published_scaling
+    ]
     return render_page(
         "mlperf.html.j2",
-        {"time-to-train": time_to_train(found, ON_PAGE)},
-        name=f"{found.benchmark}, MLPerf Training {found.ruleset}",
-        chip=found.label,
-        setup=[f"{found.division} division", f"published results: {found.source}"],
-        beside_heads=BESIDE_HEADS,
-        beside_rows=[_beside_cells(row) for row in compared_rows(found)],
-        scaling_heads=SCALING_HEADS,
-        groups=[("These runs", [_scaling_cells(s) for s in found.scaling])] * bool(found.scaling)
-        + [
-            (f"Published by {printable(g.submitter)} on {printable(g.accelerator)}",
-             [_scaling_cells(s) for s in g.steps])
-            for g in found.published_scaling
+        {"time-to-train": time_to_train(comparison, ON_PAGE)},
+        name=f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}",
+        chip=comparison.label,
+        setup=[f"{comparison.division} division", f"published results: {comparison.source}"],
+        beside_heads=tuple(BESIDE_COLUMNS),
+        beside_rows=[
+            [cell(row) for cell in BESIDE_COLUMNS.values()] for row in compared_rows(comparison)
         ],
-        notes=[*map(one_line, found.notes), *_rates(found.own)],
+        scaling_heads=tuple(SCALING_COLUMNS),
+        groups=[
+            (title, [[cell(step) for cell in SCALING_COLUMNS.values()] for step in steps])
+            for title, steps in groups
+        ],
+        notes=[*map(one_line, comparison.notes), *_rates(comparison.own)],
         official=OFFICIAL,
-        label=found.label,
-    )  # fmt: skip
+        label=comparison.label,
+    )
 
 
-def _rates(own: Sequence[Own]) -> list[str]:
+def _rates(scores: Sequence[ComparedScore]) -> list[str]:
     return [
-        f"{one_line(one.name)}: {written(one.model_flops_per_s_per_device, 'FLOP/s', 4)} a device; {NOT_A_METRIC}"
-        for one in own
-        if one.model_flops_per_s_per_device is not None
+        f"{one_line(score.name)}: {written(score.model_flops_per_s_per_device, 'FLOP/s', 4)} "
+        f"a device; {NOT_A_METRIC}"
+        for score in scores
+        if score.model_flops_per_s_per_device is not None
     ]
 
 
 def _marks(rows: Sequence[dict[str, Any]], name: str) -> alt.Chart:
-    x = alt.X("gpus:Q", title="accelerators", scale=alt.Scale(type="log", base=2, padding=14),
-              axis=alt.Axis(format=",d"))  # fmt: skip
-    y = alt.Y("minutes:Q", title="time to train (minutes)", scale=alt.Scale(type="log", nice=False, padding=14),
-              axis=alt.Axis(tickCount=6, format=",~r"))  # fmt: skip
-    tips = [alt.Tooltip("name:N"), alt.Tooltip("accelerator:N"), alt.Tooltip("gpus:Q"),
-            alt.Tooltip("minutes:Q", format=".4~f"), alt.Tooltip("official:N")]  # fmt: skip
+    x = alt.X(
+        "gpus:Q",
+        title="accelerators",
+        scale=alt.Scale(type="log", base=2, padding=14),
+        axis=alt.Axis(format=",d"),
+    )
+    y = alt.Y(
+        "minutes:Q",
+        title="time to train (minutes)",
+        scale=alt.Scale(type="log", nice=False, padding=14),
+        axis=alt.Axis(tickCount=6, format=",~r"),
+    )
+    tips = [
+        alt.Tooltip("name:N"),
+        alt.Tooltip("accelerator:N"),
+        alt.Tooltip("gpus:Q"),
+        alt.Tooltip("minutes:Q", format=".4~f"),
+        alt.Tooltip("official:N"),
+    ]
     return alt.Chart(alt.Data(values=list(rows)), name=name).encode(x=x, y=y, tooltip=tips)
 
 
-def _scaling_line(one: ScalingStep) -> str:
-    parts = [
-        f"samples {percent(one.samples_factor, 1)}",
-        f"throughput {percent(one.throughput_factor, 1)}",
-    ]
-    if one.training_factor is not None and one.other_factor is not None:
-        parts[1] += (
-            f" = training steps {percent(one.training_factor, 1)} x evaluations and rest "
-            f"{percent(one.other_factor, 1)}"
+def _scaling_line(step: ScalingStep) -> str:
+    samples = f"samples {percent(step.samples_factor, 1)}"
+    throughput = f"throughput {percent(step.throughput_factor, 1)}"
+    if step.training_factor is not None and step.other_factor is not None:
+        throughput += (
+            f" = training steps {percent(step.training_factor, 1)} x evaluations and rest "
+            f"{percent(step.other_factor, 1)}"
         )
-    batch = f", batch {one.global_batch:,}" if one.global_batch else ""
-    official = "official" if one.official else "unofficial"
+    batch = f", batch {step.global_batch:,}" if step.global_batch else ""
+    official = "official" if step.official else "unofficial"
     return one_line(
-        f"{one.num_devices:,} accelerators{batch}: {one.minutes:.4f} minutes, efficiency "
-        f"{percent(one.efficiency, 1)} = {' x '.join(parts)} ({official}, {one.name})"
+        f"{step.num_devices:,} accelerators{batch}: {step.minutes:.4f} minutes, efficiency "
+        f"{percent(step.efficiency, 1)} = {samples} x {throughput} ({official}, {step.name})"
     )
 
 
-def _scaling_cells(one: ScalingStep) -> list[str]:
-    shares = (
-        one.efficiency,
-        one.samples_factor,
-        one.throughput_factor,
-        one.training_factor,
-        one.other_factor,
-    )
-    return [one_line(one.name), "yes" if one.official else "no", f"{one.num_devices:,}",
-            f"{one.global_batch:,}" if one.global_batch else "-", f"{one.minutes:.4f}",
-            *("-" if share is None else percent(share, 1) for share in shares)]  # fmt: skip
+def _share(fraction: float | None) -> str:
+    return "-" if fraction is None else percent(fraction, 1)
 
 
-def _beside_cells(row: dict[str, Any]) -> list[str]:
-    count = f"{row['num_devices'] or '-'} x {printable(row['accelerator'] or '-')}"
-    figures = [("score_minutes", "{:.4f}"), ("time_ratio", "{:.3f}"), ("global_batch", "{:,}"),
-               ("mean_samples_to_target", "{:,.0f}")]  # fmt: skip
-    cells = ["-" if row[key] is None else form.format(row[key]) for key, form in figures]
-    return [one_line(row["system"]), count, "yes" if row["official"] else "no", *cells]
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -4,8 +4,9 @@ A run's time is samples to the target / samples a second. From n0 to n1 accelera
 
     n0 t0 / (n1 t1) = s0 / s1  *  (r1 / n1) / (r0 / n0)
 
-with s the samples to the target, which grow with the batch, and r the samples a second of the whole
-run. The second factor is that of the training steps times what evaluations and the rest take away.
+with n accelerators, t the run time, s the samples to the target, which grow with the batch, and
+r = s / t the samples a second of the whole run; 0 is the base, 1 the larger set. The second factor
+is that of the training steps times what evaluations and the rest take away.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.value import Value
-from paceline.mlperf.compare.published import PublishedScore
+from paceline.mlperf.compare.published_scores import PublishedScore
 from paceline.mlperf.score.score import Score
 
 
 @dataclass(frozen=True)
-class Point:
+class StrongScalingPoint:
     """One set of runs: accelerators, olympic mean of the run times, mean samples to the target."""
 
     name: str
@@ -54,61 +55,60 @@ class ScalingStep(Value):
     """The part that evaluations and the rest of the run lose."""
 
 
-def scaling_steps(points: Sequence[Point]) -> list[ScalingStep]:
-    """Every set against the one on the fewest accelerators, by their number; empty below two sizes."""
-    ordered = sorted(points, key=lambda one: one.num_devices)
-    if len({one.num_devices for one in ordered}) < 2:
+def scaling_steps(points: Sequence[StrongScalingPoint]) -> list[ScalingStep]:
+    """Every set against the one on the fewest accelerators; empty below two sizes."""
+    ordered = sorted(points, key=lambda point: point.num_devices)
+    if len({point.num_devices for point in ordered}) < 2:
         return []
-    return [_step(one, ordered[0]) for one in ordered]
+    return [_step(point, ordered[0]) for point in ordered]
 
 
-def point_of_score(score: Score, name: str) -> Point | None:
+def point_of_score(score: Score, name: str) -> StrongScalingPoint | None:
     """What a score says, None where it lacks devices, a mean run time or samples."""
     if not (score.num_devices and score.olympic_mean_minutes and score.mean_samples_to_target):
         return None
-    batches = {run.global_batch for run in score.runs if run.part == "counted"}
-    return Point(
-        name,
-        False,
-        score.num_devices,
-        score.olympic_mean_minutes,
-        score.mean_samples_to_target,
-        score.median_samples_per_s,
-        batches.pop() if len(batches) == 1 else None,
+    return StrongScalingPoint(
+        name=name,
+        official=False,
+        num_devices=score.num_devices,
+        minutes=score.olympic_mean_minutes,
+        samples=score.mean_samples_to_target,
+        training_samples_per_s=score.median_samples_per_s,
+        global_batch=score.counted_batch,
     )
 
 
-def point_of_published(one: PublishedScore) -> Point | None:
+def point_of_published(result: PublishedScore) -> StrongScalingPoint | None:
     """What a published result says, None where its samples or its run time are not known."""
-    if not (one.olympic_mean_minutes and one.mean_samples_to_target):
+    if not (result.olympic_mean_minutes and result.mean_samples_to_target):
         return None
-    return Point(
-        f"{one.submitter} {one.system}",
-        True,
-        one.gpus,
-        one.olympic_mean_minutes,
-        one.mean_samples_to_target,
-        one.median_throughput_samples_s,
-        one.global_batch_size,
+    return StrongScalingPoint(
+        name=f"{result.submitter} {result.system}",
+        official=True,
+        num_devices=result.gpus,
+        minutes=result.olympic_mean_minutes,
+        samples=result.mean_samples_to_target,
+        training_samples_per_s=result.median_throughput_samples_s,
+        global_batch=result.global_batch_size,
     )
 
 
-def _step(one: Point, base: Point) -> ScalingStep:
-    speedup = base.minutes / one.minutes
-    samples = base.samples / one.samples
-    efficiency = speedup * base.num_devices / one.num_devices
+def _step(point: StrongScalingPoint, base: StrongScalingPoint) -> ScalingStep:
+    speedup = base.minutes / point.minutes
+    samples = base.samples / point.samples
+    efficiency = speedup * base.num_devices / point.num_devices
     throughput = efficiency / samples
     training = None
-    if one.training_samples_per_s and base.training_samples_per_s:
-        each = one.training_samples_per_s / one.num_devices
-        training = each / (base.training_samples_per_s / base.num_devices)
+    if point.training_samples_per_s and base.training_samples_per_s:
+        per_device = point.training_samples_per_s / point.num_devices
+        training = per_device / (base.training_samples_per_s / base.num_devices)
     return ScalingStep(
-        name=one.name,
-        official=one.official,
-        num_devices=one.num_devices,
-        global_batch=one.global_batch,
-        minutes=one.minutes,
-        samples=one.samples,
+        name=point.name,
+        official=point.official,
+        num_devices=point.num_devices,
+        global_batch=point.global_batch,
+        minutes=point.minutes,
+        samples=point.samples,
         speedup=speedup,
         efficiency=efficiency,
         samples_factor=samples,

@@ -1,1 +1,1 @@
-"""Series of trials to a target, and what the small siblings train on."""
+"""Series of trials to a target: request, trials, their state; what the small siblings train on."""

@@ -16,7 +16,7 @@ from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import is_alive, read_value
 from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request
-from paceline.mlperf.genuineness import NOT_A_RESULT
+from paceline.mlperf.eligibility import NOT_A_RESULT
 from paceline.mlperf.rules import (
     BENCHMARKS,
     DEFAULT_RULESET,
@@ -29,8 +29,8 @@ from paceline.mlperf.run.series import SERIES_FILE, SeriesAnswer, TrialSeries, T
 from paceline.mlperf.run.tiny_data import Prepared, Showing, prepared
 from paceline.mlperf.run.trials import Trials
 from paceline.mlperf.score.convergence import reference_at
-from paceline.mlperf.score.expected import ExpectedTime, Speed, expected_time
-from paceline.mlperf.score.folder import score
+from paceline.mlperf.score.expected_time import ExpectedTime, MeasuredSpeed, expected_time
+from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score
 from paceline.runs.ending import read_ranks
 from paceline.runs.outcome import evaluate
@@ -55,7 +55,7 @@ MASK = "loss_mask="
 
 
 @dataclass(frozen=True)
-class Asked:
+class SeriesRequest:
     """What the command line asks for."""
 
     benchmark: str
@@ -73,7 +73,7 @@ class Asked:
     root: Path = Path("runs")
 
 
-def benchmark_of(asked: Asked) -> Benchmark:
+def benchmark_of(asked: SeriesRequest) -> Benchmark:
     """The benchmark, or its small sibling; raises UserError for an unknown name."""
     name = asked.benchmark.replace("_", "-").lower()
     known = {key.replace("_", "-"): value for key, value in NAMES.items()}
@@ -83,7 +83,7 @@ def benchmark_of(asked: Asked) -> Benchmark:
     return SIBLINGS[f"{known[name]}_tiny"] if asked.tiny else BENCHMARKS[known[name]]
 
 
-def plan_trials(asked: Asked, show: Showing) -> Trials:
+def plan_trials(asked: SeriesRequest, show: Showing) -> Trials:
     """The series that is asked for, begun or new, with all that its trials need.
 
     `show` shows how a base model is trained, where one is missing. Raises UserError when it cannot run
@@ -142,7 +142,7 @@ def _never_again(plan: Plan) -> Plan:
     return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
 
 
-def _batch_here(asked: Asked, benchmark: Benchmark) -> int:
+def _batch_here(asked: SeriesRequest, benchmark: Benchmark) -> int:
     """Samples of a step with the user's own settings.
 
     Raises UserError for a machine without room, before anything is said of data.
@@ -154,7 +154,7 @@ def _batch_here(asked: Asked, benchmark: Benchmark) -> int:
     return plan.spec.training.global_batch
 
 
-def _data(asked: Asked, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
+def _data(asked: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
     if asked.synthetic:
         short = _short(benchmark, batch)
         return Prepared(("data.source=synthetic", "data.path=null", *short), None)
@@ -172,7 +172,7 @@ def _data(asked: Asked, benchmark: Benchmark, batch: int, show: Showing) -> Prep
     return Prepared(tuple(_staged(asked, benchmark)), None)
 
 
-def _staged(asked: Asked, benchmark: Benchmark) -> list[str]:
+def _staged(asked: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """Overrides that name the user's files."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     source = "latents" if isinstance(recipe.model, MMDiTShape) else "tokens"
@@ -201,7 +201,7 @@ def _short(benchmark: Benchmark, batch: int) -> list[str]:
     return [f"steps={SYNTHETIC_STEPS}", f"training.evaluation={json.dumps(fields)}"]
 
 
-def _labels(asked: Asked, benchmark: Benchmark) -> list[str]:
+def _labels(asked: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """What the log says of the system; the user's own --set come later and win."""
     if benchmark.sibling_of is None and not asked.synthetic:
         return []
@@ -224,7 +224,7 @@ def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> Serie
     return found.model_copy(update={"score": _score(trials.folder, series)})
 
 
-def standing(asked: Asked) -> SeriesAnswer:
+def standing(asked: SeriesRequest) -> SeriesAnswer:
     """How the newest series of a benchmark stands, or the one that is named; nothing is run or made.
 
     Raises UserError when there is none.
@@ -272,12 +272,12 @@ def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
     return expected_time(at, speed, evaluation.every_samples, evaluation.skip_first)
 
 
-def _speed(run: Path) -> Speed | None:
+def _speed(run: Path) -> MeasuredSpeed | None:
     """Samples/s of the steady steps and the median evaluation time of a run."""
     result, first = evaluate(run).result, read_ranks(run, "native").get(0)
     rate = result.metrics.get("samples_per_s")
     times = [event.eval_time_s for event in first.evaluations] if first else []
     if rate is None or rate.value is None or not times:
         return None
-    return Speed(samples_per_s=rate.value, relative_spread=rate.spread or 0.0,
+    return MeasuredSpeed(samples_per_s=rate.value, relative_spread=rate.spread or 0.0,
                  num_steps=rate.n or 1, evaluation_s=median(times))  # fmt: skip

@@ -8,7 +8,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from paceline.core.value import Value
 from paceline.files.run_folder import Controller
-from paceline.mlperf.score.expected import ExpectedTime
+from paceline.mlperf.score.expected_time import ExpectedTime
 from paceline.mlperf.score.score import Score
 
 TrialStatus = Literal[
@@ -75,7 +75,7 @@ class TrialSeries(Value):
         return self.model_copy(update={"trials": changed})
 
     def up_to(self, wanted: int) -> TrialSeries:
-        """The series with so many trials, none of which has another's seed; never fewer than it has."""
+        """The series with so many trials, each with its own seed; never fewer than it has."""
         more = range(len(self.trials), wanted)
         new = [TrialState(number=n, seed=self.first_seed + n) for n in more]
         return self.model_copy(update={"trials": (*self.trials, *new), "wanted": wanted})

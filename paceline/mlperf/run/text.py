@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.units import significant
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
-from paceline.mlperf.score.expected import ExpectedTime
+from paceline.mlperf.score.expected_time import ExpectedTime
 from paceline.mlperf.score.text import score_lines
 from paceline.report.figures import one_line
 
@@ -33,26 +33,26 @@ def trial_text(trial: TrialState) -> str:
         parts.append(f"last loss {trial.last_loss:.4f}")
     if trial.samples_per_s is not None:
         parts.append(f"{significant(trial.samples_per_s, 4)} samples/s")
-    told = " · ".join(parts)
-    return one_line(f"{told}: {trial.reason}" if trial.reason else told)
+    line = " · ".join(parts)
+    return one_line(f"{line}: {trial.reason}" if trial.reason else line)
 
 
-def answer_lines(found: SeriesAnswer) -> Iterator[str]:
+def answer_lines(answer: SeriesAnswer) -> Iterator[str]:
     """How a series stands and what it yields, for a terminal."""
-    series = found.series
+    series = answer.series
     done = len(series.trials) - len(series.missing)
     yield one_line(f"{series.benchmark} · {series.label}")
-    yield f"  series       {found.status}: {done} of {len(series.trials)} trials have ended"
-    yield one_line(f"  logs         {found.folder}")
-    if found.expected is not None:
-        yield from _expected(found.expected)
-    elif series.synthetic and found.status == "complete":
+    yield f"  series       {answer.status}: {done} of {len(series.trials)} trials have ended"
+    yield one_line(f"  logs         {answer.folder}")
+    if answer.expected is not None:
+        yield from _expected(answer.expected)
+    elif series.synthetic and answer.status == "complete":
         yield "  expected     no time: no speed, no evaluation, or no reference reaches this batch"
-    yield from (one_line(f"  warning      {warning}") for warning in found.warnings)
-    if found.resume:
-        yield one_line(f"  go on        {found.resume}")
-    if found.score is not None:
-        yield from score_lines(found.score)
+    yield from (one_line(f"  warning      {warning}") for warning in answer.warnings)
+    if answer.resume:
+        yield one_line(f"  go on        {answer.resume}")
+    if answer.score is not None:
+        yield from score_lines(answer.score)
 
 
 def _expected(time: ExpectedTime) -> Iterator[str]:

@@ -97,17 +97,25 @@ def _images(shape: MMDiTShape) -> Prepared:
 def _base(benchmark: Benchmark, code: Prepared, device: str, show: Showing) -> Path:
     """The checkpoint of the model without adapters, trained on the other text."""
     changes = (
-        "lora=null", "training.evaluation=null", "mlperf=null", f"steps={BASE_STEPS}",
-        f"seed={BASE_SEED}", "lr=3e-3", "training.lr_schedule.warmup=10", "grad_clip=1.0",
-        f"checkpoint.every={BASE_STEPS}", "layout.zero_stage=0", *code.overrides,
-    )  # fmt: skip
-    here = Where(launcher="local")
-    request = Request(benchmark.recipe, TRIAL_VARIANT, changes, 1, device, where=here)
+        "lora=null",
+        "training.evaluation=null",
+        "mlperf=null",
+        f"steps={BASE_STEPS}",
+        f"seed={BASE_SEED}",
+        "lr=3e-3",
+        "training.lr_schedule.warmup=10",
+        "grad_clip=1.0",
+        f"checkpoint.every={BASE_STEPS}",
+        "layout.zero_stage=0",
+        *code.overrides,
+    )
+    local = Where(launcher="local")
+    request = Request(benchmark.recipe, TRIAL_VARIANT, changes, 1, device, where=local)
     plan = make_plan(request)
     root = cache_folder() / "bases"
-    known = _checkpoint(root, plan.spec.key)
-    if known is not None:
-        return known
+    kept = _checkpoint(root, plan.spec.key)
+    if kept is not None:
+        return kept
     try:
         with show(plan) as watch:
             report = flow.run(plan, root, flow.command_line(), watch, probe=False)
@@ -117,9 +125,10 @@ def _base(benchmark: Benchmark, code: Prepared, device: str, show: Showing) -> P
     if made is None:
         status: Status = report.result.status
         raise SystemFaultError(
-            "the base model", f"was not trained: {status} {report.result.reason or ''}".strip(),
+            "the base model",
+            f"was not trained: {status} {report.result.reason or ''}".strip(),
             remedy=f"its run lies in {root}",
-        )  # fmt: skip
+        )
     return made
 
 

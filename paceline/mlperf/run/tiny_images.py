@@ -49,8 +49,8 @@ class Picture:
     @property
     def words(self) -> tuple[str, ...]:
         """Its description."""
-        return ("a", self.size, self.colour, self.shape, "on", self.ground,
-                "at", self.height, self.place)  # fmt: skip
+        what = ("a", self.size, self.colour, self.shape, "on", self.ground)
+        return (*what, "at", self.height, self.place)
 
 
 def drawn(picture: Picture, size: int) -> Floats:
@@ -77,19 +77,21 @@ def _mask(shape: str, x: Floats, y: Floats, reach: float) -> Floats:
 
 def pictures(count: int) -> list[Picture]:
     """The first `count` pictures, always the same; no ground has the shape's own colour."""
-    draws = np.random.RandomState(DRAWING_SEED)
+    random = np.random.RandomState(DRAWING_SEED)
     colours = tuple(COLOURS)
 
-    def one_of(names: Any) -> str:
-        return tuple(names)[draws.randint(len(names))]
+    def draw(names: Any) -> str:
+        return tuple(names)[random.randint(len(names))]
 
-    found: list[Picture] = []
-    while len(found) < count:
-        colour, ground = one_of(colours), one_of(colours)
+    chosen: list[Picture] = []
+    while len(chosen) < count:
+        colour, ground = draw(colours), draw(colours)
         if colour != ground:
-            found.append(Picture(one_of(SIZES), colour, one_of(SHAPES), ground,
-                                 one_of(HEIGHTS), one_of(PLACES)))  # fmt: skip
-    return found
+            # The order of the draws is the data: another gives other pictures.
+            size, shape = draw(SIZES), draw(SHAPES)
+            height, place = draw(HEIGHTS), draw(PLACES)
+            chosen.append(Picture(size, colour, shape, ground, height, place))
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,13 @@ class Encoder:
     @classmethod
     def of(cls, shape: MMDiTShape) -> Encoder:
         """The one encoder of a shape."""
-        draws = np.random.RandomState(ENCODER_SEED)
-        sizes = ((4, shape.latent_channels), (len(WORDS), shape.text_width),
-                 (len(WORDS), shape.pooled_width))  # fmt: skip
-        channels, text, pooled = (draws.standard_normal(size).astype(np.float32) for size in sizes)
+        random = np.random.RandomState(ENCODER_SEED)
+        sizes = (
+            (4, shape.latent_channels),
+            (len(WORDS), shape.text_width),
+            (len(WORDS), shape.pooled_width),
+        )
+        channels, text, pooled = (random.standard_normal(size).astype(np.float32) for size in sizes)
         return cls(shape, channels, text, pooled / 3)
 
     def sample(self, picture: Picture) -> dict[str, Floats]:

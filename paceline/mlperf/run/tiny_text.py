@@ -1,4 +1,4 @@
-"""Real text that every machine has: sources of Python's standard library, and its language reference.
+"""Real text that every machine has: sources of Python's standard library, and its reference.
 
 Both come from the interpreter that runs, so another Python has somewhat other texts: who compares
 trainings over them compares their digests first.
@@ -55,14 +55,18 @@ def _sources() -> Iterator[bytes]:
 
 
 def _reference() -> list[bytes]:
-    """Chapters of the language reference that `help()` shows; raises SystemFaultError without them."""
+    """Chapters of the language reference that `help()` shows.
+
+    Raises SystemFaultError where they are not installed.
+    """
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError as error:
         raise SystemFaultError(
-            "pydoc_data", "this Python comes without the texts that help() shows",
+            "pydoc_data",
+            "this Python comes without the texts that help() shows",
             remedy="install its documentation data (Debian: libpython3-stdlib)",
-        ) from error  # fmt: skip
+        ) from error
     return [topics[name].encode() for name in sorted(topics)]
 
 

@@ -1,1 +1,1 @@
-"""From trials to a score: reference convergence, expected times, energy."""
+"""From a set of runs to a score: windows, reference convergence, expected time, energy."""

@@ -1,7 +1,7 @@
-"""The test against reference convergence points (RCP): did the runs need as many samples as they must?
+"""The test against reference convergence points (RCP): did the runs need the samples they must?
 
-A submission that needs fewer samples than the reference by more than chance allows is refused; one that
-needs fewer within chance has its time scaled up to the reference's samples.
+A submission that needs fewer samples than the reference by more than chance allows is refused; one
+that needs fewer within chance has its time scaled up to the reference's samples.
 Source: mlcommons/training_policies, training_rules.adoc; mlcommons/logging 4.1, rcp_checker.
 """
 
@@ -24,14 +24,14 @@ POINTS = "mlperf-rcp"
 OWN_POINTS = "mlperf-tiny"
 """Recorded runs of our own small siblings, which no round has."""
 
-Kind = Literal["exact", "interpolated", "smaller-batch"]
+ReferenceKind = Literal["exact", "interpolated", "smaller-batch"]
 
 
 class Convergence(Value):
     """How a set of runs stands to the reference; samples are olympic means of runs."""
 
     status: Literal["passed", "failed", "missing"]
-    kind: Kind | None = None
+    kind: ReferenceKind | None = None
     """`smaller-batch`: the batch lies below every reference, and is held against the smallest."""
     reason: str | None = None
     global_batch: int
@@ -46,7 +46,7 @@ class Convergence(Value):
 
 
 @dataclass(frozen=True)
-class Reference:
+class ConvergenceReference:
     """Samples that the reference needs at one batch size, and the least that a submission may."""
 
     batches: tuple[int, ...]
@@ -57,10 +57,11 @@ class Reference:
     """Reference runs behind the mean, as the test counts them."""
 
     def least_mean(self, num_submitted: int) -> float:
-        """mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m): where a one-sided t-test turns.
+        """mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m) samples: where a one-sided t-test turns.
 
-        n are the reference's runs, m those of the submission without its fastest and slowest; both
-        are taken to have the reference's deviation.
+        t(q, f) is the quantile of Student's distribution with f degrees of freedom; n are the
+        reference's runs, m those of the submission without its fastest and slowest; both are taken
+        to have the reference's deviation.
         """
         n, m = self.num_runs, num_submitted - 2
         quantile = float(stdtrit(n + m - 2, 1 - SIGNIFICANCE))
@@ -75,34 +76,37 @@ def olympic_mean(values: Sequence[float]) -> float:
 def rulesets(benchmark: str | None = None) -> list[str]:
     """Rounds for which references of `benchmark` (None = of any) are known, oldest first."""
     points = source(POINTS).convergence
-    found = {r for p in points if benchmark in (None, p.benchmark) for r in p.rulesets}
-    return sorted(found, key=lambda name: [int(part) for part in name.split(".")])
+    names = {r for p in points if benchmark in (None, p.benchmark) for r in p.rulesets}
+    return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 
 
-def references(benchmark: str, ruleset: str) -> list[Reference]:
+def references(benchmark: str, ruleset: str) -> list[ConvergenceReference]:
     """The references that are used in a round, by batch size, slow ones left out (`pruned`).
 
     Those of a small sibling are our own, and hold for every round.
     """
     if benchmark in SIBLINGS:
-        own = source(OWN_POINTS).convergence
-        return pruned(_reference(point) for point in own if point.benchmark == benchmark)
-    points = source(POINTS).convergence
-    chosen = [p for p in points if p.benchmark == benchmark and ruleset in p.rulesets]
-    return pruned(map(_reference, chosen))
+        points = [p for p in source(OWN_POINTS).convergence if p.benchmark == benchmark]
+    else:
+        points = [
+            p
+            for p in source(POINTS).convergence
+            if p.benchmark == benchmark and ruleset in p.rulesets
+        ]
+    return pruned(map(_reference, points))
 
 
-def pruned(found: Iterable[Reference]) -> list[Reference]:
-    """Without batches below the fastest, and without any that is slower than its neighbours' line."""
-    kept = sorted(found, key=lambda r: r.global_batch)
+def pruned(references: Iterable[ConvergenceReference]) -> list[ConvergenceReference]:
+    """Without batches below the fastest, and any that is slower than its neighbours' line."""
+    kept = sorted(references, key=lambda r: r.global_batch)
     if not kept:
         return []
     fastest = min(kept, key=lambda r: r.mean)
     kept = [r for r in kept if r.global_batch >= fastest.global_batch]
     at = 1
     while at < len(kept) - 1:
-        below, here, above = kept[at - 1 : at + 2]
-        if here.mean > _interpolated(here.global_batch, below, above, 2).mean:
+        below, middle, above = kept[at - 1 : at + 2]
+        if middle.mean > _interpolated(middle.global_batch, below, above, 2).mean:
             del kept[at]
             # The official tool looks at this place again, not at the one before it.
             continue
@@ -112,55 +116,58 @@ def pruned(found: Iterable[Reference]) -> list[Reference]:
 
 def reference_at(
     benchmark: str, ruleset: str, global_batch: int, num_runs: int
-) -> Reference | None:
-    """What the reference needs at a batch size, interpolated where it must be; None above the largest."""
+) -> ConvergenceReference | None:
+    """What the reference needs at a batch size; None above the largest that is known."""
     return _lookup(references(benchmark, ruleset), global_batch, num_runs)[0]
 
 
 def held_against(
-    known: Sequence[Reference], global_batch: int, samples: Sequence[float], num_runs: int
+    references: Sequence[ConvergenceReference],
+    global_batch: int,
+    samples: Sequence[float],
+    num_runs: int,
 ) -> Convergence:
-    """`samples` to the target of `num_runs` runs at a batch size, held against `known` references.
+    """`samples` to the target of `num_runs` runs at a batch size, held against the `references`.
 
     A run that did not converge counts as infinite.
     """
-    found, kind = _lookup(known, global_batch, num_runs)
-    if found is None:
-        largest = max((r.global_batch for r in known), default=0)
+    reference, kind = _lookup(references, global_batch, num_runs)
+    if reference is None:
+        largest = max((r.global_batch for r in references), default=0)
         why = f"no reference reaches a batch of {global_batch:,}: the largest is {largest:,}"
         return Convergence(
             status="missing", reason=why, global_batch=global_batch, reference_batches=()
         )
-    mean, least = olympic_mean(samples), found.least_mean(num_runs)
+    mean, least = olympic_mean(samples), reference.least_mean(num_runs)
     passed = mean >= least
     missing = kind == "smaller-batch" and not passed
     return Convergence(
         status="passed" if passed else "missing" if missing else "failed",
         kind=kind,
-        reason=None if passed else _too_few(mean, least, found),
+        reason=None if passed else _too_few(mean, least, reference),
         global_batch=global_batch,
-        reference_batches=found.batches,
-        reference_samples=found.mean,
-        reference_stdev=found.stdev,
+        reference_batches=reference.batches,
+        reference_samples=reference.mean,
+        reference_stdev=reference.stdev,
         least_samples=least,
         samples=mean,
-        scaling_factor=max(1.0, found.mean / mean) if passed else None,
+        scaling_factor=max(1.0, reference.mean / mean) if passed else None,
     )
 
 
-def _too_few(mean: float, least: float, found: Reference) -> str:
+def _too_few(mean: float, least: float, reference: ConvergenceReference) -> str:
     return (
         f"the runs needed {mean:,.1f} samples on average, and the reference at a batch of "
-        f"{found.global_batch:,} allows no fewer than {least:,.1f}"
+        f"{reference.global_batch:,} allows no fewer than {least:,.1f}"
     )
 
 
 def _lookup(
-    known: Sequence[Reference], global_batch: int, num_runs: int
-) -> tuple[Reference | None, Kind | None]:
+    references: Sequence[ConvergenceReference], global_batch: int, num_runs: int
+) -> tuple[ConvergenceReference | None, ReferenceKind | None]:
     """The reference at a batch size, between its neighbours, or the smallest for a smaller one."""
-    below = [r for r in known if r.global_batch <= global_batch]
-    above = [r for r in known if r.global_batch >= global_batch]
+    below = [r for r in references if r.global_batch <= global_batch]
+    above = [r for r in references if r.global_batch >= global_batch]
     if not above:
         return None, None
     if not below:
@@ -170,19 +177,26 @@ def _lookup(
     return _interpolated(global_batch, below[-1], above[0], 2 * num_runs), "interpolated"
 
 
-def _reference(point: ConvergencePoint) -> Reference:
+def _reference(point: ConvergencePoint) -> ConvergenceReference:
     """Mean without the extremes, deviation with them, as the official tool takes both."""
     samples = point.samples_to_target
-    return Reference((point.global_batch,), point.global_batch, olympic_mean(samples),
-                     pstdev(samples), len(samples) - 2)  # fmt: skip
+    return ConvergenceReference(
+        batches=(point.global_batch,),
+        global_batch=point.global_batch,
+        mean=olympic_mean(samples),
+        stdev=pstdev(samples),
+        num_runs=len(samples) - 2,
+    )
 
 
-def _interpolated(batch: int, below: Reference, above: Reference, num_runs: int) -> Reference:
+def _interpolated(
+    batch: int, below: ConvergenceReference, above: ConvergenceReference, num_runs: int
+) -> ConvergenceReference:
     share = (batch - below.global_batch) / (above.global_batch - below.global_batch)
-    return Reference(
-        (below.global_batch, above.global_batch),
-        batch,
-        below.mean + share * (above.mean - below.mean),
-        below.stdev + share * (above.stdev - below.stdev),
-        num_runs,
+    return ConvergenceReference(
+        batches=(below.global_batch, above.global_batch),
+        global_batch=batch,
+        mean=below.mean + share * (above.mean - below.mean),
+        stdev=below.stdev + share * (above.stdev - below.stdev),
+        num_runs=num_runs,
     )

@@ -1,1 +1,1 @@
-"""Submissions: systems described, packages laid out and checked."""
+"""Submissions: systems described, packages laid out and put under the official package checker."""

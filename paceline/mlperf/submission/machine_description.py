@@ -1,4 +1,4 @@
-"""A system description out of what a machine tells of itself; what it does not tell is marked."""
+"""A system description out of a machine's inventory; what it does not say is marked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.hardware import Cluster
 from paceline.core.units import GIB, MIB
-from paceline.mlperf.submission.description import FIELDS, SOFTWARE, marked
+from paceline.mlperf.submission.description_fields import FIELDS, SOFTWARE, marked
 
 NONE = "none"
 SOFTWARE_PACKAGES = ("cudnn", "cublas", "nccl", "cuda-runtime")
@@ -17,37 +17,41 @@ Facts = Mapping[str, Any]
 Fields = dict[str, str | dict[str, str]]
 
 
-def described(machine: Facts, parts: Facts, cluster: Cluster | None, is_node: bool) -> Fields:
-    """Every field of a description: from the machine's inventory, the parts of the host, the cluster.
+def machine_description(
+    machine: Facts, parts: Facts, cluster: Cluster | None, is_node: bool
+) -> Fields:
+    """Every field: from the machine's inventory, the parts of the host, the cluster.
 
     Where this machine is no node of the cluster (`is_node`), its hardware says nothing.
     """
-    told: dict[str, str | None] = {"hw_notes": "", "sw_notes": "", **_of_cluster(cluster)}
+    values: dict[str, str | None] = {"hw_notes": "", "sw_notes": "", **_of_cluster(cluster)}
     if is_node:
-        told |= {
+        values |= {
             **_processors(machine, parts),
             **_host(parts),
             **_accelerators(machine, parts, cluster),
         }
-        told["operating_system"] = machine.get("distribution")
+        values["operating_system"] = machine.get("distribution")
     elif cluster:
-        told |= _stated_accelerators(cluster)
-    told["framework"] = _framework(machine) if is_node else None
-    filled: Fields = {name: _text(told.get(name), name) for name in FIELDS}
-    filled[SOFTWARE] = _software(machine) if is_node else {}
-    return filled
-
-
-def _text(value: str | None, field: str) -> str:
-    return marked(field) if value is None else value
+        values |= _stated_accelerators(cluster)
+    values["framework"] = _framework(machine) if is_node else None
+    fields: Fields = {}
+    for name in FIELDS:
+        value = values.get(name)
+        fields[name] = marked(name) if value is None else value
+    fields[SOFTWARE] = _software(machine) if is_node else {}
+    return fields
 
 
 def _of_cluster(cluster: Cluster | None) -> dict[str, str | None]:
     if cluster is None:
         return {"number_of_nodes": "1", "host_networking_topology": NONE}
     topology = NONE if cluster.nodes == 1 else None
-    return {"number_of_nodes": str(cluster.nodes), "system_name": cluster.name,
-            "host_networking_topology": topology}  # fmt: skip
+    return {
+        "number_of_nodes": str(cluster.nodes),
+        "system_name": cluster.name,
+        "host_networking_topology": topology,
+    }
 
 
 def _processors(machine: Facts, parts: Facts) -> dict[str, str | None]:
@@ -71,20 +75,25 @@ def _host(parts: Facts) -> dict[str, str | None]:
     return {
         "host_memory_capacity": f"{memory / GIB:.0f} GiB" if memory else None,
         "host_storage_type": " + ".join(dict.fromkeys(disk["kind"] for disk in disks)) or None,
-        "host_storage_capacity": _grouped(f"{disk['bytes'] / 1e9:,.0f} GB {disk['kind']}" for disk in disks),
+        "host_storage_capacity": _grouped(
+            f"{disk['bytes'] / 1e9:,.0f} GB {disk['kind']}" for disk in disks
+        ),
         "host_networking": _grouped(map(_adapter, parts["adapters"])),
-    }  # fmt: skip
+    }
 
 
 def _accelerators(machine: Facts, parts: Facts, cluster: Cluster | None) -> dict[str, str | None]:
-    """Of the GPUs that the driver tells of; on a machine that computes on its processors, none."""
+    """Of the GPUs that the driver lists; on a machine that computes on its processors, none."""
     gpus: Sequence[Facts] = machine["gpus"]
     if not gpus and parts["amd_accelerators"]:
         return {"accelerators_per_node": str(parts["amd_accelerators"])}
     if not gpus:
         names = [name for name in FIELDS if name.startswith("accelerator_")]
-        return {**dict.fromkeys(names, ""), "accelerators_per_node": "0",
-                "accelerator_model_name": f"{NONE}: the processors compute"}  # fmt: skip
+        return {
+            **dict.fromkeys(names, ""),
+            "accelerators_per_node": "0",
+            "accelerator_model_name": f"{NONE}: the processors compute",
+        }
     first = gpus[0]
     count = cluster.devices_per_node if cluster else len(gpus)
     memory, clock = first["memory_bytes"], first["max_sm_clock_mhz"]
@@ -118,30 +127,32 @@ def _framework(machine: Facts) -> str | None:
 
 def _software(machine: Facts) -> dict[str, str]:
     packages: Mapping[str, str] = machine["packages"]
-    found = {
+    versions = {
         f"{part.replace('-', '_')}_version": version
         for part in SOFTWARE_PACKAGES
         for name, version in packages.items()
         if name.startswith(f"nvidia-{part}")
     }
-    drivers = [(gpu.get("cuda_driver"), gpu.get("driver")) for gpu in machine["gpus"][:1]]
-    for cuda, driver in drivers:
-        found |= {"cuda_driver_version": cuda} if cuda else {}
-        found |= {"nvidia_kernel_driver": driver} if driver else {}
-    return {**found, "python_version": machine["python"], "kernel_version": machine["kernel"]}
+    for gpu in machine["gpus"][:1]:
+        cuda, driver = gpu.get("cuda_driver"), gpu.get("driver")
+        versions |= {"cuda_driver_version": cuda} if cuda else {}
+        versions |= {"nvidia_kernel_driver": driver} if driver else {}
+    return {**versions, "python_version": machine["python"], "kernel_version": machine["kernel"]}
 
 
 def _caches(caches: Sequence[Facts]) -> str | None:
     kinds = {"Data": "d", "Instruction": "i"}
-    return "; ".join(
-        f"L{one['level']}{kinds.get(one['kind'], '')} {one['count']} x {one['bytes'] // 1024:,} KiB"
-        for one in caches
-    ) or None  # fmt: skip
+    listed = [
+        f"L{cache['level']}{kinds.get(cache['kind'], '')} {cache['count']} x "
+        f"{cache['bytes'] // 1024:,} KiB"
+        for cache in caches
+    ]
+    return "; ".join(listed) or None
 
 
-def _adapter(one: Facts) -> str:
-    speed = f"{one['gbit_per_s']:g} Gb/s" if one["gbit_per_s"] else "speed not told"
-    return f"{one['maker'] or ''} {one['kind'] or 'adapter'}, {speed}".strip()
+def _adapter(adapter: Facts) -> str:
+    speed = f"{adapter['gbit_per_s']:g} Gb/s" if adapter["gbit_per_s"] else "speed not told"
+    return f"{adapter['maker'] or ''} {adapter['kind'] or 'adapter'}, {speed}".strip()
 
 
 def _grouped(texts: Iterable[str]) -> str | None:

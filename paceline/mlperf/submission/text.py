@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.mlperf.score.text import check_lines
-from paceline.mlperf.submission.description import Description
+from paceline.mlperf.check.text import check_lines
+from paceline.mlperf.submission.description_fields import Description
 from paceline.mlperf.submission.package import Package
 from paceline.report.figures import one_line
 
 
-def description_rows(found: Description) -> list[dict[str, str]]:
+def description_rows(description: Description) -> list[dict[str, str]]:
     """One row a field; parts of a field have rows of their own."""
     rows: list[dict[str, str]] = []
-    for name, value in found.description.items():
+    for name, value in description.description.items():
         parts = value if isinstance(value, dict) else {"": value}
         rows += [
             {"field": f"{name}.{part}" if part else name, "value": one_line(text)}
@@ -23,47 +23,54 @@ def description_rows(found: Description) -> list[dict[str, str]]:
     return rows
 
 
-def description_lines(found: Description) -> Iterator[str]:
+def description_lines(description: Description) -> Iterator[str]:
     """What is open or wrong, in plain words, for a terminal."""
-    checker = found.checker or "official checker not asked"
-    yield f"{found.status} by {found.ruleset}, {checker}"
-    if found.unknown:
-        yield f"  {len(found.unknown)} fields are open; fill them in with --set FIELD=VALUE:"
-        yield from (f"    {one.field}: {one.what}" for one in found.unknown)
-    yield from (one_line(f"  wrong: {one.message}") for one in found.findings)
-    yield from (one_line(f"  note: {note}") for note in found.notes)
-    if found.written:
-        yield one_line(f"  written: {found.written}")
-    yield found.label
+    checker = description.checker or "official checker not asked"
+    yield f"{description.status} by {description.ruleset}, {checker}"
+    if description.unknown:
+        yield f"  {len(description.unknown)} fields are open; fill them in with --set FIELD=VALUE:"
+        yield from (f"    {field.field}: {field.what}" for field in description.unknown)
+    yield from (one_line(f"  wrong: {finding.message}") for finding in description.findings)
+    yield from (one_line(f"  note: {note}") for note in description.notes)
+    if description.written:
+        yield one_line(f"  written: {description.written}")
+    yield description.label
 
 
-def package_rows(made: Package) -> list[dict[str, Any]]:
+def package_rows(package: Package) -> list[dict[str, Any]]:
     """One row a file of the package."""
     return [
-        {"benchmark": one.benchmark, "file": name, "source": source,
-         "score_minutes": one.score_minutes, "scaling_factor": one.scaling_factor,
-         "label": made.label}
-        for one in made.results
-        for name, source in one.files.items()
-    ]  # fmt: skip
+        {
+            "benchmark": runs.benchmark,
+            "file": name,
+            "source": source,
+            "score_minutes": runs.score_minutes,
+            "scaling_factor": runs.scaling_factor,
+            "label": package.label,
+        }
+        for runs in package.results
+        for name, source in runs.files.items()
+    ]
 
 
-def package_lines(made: Package) -> Iterator[str]:
+def package_lines(package: Package) -> Iterator[str]:
     """Where the package lies and what is in it, or what the official checker objects to."""
-    if made.folder is None:
+    if package.folder is None:
         yield "nothing was written: the official checker does not pass it"
-        yield from check_lines(made.check)
+        yield from check_lines(package.check)
         return
     yield one_line(
-        f"{made.folder}: {made.system}, {made.division} division, passes the official checker"
+        f"{package.folder}: {package.system}, {package.division} division, passes the official "
+        "checker"
     )
-    for one in made.results:
-        minutes = "no score" if one.score_minutes is None else f"{one.score_minutes:.4f} minutes"
-        scaled = f", scaled by {one.scaling_factor:.6f}" if (one.scaling_factor or 1) > 1 else ""
+    for runs in package.results:
+        minutes = "no score" if runs.score_minutes is None else f"{runs.score_minutes:.4f} minutes"
+        scaled = f", scaled by {runs.scaling_factor:.6f}" if (runs.scaling_factor or 1) > 1 else ""
         yield one_line(
-            f"  {one.benchmark}: {len(one.files)} runs of {one.source}, {minutes}{scaled}"
+            f"  {runs.benchmark}: {len(runs.files)} runs of {runs.source}, {minutes}{scaled}"
         )
-    warned = [(file.file, found) for file in made.check.files for found in file.warnings]
-    yield from (one_line(f"  warning: {warning}") for warning in made.warnings)
-    yield from (one_line(f"  warning: {file}: {found.message}") for file, found in warned)
-    yield made.label
+    yield from (one_line(f"  warning: {warning}") for warning in package.warnings)
+    for file in package.check.files:
+        for warning in file.warnings:
+            yield one_line(f"  warning: {file.file}: {warning.message}")
+    yield package.label

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.files.recipe import load_recipe
-from paceline.mlperf.check.official import check_copy
+from paceline.mlperf.check.official_checker import check_copy
 from paceline.mlperf.check.tiny_rules import BASE_RULESET, BEST, REPLACED, VALUE, replaced_rules
 from paceline.mlperf.rules import SIBLINGS, TRIAL_VARIANT
 from tests.mlperf.samples import line
@@ -46,11 +46,15 @@ def test_the_exchanged_values_are_those_of_the_recipe(name: str):
     evaluation, training = recipe.training.evaluation, recipe.training
     assert evaluation is not None and recipe.mlperf is not None
     assert evaluation.target == small.target and recipe.mlperf.benchmark == name
-    known = {"max_sequence_length": training.seq_len, "eval_samples": evaluation.samples,
-             "max_steps": training.steps, "evaluation_frequency": evaluation.every_samples,
-             "lora_rank": recipe.lora and recipe.lora.rank}  # fmt: skip
+    values_of_recipe = {
+        "max_sequence_length": training.seq_len,
+        "eval_samples": evaluation.samples,
+        "max_steps": training.steps,
+        "evaluation_frequency": evaluation.every_samples,
+        "lora_rank": recipe.lora and recipe.lora.rank,
+    }
     for key, (field, check) in REPLACED[f"closed_{small.sibling_of}"].items():
-        value = evaluation.target if key == "eval_accuracy" else known[key]
+        value = evaluation.target if key == "eval_accuracy" else values_of_recipe[key]
         assert eval(check, {}, {"v": {"value": value}})
         assert not eval(check, {}, {"v": {"value": (value or 0) + 1}}), (key, field)
 
@@ -58,28 +62,50 @@ def test_the_exchanged_values_are_those_of_the_recipe(name: str):
 def log(**changed: Any) -> str:
     """A log of the small Flux that keeps all rules, with values changed and None left out."""
     values: dict[str, Any] = {
-        "cache_clear": False, "init_start": None, "submission_benchmark": "flux1_tiny",
-        "submission_org": "nobody", "submission_platform": "tiny", "submission_division": "closed",
-        "submission_status": "rdi", "global_batch_size": 8, "gradient_accumulation_steps": 1,
-        "evaluation_frequency": 24, "opt_name": "adamw", "opt_adamw_beta_1": 0.9,
-        "opt_adamw_beta_2": 0.95, "opt_adamw_epsilon": 1e-8, "opt_adamw_weight_decay": 0.1,
-        "opt_base_learning_rate": 1e-3, "opt_learning_rate_warmup_steps": 4,
-        "opt_gradient_clip_norm": 1.0, "init_stop": None, "run_start": None, "train_samples": 9,
-        "eval_samples": 9, "block_start": None, "block_stop": None, "eval_start": None,
-        "eval_accuracy": SIBLINGS["flux1_tiny"].target, "eval_stop": None, "run_stop": None,
-    }  # fmt: skip
+        "cache_clear": False,
+        "init_start": None,
+        "submission_benchmark": "flux1_tiny",
+        "submission_org": "nobody",
+        "submission_platform": "tiny",
+        "submission_division": "closed",
+        "submission_status": "rdi",
+        "global_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "evaluation_frequency": 24,
+        "opt_name": "adamw",
+        "opt_adamw_beta_1": 0.9,
+        "opt_adamw_beta_2": 0.95,
+        "opt_adamw_epsilon": 1e-8,
+        "opt_adamw_weight_decay": 0.1,
+        "opt_base_learning_rate": 1e-3,
+        "opt_learning_rate_warmup_steps": 4,
+        "opt_gradient_clip_norm": 1.0,
+        "init_stop": None,
+        "run_start": None,
+        "train_samples": 9,
+        "eval_samples": 9,
+        "block_start": None,
+        "block_stop": None,
+        "eval_start": None,
+        "eval_accuracy": SIBLINGS["flux1_tiny"].target,
+        "eval_stop": None,
+        "run_stop": None,
+    }
     gone = {key for key, value in changed.items() if value is None}
-    lines = [line(key, value, 1e12 + at, samples_count=24, status="success")
-             for at, (key, value) in enumerate((values | changed).items()) if key not in gone]  # fmt: skip
+    lines = [
+        line(key, value, 1e12 + at, samples_count=24, status="success")
+        for at, (key, value) in enumerate((values | changed).items())
+        if key not in gone
+    ]
     return "\n".join(lines) + "\n"
 
 
 def objections(tmp_path: Path, text: str) -> str:
     copy = tmp_path / "log.txt"
     copy.write_text(text)
-    found = check_copy(copy, BASE_RULESET, replaced_rules())
-    assert found.broken is None
-    return "\n".join(found.messages)
+    verdict = check_copy(copy, BASE_RULESET, replaced_rules())
+    assert verdict.broken is None
+    return "\n".join(verdict.messages)
 
 
 def test_a_log_of_a_small_sibling_passes(tmp_path: Path):
@@ -105,20 +131,20 @@ def test_every_other_rule_still_holds(tmp_path: Path, changed: dict[str, Any], k
 def test_a_check_that_the_official_rules_do_not_have_is_an_answer(tmp_path: Path):
     copy = tmp_path / "log.txt"
     copy.write_text(log())
-    own = {"replaced": {"closed_flux1": {"no_such_key": (VALUE, "True")}}, "names": {}}
+    changes = {"replaced": {"closed_flux1": {"no_such_key": (VALUE, "True")}}, "names": {}}
 
-    found = check_copy(copy, BASE_RULESET, own)
+    verdict = check_copy(copy, BASE_RULESET, changes)
 
-    assert found.broken is not None and "no_such_key" in found.broken
+    assert verdict.broken is not None and "no_such_key" in verdict.broken
 
 
 def test_the_official_rules_name_every_key_that_deviates(tmp_path: Path):
     copy = tmp_path / "log.txt"
     copy.write_text(log())
 
-    found = check_copy(copy, BASE_RULESET, {"also": "flux1"})
+    verdict = check_copy(copy, BASE_RULESET, {"also": "flux1"})
 
-    text = "\n".join(found.messages)
+    text = "\n".join(verdict.messages)
     for key in ("submission_benchmark", "evaluation_frequency", "eval_accuracy"):
         assert key in text
     assert "CHECK for 'opt_" not in text

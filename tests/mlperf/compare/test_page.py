@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.mlperf.compare.answer import Compared
+from paceline.mlperf.compare.comparison import ScoreComparison, compare
 from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
-from paceline.mlperf.compare.scores import compare
 from paceline.mlperf.rules import UNOFFICIAL
 from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT
@@ -16,15 +15,15 @@ from tests.mlperf.submissions import ten_runs
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> ScoreComparison:
     folder = tmp_path_factory.mktemp("compared")
     small = ten_runs(folder / "small <b>")
     large = ten_runs(folder / "large", global_batch_size=16, samples=4224)
     return compare([small, large], num_devices=[8, 64], accelerator="GB200")
 
 
-def test_rows_tell_official_from_own(found: Compared):
-    rows = compared_rows(found)
+def test_rows_tell_official_from_own(comparison: ScoreComparison):
+    rows = compared_rows(comparison)
 
     own = [row for row in rows if not row["official"]]
     assert len(own) == 2 and {row["label"] for row in own} == {UNOFFICIAL}
@@ -33,8 +32,8 @@ def test_rows_tell_official_from_own(found: Compared):
     assert all(row["time_ratio"] is not None for row in published)
 
 
-def test_lines_split_the_efficiency_and_name_the_label(found: Compared):
-    text = "\n".join(compared_lines(found))
+def test_lines_split_the_efficiency_and_name_the_label(comparison: ScoreComparison):
+    text = "\n".join(compared_lines(comparison))
 
     assert (
         "64 accelerators, batch 16: 10.1875 minutes, efficiency 12.5 % = samples 81.8 % x" in text
@@ -43,26 +42,28 @@ def test_lines_split_the_efficiency_and_name_the_label(found: Compared):
     assert "not an official MLPerf metric" in text and text.endswith(f"Own scores: {UNOFFICIAL}.")
 
 
-def test_the_plot_draws_every_result_and_is_written_in_both_forms(found: Compared, tmp_path: Path):
-    chart = time_to_train(found, EXPORT)
+def test_the_plot_draws_every_result_and_is_written_in_both_forms(
+    comparison: ScoreComparison, tmp_path: Path
+):
+    chart = time_to_train(comparison, EXPORT)
     layers = {layer["name"]: layer["data"]["values"] for layer in chart.to_dict()["layer"]}
 
-    assert len(layers["published"]) == len(found.published) and len(layers["own"]) == 2
+    assert len(layers["published"]) == len(comparison.published) and len(layers["own"]) == 2
     assert {row["alike"] for row in layers["published"]} == {True, False}
     assert UNOFFICIAL in chart.to_dict()["description"]
     assert "<svg" in save_chart(chart, tmp_path / "a.svg").read_text()
     assert save_chart(chart, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_escapes_names_and_loads_nothing(found: Compared):
-    page = compared_html(found)
+def test_the_page_escapes_names_and_loads_nothing(comparison: ScoreComparison):
+    page = compared_html(comparison)
 
     assert "small &lt;b&gt;" in page and "small <b>" not in page
     assert UNOFFICIAL in page and "default-src" in page
     assert "src=" not in page.partition("<script>")[0]
 
 
-def test_a_comparison_without_a_published_result_still_draws(found: Compared):
-    bare = found.model_copy(update={"published": (), "own": ()})
+def test_a_comparison_without_a_published_result_still_draws(comparison: ScoreComparison):
+    bare = comparison.model_copy(update={"published": (), "own": ()})
 
     assert time_to_train(bare, EXPORT).to_dict()["layer"]

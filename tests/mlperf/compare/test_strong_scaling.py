@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.mlperf.compare.published import known_scores, of_round
-from paceline.mlperf.compare.strong_scaling import Point, point_of_published, scaling_steps
+from paceline.mlperf.compare.published_scores import published_scores, scores_of_round
+from paceline.mlperf.compare.strong_scaling import (
+    StrongScalingPoint,
+    point_of_published,
+    scaling_steps,
+)
 
-SMALL = Point("small", True, 8, 80.0, 160_000.0, 36.0, 16)
-LARGE = Point("large", False, 64, 16.0, 200_000.0, 230.4, 64)
+SMALL = StrongScalingPoint("small", True, 8, 80.0, 160_000.0, 36.0, 16)
+LARGE = StrongScalingPoint("large", False, 64, 16.0, 200_000.0, 230.4, 64)
 
 
 def test_the_loss_is_split_into_samples_and_throughput():
@@ -31,7 +35,7 @@ def test_the_parts_multiply_to_the_whole():
 
 
 def test_without_training_rates_the_throughput_stays_whole():
-    bare = Point("bare", True, 64, 16.0, 200_000.0)
+    bare = StrongScalingPoint("bare", True, 64, 16.0, 200_000.0)
     _, step = scaling_steps([SMALL, bare])
 
     assert (step.training_factor, step.other_factor) == (None, None)
@@ -39,13 +43,13 @@ def test_without_training_rates_the_throughput_stays_whole():
 
 
 @pytest.mark.parametrize("points", [[], [SMALL], [SMALL, SMALL]])
-def test_one_size_scales_nothing(points: list[Point]):
+def test_one_size_scales_nothing(points: list[StrongScalingPoint]):
     assert scaling_steps(points) == []
 
 
 def test_published_results_show_that_larger_batches_need_more_samples():
-    known = of_round(known_scores(), "llama31_8b", "5.1.0", "closed")
-    points = [point_of_published(one) for one in known if "theia" in one.system]
+    published = scores_of_round(published_scores(), "llama31_8b", "5.1.0", "closed")
+    points = [point_of_published(result) for result in published if "theia" in result.system]
     steps = scaling_steps([point for point in points if point])
 
     assert [step.num_devices for step in steps] == [8, 72, 512]

@@ -26,7 +26,7 @@ from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.request import (
     NAMES,
     NEEDS,
-    Asked,
+    SeriesRequest,
     answer,
     benchmark_of,
     plan_trials,
@@ -70,12 +70,12 @@ def unshown(plan: Any) -> Any:
     yield
 
 
-def asked(tmp_path: Path, benchmark: str = "llama31-8b", **fields: Any) -> Asked:
+def asked(tmp_path: Path, benchmark: str = "llama31-8b", **fields: Any) -> SeriesRequest:
     request = Request("", None, fields.pop("overrides", ()), 1, "cpu")
-    return Asked(benchmark, request, root=tmp_path / "runs", **fields)
+    return SeriesRequest(benchmark, request, root=tmp_path / "runs", **fields)
 
 
-def spec_of(given: Asked, number: int = 0) -> RunSpec:
+def spec_of(given: SeriesRequest, number: int = 0) -> RunSpec:
     trials = plan_trials(given, unshown)
     return trials.planned(trials.series.trials[number]).spec
 
@@ -375,7 +375,7 @@ def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path
     assert here.series.key == there.series.key
 
 
-def elsewhere(given: Asked, launcher: LauncherName) -> Asked:
+def elsewhere(given: SeriesRequest, launcher: LauncherName) -> SeriesRequest:
     where = Where((Host(name="node-1"),), launcher=launcher)
     return replace(given, request=replace(given.request, where=where))
 

@@ -8,12 +8,20 @@ from paceline.mlperf.run.series import FINAL, TrialSeries, TrialStatus, status_o
 
 
 def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
-    empty = TrialSeries(name="s", benchmark="flux1_tiny", label="not an MLPerf result", recipe="r",
-                        variant="v", key="00000000", first_seed=5, wanted=1)  # fmt: skip
-    found = empty.up_to(wanted or len(statuses))
-    for trial, status in zip(found.trials, statuses, strict=False):
-        found = found.with_trial(trial.model_copy(update={"status": status}))
-    return found
+    empty = TrialSeries(
+        name="s",
+        benchmark="flux1_tiny",
+        label="not an MLPerf result",
+        recipe="r",
+        variant="v",
+        key="00000000",
+        first_seed=5,
+        wanted=1,
+    )
+    begun = empty.up_to(wanted or len(statuses))
+    for trial, status in zip(begun.trials, statuses, strict=False):
+        begun = begun.with_trial(trial.model_copy(update={"status": status}))
+    return begun
 
 
 def test_every_trial_has_a_seed_of_its_own():
@@ -29,10 +37,10 @@ def test_more_trials_go_on_where_the_seeds_ended_and_fewer_lose_none():
 
 
 def test_what_has_ended_is_not_missing():
-    found = series("success", "cancelled", "failed", "running", "missed", "waiting", "timeout")
+    begun = series("success", "cancelled", "failed", "running", "missed", "waiting", "timeout")
 
-    assert [trial.number for trial in found.missing] == [1, 3, 5]
-    assert {trial.status for trial in found.trials} - {t.status for t in found.missing} <= FINAL
+    assert [trial.number for trial in begun.missing] == [1, 3, 5]
+    assert {trial.status for trial in begun.trials} - {t.status for t in begun.missing} <= FINAL
 
 
 @pytest.mark.parametrize(

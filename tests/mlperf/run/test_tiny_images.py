@@ -46,8 +46,11 @@ def test_every_shape_covers_some_of_the_image_and_no_two_are_alike(name: str):
     mask = drawn(Picture("large", "red", name, "blue", "centre", "middle"), 16)[..., 3]
 
     assert 0.1 < mask.mean() < 0.8
-    others = [drawn(Picture("large", "red", other, "blue", "centre", "middle"), 16)[..., 3]
-              for other in SHAPES if other != name]  # fmt: skip
+    others = [
+        drawn(Picture("large", "red", other, "blue", "centre", "middle"), 16)[..., 3]
+        for other in SHAPES
+        if other != name
+    ]
     assert all(abs(mask - other).mean() > 0.02 for other in others)
 
 
@@ -59,18 +62,22 @@ def test_the_place_is_where_the_words_say():
 
 
 def test_pictures_are_the_same_every_time_and_use_every_word():
-    found = pictures(400)
+    drawn = pictures(400)
 
-    assert found[:10] == pictures(10)
-    assert all(one.colour != one.ground for one in found)
-    assert {one.shape for one in found} == set(SHAPES)
-    assert {one.colour for one in found} == {one.ground for one in found} == set(COLOURS)
-    assert len(set(found)) > 350
+    assert drawn[:10] == pictures(10)
+    assert all(picture.colour != picture.ground for picture in drawn)
+    assert {picture.shape for picture in drawn} == set(SHAPES)
+    assert (
+        {picture.colour for picture in drawn}
+        == {picture.ground for picture in drawn}
+        == set(COLOURS)
+    )
+    assert len(set(drawn)) > 350
 
 
 def test_latents_have_about_mean_0_and_deviation_1_for_the_model(shape: MMDiTShape):
     encoder = Encoder.of(shape)
-    means = np.stack([encoder.sample(one)["mean"] for one in pictures(200)])
+    means = np.stack([encoder.sample(picture)["mean"] for picture in pictures(200)])
     latents = FACTOR * (means - SHIFT)
 
     assert abs(latents.mean()) < 0.3
@@ -79,11 +86,11 @@ def test_latents_have_about_mean_0_and_deviation_1_for_the_model(shape: MMDiTSha
 
 def test_other_words_are_other_encodings(shape: MMDiTShape):
     encoder = Encoder.of(shape)
-    one = encoder.sample(PICTURE)
-    other = encoder.sample(Picture("medium", "red", "square", "green", "centre", "middle"))
+    red = encoder.sample(PICTURE)
+    green = encoder.sample(Picture("medium", "red", "square", "green", "centre", "middle"))
 
-    assert not np.allclose(one["pooled"], other["pooled"])
-    differing = np.nonzero((one["text"] != other["text"]).any(axis=1))[0]
+    assert not np.allclose(red["pooled"], green["pooled"])
+    differing = np.nonzero((red["text"] != green["text"]).any(axis=1))[0]
     assert differing.tolist() == [5]
 
 
@@ -95,8 +102,12 @@ def test_files_have_the_sizes_that_the_trainer_asks_for(tmp_path: Path, shape: M
     latent = 2 * shape.latent_channels * shape.latent_size**2
     text = 2 * shape.text_len * shape.text_width
     assert part["samples"] == 3
-    assert sizes == {"text": 3 * text, "pooled": 6 * shape.pooled_width,
-                     "mean": 3 * latent, "logvar": 3 * latent}  # fmt: skip
+    assert sizes == {
+        "text": 3 * text,
+        "pooled": 6 * shape.pooled_width,
+        "mean": 3 * latent,
+        "logvar": 3 * latent,
+    }
     assert (tmp_path / index["empty"]["text"]).stat().st_size == text
     assert not any((tmp_path / index["empty"]["pooled"]).read_bytes())
 
@@ -106,7 +117,7 @@ def test_numbers_are_rounded_to_bf16_as_torch_rounds_them():
     values = np.random.RandomState(0).standard_normal(1000).astype(np.float32)
     values[:3] = [1.00390625, 1.01171875, 0.0]
 
-    found = np.frombuffer(tiny_images._bf16(values), np.int16)
+    rounded = np.frombuffer(tiny_images._bf16(values), np.int16)
 
     expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
-    assert (found == expected).all()
+    assert (rounded == expected).all()

@@ -43,8 +43,8 @@ def test_pieces_are_put_in_another_order(monkeypatch: pytest.MonkeyPatch):
 
     text = text_of("prose")
 
-    found = [text[at] for at in range(0, len(text), PIECE_BYTES)]
-    assert sorted(found) == list(range(40)) and found != sorted(found)
+    order = [text[at] for at in range(0, len(text), PIECE_BYTES)]
+    assert sorted(order) == list(range(40)) and order != sorted(order)
 
 
 def test_a_text_that_is_too_long_is_cut_at_a_piece(monkeypatch: pytest.MonkeyPatch):

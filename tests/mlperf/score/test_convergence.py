@@ -12,7 +12,7 @@ import pytest
 
 from paceline.mlperf.rules import BENCHMARKS
 from paceline.mlperf.score.convergence import (
-    Reference,
+    ConvergenceReference,
     held_against,
     olympic_mean,
     pruned,
@@ -21,8 +21,8 @@ from paceline.mlperf.score.convergence import (
 )
 
 
-def reference(batch: int, mean: float, stdev: float = 10.0) -> Reference:
-    return Reference((batch,), batch, mean, stdev, 18)
+def reference(batch: int, mean: float, stdev: float = 10.0) -> ConvergenceReference:
+    return ConvergenceReference((batch,), batch, mean, stdev, 18)
 
 
 def test_an_olympic_mean_leaves_out_one_value_at_each_end():
@@ -36,9 +36,9 @@ def test_the_rounds_of_a_benchmark_are_known():
 
 
 def test_a_batch_that_is_slower_than_its_neighbours_is_left_out():
-    found = pruned([reference(8, 300), reference(16, 100), reference(32, 190), reference(48, 200)])
+    kept = pruned([reference(8, 300), reference(16, 100), reference(32, 190), reference(48, 200)])
 
-    assert [r.global_batch for r in found] == [16, 48]
+    assert [r.global_batch for r in kept] == [16, 48]
     assert pruned([]) == []
 
 
@@ -47,25 +47,27 @@ def test_the_figures_are_those_of_the_official_tool(reference_data: Path):
         lines = list(csv.DictReader(file))
     assert len(lines) > 30
     for line in lines:
-        known = references(line["benchmark"], line["ruleset"])
+        points = references(line["benchmark"], line["ruleset"])
         batch, kept = int(line["batch_size"]), line["kept_after_pruning"] == "True"
         if line["n"] != "0":
-            assert kept == (batch in [r.global_batch for r in known])
+            assert kept == (batch in [r.global_batch for r in points])
         if line["n"] != "0" and not kept:
             continue
-        found = held_against(known, batch, [1e9] * 10, 10)
-        assert found.kind == ("interpolated" if line["n"] == "0" else "exact")
-        assert found.reference_samples == pytest.approx(float(line["olympic_mean"]))
-        assert found.least_samples == pytest.approx(float(line["min_acceptable_mean"]), abs=1e-3)
+        convergence = held_against(points, batch, [1e9] * 10, 10)
+        assert convergence.kind == ("interpolated" if line["n"] == "0" else "exact")
+        assert convergence.reference_samples == pytest.approx(float(line["olympic_mean"]))
+        assert convergence.least_samples == pytest.approx(
+            float(line["min_acceptable_mean"]), abs=1e-3
+        )
 
 
 def test_fewer_samples_within_chance_scale_the_time_and_beyond_it_fail():
-    known = [reference(8, 3000.0, 300.0)]
-    least = known[0].least_mean(10)
+    points = [reference(8, 3000.0, 300.0)]
+    least = points[0].least_mean(10)
 
-    slow = held_against(known, 8, [3100.0] * 9 + [inf], 10)
-    fast = held_against(known, 8, [2900.0] * 10, 10)
-    too_fast = held_against(known, 8, [least - 0.01] * 10, 10)
+    slow = held_against(points, 8, [3100.0] * 9 + [inf], 10)
+    fast = held_against(points, 8, [2900.0] * 10, 10)
+    too_fast = held_against(points, 8, [least - 0.01] * 10, 10)
 
     assert (slow.status, slow.scaling_factor) == ("passed", 1.0)
     assert (fast.status, fast.scaling_factor) == ("passed", 3000 / 2900)
@@ -74,25 +76,25 @@ def test_fewer_samples_within_chance_scale_the_time_and_beyond_it_fail():
 
 
 def test_a_batch_between_two_references_is_held_against_their_line():
-    found = held_against([reference(8, 100), reference(16, 200)], 10, [1000.0] * 10, 10)
+    convergence = held_against([reference(8, 100), reference(16, 200)], 10, [1000.0] * 10, 10)
 
-    assert (found.kind, found.reference_samples) == ("interpolated", 125.0)
-    assert found.reference_batches == (8, 16)
+    assert (convergence.kind, convergence.reference_samples) == ("interpolated", 125.0)
+    assert convergence.reference_batches == (8, 16)
 
 
 def test_a_smaller_batch_passes_only_against_the_smallest_reference():
-    known = [reference(8, 100), reference(16, 200)]
+    points = [reference(8, 100), reference(16, 200)]
 
-    assert held_against(known, 4, [100.0] * 10, 10).status == "passed"
-    beyond = held_against(known, 4, [50.0] * 10, 10)
+    assert held_against(points, 4, [100.0] * 10, 10).status == "passed"
+    beyond = held_against(points, 4, [50.0] * 10, 10)
     assert (beyond.status, beyond.kind) == ("missing", "smaller-batch")
 
 
 def test_a_larger_batch_has_no_reference():
-    found = held_against([reference(8, 100)], 9, [100.0] * 10, 10)
+    convergence = held_against([reference(8, 100)], 9, [100.0] * 10, 10)
 
-    assert (found.status, found.scaling_factor) == ("missing", None)
-    assert found.reason == "no reference reaches a batch of 9: the largest is 8"
+    assert (convergence.status, convergence.scaling_factor) == ("missing", None)
+    assert convergence.reason == "no reference reaches a batch of 9: the largest is 8"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +105,12 @@ def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
 ):
     tool = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
     official = tool.RCP_Checker("training", ruleset, benchmark, False)
-    known, chance = references(benchmark, ruleset), Random(7)
-    largest = known[-1].global_batch
+    points, chance = references(benchmark, ruleset), Random(7)
+    largest = points[-1].global_batch
     statuses: set[str] = set()
     for _ in range(40):
-        batch = chance.choice([chance.choice(known).global_batch, chance.randint(1, largest)])
-        centre = min(known, key=lambda r: abs(r.global_batch - batch)).mean * chance.uniform(
+        batch = chance.choice([chance.choice(points).global_batch, chance.randint(1, largest)])
+        centre = min(points, key=lambda r: abs(r.global_batch - batch)).mean * chance.uniform(
             0.9, 1.2
         )
         samples = [float(int(centre * chance.uniform(0.95, 1.05))) for _ in range(10)]
@@ -116,22 +118,22 @@ def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
         passed, factor = official._eval_submission_record(
             official_record(official, batch), list(samples), ""
         )
-        found = held_against(known, batch, [inf if s == 1e9 else s for s in samples], 10)
-        assert (found.status == "passed") == passed
+        convergence = held_against(points, batch, [inf if s == 1e9 else s for s in samples], 10)
+        assert (convergence.status == "passed") == passed
         if passed:
-            assert found.scaling_factor == pytest.approx(factor, rel=1e-12)
-        statuses.add(found.status)
+            assert convergence.scaling_factor == pytest.approx(factor, rel=1e-12)
+        statuses.add(convergence.status)
     assert {"passed", "failed"} <= statuses
 
 
 def official_record(official: Any, batch: int) -> Any:
     """The record against which the tool holds a batch, none of which is beyond the largest."""
-    ways = {"rcp_pass": "pruned_rcps"}
-    exact = official._find_rcp(batch, **ways)
+    options = {"rcp_pass": "pruned_rcps"}
+    exact = official._find_rcp(batch, **options)
     below, above = (
-        official._find_top_min_rcp(batch, **ways),
-        official._find_bottom_max_rcp(batch, **ways),
+        official._find_top_min_rcp(batch, **options),
+        official._find_bottom_max_rcp(batch, **options),
     )
     if exact is None and below is not None:
         return official._create_interp_rcp(batch, below, above)[1]
-    return exact or official._find_min_rcp(**ways)
+    return exact or official._find_min_rcp(**options)

@@ -1,21 +1,28 @@
-"""Scores and checks of MLPerf runs as lines: what is unknown is left out, what is said is one line."""
+"""Scores of MLPerf runs as lines: what is unknown is left out, what is said is one line."""
 
 from __future__ import annotations
 
 from paceline.core.telemetry import Energy
-from paceline.mlperf.check.findings import Check, CheckedFile, Finding
 from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import Score, ScoredRun, ScoreWindow
-from paceline.mlperf.score.text import check_lines, check_rows, score_lines, score_row
+from paceline.mlperf.score.text import score_lines, score_row
 
 RUN = ScoredRun(file="result_0.txt", status="success", part="counted", minutes=2.0, seeds=(1, 2))
 SCORE = Score(
-    folder="runs", benchmark="flux1", system=None, organisation=None, division=None, ruleset="5.1.0",
-    ruleset_from="path", status="ok", runs=(RUN,), runs_required=10, score_minutes=2.5,
-    olympic_mean_minutes=2.0, windows=(ScoreWindow(files=("a",) * 10, failed=0, olympic_mean_minutes=2.0,
-    chosen=True),) * 2,
-)  # fmt: skip
-FINDING = Finding(key="seed", line=1200, message="seed is\nmissing", official="x")
+    folder="runs",
+    benchmark="flux1",
+    system=None,
+    organisation=None,
+    division=None,
+    ruleset="5.1.0",
+    ruleset_from="path",
+    status="ok",
+    runs=(RUN,),
+    runs_required=10,
+    score_minutes=2.5,
+    olympic_mean_minutes=2.0,
+    windows=(ScoreWindow(files=("a",) * 10, failed=0, olympic_mean_minutes=2.0, chosen=True),) * 2,
+)
 
 
 def test_a_score_says_its_label_its_spread_and_that_it_is_a_median_window():
@@ -52,26 +59,16 @@ def test_a_row_holds_the_run_and_the_score_of_its_set():
     assert (row["official"], row["set_status"]) == (False, "ok")
 
 
-def test_findings_stand_with_their_line_under_their_file():
-    files = (
-        CheckedFile(file="a", status="failed", findings=(FINDING,), warnings=(FINDING,)),
-        CheckedFile(file="b", status="passed"),
-    )
-    found = Check(place="p", ruleset="5.1.0", ruleset_from="option", checker="mlperf-logging 1",
-                  status="failed", files=files)  # fmt: skip
-
-    text = list(check_lines(found))
-    assert text[0] == "1 of 2 logs pass 5.1.0 (as asked for), mlperf-logging 1 · p"
-    assert "    line 1,200: seed is missing" in text
-    assert "    line 1,200: warning: seed is missing" in text
-    assert text[-1] == "unofficial, not verified by MLCommons Association"
-    assert [row.get("level") for row in check_rows(found)] == ["finding", "warning", None]
-
-
 def test_the_energy_is_of_the_counted_runs_alone():
     def run(part: str, watts: float, source: str) -> ScoredRun:
-        energy = Energy(energy_j=7200.0, power_w=watts, parts_j={"gpu": 7200.0}, window_s=9, n=9,
-                        sources=(source,))  # fmt: skip
+        energy = Energy(
+            energy_j=7200.0,
+            power_w=watts,
+            parts_j={"gpu": 7200.0},
+            window_s=9,
+            n=9,
+            sources=(source,),
+        )
         return RUN.model_copy(update={"part": part, "energy": energy})
 
     runs = (run("fastest", 9000.0, "x"), run("counted", 100.0, "a"), run("counted", 300.0, "b"))

@@ -11,12 +11,12 @@ import pytest
 
 from paceline.cli.mlperf_submission import _codes
 from paceline.core.errors import UserError
-from paceline.mlperf.check import official
+from paceline.mlperf.check import official_checker
 from tests.mlperf.submissions import SYSTEM, description, ten_runs
 from tests.mlperf.test_cli import LABEL, paceline
 
 installed = pytest.mark.skipif(
-    not official.checker_rulesets(), reason="mlperf-logging is not installed"
+    not official_checker.checker_rulesets(), reason="mlperf-logging is not installed"
 )
 
 
@@ -32,10 +32,10 @@ def test_system_prints_every_field_and_says_what_is_open(tmp_path: Path):
 
 def test_system_as_json_and_as_a_gate():
     done = paceline("system", "--json", "--fail-on-findings")
-    found = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
 
-    assert done.returncode == 3 and found["status"] == "incomplete"
-    assert {"field": "cooling", "what": "air, liquid, ..."} in found["unknown"]
+    assert done.returncode == 3 and answer["status"] == "incomplete"
+    assert {"field": "cooling", "what": "air, liquid, ..."} in answer["unknown"]
     rows = list(csv.DictReader(io.StringIO(paceline("system", "--format", "csv").stdout)))
     assert "operating_system" in {row["field"] for row in rows}
 
@@ -44,8 +44,20 @@ def test_system_as_json_and_as_a_gate():
 def test_package_then_check_then_compare(tmp_path: Path):
     runs, code = ten_runs(tmp_path / "runs"), tmp_path / "code"
     code.mkdir()
-    words = ["package", runs, "--org", "Example", "--division", "closed", "--code", code,
-             "--system", description(tmp_path / f"{SYSTEM}.json"), "--out", tmp_path / "sub"]  # fmt: skip
+    words = [
+        "package",
+        runs,
+        "--org",
+        "Example",
+        "--division",
+        "closed",
+        "--code",
+        code,
+        "--system",
+        description(tmp_path / f"{SYSTEM}.json"),
+        "--out",
+        tmp_path / "sub",
+    ]
     made = paceline(*words)
     assert made.returncode == 0, made.stderr + made.stdout
     assert "closed division, passes the official checker" in made.stdout and LABEL in made.stdout
@@ -58,17 +70,28 @@ def test_package_then_check_then_compare(tmp_path: Path):
     place = tmp_path / f"sub/Example/results/{SYSTEM}/llama2_70b_lora"
     plots = [tmp_path / "a.html", tmp_path / "a.svg"]
     compared = paceline("compare", place, "--json", "--plot", plots[0], "--plot", plots[1])
-    found = json.loads(compared.stdout)
-    assert compared.returncode == 0 and found["own"][0]["num_devices"] == 16
+    answer = json.loads(compared.stdout)
+    assert compared.returncode == 0 and answer["own"][0]["num_devices"] == 16
     assert LABEL in plots[0].read_text() and plots[1].stat().st_size > 1000
 
 
 @installed
 def test_a_package_that_the_checker_refuses_is_named_with_its_lines(tmp_path: Path):
     runs = ten_runs(tmp_path / "runs", lora_rank=8)
-    made = paceline("package", runs, "--org", "Example", "--division", "closed",
-                    "--code", f"llama2_70b_lora={runs}", "--out", tmp_path / "sub",
-                    "--system", description(tmp_path / f"{SYSTEM}.json"))  # fmt: skip
+    made = paceline(
+        "package",
+        runs,
+        "--org",
+        "Example",
+        "--division",
+        "closed",
+        "--code",
+        f"llama2_70b_lora={runs}",
+        "--out",
+        tmp_path / "sub",
+        "--system",
+        description(tmp_path / f"{SYSTEM}.json"),
+    )
 
     assert made.returncode == 3 and "nothing was written" in made.stdout
     assert "lora_rank must be 16, and is 8" in made.stdout

@@ -18,7 +18,7 @@ import pytest
 from paceline.core.hardware import Cluster
 from paceline.engines import native
 from paceline.files.recipe import load_recipe, resolve
-from paceline.mlperf.check import official
+from paceline.mlperf.check import official_checker
 from paceline.mlperf.rules import BENCHMARKS
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.measure.event_log import EventLog
@@ -27,7 +27,7 @@ from paceline.trainer.measure.mllog import settings as logged
 from paceline.trainer.quality import Quality, evaluation_plan
 
 installed = pytest.mark.skipif(
-    not official.checker_rulesets(), reason="mlperf-logging is not installed"
+    not official_checker.checker_rulesets(), reason="mlperf-logging is not installed"
 )
 RULES = {
     "llama2_70b_lora": ("llama2-70b-lora", None, 1024, 384, 3, 173, 3901),
@@ -103,7 +103,7 @@ def test_the_log_of_a_full_size_recipe_passes_the_official_rules(
 ) -> None:
     path = scripted(benchmark, tmp_path, falling(benchmark))
 
-    verdict = official.check_copy(path, "5.1.0")
+    verdict = official_checker.check_copy(path, "5.1.0")
 
     assert (verdict.messages, verdict.warnings, verdict.unread) == ((), (), ())
     assert verdict.broken is None
@@ -120,7 +120,7 @@ def test_one_value_that_deviates_fails(
     path = scripted(benchmark, tmp_path, falling(benchmark))
     spoiled(path, key, value)
 
-    verdict = official.check_copy(path, "5.1.0")
+    verdict = official_checker.check_copy(path, "5.1.0")
 
     assert verdict.messages or verdict.broken
 

@@ -1,0 +1,127 @@
+"""MLPerf logs under the official compliance checker, its findings in plain words."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.logs.parser import as_text
+from paceline.mlperf.check.findings import (
+    Check,
+    CheckedFile,
+    FileStatus,
+    finding_without_line,
+)
+from paceline.mlperf.check.official_checker import (
+    check_copy,
+    checker_rulesets,
+    checker_version,
+    copy_unpacked,
+)
+from paceline.mlperf.check.result_lines import ResultLines
+from paceline.mlperf.check.tiny_rules import (
+    BASE_RULESET,
+    OTHER_VALUES,
+    TINY_LABEL,
+    TINY_RULESET,
+    replaced_rules,
+)
+from paceline.mlperf.check.wording import finding, incomplete_records, unread_finding
+from paceline.mlperf.result_logs import RunLog, run_logs
+from paceline.mlperf.rules import DEFAULT_RULESET, SIBLINGS, UNOFFICIAL, round_in
+
+
+def check(place: Path, ruleset: str | None = None) -> Check:
+    """The official checker's findings on every log at `place`; copies are checked, nothing else.
+
+    Raises SystemFaultError without the official package, UserError for an unknown ruleset and for
+    a place without MLPerf logs.
+    """
+    version = checker_version()
+    chosen, origin = chosen_ruleset(place, ruleset, checker_rulesets())
+    with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
+        logs = run_logs(place)
+        files = [checked_log(log, chosen, Path(folder)) for log in logs]
+    statuses = {file.status for file in files}
+    failed, whole = "failed" in statuses, statuses == {"passed"}
+    return Check(
+        place=as_text(str(place)),
+        ruleset=chosen,
+        ruleset_from=origin,
+        checker=f"mlperf-logging {version}",
+        label=_label(logs, chosen),
+        status="failed" if failed else "passed" if whole else "broken",
+        files=tuple(files),
+    )
+
+
+def _label(logs: Iterable[RunLog], ruleset: str) -> str:
+    """What is said of a check: whether the logs are small siblings', and by which rules."""
+    names = {trial.benchmark or "" for log in logs for trial in log.trials}
+    small = [SIBLINGS[name] for name in sorted(names & SIBLINGS.keys())]
+    if ruleset == TINY_RULESET:
+        return TINY_LABEL if small else f"{UNOFFICIAL}; {OTHER_VALUES}"
+    return small[0].label if small else UNOFFICIAL
+
+
+def chosen_ruleset(
+    place: Path, option: str | None, rulesets: list[str]
+) -> tuple[str, Literal["option", "path", "default"]]:
+    """The ruleset that is asked for, else that of the round in the path, else the default.
+
+    Raises UserError for one that is not in `rulesets`.
+    """
+    if option is not None:
+        if option not in (*rulesets, TINY_RULESET):
+            raise UserError(
+                f"--ruleset {option}",
+                "is not known to the official checker",
+                allowed=", ".join((*rulesets, TINY_RULESET)),
+                remedy=did_you_mean(option, rulesets) or None,
+            )
+        return option, "option"
+    _, ruleset = round_in(place) or ("", None)
+    return (ruleset, "path") if ruleset in rulesets else (DEFAULT_RULESET, "default")
+
+
+def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:
+    """The round, and what is particular to the small siblings.
+
+    The official rules of the benchmark that one stands for are asked as well, so that every key
+    that deviates is named.
+    """
+    if ruleset == TINY_RULESET:
+        return BASE_RULESET, replaced_rules()
+    small = SIBLINGS.get(next((trial.benchmark or "" for trial in log.trials), ""))
+    return ruleset, {"also": small.sibling_of} if small else {}
+
+
+def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
+    """What the official checker says of one log; its copy lies in `folder` meanwhile."""
+    name = as_text(log.path.name)
+    if log.unreadable:
+        return CheckedFile(file=name, status="unreadable", reason=log.unreadable)
+    copy = folder / "log.txt"
+    broken_off = copy_unpacked(log.path, copy)
+    lines = ResultLines.of(copy.read_bytes())
+    verdict = check_copy(copy, *_rules_for(log, ruleset))
+    findings = [unread_finding(text, why, lines) for text, why in verdict.unread]
+    findings += [finding(message, lines) for message in verdict.messages]
+    findings += incomplete_records(lines) if verdict.broken else []
+    findings.sort(key=lambda f: (f.line is None, f.line or 0))
+    if len(log.trials) > 1:
+        several = (
+            f"the log holds {len(log.trials)} trials; the rules want each in a file of its own"
+        )
+        findings.append(finding_without_line(several))
+    status: FileStatus = "failed" if findings else "broken" if verdict.broken else "passed"
+    return CheckedFile(
+        file=name,
+        status=status,
+        reason=verdict.broken or broken_off,
+        findings=tuple(findings),
+        warnings=tuple(finding(message, lines) for message in verdict.warnings),
+    )

@@ -1,0 +1,270 @@
+"""Scores of MLPerf runs beside published results: what `paceline mlperf compare` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.core.errors import UserError
+from paceline.core.value import Value
+from paceline.logs.parser import as_text
+from paceline.mlperf.compare.published_scores import (
+    RESULTS,
+    PublishedScore,
+    accelerator_kind,
+    on_same_accelerators,
+    published_scores,
+    scores_of_round,
+)
+from paceline.mlperf.compare.score_input import read_score
+from paceline.mlperf.compare.strong_scaling import (
+    ScalingStep,
+    StrongScalingPoint,
+    point_of_published,
+    point_of_score,
+    scaling_steps,
+)
+from paceline.mlperf.result_logs import described_accelerator
+from paceline.mlperf.rules import UNOFFICIAL
+from paceline.mlperf.score.score import Score
+
+OFFICIAL = "published by MLCommons Association; its score computed from the published logs"
+
+
+class PublishedPeer(Value):
+    """One published result on the same number and kind of accelerators."""
+
+    submitter: str
+    system: str
+    round: str
+    availability: str | None
+    official: Literal[True] = True
+    label: str = OFFICIAL
+    score_minutes: float
+    time_ratio: float
+    """Minutes of the score / minutes of the published result: below 1 is faster."""
+    global_batch: int | None
+    mean_samples_to_target: float | None
+    samples_per_s: float | None
+    """Mean samples to the target over the olympic mean of the run times, evaluations included."""
+    itself: bool = False
+    """Whether the logs that were scored are those of this very result."""
+
+
+class ComparedScore(Value):
+    """One scored set of runs."""
+
+    name: str
+    system: str | None
+    status: str
+    reason: str | None
+    official: Literal[False] = False
+    label: str = UNOFFICIAL
+    score_minutes: float | None
+    num_devices: int | None
+    accelerator: str | None
+    """By the catalog's name, where it knows the accelerator."""
+    global_batch: int | None
+    mean_samples_to_target: float | None
+    samples_per_s: float | None
+    """As in `beside`."""
+    model_flops_per_s_per_device: float | None
+    convention: str | None
+    beside: tuple[PublishedPeer, ...] = ()
+
+
+class PublishedScaling(Value):
+    """Results of one submitter on one kind of accelerator, against its smallest."""
+
+    submitter: str
+    accelerator: str
+    steps: tuple[ScalingStep, ...]
+
+
+class ScoreComparison(Value):
+    """Scores of one benchmark, round and division beside what was published."""
+
+    benchmark: str
+    ruleset: str
+    division: str
+    source: str
+    """Where the published results come from."""
+    official: Literal[False] = False
+    label: str = UNOFFICIAL
+    own: tuple[ComparedScore, ...]
+    published: tuple[PublishedScore, ...]
+    """All results of the benchmark in the round and division that are known."""
+    scaling: tuple[ScalingStep, ...]
+    """The scores against the one on the fewest accelerators; empty with fewer than two sizes."""
+    published_scaling: tuple[PublishedScaling, ...]
+    notes: tuple[str, ...] = ()
+
+
+def compare(
+    places: Sequence[Path],
+    table: Path | None = None,
+    *,
+    ruleset: str | None = None,
+    num_devices: Sequence[int] = (),
+    accelerator: str | None = None,
+) -> ScoreComparison:
+    """Folders of runs, or scores as `mlperf score --json` prints them, beside published results.
+
+    `num_devices` are those of the places in their order where the logs do not say. Raises
+    RefusedError for what is no result, UserError for scores of different benchmarks, rounds or
+    divisions.
+    """
+    if len(num_devices) not in (0, len(places)):
+        raise UserError("--gpus", f"is given {len(num_devices)} times for {len(places)} folders")
+    counts = [*num_devices] or [None] * len(places)
+    scores = [read_score(place, ruleset, n) for place, n in zip(places, counts, strict=True)]
+    benchmark = _only("benchmarks", [score.benchmark for score in scores])
+    rules = _only("rulesets", [score.ruleset for score in scores])
+    division = _only("divisions", [score.division or "closed" for score in scores])
+    published = scores_of_round(published_scores(table), benchmark, rules, division)
+    compared, points = [], []
+    for place, read in zip(places, scores, strict=True):
+        itself = _published_itself(place, published)
+        score = _completed(read, place, itself)
+        kind = accelerator_kind(
+            accelerator or score.device or (itself.accelerator if itself else None)
+        )
+        compared.append(_compared(score, place, kind, published, itself))
+        points.append(point_of_score(score, as_text(str(place))))
+    kinds = {score.accelerator for score in compared}
+    return ScoreComparison(
+        benchmark=benchmark,
+        ruleset=rules,
+        division=division,
+        source=str(table) if table else f"references/{RESULTS}.yaml",
+        own=tuple(compared),
+        published=tuple(published),
+        scaling=tuple(scaling_steps([point for point in points if point])),
+        published_scaling=tuple(_published_scaling(published, kinds)),
+        notes=tuple(_notes(compared, published, points)),
+    )
+
+
+def _only(what: str, values: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) > 1:
+        raise UserError("DIR", f"these are {what} that cannot be compared: {', '.join(distinct)}")
+    return distinct[0]
+
+
+def _published_itself(place: Path, published: Sequence[PublishedScore]) -> PublishedScore | None:
+    """The published result whose logs lie at `place`: `<submitter>/.../<system>/<benchmark>`."""
+    parts = place.resolve().parts
+    for result in published:
+        if parts[-2:] == (result.system, result.benchmark) and result.submitter in parts[:-2]:
+            return result
+    return None
+
+
+def _completed(score: Score, place: Path, itself: PublishedScore | None) -> Score:
+    """The score with the accelerators of the submission's description, where the logs have none."""
+    changes: dict[str, Any] = {}
+    if score.num_devices is None and itself:
+        changes["num_devices"] = itself.gpus
+    if score.device is None and (name := described_accelerator(place)):
+        changes["device"] = name
+    return score.model_copy(update=changes)
+
+
+def _compared(
+    score: Score,
+    place: Path,
+    kind: str | None,
+    published: Sequence[PublishedScore],
+    itself: PublishedScore | None,
+) -> ComparedScore:
+    minutes = score.score_minutes
+    peers = (
+        on_same_accelerators(published, score.num_devices, kind)
+        if score.num_devices and kind and minutes
+        else []
+    )
+    return ComparedScore(
+        name=as_text(str(place)),
+        system=score.system,
+        status=score.status,
+        reason=score.reason,
+        score_minutes=minutes,
+        num_devices=score.num_devices,
+        accelerator=kind,
+        global_batch=score.counted_batch,
+        mean_samples_to_target=score.mean_samples_to_target,
+        samples_per_s=_samples_per_s(score),
+        model_flops_per_s_per_device=score.model_flops_per_s_per_device,
+        convention=score.convention,
+        beside=tuple(_peer(minutes or 0.0, result, result is itself) for result in peers),
+    )
+
+
+def _samples_per_s(score: Score) -> float | None:
+    """As the published results have it: of all converged runs, over the olympic mean."""
+    if not (score.mean_samples_to_target and score.olympic_mean_minutes):
+        return None
+    return score.mean_samples_to_target / (60 * score.olympic_mean_minutes)
+
+
+def _peer(minutes: float, result: PublishedScore, itself: bool) -> PublishedPeer:
+    return PublishedPeer(
+        submitter=result.submitter,
+        system=result.system,
+        round=result.round,
+        availability=result.availability,
+        score_minutes=result.score_minutes,
+        time_ratio=minutes / result.score_minutes,
+        global_batch=result.global_batch_size,
+        mean_samples_to_target=result.mean_samples_to_target,
+        samples_per_s=result.e2e_samples_per_s,
+        itself=itself,
+    )
+
+
+def _published_scaling(
+    published: Sequence[PublishedScore], kinds: set[str | None]
+) -> list[PublishedScaling]:
+    """Of each submitter with two sizes or more on an accelerator that the scores have."""
+    groups: dict[tuple[str, str], list[StrongScalingPoint]] = {}
+    for result in published:
+        kind, point = accelerator_kind(result.accelerator), point_of_published(result)
+        if kind and kind in kinds and point:
+            groups.setdefault((result.submitter, kind), []).append(point)
+    scaled = [(names, scaling_steps(points)) for names, points in sorted(groups.items())]
+    return [
+        PublishedScaling(submitter=submitter, accelerator=kind, steps=tuple(steps))
+        for (submitter, kind), steps in scaled
+        if steps
+    ]
+
+
+def _notes(
+    scores: Sequence[ComparedScore],
+    published: Sequence[PublishedScore],
+    points: Sequence[StrongScalingPoint | None],
+) -> list[str]:
+    """What could not be compared, and why."""
+    notes: list[str] = []
+    for score in scores:
+        name, kind = score.name, score.accelerator
+        if score.score_minutes is None:
+            notes.append(f"{name}: no score, {score.status}: {score.reason}")
+        elif score.num_devices is None:
+            notes.append(f"{name}: nothing says how many accelerators it had; --gpus does")
+        elif kind is None:
+            notes.append(f"{name}: nothing says which accelerator it had; --accelerator does")
+        elif not score.beside:
+            sizes = sorted({p.gpus for p in published if accelerator_kind(p.accelerator) == kind})
+            listed = (
+                f"known for it: {', '.join(map(str, sizes))}" if sizes else "none on it is known"
+            )
+            notes.append(
+                f"{name}: no published result on {score.num_devices} x {kind} is known here "
+                f"({listed})"
+            )
+    if len(scores) > 1 and len({p.num_devices for p in points if p}) < 2:
+        notes.append("scaling needs two sets of runs on different numbers of accelerators")
+    return notes

@@ -1,0 +1,127 @@
+"""Published results of MLPerf Training, and which of them stand beside a score."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt, ValidationError
+
+from paceline.core.errors import UserError
+from paceline.core.value import Value
+from paceline.files.catalog import find_device
+from paceline.files.references import source
+
+RESULTS = "mlperf-results"
+
+
+class PublishedScore(Value):
+    """One published MLPerf Training result: its score, and what it was reached with."""
+
+    official: Literal[True] = True
+    """Own scores never are."""
+    round: str
+    submitter: str
+    system: str
+    benchmark: str
+    division: str
+    availability: str | None = None
+    nodes: PositiveInt | None = None
+    gpus_per_node: PositiveInt | None = None
+    gpus: PositiveInt
+    accelerator: str
+    framework: str | None = None
+    runs: PositiveInt | None = None
+    succeeded: PositiveInt | None = None
+    min_minutes: PositiveFloat | None = None
+    max_minutes: PositiveFloat | None = None
+    olympic_mean_minutes: PositiveFloat | None = None
+    rcp_scaling_factor: PositiveFloat | None = None
+    score_minutes: PositiveFloat
+    global_batch_size: PositiveInt | None = None
+    mean_samples_to_target: PositiveFloat | None = None
+    median_throughput_samples_s: PositiveFloat | None = None
+    e2e_samples_per_s: PositiveFloat | None = None
+    """Samples to the target over run time, evaluations included."""
+
+
+COLUMNS = tuple(name for name in PublishedScore.model_fields if name != "official")
+"""Of a table of published results."""
+
+
+def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
+    """Published results in a table with these columns, and others that are passed over.
+
+    Raises UserError with the line of a row that cannot be read.
+    """
+    scores: list[PublishedScore] = []
+    for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+        filled = {name: row[name] for name in COLUMNS if row.get(name)}
+        try:
+            scores.append(PublishedScore.model_validate(filled))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise UserError(f"{where}:{number}", f"{field}: {first['msg']}") from error
+    return tuple(scores)
+
+
+def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
+    """The published results that come with Paceline, or those of a CSV file.
+
+    Raises UserError for a file that cannot be read or is no such table.
+    """
+    if table is None:
+        return _scores_that_come_with_paceline()
+    try:
+        text = table.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(str(table), f"cannot be read: {error}") from error
+    scores = scores_of_csv(text, str(table))
+    if not scores:
+        raise UserError(
+            str(table), "holds no result", allowed=f"CSV with the columns {', '.join(COLUMNS)}"
+        )
+    return scores
+
+
+def accelerator_kind(accelerator: str | None) -> str | None:
+    """The catalog's name of an accelerator, its own where the catalog does not know it."""
+    if accelerator is None:
+        return None
+    try:
+        return find_device(accelerator).device.name
+    except UserError:
+        return " ".join(accelerator.split())
+
+
+def scores_of_round(
+    scores: Iterable[PublishedScore], benchmark: str, ruleset: str, division: str
+) -> list[PublishedScore]:
+    """The results of one benchmark, round and division, by the number of accelerators."""
+    round_name = "v" + ruleset.rpartition(".")[0]
+    chosen = [
+        score
+        for score in scores
+        if (score.round, score.benchmark, score.division) == (round_name, benchmark, division)
+    ]
+    return sorted(chosen, key=lambda score: (score.gpus, score.score_minutes))
+
+
+def on_same_accelerators(
+    scores: Sequence[PublishedScore], num_devices: int, kind: str
+) -> list[PublishedScore]:
+    """Those on the same number and kind of accelerators, the fastest first."""
+    return [
+        score
+        for score in scores
+        if score.gpus == num_devices and accelerator_kind(score.accelerator) == kind
+    ]
+
+
+@cache
+def _scores_that_come_with_paceline() -> tuple[PublishedScore, ...]:
+    return scores_of_csv(source(RESULTS).scores_csv or "", RESULTS)

@@ -1,0 +1,330 @@
+"""The score of a set of MLPerf runs, by the rules of a round; never an official result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.flops import FlopsInput, flops_per_sample
+from paceline.files.recipe import load_recipe
+from paceline.logs.parser import as_text
+from paceline.mlperf.logged_trial import PLACEHOLDER, LoggedTrial
+from paceline.mlperf.result_logs import RunLog, described_devices, run_logs
+from paceline.mlperf.rules import (
+    DEFAULT_RULESET,
+    MOST_INITIALISATION_MINUTES,
+    Benchmark,
+    benchmark_named,
+    round_in,
+)
+from paceline.mlperf.score.convergence import held_against, references, rulesets
+from paceline.mlperf.score.energy import energy_of, mean_energy_j
+from paceline.mlperf.score.score import COUNTED, Score, ScoredRun
+from paceline.mlperf.score.windows import (
+    MOST_FAILED,
+    samples_for_the_test,
+    windows_of,
+    with_parts,
+)
+
+NamedTrials = list[tuple[str, LoggedTrial]]
+
+
+def score(place: Path, ruleset: str | None = None, num_devices: int | None = None) -> Score:
+    """The score of the runs at `place`, in minutes, with all that it rests on.
+
+    Raises UserError for a place without MLPerf logs or with two benchmarks, and for a ruleset that
+    is unknown or does not have the benchmark.
+    """
+    rules = _ruleset(place, ruleset)
+    logs = run_logs(place)
+    trials = [(_name(log, at), trial) for log in logs for at, trial in enumerate(log.trials, 1)]
+    benchmark = benchmark_named(_benchmark(place, trials), str(place))
+    _check_round(benchmark, rules)
+    runs = [*_runs(logs, benchmark), *_unreadable(logs)]
+    bare = Score(
+        folder=as_text(str(place)),
+        benchmark=benchmark.name,
+        ruleset=rules.name,
+        ruleset_from=rules.origin,
+        label=benchmark.label,
+        status="ok",
+        runs=tuple(runs),
+        runs_required=benchmark.num_runs,
+        **_system_and_model(place, trials, logs, num_devices, benchmark),
+        warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
+    )
+    return _scored(bare, benchmark, _gaps(logs))
+
+
+@dataclass(frozen=True)
+class _Ruleset:
+    name: str
+    origin: Literal["option", "path", "default"]
+    warnings: tuple[str, ...] = ()
+
+
+def _ruleset(place: Path, option: str | None) -> _Ruleset:
+    """The ruleset that is asked for, else that of the round in the path, else the default."""
+    names = rulesets()
+    if option is not None:
+        if option not in names:
+            raise UserError(
+                f"--ruleset {option}",
+                "is not known",
+                allowed=", ".join(names),
+                remedy=did_you_mean(option, names) or None,
+            )
+        return _Ruleset(option, "option")
+    if in_path := round_in(place):
+        folder, ruleset = in_path
+        if ruleset in names:
+            return _Ruleset(ruleset, "path")
+        why = (
+            f"the path speaks of {folder}, whose references are not known: {DEFAULT_RULESET} is "
+            "used"
+        )
+        return _Ruleset(DEFAULT_RULESET, "default", (why,))
+    return _Ruleset(DEFAULT_RULESET, "default")
+
+
+def _check_round(benchmark: Benchmark, rules: _Ruleset) -> None:
+    names = rulesets(benchmark.name)
+    if benchmark.sibling_of is None and rules.name not in names:
+        origin = " (from the path)" if rules.origin == "path" else ""
+        raise UserError(
+            f"--ruleset {rules.name}{origin}", f"has no {benchmark.name}", allowed=", ".join(names)
+        )
+
+
+def _name(log: RunLog, trial: int) -> str:
+    """What a run is called: its file, with a number where that holds several."""
+    name = as_text(log.path.name)
+    return name if len(log.trials) == 1 else f"{name} (trial {trial})"
+
+
+def _benchmark(place: Path, trials: NamedTrials) -> str:
+    """The one benchmark of all runs; raises UserError where there are two, or none is stated."""
+    files: dict[str, list[str]] = {}
+    for name, trial in trials:
+        if trial.benchmark:
+            files.setdefault(trial.benchmark, []).append(name)
+    if not files:
+        raise UserError(
+            str(place),
+            "no log says its submission_benchmark",
+            remedy="the runs ended before they had stated it",
+        )
+    if len(files) > 1:
+        listed = "; ".join(f"{name}: {_few(where)}" for name, where in sorted(files.items()))
+        raise UserError(
+            str(place),
+            f"holds runs of {len(files)} benchmarks ({listed})",
+            remedy="score each in a folder of its own",
+        )
+    return next(iter(files))
+
+
+def _runs(logs: Sequence[RunLog], benchmark: Benchmark) -> list[ScoredRun]:
+    """One run a trial; what is in two files counts once."""
+    seen: dict[tuple[float | None, ...], str] = {}
+    runs: list[ScoredRun] = []
+    for log in logs:
+        for at, trial in enumerate(log.trials, 1):
+            run = _run(_name(log, at), trial, log, benchmark)
+            key = tuple(trial.times_ms.get(m) for m in ("init_start", "run_start", "run_stop"))
+            first = seen.setdefault(key, run.file) if any(key) else run.file
+            if first != run.file:
+                why = f"it is the same run as {first}"
+                run = run.model_copy(update={"status": "duplicate", "reason": why})
+            runs.append(run)
+    return runs
+
+
+def _run(name: str, trial: LoggedTrial, log: RunLog, benchmark: Benchmark) -> ScoredRun:
+    fault = trial.fault(benchmark)
+    reason = fault[1] if fault else None
+    if reason and log.broken_off:
+        reason = f"{reason}: {log.broken_off}"
+    return ScoredRun(
+        file=name,
+        status=fault[0] if fault else "success",
+        reason=reason,
+        minutes=trial.minutes,
+        samples_to_target=None if fault else trial.samples_to_target,
+        initialisation_minutes=trial.initialisation_minutes,
+        median_samples_per_s=trial.median_samples_per_s,
+        global_batch=trial.global_batch,
+        seeds=tuple(sorted(set(trial.seeds))),
+        started_ms=trial.times_ms.get("run_start", trial.times_ms.get("init_start")),
+        energy=energy_of(log.path, trial),
+    )
+
+
+def _unreadable(logs: Iterable[RunLog]) -> Iterator[ScoredRun]:
+    for log in logs:
+        if log.unreadable:
+            yield ScoredRun(file=as_text(log.path.name), status="unreadable", reason=log.unreadable)
+
+
+def _gaps(logs: Sequence[RunLog]) -> list[int]:
+    """Numbers that are missing between those of the files."""
+    numbers = {log.number for log in logs if log.number is not None}
+    if not numbers or max(numbers) - min(numbers) > 10 * len(numbers):
+        return []
+    return sorted(set(range(min(numbers), max(numbers) + 1)) - numbers)
+
+
+def _scored(score: Score, benchmark: Benchmark, gaps: Sequence[int]) -> Score:
+    """The score with means, test and minutes, as far as its runs allow them."""
+    counted = [run for run in score.runs if run.status in COUNTED]
+    windows = windows_of(counted, benchmark.num_runs)
+    if not windows:
+        return _without(score, "incomplete", _too_few(score, len(counted), gaps))
+    chosen = next(window for window in windows if window.chosen)
+    counted_files = () if chosen.olympic_mean_minutes is None else chosen.files
+    runs = with_parts(score.runs, counted_files)
+    score = score.model_copy(update={"runs": tuple(runs), "windows": tuple(windows)})
+    inside = [run for run in runs if run.file in chosen.files]
+    score = score.model_copy(update=_means(inside, score))
+    if chosen.olympic_mean_minutes is None:
+        return _without(score, "invalid", _too_many_failed(inside))
+    batches = {run.global_batch for run in inside if run.global_batch}
+    if len(batches) > 1:
+        listed = ", ".join(map(str, sorted(batches)))
+        return _without(score, "invalid", f"the runs have different global batches: {listed}")
+    if not batches:
+        return _without(score, "no-reference", "no run states its global_batch_size")
+    points = references(benchmark.name, score.ruleset)
+    samples = samples_for_the_test(inside)
+    rcp = held_against(points, batches.pop(), samples, benchmark.num_runs)
+    score = score.model_copy(update={"rcp": rcp})
+    if rcp.scaling_factor is None:
+        status = "invalid" if rcp.status == "failed" else "no-reference"
+        return _without(score, status, rcp.reason or rcp.status)
+    # The score by the rules: mean run time in minutes, scaled up to the reference's samples.
+    minutes = chosen.olympic_mean_minutes * rcp.scaling_factor
+    return score.model_copy(update={"scaling_factor": rcp.scaling_factor, "score_minutes": minutes})
+
+
+def _without(score: Score, status: str, reason: str) -> Score:
+    return score.model_copy(update={"status": status, "reason": reason})
+
+
+def _too_few(score: Score, num_runs: int, gaps: Sequence[int]) -> str:
+    left_out = Counter(run.status for run in score.runs if run.status not in COUNTED)
+    parts = [f"{num_runs} of the {score.runs_required} runs that {score.benchmark} needs"]
+    parts += [f"missing: number {_few(map(str, gaps))}"] if gaps else []
+    parts += [f"{n} {status}" for status, n in sorted(left_out.items())]
+    return "; ".join(parts)
+
+
+def _too_many_failed(runs: Sequence[ScoredRun]) -> str:
+    failed = [f"{run.file} ({run.reason})" for run in runs if run.status != "success"]
+    return (
+        f"{len(failed)} of {len(runs)} runs did not converge, and only {MOST_FAILED} may be "
+        f"dropped: {_few(failed)}"
+    )
+
+
+def _means(inside: Sequence[ScoredRun], score: Score) -> dict[str, Any]:
+    """Figures of the submitted window; times and rates of the runs that the mean counts."""
+    converged = [run for run in inside if run.status == "success"]
+    rates = [run.median_samples_per_s for run in converged if run.median_samples_per_s]
+    waits = [r.initialisation_minutes for r in inside if r.initialisation_minutes is not None]
+    samples = [run.samples_to_target for run in converged if run.samples_to_target]
+    chosen = next(window for window in score.windows if window.chosen)
+    counted = [run for run in converged if run.part == "counted" and run.minutes]
+    minutes = sum(run.minutes or 0 for run in counted)
+    overall = (
+        sum(run.samples_to_target or 0 for run in counted) / (60 * minutes) if minutes else None
+    )
+    means: dict[str, Any] = {
+        "olympic_mean_minutes": chosen.olympic_mean_minutes,
+        "mean_samples_to_target": fmean(samples) if samples else None,
+        "median_samples_per_s": median(rates) if rates else None,
+        "mean_initialisation_minutes": fmean(waits) if waits else None,
+        "overall_samples_per_s": overall,
+        "mean_energy_j": mean_energy_j(inside),
+    }
+    if overall and score.num_devices and score.flops_per_sample:
+        flops_per_s = overall * score.flops_per_sample / score.num_devices
+        means["model_flops_per_s_per_device"] = flops_per_s
+    return means
+
+
+def _system_and_model(
+    place: Path,
+    trials: NamedTrials,
+    logs: Sequence[RunLog],
+    num_devices: int | None,
+    benchmark: Benchmark,
+) -> dict[str, Any]:
+    """What the logs say of the system and the model, where some says it."""
+    recipe = load_recipe(benchmark.recipe, benchmark.variant)
+    convention, seq_len = recipe.flops_convention, recipe.training.seq_len
+    flops = flops_per_sample(convention, FlopsInput(recipe.model, seq_len, lora=recipe.lora))
+    return {
+        "system": _stated(trials, "submission_platform"),
+        "organisation": _stated(trials, "submission_org"),
+        "division": _stated(trials, "submission_division"),
+        "num_devices": num_devices
+        or next((log.num_devices for log in logs if log.num_devices), None)
+        or described_devices(place),
+        "device": next((log.device for log in logs if log.device), None),
+        "flops_per_sample": flops,
+        "convention": convention,
+    }
+
+
+def _stated(trials: NamedTrials, key: str) -> str | None:
+    """The first value that somebody filled in."""
+    values = (trial.texts.get(key) for _, trial in trials)
+    return next((value for value in values if value and PLACEHOLDER not in value), None)
+
+
+def _warnings(
+    trials: NamedTrials, logs: Sequence[RunLog], runs: Sequence[ScoredRun]
+) -> Iterator[str]:
+    """What an official review would ask about."""
+    for key in ("submission_org", "submission_platform", "submission_division"):
+        values = {trial.texts[key] for _, trial in trials if key in trial.texts}
+        if any(PLACEHOLDER in value for value in values):
+            yield f"{key} was never filled in: it is a placeholder"
+        elif not values:
+            yield f"no log states its {key}"
+        elif len(values) > 1:
+            yield f"the logs have different values of {key}: {_few(sorted(values))}"
+    counts = {log.num_devices for log in logs if log.num_devices}
+    if len(counts) > 1:
+        yield f"the logs speak of different numbers of devices: {_few(map(str, sorted(counts)))}"
+    seeds = Counter(seed for run in runs if run.status in COUNTED for seed in run.seeds)
+    repeated = [str(seed) for seed, n in seeds.items() if n > 1]
+    if repeated:
+        yield f"several runs have the same seed: {_few(repeated)}"
+    yield from _warnings_of_runs(trials, logs, runs)
+
+
+def _warnings_of_runs(
+    trials: NamedTrials, logs: Sequence[RunLog], runs: Sequence[ScoredRun]
+) -> Iterator[str]:
+    slow = [r.file for r in runs if (r.initialisation_minutes or 0) > MOST_INITIALISATION_MINUTES]
+    if slow:
+        yield f"initialisation took more than {MOST_INITIALISATION_MINUTES:g} minutes: {_few(slow)}"
+    unread = {name: trial.num_unread for name, trial in trials if trial.num_unread}
+    if unread:
+        num_lines = sum(unread.values())
+        yield f":::MLLOG lines without a whole record, passed over: {num_lines:,} ({_few(unread)})"
+    for log in logs:
+        if log.broken_off:
+            yield f"{as_text(log.path.name)}: {log.broken_off}"
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

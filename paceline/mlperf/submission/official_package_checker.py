@@ -1,0 +1,53 @@
+"""Starts the official package and system description checkers on copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.mlperf.check.official_checker import program_answer
+
+PROGRAM = Path(__file__).with_name("package_checker_program.py")
+LONGEST_CHECK_S = 600.0
+
+
+@dataclass(frozen=True)
+class CheckerMessage:
+    """One message of the checker in its own words; `place` is the folder of logs that it was at."""
+
+    level: Literal["warning", "error"]
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PackageVerdict:
+    """What the official checker says of a package or a description."""
+
+    passed: bool
+    messages: tuple[CheckerMessage, ...] = ()
+    broken: str | None = None
+    """Why there is no whole answer."""
+
+    @property
+    def errors(self) -> tuple[CheckerMessage, ...]:
+        """The messages that are no warnings."""
+        return tuple(message for message in self.messages if message.level == "error")
+
+
+def check_package_copy(copy: Path, ruleset: str) -> PackageVerdict:
+    """The verdict on a copied submission (systems/, results/); scaling.json is written into it."""
+    return _verdict("package", ruleset, copy)
+
+
+def check_description_copy(copy: Path, ruleset: str) -> PackageVerdict:
+    """The verdict on a copied system description."""
+    return _verdict("system", ruleset, copy)
+
+
+def _verdict(what: str, ruleset: str, copy: Path) -> PackageVerdict:
+    arguments = [what, ruleset, copy.name]
+    answer, broken = program_answer(PROGRAM, arguments, copy.parent, LONGEST_CHECK_S)
+    messages = (CheckerMessage(*fields) for fields in answer.get("messages", ()))
+    return PackageVerdict(bool(answer.get("passed")), tuple(messages), broken)

@@ -1,0 +1,229 @@
+"""A whole submission, or the description of a system, under the official checkers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.files.log_file import LogFile
+from paceline.logs.parser import as_text
+from paceline.mlperf.check import compliance
+from paceline.mlperf.check.compliance import checked_log, chosen_ruleset
+from paceline.mlperf.check.findings import (
+    Check,
+    CheckedFile,
+    CheckFinding,
+    CheckStatus,
+    finding_without_line,
+)
+from paceline.mlperf.check.official_checker import checker_rulesets, checker_version
+from paceline.mlperf.check.tiny_rules import TINY_RULESET
+from paceline.mlperf.result_logs import RESULTS, read_log
+from paceline.mlperf.submission.description_check import (
+    checked_description,
+    read_description,
+    with_verdict,
+)
+from paceline.mlperf.submission.official_package_checker import (
+    CheckerMessage,
+    PackageVerdict,
+    check_package_copy,
+)
+from paceline.mlperf.submission.package_wording import package_findings
+
+SCALING = "scaling.json"
+PARAMETERS = "package_checker_params"
+KNOWN_FILES = (SCALING, PARAMETERS, "power")
+"""What may lie beside the logs."""
+
+
+def check(place: Path, ruleset: str | None = None) -> Check:
+    """The official checkers' findings on a submission, a system description (.json), or on logs.
+
+    Copies are checked, nothing else. Raises SystemFaultError without the official package,
+    UserError for an unknown ruleset and for a place with nothing to check.
+    """
+    submission = is_submission(place)
+    if not submission and place.suffix != ".json":
+        return compliance.check(place, ruleset)
+    version, rulesets = checker_version(), checker_rulesets()
+    chosen, origin = chosen_ruleset(place, ruleset, rulesets)
+    if chosen == TINY_RULESET:
+        raise UserError(f"--ruleset {chosen}", "is for logs", allowed=", ".join(rulesets))
+    status: CheckStatus
+    with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as scratch:
+        if submission:
+            status, files = _checked_submission(place, chosen, Path(scratch))
+        else:
+            description = checked_description(place, place.name, chosen, Path(scratch))
+            files = [description]
+            status = "broken" if description.status == "unreadable" else description.status
+    return Check(
+        place=as_text(str(place)),
+        kind="submission" if submission else "description",
+        ruleset=chosen,
+        ruleset_from=origin,
+        checker=f"mlperf-logging {version}",
+        status=status,
+        files=tuple(files),
+    )
+
+
+def is_submission(place: Path) -> bool:
+    """Whether a folder is laid out as an organisation's submission."""
+    return (place / "systems").is_dir() and (place / "results").is_dir()
+
+
+def copy_submission(place: Path, copy: Path) -> None:
+    """Write what the official checker reads of a submission to `copy`, logs unpacked."""
+    for path in _description_files(place):
+        copy_file(path, copy / "systems" / path.name)
+    for folder in sorted(path for path in (place / "results").glob("*") if path.is_dir()):
+        _copy_parameters(folder, copy / "results" / folder.name)
+    for folder in result_folders(place):
+        target = copy / folder.relative_to(place)
+        target.mkdir(parents=True)
+        _copy_parameters(folder, target)
+        for log in _logs_in(folder):
+            with (target / log.name.removesuffix(".gz")).open("wb") as opened:
+                opened.writelines(LogFile(log))
+
+
+def result_folders(place: Path) -> list[Path]:
+    """The folders of a submission that hold the logs of one system and benchmark."""
+    return sorted(path for path in (place / "results").glob("*/*") if path.is_dir())
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a file into a folder that is made for it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+
+
+def _checked_submission(
+    place: Path, ruleset: str, scratch: Path
+) -> tuple[CheckStatus, list[CheckedFile]]:
+    copy = scratch / "copy"
+    try:
+        copy_submission(place, copy)
+    except OSError as error:
+        raise UserError(str(error.filename), f"cannot be read: {error.strerror}") from error
+    descriptions = [
+        read_description(path, f"systems/{path.name}") for path in _description_files(place)
+    ]
+    missing = list(_without_description(place, descriptions))
+    if missing or not result_folders(place):
+        # The official checker ends with a stack trace where a description is not there.
+        empty = [] if missing else [_failed("results", "holds no folder <system>/<benchmark>")]
+        return "failed", [*descriptions, *missing, *empty]
+    verdict = check_package_copy(copy, ruleset)
+    of_systems = tuple(message for message in verdict.errors if not message.place)
+    if of_systems and all(file.status == "passed" for file in descriptions):
+        of_descriptions = PackageVerdict(False, of_systems)
+        descriptions = [with_verdict(file, of_descriptions) for file in descriptions]
+    files = [*descriptions]
+    for folder in result_folders(place):
+        parts = folder.relative_to(place).parts
+        messages = [m for m in verdict.messages if Path(m.place).parts[1:] == parts]
+        files.append(_checked_folder(place, folder, copy, messages, verdict.broken))
+        files += _checked_logs(folder, place, messages, ruleset, scratch)
+    if verdict.broken:
+        failed = any(file.status == "failed" for file in files)
+        return "failed" if failed else "broken", files
+    described = all(file.status == "passed" for file in descriptions)
+    return "passed" if verdict.passed and described else "failed", files
+
+
+def _checked_folder(
+    place: Path, folder: Path, copy: Path, messages: Sequence[CheckerMessage], broken: str | None
+) -> CheckedFile:
+    """What is said of the logs of one benchmark together."""
+    errors = tuple(package_findings(m for m in messages if m.level == "error"))
+    warnings = [*package_findings(m for m in messages if m.level == "warning")]
+    warnings += _warnings(folder, copy / folder.relative_to(place))
+    return CheckedFile(
+        file=as_text(str(folder.relative_to(place))),
+        status="failed" if errors else "broken" if broken else "passed",
+        reason=broken,
+        findings=errors,
+        warnings=tuple(warnings),
+    )
+
+
+def _checked_logs(
+    folder: Path, place: Path, messages: Sequence[CheckerMessage], ruleset: str, scratch: Path
+) -> Iterator[CheckedFile]:
+    """Each log with its findings; a folder none of whose logs breaks a rule is not read again."""
+    breaks = any("not comply" in message.text for message in messages)
+    for path in _logs_in(folder):
+        name = as_text(str(path.relative_to(place)))
+        if breaks:
+            yield checked_log(read_log(path), ruleset, scratch).model_copy(update={"file": name})
+        else:
+            yield CheckedFile(file=name, status="passed")
+
+
+def _warnings(folder: Path, copy: Path) -> Iterator[CheckFinding]:
+    """What the official checker does not say, or says of its own files."""
+    others = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if not RESULTS.fullmatch(path.name) and path.name not in KNOWN_FILES
+    ]
+    if others:
+        listed = as_text(", ".join(others[:5]))
+        yield finding_without_line(f"files that belong to no run: {listed}")
+    packed = [path.name for path in _logs_in(folder) if path.suffix == ".gz"]
+    if packed:
+        yield finding_without_line(
+            f"{len(packed)} logs are packed (.gz): a submission has them plain"
+        )
+    stated, due = _scaling_factor(folder / SCALING), _scaling_factor(copy / SCALING)
+    if stated != due and abs((stated or 1.0) - (due or 1.0)) > 1e-9:
+        yield finding_without_line(
+            f"{SCALING} states {stated or 'nothing'}, the convergence test asks for {due or 'none'}"
+        )
+
+
+def _without_description(place: Path, descriptions: list[CheckedFile]) -> Iterator[CheckedFile]:
+    unread = {file.file for file in descriptions if any(f.key is None for f in file.findings)}
+    for system in sorted({folder.parent.name for folder in result_folders(place)}):
+        path = f"systems/{system}.json"
+        if not (place / path).is_file():
+            yield _failed(f"results/{system}", f"has no description {path}")
+        elif path in unread:
+            yield _failed(f"results/{system}", f"was not checked: {path} cannot be read")
+
+
+def _failed(name: str, message: str) -> CheckedFile:
+    findings = (finding_without_line(message),)
+    return CheckedFile(file=as_text(name), status="failed", findings=findings)
+
+
+def _scaling_factor(path: Path) -> float | None:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["scaling_factor"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _description_files(place: Path) -> list[Path]:
+    return sorted((place / "systems").glob("*.json"))
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    """By their numbers."""
+    matches = [
+        (match, path) for path in folder.iterdir() if (match := RESULTS.fullmatch(path.name))
+    ]
+    ordered = sorted(matches, key=lambda pair: (int(pair[0]["number"]), pair[1].name))
+    return [path for _, path in ordered]
+
+
+def _copy_parameters(folder: Path, target: Path) -> None:
+    if (folder / PARAMETERS).is_file():
+        copy_file(folder / PARAMETERS, target / PARAMETERS)

@@ -1,0 +1,144 @@
+"""Scores beside published results: only like with like, and never a small sibling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.mlperf.compare.comparison import compare
+from paceline.mlperf.score.run_set import score
+from paceline.mlperf.submission.package import RefusedError
+from tests.mlperf.samples import TEN, line, submission
+from tests.mlperf.submissions import description, ten_runs
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return ten_runs(tmp_path / "runs")
+
+
+def test_a_score_stands_beside_results_on_as_many_of_the_same_kind(runs: Path):
+    comparison = compare([runs], num_devices=[8], accelerator="NVIDIA H200")
+    (compared,) = comparison.own
+
+    assert (compared.score_minutes, compared.num_devices, compared.accelerator) == (
+        pytest.approx(10.1875),
+        8,
+        "H200-SXM",
+    )
+    assert compared.beside and all(peer.round == "v5.1" for peer in compared.beside)
+    for peer in compared.beside:
+        assert peer.time_ratio == pytest.approx(10.1875 / peer.score_minutes)
+        assert (peer.official, peer.itself) == (True, False)
+    assert (compared.official, comparison.official, comparison.notes) == (False, False, ())
+    assert "unofficial" in compared.label and comparison.published_scaling == ()
+
+
+def test_a_score_that_was_printed_as_json_compares_alike(runs: Path, tmp_path: Path):
+    path = tmp_path / "score.json"
+    path.write_text(score(runs, num_devices=8).model_dump_json())
+    printed, read = (
+        compare([path], accelerator="H200"),
+        compare([runs], num_devices=[8], accelerator="H200"),
+    )
+
+    assert printed.own[0].beside == read.own[0].beside
+    path.write_text("{}")
+    with pytest.raises(UserError, match="is no score: Field required"):
+        compare([path])
+    with pytest.raises(UserError, match="cannot be read"):
+        compare([tmp_path / "no.json"])
+
+
+def test_two_sizes_give_the_efficiency_and_its_parts(runs: Path, tmp_path: Path):
+    more = ten_runs(tmp_path / "more", global_batch_size=16, samples=4224)
+    comparison = compare([more, runs], num_devices=[32, 8], accelerator="H200")
+    base, step = comparison.scaling
+
+    assert (base.num_devices, step.num_devices, step.global_batch) == (8, 32, 16)
+    assert step.efficiency == pytest.approx(8 / 32)  # as fast with four times the devices
+    assert step.samples_factor == pytest.approx(3456 / 4224)
+    assert step.samples_factor * step.throughput_factor == pytest.approx(step.efficiency)
+
+
+def test_what_is_missing_for_a_comparison_is_said(runs: Path, tmp_path: Path):
+    assert "--gpus does" in compare([runs]).notes[0]
+    assert "--accelerator does" in compare([runs], num_devices=[8]).notes[0]
+    alone = compare([runs], num_devices=[7], accelerator="GB300").notes[0]
+    assert "no published result on 7 x GB300 is known here (known for it: 8, 72, 512)" in alone
+    unknown = compare([runs], num_devices=[8], accelerator="Wafer 9")
+    assert unknown.own[0].accelerator == "Wafer 9" and "none on it is known" in unknown.notes[0]
+    two = compare([runs, runs], num_devices=[8, 8], accelerator="H200")
+    assert two.scaling == () and "scaling needs two sets" in two.notes[0]
+
+    few = submission(tmp_path / "few", TEN[:3])
+    assert "no score, incomplete: 3 of the 10 runs" in compare([few]).notes[0]
+
+
+def test_the_description_of_a_submission_names_the_accelerators(tmp_path: Path):
+    place = ten_runs(tmp_path / "Example/results/box/llama2_70b_lora")
+    description(
+        tmp_path / "Example/systems/box.json",
+        number_of_nodes="1",
+        accelerator_model_name="AMD Instinct MI325X",
+    )
+
+    compared = compare([place]).own[0]
+    assert (compared.num_devices, compared.accelerator, len(compared.beside)) == (8, "MI325X", 1)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"submission_platform": "tiny box"}, {"note": "not an MLPerf result"}]
+)
+def test_a_small_sibling_is_refused_with_the_reason(runs: Path, changed: dict[str, str]):
+    ten_runs(runs, **changed)
+
+    with pytest.raises(
+        RefusedError, match=r"result_0\.txt: is not compared with published results"
+    ):
+        compare([runs])
+
+
+def test_runs_on_made_up_data_and_their_scores_are_refused(runs: Path, tmp_path: Path):
+    path = tmp_path / "score.json"
+    tiny = score(runs).model_copy(update={"system": "tiny box"})
+    path.write_text(tiny.model_dump_json())
+    with pytest.raises(RefusedError, match="is not an MLPerf result"):
+        compare([path])
+
+    log = runs / "result_5.txt"
+    log.write_text(log.read_text() + line("data_source", "synthetic") + "\n")
+    with pytest.raises(RefusedError, match="it trained on synthetic data"):
+        compare([runs])
+
+
+def test_scores_of_two_benchmarks_or_too_few_counts_are_refused(runs: Path, tmp_path: Path):
+    other = submission(tmp_path / "other", TEN, benchmark="flux1", batch=1024, samples=8650752)
+
+    with pytest.raises(UserError, match="these are benchmarks that cannot be compared: llama2_70b"):
+        compare([runs, other])
+    with pytest.raises(UserError, match="--gpus: is given 1 times for 2 folders"):
+        compare([runs, runs], num_devices=[8])
+
+
+def test_published_logs_are_told_from_other_results(reference_data: Path):
+    logs = reference_data / "mlperf/logs/v5.1"
+    small = logs / "NVIDIA/theia_ngpu8_ngc25.09_nemo/llama31_8b"
+    large = logs / "Lambda/gb300_n18_ngc25.04_nemo/llama31_8b"
+    comparison = compare([small, large])
+
+    assert [(compared.num_devices, compared.accelerator) for compared in comparison.own] == [
+        (8, "GB300"),
+        (72, "GB300"),
+    ]
+    for compared in comparison.own:
+        (same,) = [peer for peer in compared.beside if peer.itself]
+        assert compared.score_minutes == pytest.approx(same.score_minutes, abs=1e-4)
+        assert compared.samples_per_s == pytest.approx(same.samples_per_s, rel=1e-5)
+    # Samples 98 %, throughput 54 % of what nine times the devices could do.
+    assert comparison.scaling[1].efficiency == pytest.approx(0.530, abs=0.001)
+    assert comparison.scaling[1].samples_factor == pytest.approx(0.978, abs=0.002)
+    (theirs,) = comparison.published_scaling
+    assert theirs.submitter == "NVIDIA" and [s.num_devices for s in theirs.steps] == [8, 72, 512]

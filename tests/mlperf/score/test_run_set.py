@@ -1,0 +1,287 @@
+"""Folders of MLPerf logs are scored as the official tool scores them, and bad ones are named."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.mlperf.score.run_set import score
+from paceline.mlperf.score.score import Score
+from tests.mlperf.samples import TEN, line, submission, trial
+
+
+@pytest.fixture
+def published(reference_data: Path) -> list[tuple[Path, dict[str, str]]]:
+    """Every folder of real logs with its row of published results."""
+    root = reference_data / "mlperf"
+    with (root / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ("round", "submitter", "system", "benchmark")
+    folders = [(root.joinpath("logs", *(row[name] for name in names)), row) for row in rows]
+    return [(folder, row) for folder, row in folders if folder.is_dir()]
+
+
+def complete(published: list[tuple[Path, dict[str, str]]], whole: bool) -> Iterator[Any]:
+    for folder, row in published:
+        if (len(list(folder.glob("result_*"))) == int(row["runs"])) == whole:
+            yield folder, row
+
+
+def test_the_complete_sets_score_as_published(published: list[tuple[Path, dict[str, str]]]):
+    sets = list(complete(published, True))
+    assert len(sets) == 10
+    for folder, row in sets:
+        scored = score(folder)
+        assert (scored.status, scored.reason) == ("ok", None)
+        assert scored.ruleset == f"{row['round'][1:]}.0" and scored.ruleset_from == "path"
+        assert scored.score_minutes == pytest.approx(float(row["score_minutes"]), abs=1e-3)
+        assert scored.olympic_mean_minutes == pytest.approx(
+            float(row["olympic_mean_minutes"]), abs=1e-3
+        )
+        assert scored.scaling_factor == pytest.approx(float(row["rcp_scaling_factor"]), abs=1e-6)
+        assert scored.mean_initialisation_minutes == pytest.approx(
+            float(row["mean_init_minutes"]), abs=1e-3
+        )
+        assert sum(run.status == "success" for run in scored.runs) == int(row["succeeded"])
+        if row["median_throughput_samples_s"]:
+            printed = float(row["median_throughput_samples_s"])
+            assert scored.median_samples_per_s == pytest.approx(printed, rel=1e-3)
+        if scored.num_devices:
+            assert scored.num_devices == int(row["gpus"])
+
+
+def test_two_of_the_complete_sets_drop_a_run_that_failed(
+    published: list[tuple[Path, dict[str, str]]],
+):
+    scored = [score(folder) for folder, _ in complete(published, True)]
+    dropped = [run for one in scored for run in one.runs if run.status != "success"]
+    assert [(run.status, run.part, run.minutes) for run in dropped] == 2 * [
+        ("aborted", "slowest", None)
+    ]
+
+
+def test_runs_of_incomplete_sets_lie_within_their_published_range(
+    published: list[tuple[Path, dict[str, str]]],
+):
+    checked = 0
+    for folder, row in complete(published, False):
+        scored = score(folder)
+        assert (scored.status, scored.score_minutes, scored.olympic_mean_minutes) == (
+            "incomplete",
+            None,
+            None,
+        )
+        low, high = float(row["min_minutes"]), float(row["max_minutes"])
+        for run in scored.runs:
+            if run.status == "success" and run.minutes is not None:
+                assert low - 1e-3 <= run.minutes <= high + 1e-3, folder
+                checked += 1
+    assert checked > 30
+
+
+def test_a_score_is_the_mean_of_the_middle_runs_times_the_scaling_factor(tmp_path: Path):
+    scored = score(submission(tmp_path, TEN, samples=3072))
+
+    assert scored.olympic_mean_minutes == pytest.approx(10.1875)
+    assert scored.scaling_factor == pytest.approx(3178.6666667 / 3072)
+    assert scored.score_minutes == pytest.approx(10.1875 * 3178.6666667 / 3072)
+    assert (scored.status, scored.official, scored.ruleset_from) == ("ok", False, "default")
+    assert scored.label == "unofficial, not verified by MLCommons Association"
+    assert [run.part for run in scored.runs].count("counted") == 8
+
+
+def test_rates_are_of_the_counted_runs_and_flops_of_the_recipe(tmp_path: Path):
+    scored = score(submission(tmp_path, [10.0] * 10, samples=3600), num_devices=4)
+
+    assert scored.overall_samples_per_s == pytest.approx(3600 / 600)
+    assert scored.median_samples_per_s == 4.0
+    assert scored.flops_per_sample == pytest.approx(2517.7e12, rel=1e-3)
+    assert scored.model_flops_per_s_per_device == pytest.approx(6 * 2517.7e12 / 4, rel=1e-3)
+
+
+def test_devices_come_from_the_logs_or_from_the_system_description(tmp_path: Path):
+    folder = submission(tmp_path / "results/box/llama2_70b_lora", TEN)
+    assert score(folder).num_devices == 16
+
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace(":::DLPAL", "DLPAL"))
+    assert score(folder).num_devices is None
+
+    (tmp_path / "systems").mkdir()
+    described = '{"number_of_nodes": "3", "accelerators_per_node": "8"}'
+    (tmp_path / "systems/box.json").write_text(described)
+    assert score(folder).num_devices == 24
+
+
+@pytest.mark.parametrize("failed", [{"minutes": None}, {"status": "aborted"}, {"quality": 2.0}])
+def test_one_failed_run_is_dropped_and_two_leave_no_score(tmp_path: Path, failed: dict[str, Any]):
+    folder = submission(tmp_path, TEN)
+    (folder / "result_0.txt").write_text(trial(0, **failed))
+    assert score(folder).score_minutes == pytest.approx((10.5 + 11 + 5 * 10 + 13) / 8)
+
+    (folder / "result_1.txt").write_text(trial(1, **failed))
+    scored = score(folder)
+    assert (scored.status, scored.score_minutes) == ("invalid", None)
+    assert "2 of 10 runs did not converge" in str(scored.reason)
+    assert {run.part for run in scored.runs} == {"outside"} and scored.overall_samples_per_s is None
+
+
+def test_a_log_without_a_line_of_mlperf_is_a_run_that_failed(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    (folder / "result_5.txt").write_text("")
+
+    scored = score(folder)
+
+    assert (scored.runs[5].status, scored.runs[5].part) == ("aborted", "slowest")
+
+
+def test_of_twelve_runs_the_median_window_is_scored(tmp_path: Path):
+    scored = score(submission(tmp_path, [30.0, *TEN, 30.0]))
+
+    assert len(scored.windows) == 3
+    means = sorted(w.olympic_mean_minutes or 0 for w in scored.windows)
+    assert scored.olympic_mean_minutes == means[1]
+
+
+def test_missing_runs_are_named_and_leave_no_means(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    (folder / "result_4.txt").unlink()
+
+    scored = score(folder)
+
+    assert (scored.status, scored.score_minutes, scored.olympic_mean_minutes) == (
+        "incomplete",
+        None,
+        None,
+    )
+    assert "9 of the 10 runs" in str(scored.reason) and "missing: number 4" in str(scored.reason)
+    assert scored.runs[0].minutes == 10.0
+
+
+def test_a_run_that_is_there_twice_counts_once(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    shutil.copy(folder / "result_3.txt", folder / "result_10.txt")
+    (folder / "result_7.txt.gz").write_bytes(gzip.compress((folder / "result_7.txt").read_bytes()))
+
+    scored = score(folder)
+
+    doubled = [run for run in scored.runs if run.status == "duplicate"]
+    assert {run.reason for run in doubled} == {
+        "it is the same run as result_3.txt",
+        "it is the same run as result_7.txt",
+    }
+    assert scored.score_minutes == pytest.approx(10.1875)
+
+
+def test_duplicates_do_not_make_a_set_complete(tmp_path: Path):
+    folder = submission(tmp_path, TEN[:9])
+    shutil.copy(folder / "result_3.txt", folder / "result_9.txt")
+
+    scored = score(folder)
+
+    assert scored.status == "incomplete" and "1 duplicate" in str(scored.reason)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path):
+    folder = submission(tmp_path, TEN[:9])
+    (folder / "result_9.txt").mkdir()
+
+    scored = score(folder)
+
+    assert scored.status == "incomplete" and "1 unreadable" in str(scored.reason)
+
+
+def test_two_benchmarks_in_a_folder_are_refused(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    (folder / "result_2.txt").write_text(trial(2, benchmark="flux1"))
+
+    with pytest.raises(UserError, match=r"2 benchmarks \(flux1: result_2.txt; llama2_70b_lora"):
+        score(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ruleset", "message"),
+    [
+        ({}, "9.9.0", "--ruleset 9.9.0: is not known; allowed: 4.1.0"),
+        ({"benchmark": "flux1"}, "5.0.0", "has no flux1; allowed: 5.1.0"),
+    ],
+)
+def test_a_wrong_ruleset_is_refused(
+    tmp_path: Path, settings: dict[str, str], ruleset: str, message: str
+):
+    with pytest.raises(UserError, match=message):
+        score(submission(tmp_path, TEN, **settings), ruleset)
+
+
+def test_a_benchmark_without_rules_here_is_refused(tmp_path: Path):
+    (tmp_path / "result_0.txt").write_text(trial().replace("llama2_70b_lora", "retinanet"))
+
+    with pytest.raises(UserError, match="'retinanet' is not known here; allowed: llama2_70b_lora"):
+        score(tmp_path)
+
+
+def test_the_ruleset_is_that_of_the_round_in_the_path(tmp_path: Path):
+    def of(place: str) -> Score:
+        return score(submission(tmp_path / place, TEN))
+
+    assert of("training_results_v6.0/org").ruleset == "6.0.0"
+    assert (of("plain").ruleset, of("plain").ruleset_from) == ("5.1.0", "default")
+    assert any("v2.7" in warning for warning in of("v2.7").warnings)
+
+
+def test_too_fast_convergence_leaves_no_score(tmp_path: Path):
+    scored = score(submission(tmp_path, TEN, samples=2900))
+
+    assert (scored.status, scored.score_minutes) == ("invalid", None)
+    assert scored.rcp is not None and scored.rcp.status == "failed"
+
+
+def test_a_batch_without_reference_leaves_no_score(tmp_path: Path):
+    scored = score(submission(tmp_path, TEN, batch=4096))
+
+    assert scored.status == "no-reference" and "no reference reaches" in str(scored.reason)
+
+
+def test_runs_of_different_batches_leave_no_score(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    (folder / "result_2.txt").write_text(trial(2, batch=16))
+
+    assert "different global batches: 8, 16" in str(score(folder).reason)
+
+
+def test_what_a_review_would_ask_about_is_warned_of(tmp_path: Path):
+    folder = submission(tmp_path, TEN, org="SUBMISSION_ORG_PLACEHOLDER", seed=7)
+    damaged = trial(0).encode() + b":::MLLOG {\n"
+    (folder / "result_0.txt").write_bytes(damaged)
+    packed = gzip.compress(trial(1).encode() + b"tail" * 5000)
+    (folder / "result_1.txt").write_bytes(packed[:-12])
+
+    scored = score(folder)
+
+    said = "\n".join(scored.warnings)
+    assert scored.organisation == "Example"
+    for part in (
+        "submission_org was never filled in",
+        "the same seed: 7",
+        "without a whole record",
+        "result_1.txt: the compressed file is damaged",
+    ):
+        assert part in said, said
+
+
+def test_long_initialisation_and_different_systems_are_warned_of(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    late = line("init_start", None, 1_760_000_000_000 - 31 * 60_000) + "\n"
+    (folder / "result_0.txt").write_text(late + trial(0).replace("2xBox", "4xBox"))
+
+    said = "\n".join(score(folder).warnings)
+
+    assert "more than 30 minutes: result_0.txt" in said
+    assert "different values of submission_platform: 2xBox, 4xBox" in said

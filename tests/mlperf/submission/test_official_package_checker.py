@@ -1,0 +1,76 @@
+"""The official package checker is started on a copy; whatever becomes of it is an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.mlperf.check import official_checker
+from paceline.mlperf.submission import official_package_checker
+from paceline.mlperf.submission.official_package_checker import (
+    check_description_copy,
+    check_package_copy,
+)
+from tests.mlperf.submissions import description, whole_submission, whole_trial
+
+pytestmark = pytest.mark.skipif(
+    not official_checker.checker_rulesets(), reason="mlperf-logging is not installed"
+)
+RUNS = "results/box_2x8/llama2_70b_lora"
+
+
+def test_a_whole_package_passes_with_every_part_of_the_checker(tmp_path: Path):
+    assert check_package_copy(whole_submission(tmp_path / "Example"), "5.1.0").passed
+
+
+def test_the_messages_name_the_folder_and_keep_their_words(tmp_path: Path):
+    folder = whole_submission(tmp_path / "Example", samples=2304)
+    verdict = check_package_copy(folder, "5.1.0")
+
+    assert (verdict.passed, verdict.broken) == (False, None)
+    assert [(m.level, m.place, m.text) for m in verdict.messages] == [
+        ("error", f"Example/{RUNS}", "RCP Test Failed: RCP found")
+    ]
+
+
+def test_the_scaling_goes_into_the_copy(tmp_path: Path):
+    folder = whole_submission(tmp_path / "Example", samples=3000)
+
+    assert check_package_copy(folder, "5.1.0").passed
+    assert '"scaling_factor": 1.0595' in (folder / RUNS / "scaling.json").read_text()
+
+
+def test_a_name_that_leads_to_other_rules_is_not_given_to_the_checker(tmp_path: Path):
+    planted = tmp_path / "planted_common.yaml"
+    planted.write_text(f"- BEGIN:\n    CODE: open('{tmp_path}/ran', 'w').close()\n")
+    leads = "../" * 30 + str(planted).removesuffix("_common.yaml").lstrip("/")
+    folder = whole_submission(tmp_path / "Example")
+    (folder / RUNS / "result_3.txt").write_text(whole_trial(3, submission_division=leads))
+
+    verdict = check_package_copy(folder, "5.1.0")
+
+    assert not verdict.passed and "is no name of a benchmark or division" in str(verdict.broken)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_description_is_judged_and_a_checker_that_breaks_off_is_an_answer(tmp_path: Path):
+    assert check_description_copy(description(tmp_path / "a.json"), "5.1.0").passed
+
+    missing = check_description_copy(description(tmp_path / "b.json", cooling=None), "5.1.0")
+    assert not missing.passed and "Missing field cooling" in missing.messages[0].text
+
+    broken = check_description_copy(description(tmp_path / "c.json", submitter=3), "5.1.0")
+    assert "the checker broke off: TypeError" in str(broken.broken)
+
+
+def test_a_checker_that_cannot_start_or_takes_too_long_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = description(tmp_path / "a.json")
+    monkeypatch.setattr(official_package_checker, "LONGEST_CHECK_S", 0.001)
+    assert "took longer" in str(check_description_copy(path, "5.1.0").broken)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(official_package_checker, "PROGRAM", tmp_path / "gone.py")
+    assert str(check_description_copy(path, "5.1.0").broken).startswith("the checker broke off: ")
