@@ -20,7 +20,7 @@ LONGEST_CHECK_S = 300.0
 
 
 @dataclass(frozen=True)
-class ComplianceVerdict:
+class CheckerVerdict:
     """What the official checker says of one log, in its own words."""
 
     messages: tuple[str, ...] = ()
@@ -63,14 +63,14 @@ def copy_unpacked(log: Path, copy: Path) -> str | None:
 
 def check_copy(
     copy: Path, ruleset: str, changes: Mapping[str, object] | None = None
-) -> ComplianceVerdict:
+) -> CheckerVerdict:
     """The verdict on `copy`, from a process that runs in its folder and knows nothing else.
 
     `changes` are those of what it is checked by: see the program.
     """
     arguments = [ruleset, copy.name, json.dumps(changes or {})]
     answer, broken = program_answer(PROGRAM, arguments, copy.parent, LONGEST_CHECK_S)
-    return ComplianceVerdict(
+    return CheckerVerdict(
         messages=tuple(answer.get("messages", ())),
         warnings=tuple(answer.get("warnings", ())),
         unread=tuple((text, why) for text, why in answer.get("unread", ())),
