@@ -43,8 +43,9 @@ FIRST_SEED = 1
 SYNTHETIC_STEPS = 40
 SYNTHETIC = f"random samples: {NOT_A_RESULT}"
 NEEDS = {
-    "llama2_70b_lora": "the packed GovReport sequences as token ids, with `--set training.initial_weights="
-    "CHECKPOINT` for the base weights and `--set training.evaluation.loss_mask=FILE` for the summaries",
+    "llama2_70b_lora": "the packed GovReport sequences as token ids, with `--set "
+    "training.initial_weights=CHECKPOINT` for the base weights and `--set "
+    "training.evaluation.loss_mask=FILE` for the summaries",
     "llama31_8b": "the C4 subset of the rules as ids of Llama 3.1's tokenizer (`--set "
     "data.token_dtype=uint32`)",
     "flux1": "CC12M as encoded latents, texts and pooled texts: an index in JSON and bf16 files",
@@ -59,7 +60,7 @@ class SeriesRequest:
     """What the command line asks for."""
 
     benchmark: str
-    request: Request
+    run: Request
     """Devices, place and overrides; its recipe is not looked at."""
     tiny: bool = False
     synthetic: bool = False
@@ -73,62 +74,74 @@ class SeriesRequest:
     root: Path = Path("runs")
 
 
-def benchmark_of(asked: SeriesRequest) -> Benchmark:
+def benchmark_of(request: SeriesRequest) -> Benchmark:
     """The benchmark, or its small sibling; raises UserError for an unknown name."""
-    name = asked.benchmark.replace("_", "-").lower()
-    known = {key.replace("_", "-"): value for key, value in NAMES.items()}
-    if name not in known:
-        raise UserError(f"benchmark {asked.benchmark!r}", "is not known", allowed=", ".join(NAMES),
-                        remedy=did_you_mean(name, known) or None)  # fmt: skip
-    return SIBLINGS[f"{known[name]}_tiny"] if asked.tiny else BENCHMARKS[known[name]]
+    name = request.benchmark.replace("_", "-").lower()
+    names = {key.replace("_", "-"): value for key, value in NAMES.items()}
+    if name not in names:
+        raise UserError(
+            f"benchmark {request.benchmark!r}",
+            "is not known",
+            allowed=", ".join(NAMES),
+            remedy=did_you_mean(name, names) or None,
+        )
+    return SIBLINGS[f"{names[name]}_tiny"] if request.tiny else BENCHMARKS[names[name]]
 
 
-def plan_trials(asked: SeriesRequest, show: Showing) -> Trials:
+def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
     """The series that is asked for, begun or new, with all that its trials need.
 
-    `show` shows how a base model is trained, where one is missing. Raises UserError when it cannot run
-    here, when data is missing, or when its folder holds another series.
+    `show` shows how a base model is trained, where one is missing. Raises UserError when it cannot
+    run here, when data is missing, or when its folder holds another series.
     """
-    benchmark = benchmark_of(asked)
-    if asked.drop_caches:
+    benchmark = benchmark_of(request)
+    if request.drop_caches:
         mlperf_trials.check_cache_drop()
-    batch = _batch_here(asked, benchmark)
-    data = _data(asked, benchmark, batch, show)
-    fixed = (*data.overrides, *_labels(asked, benchmark), *asked.request.overrides)
-    base = replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
-                   timeout_s=asked.trial_limit_s)  # fmt: skip
+    batch = _global_batch(request, benchmark)
+    data = _data(request, benchmark, batch, show)
+    fixed = (*data.overrides, *_labels(request, benchmark), *request.run.overrides)
+    base = replace(
+        request.run,
+        recipe=benchmark.recipe,
+        variant=TRIAL_VARIANT,
+        timeout_s=request.trial_limit_s,
+    )
 
     def planned(trial: TrialState) -> Plan:
-        own = (
+        of_trial = (
             f"training.seed={trial.seed}",
-            f"mlperf.cache_cleared={str(asked.drop_caches).lower()}",
+            f"mlperf.cache_cleared={str(request.drop_caches).lower()}",
         )
-        return _never_again(make_plan(replace(base, overrides=(*fixed, *own))))
+        return _never_again(make_plan(replace(base, overrides=(*fixed, *of_trial))))
 
     first = planned(TrialState(number=0, seed=0))
-    if asked.drop_caches and first.spec.cluster.launcher != "local":
-        raise UserError("--drop-caches", "drops the caches of this machine alone, and the trials run on others",
-                        remedy="leave it out: the log then says that caches were not cleared")  # fmt: skip
+    if request.drop_caches and first.spec.cluster.launcher != "local":
+        raise UserError(
+            "--drop-caches",
+            "drops the caches of this machine alone, and the trials run on others",
+            remedy="leave it out: the log then says that caches were not cleared",
+        )
     name = (
-        asked.name or f"{benchmark.name}-{'synthetic-' if asked.synthetic else ''}{first.spec.key}"
+        request.name
+        or f"{benchmark.name}-{'synthetic-' if request.synthetic else ''}{first.spec.key}"
     )
-    folder = asked.root / RUNS_FOLDER / name
+    folder = request.root / RUNS_FOLDER / name
     series = TrialSeries(
         name=name,
         benchmark=benchmark.name,
-        label=SYNTHETIC if asked.synthetic else benchmark.label,
+        label=SYNTHETIC if request.synthetic else benchmark.label,
         recipe=benchmark.recipe,
         variant=TRIAL_VARIANT,
-        overrides=asked.request.overrides,
+        overrides=request.run.overrides,
         key=first.spec.key,
-        synthetic=asked.synthetic,
+        synthetic=request.synthetic,
         data_digest=data.digest,
-        first_seed=asked.first_seed,
-        wanted=asked.trials,
-        trial_limit_s=asked.trial_limit_s,
-        drop_caches=asked.drop_caches,
+        first_seed=request.first_seed,
+        wanted=request.trials,
+        trial_limit_s=request.trial_limit_s,
+        drop_caches=request.drop_caches,
     )
-    return Trials(mlperf_trials.opened(folder, series), benchmark, folder, asked.root, planned)
+    return Trials(mlperf_trials.opened(folder, series), benchmark, folder, request.root, planned)
 
 
 def _never_again(plan: Plan) -> Plan:
@@ -142,53 +155,62 @@ def _never_again(plan: Plan) -> Plan:
     return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
 
 
-def _batch_here(asked: SeriesRequest, benchmark: Benchmark) -> int:
+def _global_batch(request: SeriesRequest, benchmark: Benchmark) -> int:
     """Samples of a step with the user's own settings.
 
     Raises UserError for a machine without room, before anything is said of data.
     """
-    own = [text for text in asked.request.overrides if MASK not in text]  # random samples have none
-    changes = ("data.source=synthetic", "data.path=null", *own)
-    plan = make_plan(replace(asked.request, recipe=benchmark.recipe, variant=TRIAL_VARIANT,
-                             overrides=changes))  # fmt: skip
+    # Random samples have no mask.
+    overrides = [text for text in request.run.overrides if MASK not in text]
+    changes = ("data.source=synthetic", "data.path=null", *overrides)
+    plan = make_plan(
+        replace(request.run, recipe=benchmark.recipe, variant=TRIAL_VARIANT, overrides=changes)
+    )
     return plan.spec.training.global_batch
 
 
-def _data(asked: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
-    if asked.synthetic:
+def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
+    if request.synthetic:
         short = _short(benchmark, batch)
         return Prepared(("data.source=synthetic", "data.path=null", *short), None)
     if benchmark.sibling_of is not None:
-        if asked.data or asked.heldout:
+        if request.data or request.heldout:
             raise UserError("--data", "is for the whole benchmark: --tiny makes its own")
-        return prepared(benchmark, asked.request.device, show)
-    named = any(text.startswith("data.path=") for text in asked.request.overrides)
-    if asked.data is None and not named:
+        return prepared(benchmark, request.run.device, show)
+    named = any(text.startswith("data.path=") for text in request.run.overrides)
+    if request.data is None and not named:
         raise UserError(
-            f"{benchmark.name}: data", f"none is staged: it trains on {NEEDS[benchmark.name]}",
+            f"{benchmark.name}: data",
+            f"none is staged: it trains on {NEEDS[benchmark.name]}",
             remedy="name its file with --data FILE (and --heldout FILE), measure the speed with "
             "--synthetic, or train the small sibling with --tiny",
-        )  # fmt: skip
-    return Prepared(tuple(_staged(asked, benchmark)), None)
+        )
+    return Prepared(tuple(_staged(request, benchmark)), None)
 
 
-def _staged(asked: SeriesRequest, benchmark: Benchmark) -> list[str]:
+def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """Overrides that name the user's files."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     source = "latents" if isinstance(recipe.model, MMDiTShape) else "tokens"
-    if recipe.lora is not None and not any("initial_weights" in t for t in asked.request.overrides):
-        raise UserError(f"{benchmark.name}: base weights", "none are named",
-                        remedy="--set training.initial_weights=CHECKPOINT")  # fmt: skip
-    if recipe.lora is not None and not any(MASK in text for text in asked.request.overrides):
+    if recipe.lora is not None and not any("initial_weights" in t for t in request.run.overrides):
         raise UserError(
-            f"{benchmark.name}: the mask of the held-out samples", "is not named, and its target is the "
-            "loss on the summaries alone",
-            remedy="--set training.evaluation.loss_mask=FILE, a byte for each token (docs/mlperf.md)",
-        )  # fmt: skip
-    found = [f"data.source={source}"]
-    found += [f"data.path={json.dumps(str(asked.data))}"] if asked.data else []
-    held = asked.heldout
-    return found + ([f"training.evaluation.path={json.dumps(str(held))}"] if held else [])
+            f"{benchmark.name}: base weights",
+            "none are named",
+            remedy="--set training.initial_weights=CHECKPOINT",
+        )
+    if recipe.lora is not None and not any(MASK in text for text in request.run.overrides):
+        raise UserError(
+            f"{benchmark.name}: the mask of the held-out samples",
+            "is not named, and its target is the loss on the summaries alone",
+            remedy="--set training.evaluation.loss_mask=FILE, a byte for each token "
+            "(docs/mlperf.md)",
+        )
+    overrides = [f"data.source={source}"]
+    if request.data:
+        overrides.append(f"data.path={json.dumps(str(request.data))}")
+    if request.heldout:
+        overrides.append(f"training.evaluation.path={json.dumps(str(request.heldout))}")
+    return overrides
 
 
 def _short(benchmark: Benchmark, batch: int) -> list[str]:
@@ -201,9 +223,9 @@ def _short(benchmark: Benchmark, batch: int) -> list[str]:
     return [f"steps={SYNTHETIC_STEPS}", f"training.evaluation={json.dumps(fields)}"]
 
 
-def _labels(asked: SeriesRequest, benchmark: Benchmark) -> list[str]:
+def _labels(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """What the log says of the system; the user's own --set come later and win."""
-    if benchmark.sibling_of is None and not asked.synthetic:
+    if benchmark.sibling_of is None and not request.synthetic:
         return []
     kind = "tiny system" if benchmark.sibling_of else "random samples"
     return [f"mlperf.platform={json.dumps(f'{kind}, {NOT_A_RESULT}')}"]
@@ -212,7 +234,7 @@ def _labels(asked: SeriesRequest, benchmark: Benchmark) -> list[str]:
 def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> SeriesAnswer:
     """What a series yields as far as it has come; `command` is the one that goes on with it."""
     status = status_of(series)
-    found = SeriesAnswer(
+    bare = SeriesAnswer(
         series=series,
         folder=str(trials.folder),
         status=status,
@@ -220,22 +242,22 @@ def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> Serie
         resume=shlex.join(["paceline", *command[1:]]) if status == "unfinished" else None,
     )
     if series.synthetic:
-        return found.model_copy(update={"expected": _expected(trials, series)})
-    return found.model_copy(update={"score": _score(trials.folder, series)})
+        return bare.model_copy(update={"expected": _expected(trials, series)})
+    return bare.model_copy(update={"score": _score(trials.folder, series)})
 
 
-def standing(asked: SeriesRequest) -> SeriesAnswer:
-    """How the newest series of a benchmark stands, or the one that is named; nothing is run or made.
+def standing(request: SeriesRequest) -> SeriesAnswer:
+    """How the newest series of a benchmark stands, or the one that is named.
 
-    Raises UserError when there is none.
+    Nothing is run or made. Raises UserError when there is none.
     """
-    benchmark, place = benchmark_of(asked), asked.root / RUNS_FOLDER
+    benchmark, place = benchmark_of(request), request.root / RUNS_FOLDER
     files = sorted(
-        place.glob(f"{asked.name or '*'}/{SERIES_FILE}"), key=lambda f: f.stat().st_mtime
+        place.glob(f"{request.name or '*'}/{SERIES_FILE}"), key=lambda f: f.stat().st_mtime
     )
     for file in reversed(files):
         series = read_value(file, TrialSeries)
-        if (series.benchmark, series.synthetic) != (benchmark.name, asked.synthetic):
+        if (series.benchmark, series.synthetic) != (benchmark.name, request.synthetic):
             continue
         alive = series.controller is not None and is_alive(series.controller)
         return SeriesAnswer(
@@ -245,8 +267,11 @@ def standing(asked: SeriesRequest) -> SeriesAnswer:
             label=series.label,
             score=None if series.synthetic else _score(file.parent, series),
         )
-    raise UserError(str(place), f"holds no such series of {benchmark.name}",
-                    remedy="the same command without --status begins one")  # fmt: skip
+    raise UserError(
+        str(place),
+        f"holds no such series of {benchmark.name}",
+        remedy="the same command without --status begins one",
+    )
 
 
 def _score(folder: Path, series: TrialSeries) -> Score | None:
@@ -257,19 +282,20 @@ def _score(folder: Path, series: TrialSeries) -> Score | None:
 
 def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
     """The time that training would take at the measured speed; None without speed or reference."""
-    speeds = [s for t in series.trials if t.status == "measured" and t.run
-              for s in [_speed(trials.root / t.run)] if s]  # fmt: skip
+    runs = [t.run for t in series.trials if t.status == "measured" and t.run]
+    speeds = [speed for run in runs if (speed := _speed(trials.root / run))]
     recipe = load_recipe(series.recipe, series.variant, series.overrides)
     evaluation = recipe.training.evaluation
     if not speeds or evaluation is None:
         return None
     plan = trials.planned(TrialState(number=0, seed=0))
     batch = plan.spec.training.global_batch
-    at = reference_at(trials.benchmark.name, DEFAULT_RULESET, batch, trials.benchmark.num_runs)
-    if at is None:
+    benchmark = trials.benchmark
+    reference = reference_at(benchmark.name, DEFAULT_RULESET, batch, benchmark.num_runs)
+    if reference is None:
         return None
-    speed = sorted(speeds, key=lambda s: s.samples_per_s)[len(speeds) // 2]
-    return expected_time(at, speed, evaluation.every_samples, evaluation.skip_first)
+    median_speed = sorted(speeds, key=lambda speed: speed.samples_per_s)[len(speeds) // 2]
+    return expected_time(reference, median_speed, evaluation.every_samples, evaluation.skip_first)
 
 
 def _speed(run: Path) -> MeasuredSpeed | None:
@@ -279,5 +305,9 @@ def _speed(run: Path) -> MeasuredSpeed | None:
     times = [event.eval_time_s for event in first.evaluations] if first else []
     if rate is None or rate.value is None or not times:
         return None
-    return MeasuredSpeed(samples_per_s=rate.value, relative_spread=rate.spread or 0.0,
-                 num_steps=rate.n or 1, evaluation_s=median(times))  # fmt: skip
+    return MeasuredSpeed(
+        samples_per_s=rate.value,
+        relative_spread=rate.spread or 0.0,
+        num_steps=rate.n or 1,
+        evaluation_s=median(times),
+    )

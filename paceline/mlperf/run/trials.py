@@ -21,7 +21,7 @@ from paceline.files.run_folder import (
 from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.rules import Benchmark
 from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState, TrialStatus
-from paceline.mlperf.score.energy import copied_telemetry
+from paceline.mlperf.score.energy import copy_telemetry
 from paceline.runs import flow
 from paceline.runs.ending import read_ranks
 from paceline.runs.plan import Plan
@@ -60,16 +60,16 @@ class Trials:
     planned: Callable[[TrialState], Plan]
 
 
-def opened(folder: Path, asked: TrialSeries) -> TrialSeries:
+def opened(folder: Path, new: TrialSeries) -> TrialSeries:
     """The series in `folder` if it measures what is asked for, else a new one.
 
     Raises UserError when another configuration is there, or another process is at work on it.
     """
     if not (folder / SERIES_FILE).is_file():
-        return asked.up_to(asked.wanted)
+        return new.up_to(new.wanted)
     series = read_value(folder / SERIES_FILE, TrialSeries)
     same = ("benchmark", "key", "first_seed")
-    if any(getattr(series, name) != getattr(asked, name) for name in same):
+    if any(getattr(series, name) != getattr(new, name) for name in same):
         raise UserError(
             str(folder),
             f"holds a series of {series.benchmark} with another configuration, data or first seed",
@@ -80,8 +80,8 @@ def opened(folder: Path, asked: TrialSeries) -> TrialSeries:
         raise UserError(
             str(folder), f"{process} is at work on it", remedy="wait until it has ended"
         )
-    changed = {name: getattr(asked, name) for name in ("trial_limit_s", "drop_caches", "overrides")}
-    return series.model_copy(update=changed).up_to(max(asked.wanted, len(series.trials)))
+    changed = {name: getattr(new, name) for name in ("trial_limit_s", "drop_caches", "overrides")}
+    return series.model_copy(update=changed).up_to(max(new.wanted, len(series.trials)))
 
 
 @dataclass
@@ -179,7 +179,7 @@ def _kept_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
     # A trial that died before its first line is one of the series all the same.
     write_text(trials.folder / file, log.read_text(encoding="utf-8") if log.is_file() else "")
     hosts = {rank.start.host for rank in ranks.values() if rank.start}
-    copied_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
+    copy_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
     return {"file": file, "last_loss": losses[-1] if losses else None}
 
 

@@ -47,8 +47,8 @@ def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
     return fmean(joules) if joules and len(joules) == len(counted) and len(parts) == 1 else None
 
 
-def copied_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()) -> None:
-    """Puts the telemetry of a run's folder beside the log `name` of a series.
+def copy_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()) -> None:
+    """Copy the telemetry of a run's folder beside the log `name` of a series.
 
     Of those of the run's `hosts` that left none, a file says so: the sum of the others is too
     small.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from paceline.mlperf.run.request import (
     standing,
 )
 from paceline.mlperf.run.series import TrialState
-from paceline.mlperf.run.tiny_data import Prepared, not_to_be_trained, prepared
+from paceline.mlperf.run.tiny_data import not_to_be_trained, prepared
 from paceline.mlperf.score import convergence
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
@@ -50,12 +49,15 @@ def a_place_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> float:
     """A reference point of the small Llama; its mean."""
-    own = references.source("mlperf-tiny")
+    tiny = references.source("mlperf-tiny")
     point = references.ConvergencePoint(
-        id="p", benchmark="llama31_8b_tiny", rulesets=("tiny",), global_batch=8,
+        id="p",
+        benchmark="llama31_8b_tiny",
+        rulesets=("tiny",),
+        global_batch=8,
         samples_to_target=(900, 950, 1000, 1050, 1100) * 4,
-    )  # fmt: skip
-    made_up = own.model_copy(update={"convergence": (point,)})
+    )
+    made_up = tiny.model_copy(update={"convergence": (point,)})
 
     def source(name: str) -> references.Source:
         return made_up if name == "mlperf-tiny" else references.source(name)
@@ -70,19 +72,26 @@ def unshown(plan: Any) -> Any:
     yield
 
 
-def asked(tmp_path: Path, benchmark: str = "llama31-8b", **fields: Any) -> SeriesRequest:
-    request = Request("", None, fields.pop("overrides", ()), 1, "cpu")
-    return SeriesRequest(benchmark, request, root=tmp_path / "runs", **fields)
+@contextmanager
+def shown(plan: Any) -> Any:
+    yield lambda progress: None
 
 
-def spec_of(given: SeriesRequest, number: int = 0) -> RunSpec:
-    trials = plan_trials(given, unshown)
+def series_request(tmp_path: Path, benchmark: str = "llama31-8b", **fields: Any) -> SeriesRequest:
+    run = Request("", None, fields.pop("overrides", ()), 1, "cpu")
+    return SeriesRequest(benchmark, run, root=tmp_path / "runs", **fields)
+
+
+def spec_of(request: SeriesRequest, number: int = 0) -> RunSpec:
+    trials = plan_trials(request, unshown)
     return trials.planned(trials.series.trials[number]).spec
 
 
 @pytest.mark.parametrize("name", [*NAMES, "LLAMA31_8B", "llama2_70b_lora"])
 def test_a_benchmark_is_found_by_both_spellings(tmp_path: Path, name: str):
-    whole, small = (benchmark_of(asked(tmp_path, name, tiny=tiny)) for tiny in (False, True))
+    whole, small = (
+        benchmark_of(series_request(tmp_path, name, tiny=tiny)) for tiny in (False, True)
+    )
 
     assert whole in BENCHMARKS.values() and small in SIBLINGS.values()
     assert small.sibling_of == whole.name
@@ -90,23 +99,23 @@ def test_a_benchmark_is_found_by_both_spellings(tmp_path: Path, name: str):
 
 def test_an_unknown_benchmark_is_refused_with_the_nearest(tmp_path: Path):
     with pytest.raises(UserError, match=r"is not known.*llama31-8b"):
-        benchmark_of(asked(tmp_path, "llama31-8"))
+        benchmark_of(series_request(tmp_path, "llama31-8"))
 
 
 @pytest.mark.parametrize("name", [*BENCHMARKS, *SIBLINGS])
 def test_every_benchmark_has_a_trial_that_is_logged_under_its_name(name: str):
-    known = (BENCHMARKS | SIBLINGS)[name]
-    recipe = load_recipe(known.recipe, TRIAL_VARIANT)
+    benchmark = (BENCHMARKS | SIBLINGS)[name]
+    recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
 
     assert recipe.mlperf is not None and recipe.mlperf.benchmark == name
     assert recipe.training.evaluation is not None
-    assert recipe.training.evaluation.target == known.target
-    assert ("not an MLPerf result" in recipe.mlperf.platform) == (known.sibling_of is not None)
+    assert recipe.training.evaluation.target == benchmark.target
+    assert ("not an MLPerf result" in recipe.mlperf.platform) == (benchmark.sibling_of is not None)
 
 
 def test_a_trial_of_a_small_sibling_trains_on_real_text_with_its_own_seed(tmp_path: Path):
-    given = asked(tmp_path, tiny=True, trials=3, first_seed=7)
-    first, last = spec_of(given), spec_of(given, 2)
+    request = series_request(tmp_path, tiny=True, trials=3, first_seed=7)
+    first, last = spec_of(request), spec_of(request, 2)
 
     assert (first.training.seed, last.training.seed) == (7, 9)
     assert first.data.source == "text" and Path(str(first.data.path)).is_file()
@@ -115,7 +124,7 @@ def test_a_trial_of_a_small_sibling_trains_on_real_text_with_its_own_seed(tmp_pa
 
 
 def test_the_small_flux_trains_on_drawings_that_are_made_once(tmp_path: Path):
-    spec = spec_of(asked(tmp_path, "flux1", tiny=True))
+    spec = spec_of(series_request(tmp_path, "flux1", tiny=True))
     index = Path(str(spec.data.path))
     made = index.stat().st_mtime_ns
 
@@ -139,12 +148,8 @@ def test_the_small_lora_starts_from_a_base_of_other_text(
         (checkpoint / "state.json").write_text("{}")
         (checkpoint.parent / "latest").write_text(checkpoint.name)
 
-    @contextmanager
-    def shown(plan: Any) -> Any:
-        yield lambda progress: None
-
     monkeypatch.setattr(tiny_data.flow, "run", trained)
-    trials = plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), shown)
+    trials = plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), shown)
     spec = trials.planned(trials.series.trials[0]).spec
 
     (base,) = seen
@@ -152,7 +157,7 @@ def test_the_small_lora_starts_from_a_base_of_other_text(
     assert base.checkpoint.every == base.training.steps
     assert base.data.path != spec.data.path and "prose" in str(spec.data.path)
     assert str(spec.training.initial_weights).endswith("step-000240")
-    plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), unshown)
+    plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), unshown)
     assert len(seen) == 1
 
 
@@ -168,19 +173,15 @@ def test_a_base_that_was_not_trained_to_its_end_is_no_base(
             raise CancelledRunError(report)
         return report
 
-    @contextmanager
-    def shown(plan: Any) -> Any:
-        yield lambda progress: None
-
     monkeypatch.setattr(tiny_data.flow, "run", broken)
 
     with pytest.raises(fault, match="was not trained: nan" if status == "nan" else None):
-        plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), shown)
+        plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), shown)
 
 
 def test_the_same_question_is_the_same_series_and_another_is_another(tmp_path: Path):
     names = [
-        plan_trials(asked(tmp_path, tiny=True, **fields), unshown).series.name
+        plan_trials(series_request(tmp_path, tiny=True, **fields), unshown).series.name
         for fields in ({}, {"trials": 3}, {"overrides": ("lr=5e-4",)}, {"synthetic": True})
     ]
 
@@ -190,24 +191,16 @@ def test_the_same_question_is_the_same_series_and_another_is_another(tmp_path: P
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_machine_without_room_is_told_before_anything_is_said_of_data(tmp_path: Path, name: str):
-    given = asked(tmp_path, name)
-    small = replace(
-        given.request, cluster=str(write_cluster(tmp_path, 16e9)), devices=None, device="auto"
-    )
-
+    request = series_request(tmp_path, name)
     with pytest.raises(UserError, match="cannot fit"):
-        plan_trials(replace(given, request=small), unshown)
+        plan_trials(on_cluster(request, tmp_path, 16e9), unshown)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_data_that_is_not_there_is_named(tmp_path: Path, name: str):
-    given = asked(tmp_path, name)
-    large = replace(
-        given.request, cluster=str(write_cluster(tmp_path, 4e12)), devices=None, device="auto"
-    )
-
+    request = series_request(tmp_path, name)
     with pytest.raises(UserError, match=r"none is staged: it trains on .*--data FILE"):
-        plan_trials(replace(given, request=large), unshown)
+        plan_trials(on_cluster(request, tmp_path, 4e12), unshown)
     assert NEEDS[NAMES[name]]
 
 
@@ -218,34 +211,41 @@ def test_the_whole_lora_wants_a_base_and_the_mask_of_its_summaries(tmp_path: Pat
         file.write_text("{}")
 
     def of(*overrides: str) -> RunSpec:
-        given = asked(tmp_path, "llama2-70b-lora", overrides=overrides, data=ids, heldout=ids)
-        place = str(write_cluster(tmp_path, 4e12))
-        where = replace(given.request, cluster=place, devices=None, device="auto")
-        return spec_of(replace(given, request=where))
+        request = series_request(
+            tmp_path, "llama2-70b-lora", overrides=overrides, data=ids, heldout=ids
+        )
+        return spec_of(on_cluster(request, tmp_path, 4e12))
 
     weights, mask = f"training.initial_weights={base}", f"training.evaluation.loss_mask={ids}"
     with pytest.raises(UserError, match="base weights"):
         of()
     with pytest.raises(UserError, match=r"mask of the held-out samples.*loss on the summaries"):
         of(weights)
-    found = of(weights, mask).training.evaluation
-    assert found and (found.mean, found.loss_mask, found.path) == ("samples", str(ids), str(ids))
+    evaluation = of(weights, mask).training.evaluation
+    assert evaluation and (evaluation.mean, evaluation.loss_mask, evaluation.path) == (
+        "samples",
+        str(ids),
+        str(ids),
+    )
 
 
-def write_cluster(tmp_path: Path, memory_bytes: float) -> Path:
+def on_cluster(request: SeriesRequest, tmp_path: Path, memory_bytes: float) -> SeriesRequest:
     path = tmp_path / f"cluster-{memory_bytes:g}.yaml"
-    path.write_text(f"name: c\ndevice: cpu\nnodes: 1\ndevices_per_node: 1\n"
-                    f"device_memory_bytes: {memory_bytes:g}\n")  # fmt: skip
-    return path
+    path.write_text(
+        f"name: c\ndevice: cpu\nnodes: 1\ndevices_per_node: 1\n"
+        f"device_memory_bytes: {memory_bytes:g}\n"
+    )
+    run = replace(request.run, cluster=str(path), devices=None, device="auto")
+    return replace(request, run=run)
 
 
 def test_a_small_sibling_takes_no_data(tmp_path: Path):
     with pytest.raises(UserError, match="--tiny makes its own"):
-        plan_trials(asked(tmp_path, tiny=True, data=tmp_path / "x"), unshown)
+        plan_trials(series_request(tmp_path, tiny=True, data=tmp_path / "x"), unshown)
 
 
 def test_random_samples_are_few_steps_with_evaluations_and_no_target(tmp_path: Path):
-    spec = spec_of(asked(tmp_path, "flux1", tiny=True, synthetic=True))
+    spec = spec_of(series_request(tmp_path, "flux1", tiny=True, synthetic=True))
     evaluation = spec.training.evaluation
 
     assert spec.data.source == "synthetic" and spec.training.steps == mlperf_run.SYNTHETIC_STEPS
@@ -257,90 +257,93 @@ def test_random_samples_are_few_steps_with_evaluations_and_no_target(tmp_path: P
 def test_a_series_on_random_samples_has_an_expected_time_and_no_score(
     tmp_path: Path, recorded: float
 ):
-    trials = plan_trials(asked(tmp_path, tiny=True, synthetic=True, trials=1), unshown)
+    trials = plan_trials(series_request(tmp_path, tiny=True, synthetic=True, trials=1), unshown)
     folder = make_finished(tmp_path / "runs", 0, 0.2)
     events = folder / "steps" / "rank-00000.jsonl"
-    evaluation = '{"event": "eval", "step": 9, "samples": 72, "num_samples": 32, "loss": 6.2, "reached": false, "eval_time_s": 0.5}\n'
+    evaluation = (
+        '{"event": "eval", "step": 9, "samples": 72, "num_samples": 32, "loss": 6.2, '
+        '"reached": false, "eval_time_s": 0.5}\n'
+    )
     events.write_text(events.read_text() + evaluation)
     done = trials.series.with_trial(
         TrialState(number=0, seed=1, status="measured", run=folder.name)
     )
 
-    found = answer(trials, done, ["x"])
+    yielded = answer(trials, done, ["x"])
 
-    assert found.score is None and "not an MLPerf result" in found.label
-    assert found.expected is not None and found.expected.speed.evaluation_s == 0.5
-    assert found.expected.samples == recorded and found.expected.minutes > 0
+    assert yielded.score is None and "not an MLPerf result" in yielded.label
+    assert yielded.expected is not None and yielded.expected.speed.evaluation_s == 0.5
+    assert yielded.expected.samples == recorded and yielded.expected.minutes > 0
     rarer = done.model_copy(update={"overrides": ("training.evaluation.every_samples=240",)})
     other = answer(trials, rarer, ["x"]).expected
-    assert other is not None and other.num_evaluations < found.expected.num_evaluations
+    assert other is not None and other.num_evaluations < yielded.expected.num_evaluations
 
 
 def test_a_whole_series_of_a_small_sibling_has_a_score_under_its_label(
     tmp_path: Path, recorded: float
 ):
-    trials = plan_trials(asked(tmp_path, tiny=True), unshown)
+    trials = plan_trials(series_request(tmp_path, tiny=True), unshown)
     trials.folder.mkdir(parents=True)
     small, done = trials.benchmark, trials.series
     for trial in done.trials:
-        text = log_of(trial.number, benchmark=small.name, batch=8, samples=int(recorded),
-                      minutes=0.5, quality=small.target - 0.01, org="nobody")  # fmt: skip
+        text = log_of(
+            trial.number,
+            benchmark=small.name,
+            batch=8,
+            samples=int(recorded),
+            minutes=0.5,
+            quality=small.target - 0.01,
+            org="nobody",
+        )
         file = f"result_{trial.number}.txt"
         (trials.folder / file).write_text(text)
         done = done.with_trial(trial.model_copy(update={"status": "success", "file": file}))
 
-    found = answer(trials, done, ["x"])
+    yielded = answer(trials, done, ["x"])
 
-    assert found.status == "complete" and found.score is not None
-    assert found.score.status == "ok" and found.score.score_minutes == pytest.approx(0.5, rel=0.01)
-    assert found.score.label == "not an MLPerf result: a small sibling of llama31_8b"
+    assert yielded.status == "complete" and yielded.score is not None
+    assert yielded.score.status == "ok" and yielded.score.score_minutes == pytest.approx(
+        0.5, rel=0.01
+    )
+    assert yielded.score.label == "not an MLPerf result: a small sibling of llama31_8b"
 
 
 def test_an_unfinished_series_says_how_to_go_on(tmp_path: Path):
-    trials = plan_trials(asked(tmp_path, tiny=True), unshown)
+    trials = plan_trials(series_request(tmp_path, tiny=True), unshown)
 
-    found = answer(trials, trials.series, ["__main__.py", "mlperf", "run", "a b"])
+    yielded = answer(trials, trials.series, ["__main__.py", "mlperf", "run", "a b"])
 
-    assert (found.status, found.resume) == ("unfinished", "paceline mlperf run 'a b'")
+    assert (yielded.status, yielded.resume) == ("unfinished", "paceline mlperf run 'a b'")
 
 
 def test_the_status_of_a_series_is_read_and_nothing_is_made(tmp_path: Path):
-    given = asked(tmp_path, tiny=True, trials=2)
+    request = series_request(tmp_path, tiny=True, trials=2)
     with pytest.raises(UserError, match="holds no such series of llama31_8b_tiny"):
-        standing(given)
-    trials = plan_trials(given, unshown)
+        standing(request)
+    trials = plan_trials(request, unshown)
     text = log_of(0, benchmark="llama31_8b_tiny", batch=8, minutes=0.5, quality=1.0)
     (trials.folder).mkdir(parents=True)
     (trials.folder / "result_0.txt").write_text(text)
     done = TrialState(number=0, seed=1, status="success", file="result_0.txt")
     mlperf_trials.write_series(trials.folder, trials.series.with_trial(done))
 
-    found = standing(given)
+    yielded = standing(request)
 
-    assert (found.status, found.series.trials[0].status) == ("unfinished", "success")
-    assert found.score is not None and found.score.status == "incomplete"
+    assert (yielded.status, yielded.series.trials[0].status) == ("unfinished", "success")
+    assert yielded.score is not None and yielded.score.status == "incomplete"
     with pytest.raises(UserError, match="no such series"):
-        standing(replace(given, synthetic=True))
+        standing(replace(request, synthetic=True))
     with pytest.raises(UserError, match="no such series"):
-        standing(replace(given, name="another"))
+        standing(replace(request, name="another"))
 
 
 def test_a_series_that_a_process_is_at_work_on_is_running(tmp_path: Path):
-    given = asked(tmp_path, tiny=True)
-    trials = plan_trials(given, unshown)
+    request = series_request(tmp_path, tiny=True)
+    trials = plan_trials(request, unshown)
     at_work = trials.series.model_copy(update={"controller": this_controller()})
     mlperf_trials.write_series(trials.folder, at_work)
 
-    assert standing(given).status == "running"
-
-
-def test_prepared_data_has_a_digest_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first = prepared(SIBLINGS["llama31_8b_tiny"], "cpu", unshown)
-    monkeypatch.setattr(tiny_data, "text_of", lambda domain: b"x" * 1000)
-    other = prepared(SIBLINGS["llama31_8b_tiny"], "cpu", unshown)
-
-    assert isinstance(first, Prepared) and first.digest != other.digest
-    assert Path(other.overrides[1].removeprefix("data.path=")).read_bytes() == b"x" * 1000
+    assert standing(request).status == "running"
 
 
 def test_caches_that_were_dropped_are_logged_as_such(
@@ -350,7 +353,7 @@ def test_caches_that_were_dropped_are_logged_as_such(
     file.write_text("")
     monkeypatch.setattr(mlperf_trials, "DROP_FILE", file)
 
-    spec = spec_of(asked(tmp_path, tiny=True, drop_caches=True))
+    spec = spec_of(series_request(tmp_path, tiny=True, drop_caches=True))
 
     assert spec.mlperf is not None and spec.mlperf.cache_cleared is True
 
@@ -362,12 +365,14 @@ def test_caches_of_other_hosts_are_not_said_to_be_dropped(
     monkeypatch.setattr(mlperf_trials, "check_cache_drop", lambda: None)
 
     with pytest.raises(UserError, match="--drop-caches: drops the caches of this machine alone"):
-        plan_trials(elsewhere(asked(tmp_path, tiny=True, drop_caches=True), launcher), unshown)
+        plan_trials(
+            elsewhere(series_request(tmp_path, tiny=True, drop_caches=True), launcher), unshown
+        )
 
 
 def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path):
-    here = plan_trials(asked(tmp_path, tiny=True), unshown)
-    there = plan_trials(elsewhere(asked(tmp_path, tiny=True), "slurm"), unshown)
+    here = plan_trials(series_request(tmp_path, tiny=True), unshown)
+    there = plan_trials(elsewhere(series_request(tmp_path, tiny=True), "slurm"), unshown)
     plan = there.planned(there.series.trials[0])
 
     assert plan.spec.cluster.slurm.retries == 0 and not plan.spec.cluster.slurm.requeue
@@ -375,14 +380,14 @@ def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path
     assert here.series.key == there.series.key
 
 
-def elsewhere(given: SeriesRequest, launcher: LauncherName) -> SeriesRequest:
+def elsewhere(request: SeriesRequest, launcher: LauncherName) -> SeriesRequest:
     where = Where((Host(name="node-1"),), launcher=launcher)
-    return replace(given, request=replace(given.request, where=where))
+    return replace(request, run=replace(request.run, where=where))
 
 
 def test_random_samples_at_another_batch_have_two_evaluations_as_well(tmp_path: Path):
-    given = asked(tmp_path, tiny=True, synthetic=True, overrides=("global_batch=16",))
-    training = spec_of(given).training
+    request = series_request(tmp_path, tiny=True, synthetic=True, overrides=("global_batch=16",))
+    training = spec_of(request).training
 
     assert training.global_batch == 16 and training.evaluation is not None
     assert 2 * training.evaluation.every_samples == training.steps * 16
@@ -390,19 +395,4 @@ def test_random_samples_at_another_batch_have_two_evaluations_as_well(tmp_path: 
 
 def test_a_dry_run_trains_no_base(tmp_path: Path):
     with pytest.raises(UserError, match=r"is not there yet; run without --dry-run once"):
-        plan_trials(asked(tmp_path, "llama2-70b-lora", tiny=True), not_to_be_trained)
-
-
-def test_drawings_that_another_series_made_meanwhile_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    rename = Path.rename
-
-    def late(folder: Path, target: Path) -> Path:
-        shutil.copytree(folder, target)
-        return rename(folder, target)
-
-    monkeypatch.setattr(Path, "rename", late)
-    data = prepared(SIBLINGS["flux1_tiny"], "cpu", unshown)
-
-    assert Path(data.overrides[1].removeprefix("data.path=")).is_file()
+        plan_trials(series_request(tmp_path, "llama2-70b-lora", tiny=True), not_to_be_trained)

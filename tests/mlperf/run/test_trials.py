@@ -1,4 +1,4 @@
-"""Series of trials: gone on with, not stopped by one that fails, and each with its log in its place."""
+"""Series of trials: gone on with, not stopped by one that fails, each with its log in place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLUX = SIBLINGS["flux1_tiny"]
 
 
 class Machine:
-    """Stands in for `flow.run`: each run ends as the next word says, and leaves what such a run leaves."""
+    """Stands in for `flow.run`: each run ends as the next word says, and leaves what it would."""
 
     def __init__(self, root: Path, *endings: str) -> None:
         self.root, self.endings, self.seeds = root, list(endings), list[int]()
@@ -50,8 +50,14 @@ class Machine:
         status = {"success": "ok", "missed": "ok", "mute": "failed", "reported": "failed"}.get(
             ending, ending
         )
-        folder = make_finished(root, len(self.seeds) + plan, 0.2, status=status, spec=make_spec(ranks=1),
-                               reason=None if status == "ok" else f"it was {ending}")  # fmt: skip
+        folder = make_finished(
+            root,
+            len(self.seeds) + plan,
+            0.2,
+            status=status,
+            spec=make_spec(ranks=1),
+            reason=None if status == "ok" else f"it was {ending}",
+        )
         if ending != "mute":
             write_text(folder / LOG_FILE, self.log(ending, plan))
         report = evaluate(folder)
@@ -61,9 +67,15 @@ class Machine:
 
     def log(self, ending: str, seed: int) -> str:
         reached = ending == "success"
-        return log_of(seed, benchmark=FLUX.name, samples=408, seed=seed, status="success" if reached else "aborted",
-                      minutes=None if ending == "timeout" else 0.5,
-                      quality=FLUX.target - 0.01 if reached else 2.0)  # fmt: skip
+        return log_of(
+            seed,
+            benchmark=FLUX.name,
+            samples=408,
+            seed=seed,
+            status="success" if reached else "aborted",
+            minutes=None if ending == "timeout" else 0.5,
+            quality=FLUX.target - 0.01 if reached else 2.0,
+        )
 
 
 class Silent:
@@ -83,9 +95,17 @@ class Silent:
         raise AssertionError("trials look after no hosts")
 
 
-def asked(wanted: int, **fields: Any) -> TrialSeries:
-    known: dict[str, Any] = {"name": "s", "benchmark": FLUX.name, "label": FLUX.label, "recipe": FLUX.recipe,
-                             "variant": "v", "key": "0a", "first_seed": 1, "wanted": wanted}  # fmt: skip
+def new_series(wanted: int, **fields: Any) -> TrialSeries:
+    known: dict[str, Any] = {
+        "name": "s",
+        "benchmark": FLUX.name,
+        "label": FLUX.label,
+        "recipe": FLUX.recipe,
+        "variant": "v",
+        "key": "0a",
+        "first_seed": 1,
+        "wanted": wanted,
+    }
     return TrialSeries(**(known | fields))
 
 
@@ -94,7 +114,7 @@ def run_with(
 ) -> tuple[TrialSeries, bool, Machine, Silent]:
     machine, observer, folder = Machine(root, *endings), Silent(), root / "mlperf" / "s"
     monkeypatch.setattr(flow, "run", machine)
-    series = opened(folder, asked(wanted, **fields))
+    series = opened(folder, new_series(wanted, **fields))
     trials: Any = Trials(series, FLUX, folder, root, lambda trial: trial.seed)  # type: ignore[arg-type,return-value]
     found, interrupted = run_trials(trials, observer)
     assert read_value(folder / SERIES_FILE, TrialSeries) == found
@@ -227,25 +247,25 @@ def test_another_series_in_the_folder_is_refused(
     run_with(monkeypatch, tmp_path, 1, "success")
 
     with pytest.raises(UserError, match=r"holds a series of flux1_tiny with another.*--name"):
-        opened(tmp_path / "mlperf" / "s", asked(1, **change))
+        opened(tmp_path / "mlperf" / "s", new_series(1, **change))
 
 
 def test_a_series_that_another_process_runs_is_left_alone(tmp_path: Path):
-    at_work = asked(2, controller=this_controller()).up_to(2)
+    at_work = new_series(2, controller=this_controller()).up_to(2)
     mlperf_trials.write_series(tmp_path, at_work)
 
     with pytest.raises(UserError, match=r"process \d+ on .* is at work on it"):
-        opened(tmp_path, asked(2))
+        opened(tmp_path, new_series(2))
 
 
 def test_a_series_whose_process_is_gone_is_gone_on_with(tmp_path: Path):
     gone = this_controller().model_copy(update={"boot_id": "another"})
-    begun = asked(2, controller=gone).up_to(2)
+    begun = new_series(2, controller=gone).up_to(2)
     mlperf_trials.write_series(
         tmp_path, begun.with_trial(begun.trials[0].model_copy(update={"status": "running"}))
     )
 
-    assert [trial.number for trial in opened(tmp_path, asked(2)).missing] == [0, 1]
+    assert [trial.number for trial in opened(tmp_path, new_series(2)).missing] == [0, 1]
 
 
 def test_caches_are_dropped_by_the_kernels_own_file(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.mlperf.score.energy import copied_telemetry
+from paceline.mlperf.score.energy import copy_telemetry
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.text import score_lines
 from tests.mlperf.samples import EPOCH_MS, TEN
@@ -81,8 +81,8 @@ def test_a_runs_telemetry_goes_beside_the_log_of_its_series(tmp_path: Path):
     (tmp_path / "run/telemetry/host7.jsonl").write_text("x")
     (tmp_path / "series").mkdir()
 
-    copied_telemetry(tmp_path / "run", tmp_path / "series", "result_4")
-    copied_telemetry(tmp_path / "no-run", tmp_path / "series", "result_5")
+    copy_telemetry(tmp_path / "run", tmp_path / "series", "result_4")
+    copy_telemetry(tmp_path / "no-run", tmp_path / "series", "result_5")
 
     assert [p.name for p in (tmp_path / "series/telemetry").iterdir()] == ["result_4-host7.jsonl"]
 
@@ -92,7 +92,7 @@ def test_a_host_that_left_nothing_is_named_and_there_is_no_sum_without_it(tmp_pa
     (tmp_path / "run").mkdir()
     for number in range(10):
         telemetry(tmp_path / "run/telemetry/00000-a.jsonl", number, 700.0)
-        copied_telemetry(tmp_path / "run", runs, f"result_{number}", ("a", "b", "c"))
+        copy_telemetry(tmp_path / "run", runs, f"result_{number}", ("a", "b", "c"))
 
     scored = score(runs)
 

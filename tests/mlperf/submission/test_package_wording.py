@@ -11,8 +11,8 @@ FAILS = "the test against the reference convergence points fails"
 SEEDS = (
     "Seed checker failed and found the following errors: Result file a/result_4.txt logs no seed.\n"
     "Result file a/result_3.txt logs seed 7 on train.py:1. However, result file a/result_1.txt "
-    "already logs the same seed on the same line.\nError found when querying seeds from a/result_0.txt: "
-    "invalid literal"
+    "already logs the same seed on the same line.\n"
+    "Error found when querying seeds from a/result_0.txt: invalid literal"
 )
 
 
