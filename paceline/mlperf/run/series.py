@@ -74,11 +74,11 @@ class TrialSeries(Value):
         changed = tuple(trial if old.number == trial.number else old for old in self.trials)
         return self.model_copy(update={"trials": changed})
 
-    def up_to(self, wanted: int) -> TrialSeries:
+    def up_to(self, num_trials: int) -> TrialSeries:
         """The series with so many trials, each with its own seed; never fewer than it has."""
-        more = range(len(self.trials), wanted)
+        more = range(len(self.trials), num_trials)
         new = [TrialState(number=n, seed=self.first_seed + n) for n in more]
-        return self.model_copy(update={"trials": (*self.trials, *new), "wanted": wanted})
+        return self.model_copy(update={"trials": (*self.trials, *new), "wanted": num_trials})
 
 
 class SeriesAnswer(Value):

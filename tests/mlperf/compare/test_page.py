@@ -25,8 +25,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> ScoreComparison:
 def test_rows_tell_official_from_own(comparison: ScoreComparison):
     rows = compared_rows(comparison)
 
-    own = [row for row in rows if not row["official"]]
-    assert len(own) == 2 and {row["label"] for row in own} == {UNOFFICIAL}
+    unofficial = [row for row in rows if not row["official"]]
+    assert len(unofficial) == 2 and {row["label"] for row in unofficial} == {UNOFFICIAL}
     published = [row for row in rows if row["official"]]
     assert published and all("published by MLCommons" in row["label"] for row in published)
     assert all(row["time_ratio"] is not None for row in published)

@@ -371,13 +371,13 @@ def test_caches_of_other_hosts_are_not_said_to_be_dropped(
 
 
 def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path):
-    here = plan_trials(series_request(tmp_path, tiny=True), unshown)
-    there = plan_trials(elsewhere(series_request(tmp_path, tiny=True), "slurm"), unshown)
-    plan = there.planned(there.series.trials[0])
+    local = plan_trials(series_request(tmp_path, tiny=True), unshown)
+    queued = plan_trials(elsewhere(series_request(tmp_path, tiny=True), "slurm"), unshown)
+    plan = queued.planned(queued.series.trials[0])
 
     assert plan.spec.cluster.slurm.retries == 0 and not plan.spec.cluster.slurm.requeue
     assert plan.job.cluster == plan.spec.cluster
-    assert here.series.key == there.series.key
+    assert local.series.key == queued.series.key
 
 
 def elsewhere(request: SeriesRequest, launcher: LauncherName) -> SeriesRequest:

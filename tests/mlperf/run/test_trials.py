@@ -116,9 +116,9 @@ def run_with(
     monkeypatch.setattr(flow, "run", machine)
     series = opened(folder, new_series(wanted, **fields))
     trials: Any = Trials(series, FLUX, folder, root, lambda trial: trial.seed)  # type: ignore[arg-type,return-value]
-    found, interrupted = run_trials(trials, observer)
-    assert read_value(folder / SERIES_FILE, TrialSeries) == found
-    return found, interrupted, machine, observer
+    ended, interrupted = run_trials(trials, observer)
+    assert read_value(folder / SERIES_FILE, TrialSeries) == ended
+    return ended, interrupted, machine, observer
 
 
 def statuses(series: TrialSeries) -> list[str]:
@@ -297,6 +297,6 @@ def test_the_record_of_a_series_is_json_that_anyone_can_read(
 ):
     run_with(monkeypatch, tmp_path, 1, "success")
 
-    found = json.loads((tmp_path / "mlperf" / "s" / SERIES_FILE).read_text())
-    assert found["schema_version"] == 1 and found["trials"][0]["status"] == "success"
-    assert "not an MLPerf result" in found["label"]
+    document = json.loads((tmp_path / "mlperf" / "s" / SERIES_FILE).read_text())
+    assert document["schema_version"] == 1 and document["trials"][0]["status"] == "success"
+    assert "not an MLPerf result" in document["label"]

@@ -61,7 +61,7 @@ def test_two_of_the_complete_sets_drop_a_run_that_failed(
     published: list[tuple[Path, dict[str, str]]],
 ):
     scored = [score(folder) for folder, _ in complete(published, True)]
-    dropped = [run for one in scored for run in one.runs if run.status != "success"]
+    dropped = [run for result in scored for run in result.runs if run.status != "success"]
     assert [(run.status, run.part, run.minutes) for run in dropped] == 2 * [
         ("aborted", "slowest", None)
     ]
@@ -265,7 +265,7 @@ def test_what_a_review_would_ask_about_is_warned_of(tmp_path: Path):
 
     scored = score(folder)
 
-    said = "\n".join(scored.warnings)
+    text = "\n".join(scored.warnings)
     assert scored.organisation == "Example"
     for part in (
         "submission_org was never filled in",
@@ -273,7 +273,7 @@ def test_what_a_review_would_ask_about_is_warned_of(tmp_path: Path):
         "without a whole record",
         "result_1.txt: the compressed file is damaged",
     ):
-        assert part in said, said
+        assert part in text, text
 
 
 def test_long_initialisation_and_different_systems_are_warned_of(tmp_path: Path):
@@ -281,7 +281,7 @@ def test_long_initialisation_and_different_systems_are_warned_of(tmp_path: Path)
     late = line("init_start", None, 1_760_000_000_000 - 31 * 60_000) + "\n"
     (folder / "result_0.txt").write_text(late + trial(0).replace("2xBox", "4xBox"))
 
-    said = "\n".join(score(folder).warnings)
+    text = "\n".join(score(folder).warnings)
 
-    assert "more than 30 minutes: result_0.txt" in said
-    assert "different values of submission_platform: 2xBox, 4xBox" in said
+    assert "more than 30 minutes: result_0.txt" in text
+    assert "different values of submission_platform: 2xBox, 4xBox" in text

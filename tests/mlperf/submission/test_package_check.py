@@ -30,7 +30,7 @@ def of(checked: Check, name: str) -> CheckedFile:
     return next(file for file in checked.files if file.file == name)
 
 
-def said(checked: Check, name: str = RUNS) -> list[str]:
+def messages(checked: Check, name: str = RUNS) -> list[str]:
     return [finding.message for finding in of(checked, name).findings]
 
 
@@ -52,7 +52,7 @@ def test_faults_of_runs_seeds_and_single_lines_are_all_found(submission: Path):
     checked = check(submission)
 
     assert checked.status == "failed"
-    assert said(checked) == [
+    assert messages(checked) == [
         "9 files are called result_<number>.txt, the rules want exactly 10",
         "2 logs break the rules, and only 1 may: it counts as the run that is dropped",
         "result_3.txt and result_1.txt state the same seed 101",
@@ -81,7 +81,7 @@ def test_runs_that_converge_too_fast_and_a_stated_scaling_are_found(submission: 
 
     checked = check(submission)
 
-    assert said(checked) == [
+    assert messages(checked) == [
         "the test against the reference convergence points fails: the runs needed fewer samples "
         "than chance explains"
     ]
@@ -115,17 +115,19 @@ def test_a_description_that_cannot_be_read_is_a_finding_with_its_line(
 
     (wrong,) = of(checked, "systems/box_2x8.json").findings
     assert wrong.message.startswith(message) and wrong.line == line
-    assert said(checked, "results/box_2x8") == [
+    assert messages(checked, "results/box_2x8") == [
         "was not checked: systems/box_2x8.json cannot be read"
     ]
 
 
 def test_a_description_that_is_missing_or_has_faults_is_a_finding(submission: Path):
     description(submission / "systems/box_2x8.json", cooling=None)
-    assert said(check(submission), "systems/box_2x8.json") == ["cooling is missing"]
+    assert messages(check(submission), "systems/box_2x8.json") == ["cooling is missing"]
 
     (submission / "systems/box_2x8.json").unlink()
-    assert said(check(submission), "results/box_2x8") == ["has no description systems/box_2x8.json"]
+    assert messages(check(submission), "results/box_2x8") == [
+        "has no description systems/box_2x8.json"
+    ]
 
 
 def test_a_submission_without_results_is_a_finding(tmp_path: Path):
@@ -133,7 +135,7 @@ def test_a_submission_without_results_is_a_finding(tmp_path: Path):
     (tmp_path / "results").mkdir()
 
     assert is_submission(tmp_path)
-    assert said(check(tmp_path), "results") == ["holds no folder <system>/<benchmark>"]
+    assert messages(check(tmp_path), "results") == ["holds no folder <system>/<benchmark>"]
 
 
 def test_a_description_alone_is_checked_and_logs_still_are(submission: Path, tmp_path: Path):
@@ -158,8 +160,10 @@ def test_a_published_submission_passes(reference_data: Path, tmp_path: Path):
     target = tmp_path / "Lambda/results" / system
     target.mkdir(parents=True)
     (target / "llama31_8b").symlink_to(logs)
-    known = json.loads((reference_data / f"mlperf/systems/v5.1__Lambda__{system}.json").read_text())
-    description(tmp_path / f"Lambda/systems/{system}.json", **known)
+    fields = json.loads(
+        (reference_data / f"mlperf/systems/v5.1__Lambda__{system}.json").read_text()
+    )
+    description(tmp_path / f"Lambda/systems/{system}.json", **fields)
 
     checked = check(tmp_path / "Lambda", "5.1.0")
 
