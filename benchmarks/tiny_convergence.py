@@ -25,7 +25,7 @@ from paceline.mlperf.run.request import NAMES, SeriesRequest, plan_trials
 from paceline.mlperf.run.trials import run_trials
 from paceline.mlperf.score.convergence import OWN_POINTS, olympic_mean
 
-REFERENCES = Path(__file__).parents[1] / "paceline" / "references" / f"{OWN_POINTS}.yaml"
+REFERENCES = Path(__file__).parents[1] / "paceline" / "files" / "references" / f"{OWN_POINTS}.yaml"
 HEADER = """\
 # Reference convergence points of our own small siblings of the benchmarks: samples to the target in {runs} runs each,
 # recorded by benchmarks/tiny_convergence.py with Python {python} and PyTorch {torch}. They say nothing about MLPerf, and no

@@ -68,9 +68,9 @@ def test_the_wheel_holds_nothing_but_the_package(wheel: Path) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "recipes/*.yaml",
-        "catalog/*.yaml",
-        "references/*.yaml",
+        "files/recipes/*.yaml",
+        "files/catalog/*.yaml",
+        "files/references/*.yaml",
         "report/templates/*",
         "trainer/*/*.py",
     ],
