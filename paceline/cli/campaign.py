@@ -19,14 +19,14 @@ from paceline.cli.output import Column, TableFormat, emit_table
 from paceline.cli.progress import run_headline
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
-from paceline.core.node_groups import Measured
-from paceline.core.scale_result import ScaleResult
+from paceline.core.node_groups import GroupThroughput
 from paceline.files.run_folder import runs_root, write_text, write_value
 from paceline.machines import slurm
 from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import Judging
+from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.campaigns.plan import (
     Wanted,
     begin,
@@ -202,7 +202,7 @@ def _rows(result: CampaignResult) -> list[dict[str, object]]:
 
 
 def save_charts(
-    result: ScaleResult, measured: Sequence[Measured], folder: Path, reference: float | None
+    result: ScaleResult, measured: Sequence[GroupThroughput], folder: Path, reference: float | None
 ) -> None:
     """Write every chart of a scaling as SVG."""
     for title, chart in scaling_charts(result, measured, EXPORT, reference).items():

@@ -14,12 +14,12 @@ from paceline.cli import where as place
 from paceline.cli.campaign import Conduct, run_campaign, save_charts
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
-from paceline.core.scale_result import ScaleResult
 from paceline.files.run_folder import write_text
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.analysis.sizes import parse_sizes
 from paceline.scaling.campaigns.plan import Wanted
 from paceline.scaling.page import scaling_html, share, size_rows

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Purpose = Literal["plan", "second pass", "bisection"]
+"""Why a group is trained: a size of the plan, or a suspicion followed up."""
+ScalingKind = Literal["weak", "strong"]
+"""What stays the same as nodes are added: the batch of each node (weak), or of all nodes (strong)."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class GroupThroughput:
     """One training of one group of nodes."""
 
     hosts: tuple[str, ...]
@@ -27,20 +30,24 @@ class Measured:
         return len(self.hosts)
 
 
-def main_series(measured: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+def main_series(
+    measured: Sequence[GroupThroughput],
+) -> tuple[list[GroupThroughput], list[GroupThroughput]]:
     """The values of the series with the most hosts, and what was measured apart from it."""
     hosts: dict[str, set[str]] = {}
-    for one in measured:
-        hosts.setdefault(one.series, set()).update(one.hosts)
+    for group in measured:
+        hosts.setdefault(group.series, set()).update(group.hosts)
     main = max(hosts, key=lambda name: len(hosts[name]))
-    kept = [one for one in measured if one.series == main]
-    return kept, [one for one in measured if one.series != main]
+    kept = [group for group in measured if group.series == main]
+    return kept, [group for group in measured if group.series != main]
 
 
-def by_size(measured: Iterable[Measured], planned: bool = True) -> dict[int, list[Measured]]:
-    """Successful groups by their number of nodes, in rising order; `planned` leaves out follow-ups."""
-    sizes: dict[int, list[Measured]] = {}
-    for one in measured:
-        if one.samples_per_s is not None and (one.purpose == "plan" or not planned):
-            sizes.setdefault(one.nodes, []).append(one)
+def by_size(
+    measured: Iterable[GroupThroughput], planned: bool = True
+) -> dict[int, list[GroupThroughput]]:
+    """Successful groups by their number of nodes, rising; `planned` leaves out follow-ups."""
+    sizes: dict[int, list[GroupThroughput]] = {}
+    for group in measured:
+        if group.samples_per_s is not None and (group.purpose == "plan" or not planned):
+            sizes.setdefault(group.nodes, []).append(group)
     return dict(sorted(sizes.items()))

@@ -36,7 +36,7 @@ Cause = Literal["own_fault", "peer_lost", "no_progress", "waiting"]
 without progress outside a collective or waiting for other ranks inside one."""
 
 
-class MemoryBytes(Value):
+class MemoryPeaks(Value):
     """Peaks so far, by kind; None where the device has no such count."""
 
     allocated: NonNegativeFloat | None = None
@@ -120,7 +120,7 @@ class StepEvent(Value):
     """The step minus the time blocked in collectives and by its checkpoint."""
     comm_wait_s: NonNegativeFloat
     data_wait_s: NonNegativeFloat
-    memory_bytes: MemoryBytes
+    memory_bytes: MemoryPeaks
     skipped: bool = False
     checkpoint_s: NonNegativeFloat | None = None
     """Part of the step in which it waited for its checkpoint; None where none was saved."""

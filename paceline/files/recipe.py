@@ -15,9 +15,9 @@ from paceline.core.flops import CONVENTIONS
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
+from paceline.core.node_groups import ScalingKind
 from paceline.core.quality import MlperfLog
 from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase, log_problem
-from paceline.core.scale_result import ScalingKind
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import Value
 from paceline.files.yaml_file import (

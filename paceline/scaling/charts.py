@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import altair as alt
 
-from paceline.core.node_groups import Measured, by_size
-from paceline.core.scale_result import ScaleResult
+from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.report.figures import printable
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
+from paceline.scaling.analysis.result import ScaleResult
 
 HEIGHT = 260
 T = TypeVar("T")
@@ -20,7 +20,10 @@ MOST_DOTS = 500
 
 
 def scaling_charts(
-    result: ScaleResult, measured: Sequence[Measured], look: Look, reference: float | None = None
+    result: ScaleResult,
+    measured: Sequence[GroupThroughput],
+    look: Look,
+    reference: float | None = None,
 ) -> dict[str, alt.LayerChart]:
     """The charts by name; `reference` is a healthy node's samples/s from elsewhere."""
     charts = {
@@ -33,7 +36,10 @@ def scaling_charts(
 
 
 def throughput(
-    result: ScaleResult, measured: Sequence[Measured], look: Look, reference: float | None = None
+    result: ScaleResult,
+    measured: Sequence[GroupThroughput],
+    look: Look,
+    reference: float | None = None,
 ) -> alt.LayerChart:
     """Samples/s over nodes, both logarithmic: sub-clusters as dots, ideal and reference as lines."""
     y = alt.Y("value:Q", title="throughput (samples/s)", scale=alt.Scale(type="log", nice=False),
@@ -53,7 +59,10 @@ def throughput(
 
 
 def efficiency(
-    result: ScaleResult, measured: Sequence[Measured], look: Look, reference: float | None = None
+    result: ScaleResult,
+    measured: Sequence[GroupThroughput],
+    look: Look,
+    reference: float | None = None,
 ) -> alt.LayerChart:
     """Share of the ideal over nodes: every sub-cluster, the mean of each size with its interval."""
     per_node = result.base.value / result.base.nodes
@@ -125,7 +134,7 @@ def _x() -> alt.X:
 
 
 def _dots(
-    measured: Sequence[Measured], y: alt.Y, look: Look, times: float, per_node: bool = False
+    measured: Sequence[GroupThroughput], y: alt.Y, look: Look, times: float, per_node: bool = False
 ) -> alt.Chart:
     rows = [
         {
@@ -151,7 +160,7 @@ def _dots(
     )
 
 
-def _thinned(groups: Sequence[Measured]) -> list[Measured]:
+def _thinned(groups: Sequence[GroupThroughput]) -> list[GroupThroughput]:
     return _every(sorted(groups, key=lambda one: one.samples_per_s or 0.0), MOST_DOTS)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.core.node_groups import Measured
-from paceline.core.scale_result import ScaleResult, SizeResult
+from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import percent
 from paceline.report.figures import printable
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
+from paceline.scaling.analysis.result import ScaleResult, SizeResult
 from paceline.scaling.charts import scaling_charts
 
 MOST_NODE_ROWS = 64
@@ -34,7 +34,7 @@ def table_note(result: ScaleResult) -> str:
 
 def scaling_html(
     result: ScaleResult,
-    measured: Sequence[Measured],
+    measured: Sequence[GroupThroughput],
     name: str,
     reference: float | None = None,
 ) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.host_split import Split
 from paceline.core.hosts import expand
-from paceline.core.node_groups import Measured, Purpose
-from paceline.core.scale_result import ScalingKind
+from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind
 from paceline.files.csv_table import csv_lines
 from paceline.scaling.analysis.analysis import Analysis, Judging
 from paceline.scaling.analysis.procedure import simulate
@@ -58,7 +57,7 @@ Row = Mapping[str, str]
 class Table:
     """Measured groups, and what their table says of all of them."""
 
-    measured: tuple[Measured, ...]
+    measured: tuple[GroupThroughput, ...]
     resolution: float
     """Step of the printed samples/s."""
     scaling: ScalingKind | None
@@ -157,7 +156,7 @@ def _refuse_mixtures(rows: Sequence[Row], where: str) -> None:
                             remedy=f"choose one: --where {column}={found[0]}")  # fmt: skip
 
 
-def _measured(row: Row, named: Mapping[str, str], where: str) -> Measured:
+def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput:
     hosts = _hosts(row, named, where)
     if len(set(hosts)) != len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1)
@@ -166,7 +165,7 @@ def _measured(row: Row, named: Mapping[str, str], where: str) -> Measured:
     if told and told != str(len(hosts)):
         raise UserError(where, f"{named['nodes']} is {told}, but {len(hosts)} hosts are named")
     series = row.get(named.get("series", ""), "")
-    return Measured(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
+    return GroupThroughput(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
 
 
 def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:

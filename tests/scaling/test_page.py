@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
@@ -61,7 +61,7 @@ def test_the_flagged_node_is_named_in_the_chart(faulty: Analysis):
 
 
 def test_very_many_groups_are_thinned_and_keep_their_ends():
-    many = [Measured((f"n{at}",), 100.0 + at / 1e4) for at in range(4096)]
+    many = [GroupThroughput((f"n{at}",), 100.0 + at / 1e4) for at in range(4096)]
     charts = specs(analyse(many))
     dots = rows_of(charts["throughput"], "sub-clusters")
     assert len(dots) <= MOST_DOTS + 1
@@ -79,7 +79,7 @@ def test_the_page_says_the_answer_and_escapes_names(faulty: Analysis):
 
 
 def test_a_single_node_has_a_page_too():
-    analysis = analyse([Measured(("n1",), 100.0)])
+    analysis = analyse([GroupThroughput(("n1",), 100.0)])
     page = scaling_html(scale_result(analysis), analysis.measured, "one")
     assert "too few to judge" in page
 
@@ -93,7 +93,7 @@ def test_rows_are_flat_and_unrounded(faulty: Analysis):
 
 
 def test_a_node_that_a_reference_flags_is_not_said_to_be_beyond_judgement():
-    measured = [Measured(("n1",), 100.0), Measured(("n2",), 90.0)]
+    measured = [GroupThroughput(("n1",), 100.0), GroupThroughput(("n2",), 90.0)]
     result = scale_result(analyse(measured, Judging(reference=Reference(100.0))))
     assert result.flagged == ("n2",) and result.smallest_fault_found is None
     page = scaling_html(result, measured, "two", 100.0)

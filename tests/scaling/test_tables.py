@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.tables import Table, measured_table, node_history, read_rows
 
 
@@ -22,7 +22,10 @@ LAMBDA = 'Hostnames,Throughput (samples/sec),Status\nn1,72.9532,Success\n"n1, n2
 
 def test_the_form_that_lambda_writes_is_read(tmp_path: Path):
     table = read(tmp_path, LAMBDA)
-    assert table.measured == (Measured(("n1",), 72.9532), Measured(("n1", "n2"), 145.576))
+    assert table.measured == (
+        GroupThroughput(("n1",), 72.9532),
+        GroupThroughput(("n1", "n2"), 145.576),
+    )
     assert table.resolution == pytest.approx(1e-4) and table.scaling is None
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.core.node_groups import Measured, Purpose, by_size, main_series
-from paceline.core.scale_result import ScalingKind
+from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
 from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
 from paceline.scaling.analysis.blame import Blame, Gain, Judged, Reference, gains, judge_nodes
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
@@ -43,8 +42,8 @@ class Analysis:
     """Measured groups with all that follows from them."""
 
     judging: Judging
-    measured: tuple[Measured, ...]
-    apart: tuple[Measured, ...]
+    measured: tuple[GroupThroughput, ...]
+    apart: tuple[GroupThroughput, ...]
     """Left out: measured with another, smaller hostfile."""
     base_nodes: int
     base: float
@@ -84,7 +83,7 @@ class Analysis:
         return self.sizes[-1]
 
 
-def analyse(measured: Sequence[Measured], judging: Judging | None = None) -> Analysis:
+def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None) -> Analysis:
     """The analysis of all groups; raises UserError when none of them has a value."""
     judging = judging or Judging()
     if not any(one.samples_per_s is not None for one in measured):
@@ -163,7 +162,9 @@ def _flagged(blame: Blame, confirmed: Sequence[Confirmation]) -> tuple[Judged, .
     )
 
 
-def _base(sizes: Mapping[int, Sequence[Measured]], speeds: NodeSpeeds | None) -> tuple[int, float]:
+def _base(
+    sizes: Mapping[int, Sequence[GroupThroughput]], speeds: NodeSpeeds | None
+) -> tuple[int, float]:
     """Nodes of the base group, and its samples/s a node: the median of the smallest size."""
     if speeds is not None:
         return 1, speeds.base
@@ -172,7 +173,7 @@ def _base(sizes: Mapping[int, Sequence[Measured]], speeds: NodeSpeeds | None) ->
 
 
 def _slow_without_reason(
-    measured: Sequence[Measured],
+    measured: Sequence[GroupThroughput],
     base: float,
     speeds: NodeSpeeds | None,
     lasting: Lasting | NotSeparable,
@@ -187,7 +188,9 @@ def _slow_without_reason(
     return sorted(kept, key=lambda one: (len(one.hosts), -one.loss))
 
 
-def _searches(slow: Sequence[Slow], measured: Sequence[Measured], blame: Blame) -> list[Bisection]:
+def _searches(
+    slow: Sequence[Slow], measured: Sequence[GroupThroughput], blame: Blame
+) -> list[Bisection]:
     """The search in each slow group of the smallest slow size that was planned."""
     known = [one for one in measured if one.samples_per_s is not None]
     by_hosts = {frozenset(one.hosts) for one in known}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paceline.core.scale_result import (
+from paceline.scaling.analysis.analysis import Analysis
+from paceline.scaling.analysis.factors import SizeFactors
+from paceline.scaling.analysis.result import (
     Base,
     GainResult,
     NaiveFactors,
@@ -13,8 +15,6 @@ from paceline.core.scale_result import (
     SizeResult,
     SuspectResult,
 )
-from paceline.scaling.analysis.analysis import Analysis
-from paceline.scaling.analysis.factors import SizeFactors
 from paceline.scaling.analysis.sentences import sentences
 
 

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from paceline.core.node_groups import Measured, by_size
+from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.core.stats import NORMAL_MAD
 from paceline.scaling.analysis.blame import LEAST_LOSS, WORST_Z
 
@@ -38,7 +38,7 @@ class Bisection:
 
 
 def slow_groups(
-    measured: Sequence[Measured], base: float, minimum: Mapping[str, float]
+    measured: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[Slow]:
     """Groups more than 1 %, and four times the common scatter, below what is usual at their size.
 
@@ -105,16 +105,16 @@ def _between(
     return Bisection(group, (), tuple(slow) if len(slow) == 1 else halves)
 
 
-def _rest(one: Measured, base: float, minimum: Mapping[str, float]) -> float:
+def _rest(one: GroupThroughput, base: float, minimum: Mapping[str, float]) -> float:
     slowest = min(minimum.get(host, 0.0) for host in one.hosts)
     return log((one.samples_per_s or 0.0) / (one.nodes * base)) - slowest
 
 
 def _by_hosts(
-    groups: Sequence[Measured], base: float, minimum: Mapping[str, float]
+    groups: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[tuple[Group, float]]:
     """What each group has left, once: repeats of one group are no evidence of what others do."""
-    found: dict[frozenset[str], list[Measured]] = {}
+    found: dict[frozenset[str], list[GroupThroughput]] = {}
     for one in groups:
         found.setdefault(frozenset(one.hosts), []).append(one)
     return [

@@ -9,7 +9,7 @@ from math import exp, hypot, log
 import numpy as np
 
 from paceline.compare.equivalence import student_t
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, MEDIAN_ERROR, NodeSpeeds
 from paceline.scaling.analysis.reliability import Lasting, NotSeparable
 
@@ -48,7 +48,7 @@ class SizeFactors:
 
 
 def size_factors(
-    sizes: Mapping[int, Sequence[Measured]],
+    sizes: Mapping[int, Sequence[GroupThroughput]],
     base_nodes: int,
     base: float,
     speeds: NodeSpeeds | None,
@@ -92,7 +92,7 @@ def corrected_logs(
 
 
 def pooled_scatter(
-    sizes: Mapping[int, Sequence[Measured]], minimum: Mapping[str, float]
+    sizes: Mapping[int, Sequence[GroupThroughput]], minimum: Mapping[str, float]
 ) -> tuple[float, int] | None:
     """Relative standard deviation between groups of one size above 1, and its degrees of freedom.
 
@@ -126,7 +126,7 @@ class _Known:
     pooled: tuple[float, int] | None
 
 
-def _of_size(nodes: int, groups: Sequence[Measured], known: _Known) -> SizeFactors:
+def _of_size(nodes: int, groups: Sequence[GroupThroughput], known: _Known) -> SizeFactors:
     logs = np.array([_log_value(one) for one in groups])
     is_base = nodes == known.base_nodes
     value = log(nodes * known.base) if is_base else float(np.mean(logs))
@@ -158,21 +158,21 @@ def _of_size(nodes: int, groups: Sequence[Measured], known: _Known) -> SizeFacto
     )
 
 
-def _log_value(one: Measured) -> float:
+def _log_value(one: GroupThroughput) -> float:
     assert one.samples_per_s is not None, "by_size leaves failed groups out"
     return log(one.samples_per_s)
 
 
-def _slowest(one: Measured, logs: Mapping[str, float]) -> float:
+def _slowest(one: GroupThroughput, logs: Mapping[str, float]) -> float:
     return min(logs.get(host, 0.0) for host in one.hosts)
 
 
-def _num_slowest(groups: Sequence[Measured], logs: Mapping[str, float]) -> int:
+def _num_slowest(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) -> int:
     """How many different nodes are the slowest of their groups: their luck averages out."""
     return len({min(one.hosts, key=logs.__getitem__) for one in groups})
 
 
-def _mean_minimum(groups: Sequence[Measured], logs: Mapping[str, float]) -> float | None:
+def _mean_minimum(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) -> float | None:
     """Mean over the groups of their slowest member; None when a member was not measured alone."""
     if any(host not in logs for one in groups for host in one.hosts):
         return None

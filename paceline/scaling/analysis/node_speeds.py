@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.core.stats import NORMAL_MAD
 from paceline.core.steps import FloatColumn, IntColumn
 
@@ -80,7 +80,7 @@ class NodeSpeeds:
         return np.abs(self.logs) > OUTLYING * np.maximum(self.spread, self.errors)
 
 
-def node_speeds(measured: Sequence[Measured]) -> NodeSpeeds | None:
+def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
     """The speeds of all hosts that were measured alone; None when none was."""
     found: dict[str, list[float]] = {}
     for one in measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.core.host_split import Round, Split, split_rounds
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse, next_groups
 from paceline.scaling.analysis.simulation import Cluster
 
@@ -58,7 +58,7 @@ def simulate(
         cluster.hosts, sizes, how, num_rounds=num_rounds, seed=cluster.seed,
         topology=cluster.topology,
     )  # fmt: skip
-    measured: list[Measured] = []
+    measured: list[GroupThroughput] = []
     for number, one in enumerate(rounds):
         measured += cluster.measure(one.groups, number)
     number = len(rounds)

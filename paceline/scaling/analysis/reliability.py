@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.compare.equivalence import student_t, student_t_tail
 from paceline.core.hosts import compress
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.core.steps import FloatColumn
 from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, NodeSpeeds
 
@@ -79,7 +79,7 @@ class NotSeparable:
 
 
 def lasting_differences(
-    speeds: NodeSpeeds, measured: Mapping[int, Sequence[Measured]]
+    speeds: NodeSpeeds, measured: Mapping[int, Sequence[GroupThroughput]]
 ) -> Lasting | NotSeparable:
     """The reliability of single-node values, or why it cannot be told.
 
@@ -114,7 +114,7 @@ def lasting_differences(
 
 
 def group_slope(
-    speeds: NodeSpeeds, measured: Mapping[int, Sequence[Measured]], healthy: bool = False
+    speeds: NodeSpeeds, measured: Mapping[int, Sequence[GroupThroughput]], healthy: bool = False
 ) -> Slope | None:
     """The slope over all sizes with at least eight groups, each size about its own means.
 
@@ -146,7 +146,7 @@ def group_slope(
 
 
 def _minimum_and_speed(
-    groups: Sequence[Measured],
+    groups: Sequence[GroupThroughput],
     logs: Mapping[str, float],
     base: float,
     without: Sequence[str] | set[str],

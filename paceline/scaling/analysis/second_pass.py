@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.compare.equivalence import student_t
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.blame import Blame, Judged
 
 PARTNERS = 2
@@ -80,7 +80,7 @@ def second_pass(blame: Blame) -> list[list[Pair]]:
     return rounds
 
 
-def confirmations(blame: Blame, measured: Sequence[Measured]) -> list[Confirmation]:
+def confirmations(blame: Blame, measured: Sequence[GroupThroughput]) -> list[Confirmation]:
     """Every flagged or suspected node by its pairs.
 
     A flagged one is confirmed when each pair shows more than half of its loss alone; whose own history
@@ -97,7 +97,7 @@ def confirmations(blame: Blame, measured: Sequence[Measured]) -> list[Confirmati
     return [_of(node, base, pairs, slow, controls) for node in (*blame.flagged, *blame.suspected)]
 
 
-def _controls(pairs: Sequence[Measured]) -> _Controls | None:
+def _controls(pairs: Sequence[GroupThroughput]) -> _Controls | None:
     """The controls' median, and the loss that a further pair of such nodes hardly ever has."""
     values = [one.samples_per_s for one in pairs if one.samples_per_s]
     if not values:
@@ -119,7 +119,7 @@ def _controls(pairs: Sequence[Measured]) -> _Controls | None:
 def _of(
     node: Judged,
     base: float,
-    pairs: Sequence[Measured],
+    pairs: Sequence[GroupThroughput],
     slow: set[str],
     controls: _Controls | None,
 ) -> Confirmation:

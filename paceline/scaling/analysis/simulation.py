@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.core.node_groups import Measured, Purpose
+from paceline.core.node_groups import GroupThroughput, Purpose
 from paceline.core.steps import FloatColumn
 
 MOST_NODES = 4096
@@ -90,13 +90,13 @@ class Cluster:
 
     def measure(
         self, groups: Iterable[tuple[str, ...]], number: int, purpose: Purpose = "plan"
-    ) -> list[Measured]:
+    ) -> list[GroupThroughput]:
         """Each group once: its slowest member of the moment, less communication.
 
         `number` tells one occasion from another: the same number gives the same luck.
         """
         rng = np.random.default_rng([self.seed, 1, number])
-        return [Measured(hosts, self._run(hosts, rng), purpose=purpose) for hosts in groups]
+        return [GroupThroughput(hosts, self._run(hosts, rng), purpose=purpose) for hosts in groups]
 
     def _run(self, hosts: tuple[str, ...], rng: np.random.Generator) -> float:
         at = np.array([self._places[host] for host in hosts])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from paceline.core.errors import UserError
-from paceline.core.scale_result import ScalingKind
+from paceline.core.node_groups import ScalingKind
 from paceline.files.recipe import Recipe
 
 

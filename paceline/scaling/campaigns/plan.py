@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.host_split import Split, split_rounds
-from paceline.core.scale_result import ScalingKind
+from paceline.core.node_groups import ScalingKind
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.host_lists import from_allocation

@@ -16,9 +16,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.host_split import Split
-from paceline.core.node_groups import Purpose
+from paceline.core.node_groups import Purpose, ScalingKind
 from paceline.core.run import RunSpec
-from paceline.core.scale_result import ScalingKind
 from paceline.core.value import Value
 from paceline.files.run_folder import read_value, write_value
 from paceline.runs.tasks.slot import on_hosts

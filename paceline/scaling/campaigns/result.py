@@ -12,11 +12,11 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from paceline.core.host_split import Round
 from paceline.core.hosts import compress
-from paceline.core.scale_result import ScaleResult
 from paceline.core.value import Value
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.procedure import left_over_notes
+from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.campaigns.record import Campaign, Group
 from paceline.scaling.campaigns.sub_cluster import TrialResult, measured
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import NonNegativeInt, PositiveInt
 
 from paceline.compare.over_time.repeats import has_figure
-from paceline.core.node_groups import Measured, Purpose
+from paceline.core.node_groups import GroupThroughput, Purpose
 from paceline.core.result import Result, Status
 from paceline.core.value import Value
 from paceline.files.run_folder import (
@@ -109,10 +109,10 @@ def known_trials(root: Path, campaign: Campaign) -> dict[RoundHosts, TrialResult
     return trials
 
 
-def measured(trials: Iterable[TrialResult], whole_node: int) -> list[Measured]:
+def measured(trials: Iterable[TrialResult], whole_node: int) -> list[GroupThroughput]:
     """Trials on whole nodes, as the statistics take them."""
     return [
-        Measured(trial.hosts, trial.samples_per_s, purpose=trial.purpose)
+        GroupThroughput(trial.hosts, trial.samples_per_s, purpose=trial.purpose)
         for trial in trials
         if trial.devices_per_node == whole_node
     ]

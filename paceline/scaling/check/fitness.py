@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.core.hosts import compress
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import percent, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.blame import (
@@ -160,7 +160,11 @@ def judge(
 
 def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
     return node_speeds(
-        [Measured((one.host,), value) for one in readings for value in one.rates.get(what, ())]
+        [
+            GroupThroughput((one.host,), value)
+            for one in readings
+            for value in one.rates.get(what, ())
+        ]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.core.node_groups import Measured, Purpose
+from paceline.core.node_groups import GroupThroughput, Purpose
 from paceline.scaling.tables import Table, measured_table, read_rows
 
 FILE = "references/lambda_1cc_subcluster_results.csv"
@@ -18,11 +18,11 @@ def published(reference_data: Path, model: str) -> Table:
     return measured_table(rows, str(path))
 
 
-def alone(values: Sequence[float], prefix: str = "n") -> list[Measured]:
+def alone(values: Sequence[float], prefix: str = "n") -> list[GroupThroughput]:
     """Each value as that of a node alone: n1, n2, ..."""
-    return [Measured((f"{prefix}{at}",), value) for at, value in enumerate(values, start=1)]
+    return [GroupThroughput((f"{prefix}{at}",), value) for at, value in enumerate(values, start=1)]
 
 
-def group(hosts: str, samples_per_s: float | None, purpose: Purpose = "plan") -> Measured:
+def group(hosts: str, samples_per_s: float | None, purpose: Purpose = "plan") -> GroupThroughput:
     """A group of the hosts in a text such as `n1 n2`."""
-    return Measured(tuple(hosts.split()), samples_per_s, purpose=purpose)
+    return GroupThroughput(tuple(hosts.split()), samples_per_s, purpose=purpose)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse, next_groups
 from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
 from paceline.scaling.analysis.sentences import sentences
@@ -50,7 +50,7 @@ def test_without_proven_hosts_outside_the_halves_stay_the_answer():
     assert bisect(Slow(HOSTS, 0.05), known.get, []).sides == (HOSTS[:8], HOSTS[8:])
 
 
-def cluster(*extra: Measured) -> list[Measured]:
+def cluster(*extra: GroupThroughput) -> list[GroupThroughput]:
     pairs = [group(f"n{at} n{at + 1}", 199.0 + 0.05 * at) for at in range(1, 9, 2)]
     return [*alone([100.0] * 8), *pairs, *extra]
 
@@ -90,7 +90,7 @@ def test_a_half_that_failed_is_not_taken_for_a_fast_one():
     whole = group(" ".join(HOSTS[:4]), 380.0)
     asked = analyse(cluster(whole)).searches[0].ask
     assert asked
-    failed = [Measured(one, None, purpose="bisection") for one in asked]
+    failed = [GroupThroughput(one, None, purpose="bisection") for one in asked]
     analysis = analyse(cluster(whole, *failed))
     assert analysis.searches[0].sides == () and next_groups(analysis) is None
     words = "\n".join(sentences(analysis))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse
 from paceline.scaling.analysis.blame import Blame, Reference, findable, gains, judge_nodes
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
@@ -16,8 +16,8 @@ from paceline.scaling.analysis.reliability import Lasting
 from tests.scaling.analysis.lambda_values import alone, published
 
 
-def speeds_of(values: Sequence[float] | Sequence[Measured]) -> NodeSpeeds:
-    found = node_speeds([v if isinstance(v, Measured) else alone(values)[at]  # type: ignore[arg-type]
+def speeds_of(values: Sequence[float] | Sequence[GroupThroughput]) -> NodeSpeeds:
+    found = node_speeds([v if isinstance(v, GroupThroughput) else alone(values)[at]  # type: ignore[arg-type]
                          for at, v in enumerate(values)])  # fmt: skip
     assert found is not None
     return found
@@ -111,8 +111,8 @@ def test_a_node_is_no_faster_to_flag_than_its_own_repeats_allow():
     rounds = [alone(values), alone(values), alone(values)]
     shaky = [(0.93, 1.0, 0.95)[number] * values[3] for number in range(3)]
     measured = [
-        Measured(one.hosts, shaky[number]) if one.hosts == ("n4",) else
-        Measured(one.hosts, (one.samples_per_s or 0) * (1 + 1e-4 * number))
+        GroupThroughput(one.hosts, shaky[number]) if one.hosts == ("n4",) else
+        GroupThroughput(one.hosts, (one.samples_per_s or 0) * (1 + 1e-4 * number))
         for number, round_ in enumerate(rounds) for one in round_
     ]  # fmt: skip
     speeds = speeds_of(measured)

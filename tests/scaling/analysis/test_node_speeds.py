@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.node_groups import Measured, by_size, main_series
+from paceline.core.node_groups import GroupThroughput, by_size, main_series
 from paceline.scaling.analysis.node_speeds import common_scatter, node_speeds
 from tests.scaling.analysis.lambda_values import alone, group
 
@@ -48,8 +48,10 @@ def test_without_repeats_no_error_is_claimed():
 
 
 def test_the_hostfile_with_the_most_hosts_counts_and_the_other_is_told():
-    apart = [Measured(("n1",), 90.0, "1node")]
-    kept, left = main_series([*apart, *(Measured((f"n{at}",), 100.0, "all") for at in (1, 2, 3))])
+    apart = [GroupThroughput(("n1",), 90.0, "1node")]
+    kept, left = main_series(
+        [*apart, *(GroupThroughput((f"n{at}",), 100.0, "all") for at in (1, 2, 3))]
+    )
     assert [one.series for one in kept] == ["all"] * 3 and left == apart
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.core.node_groups import Measured, by_size
+from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.procedure import simulate
 from paceline.scaling.analysis.reliability import (
@@ -63,7 +63,7 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
     rng = np.random.default_rng(3)
     singles = alone((100 * np.exp(rng.normal(0, TAU, 64))).tolist())
     pairs = [
-        Measured((f"n{at}", f"n{at + 1}"), 199.0 * float(np.exp(rng.normal(0, 0.001))))
+        GroupThroughput((f"n{at}", f"n{at + 1}"), 199.0 * float(np.exp(rng.normal(0, 0.001))))
         for at in range(1, 65, 2)
     ]
     speeds = node_speeds(singles)
@@ -94,7 +94,7 @@ def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
         (alone([100.0, 101.0, 99.0] * 4), "measured alone only once, and no size has 8 groups"),
     ],
 )
-def test_too_little_is_said_to_be_too_little(measured: list[Measured], why: str):
+def test_too_little_is_said_to_be_too_little(measured: list[GroupThroughput], why: str):
     speeds = node_speeds(measured)
     assert speeds is not None
     found = lasting_differences(speeds, by_size(measured))

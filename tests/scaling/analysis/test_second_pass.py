@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.node_groups import Measured
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Analysis, analyse, next_groups
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.blame import Blame, Reference, judge_nodes
@@ -39,7 +39,7 @@ def test_there_is_no_second_pass_without_suspects_or_without_proven_nodes():
     assert second_pass(Blame(blame_of().flagged, None)) == []
 
 
-def pairs(first: float, second: float) -> list[Measured]:
+def pairs(first: float, second: float) -> list[GroupThroughput]:
     controls = [group(f"n{at} n{at + 1}", 200.0) for at in range(5, 13, 2)]
     own = [group("n2 n3", first, "second pass"), group("n2 n4", second, "second pass")]
     return [*controls, *own]

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.node_groups import Measured
-from paceline.core.scale_result import ScaleResult
+from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.result import ScaleResult
 from tests.scaling.analysis.lambda_values import alone, group, published
 
 
-def told(measured: list[Measured] | tuple[Measured, ...], judging: Judging | None = None) -> str:
+def told(
+    measured: list[GroupThroughput] | tuple[GroupThroughput, ...], judging: Judging | None = None
+) -> str:
     return "\n".join(scale_result(analyse(measured, judging)).sentences)
 
 

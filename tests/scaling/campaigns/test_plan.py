@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.campaign import Conduct, run_campaign
 from paceline.cli.output import TableFormat
 from paceline.core.errors import UserError
-from paceline.core.scale_result import ScalingKind
+from paceline.core.node_groups import ScalingKind
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import Trial, this_controller
 from paceline.machines.placement import Request

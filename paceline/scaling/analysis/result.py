@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import NonNegativeInt, PositiveInt
 
+from paceline.core.node_groups import ScalingKind
 from paceline.core.value import Value
-
-ScalingKind = Literal["weak", "strong"]
 
 
 class Base(Value):
