@@ -37,7 +37,7 @@ class Facts(Value):
     data: str | None = None
     """Kind of data: `synthetic`, `stdlib`, `text`, ..."""
     packing: str | None = None
-    """Whether samples are `packed` windows of one line of tokens or `padded` records of their own."""
+    """`packed` samples are windows of one line of tokens, `padded` ones records of their own."""
     loss_on: str | None = None
     """Of padded samples: `all` positions, or the `text` alone."""
     real_tokens_per_sample: PositiveFloat | None = None
@@ -50,7 +50,7 @@ class Facts(Value):
 
     @property
     def headline(self) -> str:
-        """The metric that states the speed: samples/s of padded records, and of images with their text."""
+        """The metric that states the speed: samples/s of padded records and of captioned images."""
         images = self.model is not None and self.model.kind == "mmdit"
         return "samples_per_s" if images or self.packing == "padded" else "tokens_per_s"
 

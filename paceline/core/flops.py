@@ -122,10 +122,11 @@ def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
 
 
 def linear_per_token(x: FlopsInput) -> float:
-    """FLOPs per token of all weight matrices: 2 forward, 2 for the input's gradient, 2 for the weight's.
+    """FLOPs per token of all weight matrices: 6 for every weight that a token meets.
 
-    A token passes as many matrices of an ffn as it has experts. With LoRA a frozen matrix has no weight gradient (4 instead of 6) and its adapters add
-    6 r (in + out). Projections and a tied head count like any matrix.
+    2 are the forward pass, 2 the input's gradient and 2 the weight's. A token passes as many
+    matrices of an ffn as it has experts. With LoRA a frozen matrix has no weight gradient (4 for 6)
+    and its adapters of rank r add 6 r (in + out). Projections and a tied head count like others.
     """
     shape, lora = x.shape, x.lora
     if shape.kind == "mmdit":

@@ -136,7 +136,7 @@ class Cluster(Value):
     hosts: tuple[str, ...] = ()
     """The hosts of a run in the order of its ranks; without them Slurm chooses."""
     interface: str | None = None
-    """Network interface for rendezvous and collectives, for example ib0; None leaves it to torch."""
+    """Network interface of rendezvous and collectives, for example ib0; None leaves it to torch."""
     bind: str = "none"
     """What ranks are bound to: `auto` (the cores nearest their device), `none`, or a file."""
     ssh: SshSettings = SshSettings()
@@ -199,7 +199,10 @@ def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict
     found: dict[str, str] = {}
     for name, value in env.items():
         if value == REDACTED and name not in environment:
-            raise UserError(f"cluster.env: {name}", "is a secret and was not stored",
-                            remedy=f"export {name} and try again")  # fmt: skip
+            raise UserError(
+                f"cluster.env: {name}",
+                "is a secret and was not stored",
+                remedy=f"export {name} and try again",
+            )
         found[name] = environment[name] if value == REDACTED else value
     return found

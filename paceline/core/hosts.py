@@ -40,8 +40,9 @@ def check_name(name: str, where: str = "host") -> str:
     """`name` itself; raises UserError when it is no host name, address or alias of ssh."""
     if _NAME.fullmatch(name) and name.count(":") != 1:  # which is a port, or slots
         return name
-    raise UserError(where, f"{name!r} is no host name",
-                    allowed="letters, digits, . _ - and the : of IPv6")  # fmt: skip
+    raise UserError(
+        where, f"{name!r} is no host name", allowed="letters, digits, . _ - and the : of IPv6"
+    )
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
@@ -99,8 +100,11 @@ def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
             raise UserError(place, "is blank", remedy="delete the line")
         for host in _hosts_of(words, place):
             if first := hosts.get(host.name.casefold()):
-                raise UserError(place, f"{host.name} was named in line {first} before",
-                                remedy="name every host once")  # fmt: skip
+                raise UserError(
+                    place,
+                    f"{host.name} was named in line {first} before",
+                    remedy="name every host once",
+                )
             hosts[host.name.casefold()] = number
             found.append(host)
     if not found:

@@ -1,8 +1,9 @@
 """Parallel layouts: how one model is spread over many devices, and which spreads are valid.
 
 Two tables say what is refused, each refusal with its reason: RULES by what a layout combines, and
-the CONDITIONS of core/layout_sizes.py. To refuse one more combination is one more line in RULES; they
-feed the checks before a run, docs/layouts.md, and the trainer, which gets RULES with its settings.
+the CONDITIONS of core/layout_sizes.py. To refuse one more combination is one more entry of RULES;
+they feed the checks before a run, docs/layouts.md, and the trainer, which gets RULES with its
+settings.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Layout(Value):
     schedule: Schedule = "1f1b"
     sequence_parallel: bool = False
     dp_shard: PositiveInt | None = None
-    """Ranks of dp x cp that share one copy of what ZeRO-2 and 3 shard; None is all of them, fewer is
-    hybrid sharding (HSDP)."""
+    """Ranks of dp x cp that share one copy of what ZeRO-2 and 3 shard; None is all of them, fewer
+    is hybrid sharding (HSDP)."""
     cp_exchange: Exchange = "all-gather"
     """How context-parallel ranks see each other's keys and values."""
 
@@ -47,12 +48,12 @@ class Layout(Value):
 
     @property
     def smallest_world(self) -> int:
-        """Fewest devices on which the layout is whole: one replica, or one hybrid shard of several."""
+        """Fewest devices on which the layout is whole: one replica, or one hybrid shard."""
         return self.tp * self.pp * lcm(self.cp, self.dp_shard or 1)
 
     @property
     def effective_schedule(self) -> Schedule:
-        """The pipeline schedule that runs: 1f1b over several chunks a rank is the interleaved one."""
+        """The pipeline schedule that runs: 1f1b over several chunks a rank is interleaved."""
         chunked = self.schedule == "1f1b" and self.pp > 1 and self.vp > 1
         return "interleaved" if chunked else self.schedule
 
@@ -70,8 +71,15 @@ class Layout(Value):
 
     def label(self, world_size: int) -> str:
         """The axes that are larger than one, in the field's order: `dp 4 tp 2 zero 3`."""
-        sizes = {"dp": self.dp(world_size), "tp": self.tp, "pp": self.pp, "cp": self.cp,
-                 "vp": self.vp, "ep": self.ep, "zero": self.zero_stage}  # fmt: skip
+        sizes = {
+            "dp": self.dp(world_size),
+            "tp": self.tp,
+            "pp": self.pp,
+            "cp": self.cp,
+            "vp": self.vp,
+            "ep": self.ep,
+            "zero": self.zero_stage,
+        }
         floor = {"zero": 0}
         return " ".join(f"{k} {v}" for k, v in sizes.items() if k == "dp" or v > floor.get(k, 1))
 
@@ -93,50 +101,133 @@ def refuse(*features: str, why: str, native: bool = False) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    refuse("sp", "no-tp", why="sequence_parallel needs tp > 1, because it cuts the sequence over the "
-           "tensor ranks: set layout.tp, or leave layout.sequence_parallel out"),
-    refuse("vp", "no-pp", why="vp > 1 needs pp > 1, because virtual stages are chunks of a pipeline "
-           "rank's layers: set layout.pp, or leave layout.vp at 1"),
-    refuse("gpipe", "no-pp", why="schedule gpipe needs pp > 1, because a schedule orders the "
-           "micro-batches of pipeline stages: set layout.pp, or leave layout.schedule at 1f1b"),
-    refuse("zero-bubble", "no-pp", why="schedule zero-bubble needs pp > 1, because without pipeline "
-           "stages there is no bubble to fill: set layout.pp, or leave layout.schedule at 1f1b"),
-    refuse("interleaved", "no-vp", why="schedule interleaved needs vp > 1, because it alternates "
-           "between several chunks of layers a rank: set layout.vp, or use layout.schedule=1f1b"),
-    refuse("all-to-all", "no-cp", why="cp_exchange all-to-all needs cp > 1, because without "
-           "context-parallel ranks nothing is exchanged: set layout.cp, or leave it at all-gather"),
-    refuse("ring", "no-cp", why="cp_exchange ring needs cp > 1, because without context-parallel "
-           "ranks there is no ring: set layout.cp, or leave it at all-gather"),
-    refuse("dp-shard", "zero0", why="dp_shard needs zero_stage 2 or 3, because ZeRO-0 shards "
-           "nothing: set layout.zero_stage, or leave layout.dp_shard out"),
-    refuse("dp-shard", "zero1", why="dp_shard needs zero_stage 2 or 3, because ZeRO-1 spreads its "
-           "optimizer over all of dp x cp: set layout.zero_stage, or leave layout.dp_shard out"),
-    refuse("ep", native=True, why="ep > 1 is not in the native trainer, because its models have no "
-           "experts: they are estimated, parsed and launched through other engines; use layout.ep=1"),
-    refuse("zero-bubble", "compile", native=True, why="schedule zero-bubble cannot run compiled "
-           "blocks, because it splits a backward pass that torch.compile makes one piece: use "
-           "training.compile=none or another schedule"),
-    refuse("zero-bubble", "full", native=True, why="schedule zero-bubble cannot recompute whole "
-           "blocks, because it takes weight gradients one by one and would compute a block anew for "
-           "each of them: use layout.recompute=selective or none, or another schedule"),
-    refuse("ring", "cuda", "fp32", native=True, why="cp_exchange ring needs bf16 or fp16 on a GPU, "
-           "because flash attention has no fp32 kernel there: set training.dtype, or use "
-           "layout.cp_exchange=all-gather"),
-    refuse("mmdit", "pp", native=True, why="pp > 1 is not for an mmdit, because its two streams, its "
-           "time and its text would all have to pass from stage to stage, and 12 billion parameters "
-           "fit without: use layout.zero_stage=3 or layout.tp"),
-    refuse("mmdit", "sp", native=True, why="sequence_parallel is not for an mmdit, because its short "
-           "streams leave little between the layers to save: use layout.tp without it"),
-    refuse("mmdit", "all-to-all", native=True, why="cp_exchange all-to-all is not for an mmdit, "
-           "because without a mask all ranks do equal work on gathered keys and values: use "
-           "layout.cp_exchange=all-gather"),
-    refuse("mmdit", "ring", native=True, why="cp_exchange ring is not for an mmdit, because its "
-           "sequences are too short to hide the passing on: use layout.cp_exchange=all-gather"),
-    refuse("mmdit", "selective", native=True, why="recompute selective is not for an mmdit, because "
-           "its attention keeps no scores that could be saved: use layout.recompute=full"),
-    refuse("mmdit", "fp8", native=True, why="fp8 is not for an mmdit, because its blocks are not "
-           "converted to float8 products: use training.dtype=bf16"),
-)  # fmt: skip
+    refuse(
+        "sp",
+        "no-tp",
+        why="sequence_parallel needs tp > 1, because it cuts the sequence over the tensor ranks: "
+        "set layout.tp, or leave layout.sequence_parallel out",
+    ),
+    refuse(
+        "vp",
+        "no-pp",
+        why="vp > 1 needs pp > 1, because virtual stages are chunks of a pipeline rank's layers: "
+        "set layout.pp, or leave layout.vp at 1",
+    ),
+    refuse(
+        "gpipe",
+        "no-pp",
+        why="schedule gpipe needs pp > 1, because a schedule orders the micro-batches of pipeline "
+        "stages: set layout.pp, or leave layout.schedule at 1f1b",
+    ),
+    refuse(
+        "zero-bubble",
+        "no-pp",
+        why="schedule zero-bubble needs pp > 1, because without pipeline stages there is no "
+        "bubble to fill: set layout.pp, or leave layout.schedule at 1f1b",
+    ),
+    refuse(
+        "interleaved",
+        "no-vp",
+        why="schedule interleaved needs vp > 1, because it alternates between several chunks of "
+        "layers a rank: set layout.vp, or use layout.schedule=1f1b",
+    ),
+    refuse(
+        "all-to-all",
+        "no-cp",
+        why="cp_exchange all-to-all needs cp > 1, because without context-parallel ranks nothing "
+        "is exchanged: set layout.cp, or leave it at all-gather",
+    ),
+    refuse(
+        "ring",
+        "no-cp",
+        why="cp_exchange ring needs cp > 1, because without context-parallel ranks there is no "
+        "ring: set layout.cp, or leave it at all-gather",
+    ),
+    refuse(
+        "dp-shard",
+        "zero0",
+        why="dp_shard needs zero_stage 2 or 3, because ZeRO-0 shards nothing: set "
+        "layout.zero_stage, or leave layout.dp_shard out",
+    ),
+    refuse(
+        "dp-shard",
+        "zero1",
+        why="dp_shard needs zero_stage 2 or 3, because ZeRO-1 spreads its optimizer over all of "
+        "dp x cp: set layout.zero_stage, or leave layout.dp_shard out",
+    ),
+    refuse(
+        "ep",
+        native=True,
+        why="ep > 1 is not in the native trainer, because its models have no experts: they are "
+        "estimated, parsed and launched through other engines; use layout.ep=1",
+    ),
+    refuse(
+        "zero-bubble",
+        "compile",
+        native=True,
+        why="schedule zero-bubble cannot run compiled blocks, because it splits a backward pass "
+        "that torch.compile makes one piece: use training.compile=none or another schedule",
+    ),
+    refuse(
+        "zero-bubble",
+        "full",
+        native=True,
+        why="schedule zero-bubble cannot recompute whole blocks, because it takes weight "
+        "gradients one by one and would compute a block anew for each of them: use "
+        "layout.recompute=selective or none, or another schedule",
+    ),
+    refuse(
+        "ring",
+        "cuda",
+        "fp32",
+        native=True,
+        why="cp_exchange ring needs bf16 or fp16 on a GPU, because flash attention has no fp32 "
+        "kernel there: set training.dtype, or use layout.cp_exchange=all-gather",
+    ),
+    refuse(
+        "mmdit",
+        "pp",
+        native=True,
+        why="pp > 1 is not for an mmdit, because its two streams, its time and its text would all "
+        "have to pass from stage to stage, and 12 billion parameters fit without: use "
+        "layout.zero_stage=3 or layout.tp",
+    ),
+    refuse(
+        "mmdit",
+        "sp",
+        native=True,
+        why="sequence_parallel is not for an mmdit, because its short streams leave little "
+        "between the layers to save: use layout.tp without it",
+    ),
+    refuse(
+        "mmdit",
+        "all-to-all",
+        native=True,
+        why="cp_exchange all-to-all is not for an mmdit, because without a mask all ranks do "
+        "equal work on gathered keys and values: use layout.cp_exchange=all-gather",
+    ),
+    refuse(
+        "mmdit",
+        "ring",
+        native=True,
+        why="cp_exchange ring is not for an mmdit, because its sequences are too short to hide "
+        "the passing on: use layout.cp_exchange=all-gather",
+    ),
+    refuse(
+        "mmdit",
+        "selective",
+        native=True,
+        why="recompute selective is not for an mmdit, because its attention keeps no scores that "
+        "could be saved: use layout.recompute=full",
+    ),
+    refuse(
+        "mmdit",
+        "fp8",
+        native=True,
+        why="fp8 is not for an mmdit, because its blocks are not converted to float8 products: "
+        "use training.dtype=bf16",
+    ),
+)
 """What cannot be combined, in any engine or in the native trainer."""
 
 

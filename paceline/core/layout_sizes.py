@@ -1,4 +1,4 @@
-"""Sizes that a layout's axes must divide, each refusal with its reason, and what is wrong in all."""
+"""Sizes that a layout's axes must divide, each refusal with its reason; all that is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sizes:
 
 
 Condition = Callable[[Sizes], str | None]
-"""Why the sizes do not fit together, None when they do; the first docstring line is the condition."""
+"""Why sizes do not fit together, None when they do; the first docstring line is the condition."""
 
 
 def whole_batches(x: Sizes) -> str | None:
@@ -51,8 +51,8 @@ def whole_heads(x: Sizes) -> str | None:
     if heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0):
         return None
     return (
-        f"{heads} query and {kv_heads} key/value heads cannot be split over tp {tp}, because a tensor "
-        "rank computes whole heads: use a tp that divides both"
+        f"{heads} query and {kv_heads} key/value heads cannot be split over tp {tp}, because a "
+        "tensor rank computes whole heads: use a tp that divides both"
     )
 
 
@@ -73,8 +73,9 @@ def whole_heads_in_all_to_all(x: Sizes) -> str | None:
     if not used or x.shape.num_heads % ranks == 0:
         return None
     return (
-        f"{x.shape.num_heads} query heads cannot be split over tp {x.layout.tp} x cp {x.layout.cp} = "
-        f"{ranks}, because all-to-all gives each rank whole heads: use layout.cp_exchange=all-gather"
+        f"{x.shape.num_heads} query heads cannot be split over tp {x.layout.tp} x "
+        f"cp {x.layout.cp} = {ranks}, because all-to-all gives each rank whole heads: use "
+        "layout.cp_exchange=all-gather"
     )
 
 
@@ -98,8 +99,8 @@ def whole_experts(x: Sizes) -> str | None:
     if experts == 1:
         return f"ep {ep} spreads experts over ranks, and the model has none: use layout.ep=1"
     return (
-        f"{experts} experts on dp x cp = {ranks} ranks cannot be split over ep {ep}, because expert ranks "
-        "are data ranks that hold equally many experts: use an ep that divides both"
+        f"{experts} experts on dp x cp = {ranks} ranks cannot be split over ep {ep}, because "
+        "expert ranks are data ranks that hold equally many experts: use an ep that divides both"
     )
 
 
@@ -110,9 +111,9 @@ def whole_sequence_chunks(x: Sizes) -> str | None:
     if x.layout.cp == 1 or not causal or x.seq_len is None or x.seq_len % chunks == 0:
         return None
     return (
-        f"seq_len {x.seq_len} cannot be split into 2 x cp = {chunks} chunks, because a context rank "
-        "takes an early and a late one, so that causal attention is equal work for all: use a "
-        f"multiple of {chunks}"
+        f"seq_len {x.seq_len} cannot be split into 2 x cp = {chunks} chunks, because a context "
+        "rank takes an early and a late one, so that causal attention is equal work for all: use "
+        f"a multiple of {chunks}"
     )
 
 
@@ -122,8 +123,8 @@ def whole_streams(x: Sizes) -> str | None:
     if shape.kind != "mmdit" or (shape.text_len % cp == 0 and shape.image_tokens % cp == 0):
         return None
     return (
-        f"{shape.text_len} text and {shape.image_tokens} image tokens cannot be split over cp {cp}, "
-        "because a context rank takes an equal part of each: use a cp that divides both"
+        f"{shape.text_len} text and {shape.image_tokens} image tokens cannot be split over "
+        f"cp {cp}, because a context rank takes an equal part of each: use a cp that divides both"
     )
 
 
@@ -158,8 +159,8 @@ def whole_shards(x: Sizes) -> str | None:
     if not x.layout.dp_shard or ranks % x.layout.dp_shard == 0:
         return None
     return (
-        f"dp x cp = {ranks} ranks cannot be split into groups of dp_shard {x.layout.dp_shard}, because "
-        "each group holds one copy of the states: use a dp_shard that divides them"
+        f"dp x cp = {ranks} ranks cannot be split into groups of dp_shard {x.layout.dp_shard}, "
+        "because each group holds one copy of the states: use a dp_shard that divides them"
     )
 
 
@@ -180,26 +181,27 @@ def filled_pipeline(x: Sizes) -> str | None:
     if not used or x.num_microbatches >= x.layout.pp:
         return None
     return (
-        f"{x.num_microbatches} micro-batches a step do not fill pp {x.layout.pp}, because 1f1b begins "
-        "with one for each stage: use a larger global_batch, a smaller layout.micro_batch or "
-        "layout.schedule=gpipe"
+        f"{x.num_microbatches} micro-batches a step do not fill pp {x.layout.pp}, because 1f1b "
+        "begins with one for each stage: use a larger global_batch, a smaller layout.micro_batch "
+        "or layout.schedule=gpipe"
     )
 
 
 def whole_rounds(x: Sizes) -> str | None:
-    """interleaved and zero-bubble: the number of rounds, micro-batches // pp, divides the micro-batches."""
+    """interleaved and zero-bubble: the rounds, micro-batches // pp, divide the micro-batches."""
     schedule, num = x.layout.effective_schedule, x.num_microbatches
     rounds = max(1, num // x.layout.pp)
     if x.layout.pp == 1 or schedule not in ("interleaved", "zero-bubble") or num % rounds == 0:
         return None
     return (
-        f"{num} micro-batches a step cannot be split into {rounds} equal rounds, because {schedule} "
-        f"repeats one round of at least pp {x.layout.pp}: use a multiple of {x.layout.pp}"
+        f"{num} micro-batches a step cannot be split into {rounds} equal rounds, because "
+        f"{schedule} repeats one round of at least pp {x.layout.pp}: use a multiple of "
+        f"{x.layout.pp}"
     )
 
 
 def ring_heads(x: Sizes) -> str | None:
-    """With cp > 1 and `cp_exchange` ring on a GPU, heads are a multiple of 8 and at most 256 wide."""
+    """With cp > 1 and `cp_exchange` ring on a GPU, heads are a multiple of 8 up to 256 wide."""
     width = x.shape.head_dim
     used = x.layout.cp > 1 and x.layout.cp_exchange == "ring" and x.device == "cuda"
     if not used or (width % 8 == 0 and width <= 256):
@@ -211,7 +213,7 @@ def ring_heads(x: Sizes) -> str | None:
 
 
 def float8_widths(x: Sizes) -> str | None:
-    """With fp8 on a GPU, a decoder's hidden size, and its heads and `ffn_size` over tp, are multiples of 16."""
+    """With fp8 on a GPU, 16 divides a decoder's hidden size, and heads and `ffn_size` over tp."""
     if x.shape.kind != "decoder" or x.dtype != "fp8" or x.device != "cuda":
         return None
     tp, shape, head = x.layout.tp, x.shape, x.shape.head_dim
@@ -220,19 +222,32 @@ def float8_widths(x: Sizes) -> str | None:
     if not odd:
         return None
     return (
-        f"matrices {odd[0]} wide cannot be multiplied in fp8 on a GPU, because its float8 units take "
-        "multiples of 16: use training.dtype=bf16"
+        f"matrices {odd[0]} wide cannot be multiplied in fp8 on a GPU, because its float8 units "
+        "take multiples of 16: use training.dtype=bf16"
     )
 
 
 CONDITIONS: tuple[Condition, ...] = (
-    whole_batches, whole_heads, whole_heads_in_all_to_all, whole_ffn, whole_sequence_chunks, whole_streams,
-    whole_sequence_parts, whole_stages, whole_shards, whole_experts,
-)  # fmt: skip
+    whole_batches,
+    whole_heads,
+    whole_heads_in_all_to_all,
+    whole_ffn,
+    whole_sequence_chunks,
+    whole_streams,
+    whole_sequence_parts,
+    whole_stages,
+    whole_shards,
+    whole_experts,
+)
 """What sizes must satisfy in any engine."""
 NATIVE_CONDITIONS: tuple[Condition, ...] = (
-    whole_kv_heads, whole_vocabulary, filled_pipeline, whole_rounds, ring_heads, float8_widths,
-)  # fmt: skip
+    whole_kv_heads,
+    whole_vocabulary,
+    filled_pipeline,
+    whole_rounds,
+    ring_heads,
+    float8_widths,
+)
 """What they must satisfy in the native trainer besides."""
 
 
@@ -269,9 +284,14 @@ def native_problems(
 ) -> list[str]:
     """Why the native trainer cannot run a layout without `layout_problems`, one sentence each."""
     present = features(
-        layout, world_size, dtype=dtype, device=device, compiled=compiled,
-        tied=shape.tied_embeddings, kind=shape.kind,
-    )  # fmt: skip
+        layout,
+        world_size,
+        dtype=dtype,
+        device=device,
+        compiled=compiled,
+        tied=shape.tied_embeddings,
+        kind=shape.kind,
+    )
     broken = broken_rules(present, (rule for rule in RULES if rule.native))
     sizes = Sizes(layout, shape, world_size, global_batch, device=device, dtype=dtype)
     return [rule.reason for rule in broken] + _unmet(NATIVE_CONDITIONS, sizes)

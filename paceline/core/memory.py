@@ -2,15 +2,15 @@
 
 It counts what must be there: training states, compute copies, saved activations, one chunk of
 logits and the driver's context. It leaves out fragmentation, communication buffers and kernel
-workspaces, and assumes attention that does not store its scores (the native trainer's form for short
-sequences on CPUs keeps the probabilities, unless `recompute` is selective or full). So a run that it
-refuses cannot fit, while one that it accepts may still run out: the bound lies on average a
+workspaces, and assumes attention that does not store its scores (the native trainer's form for
+short sequences on CPUs keeps the probabilities, unless `recompute` is selective or full). So a run
+that it refuses cannot fit, while one that it accepts may still run out: the bound lies on average a
 third below the 23 memories measured, with another framework, in the BigScience tr3-1B3 benchmark.
 (Under LoRA it counts saved activations as in full training, a little more than some layers need.)
 
 States follow the native trainer: fp32 master weights (4 bytes a parameter), fp32 gradients (4) and
-Adam's two moments (8) = 16 bytes, besides 16-bit copies of the blocks in use. ZeRO stages shard as in
-Rajbhandari et al., arXiv:1910.02054; activations follow Korthikanti et al., arXiv:2205.05198.
+Adam's two moments (8) = 16 bytes, besides 16-bit copies of the blocks in use. ZeRO stages shard as
+in Rajbhandari et al., arXiv:1910.02054; activations follow Korthikanti et al., arXiv:2205.05198.
 """
 
 from __future__ import annotations
@@ -157,11 +157,12 @@ def smallest_fit(
 def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int) -> float:
     """Bytes that one block saves for the backward pass, per token.
 
-    c (4 h + (2 a d + 2 g d + n f) / tp) with c bytes a number: inputs and outputs of both norms,
-    q, k, v and attention's output, and n tensors of the ffn: 3 with a gate, 2 without, 1 with ReLU,
-    whose gradient needs only its output (an MMDiT's single blocks have one norm). Sequence parallelism divides the first term as well. For
-    GPT in 16 bit this is h (8 + 24/tp): Korthikanti et al., equation 2, without dropout masks and
-    with attention that recomputes its scores.
+    c (4 h + (2 a d + 2 g d + n f) / tp) with c bytes a number, h the hidden size, a query heads and
+    g key/value heads of width d, f the ffn's size: inputs and outputs of both norms, q, k, v and
+    attention's output, and n tensors of the ffn: 3 with a gate, 2 without, 1 with ReLU, whose
+    gradient needs only its output (an MMDiT's single blocks have one norm). Sequence parallelism
+    divides the first term as well. For GPT in 16 bit this is h (8 + 24/tp): Korthikanti et al.,
+    equation 2, without dropout masks and with attention that recomputes its scores.
     """
     stream = shape.saved_stream_tensors * shape.hidden_size
     replicated = stream / (layout.tp if layout.sequence_parallel else 1)
@@ -241,7 +242,7 @@ def _copies(x: _Setting, stage: _Stage) -> float:
 
 
 def _activations(x: _Setting, stage: _Stage) -> float:
-    """Kept for the backward pass: whole blocks, or with full recomputation their inputs and one block."""
+    """Kept for the backward pass: whole blocks, or their inputs and one block if recomputed."""
     block = x.tokens * activation_bytes_per_token(x.shape, x.layout, x.compute_bytes)
     if x.layout.recompute != "full":
         return stage.kept_layers * block

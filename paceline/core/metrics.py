@@ -10,71 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.facts import Facts
-from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
-from paceline.core.rates import days, flops_per_s_per_device, mfu, samples_per_s, tokens_per_s
+from paceline.core.rates import days, mfu, samples_per_s, tokens_per_s
 from paceline.core.result import Metric
-from paceline.core.stats import Summary, summarize
-from paceline.core.steps import FloatColumn, Steps
+from paceline.core.steps import FloatColumn
+from paceline.core.timed_run import TimedRun, first_value
 from paceline.core.units import count
 
 COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
 """Facts without which FLOP/s cannot be told."""
 
 WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
-
-
-@dataclass(frozen=True)
-class TimedRun:
-    """One run as the metrics see it."""
-
-    facts: Facts
-    steps: Steps
-    """All steps, ranks merged."""
-    window: Steps
-    """The steps of the steady window."""
-    times: Summary
-    """Step times of the window, in seconds."""
-    peak_flops_per_s: float | None
-    """Data-sheet peak of one device in the run's dtype."""
-    peak_source: str | None
-    achievable_flops_per_s: float | None
-    """Reachable rate of all devices together, as probed on this machine."""
-    achievable_source: str | None
-    startup_s: float | None
-    no_peak: str | None = None
-    """Why a peak that the data sheet does state is not this run's."""
-
-    @property
-    def global_batch(self) -> float | None:
-        """Samples per step in the window."""
-        stated = _value(self.window["global_batch"][:1])
-        return self.facts.global_batch if stated is None else stated
-
-    @property
-    def seq_len(self) -> float | None:
-        """Token positions of one sample in the window."""
-        stated = _value(self.window["seq_len"][:1])
-        return self.facts.seq_len if stated is None else stated
-
-    @property
-    def flops_per_s_per_device(self) -> float | None:
-        """Model FLOP/s of one device in the run's convention at the median step."""
-        return self._per_device(model_flops_per_token)
-
-    @property
-    def hardware_flops_per_s_per_device(self) -> float | None:
-        """As the model FLOP/s, with the configured recomputation counted."""
-        return self._per_device(hardware_flops_per_token) if self.facts.layout else None
-
-    def _per_device(self, per_token: Callable[[str, FlopsInput], float]) -> float | None:
-        facts, batch = self.facts, self.global_batch
-        known = facts.flops_input, facts.flops_convention, facts.num_devices, facts.seq_len
-        x, convention, num_devices, seq_len = known
-        if not (x and convention and num_devices and seq_len and batch):
-            return None
-        flops = per_token(convention, x) * seq_len
-        return flops_per_s_per_device(flops, batch, self.times.median, num_devices)
 
 
 @dataclass(frozen=True)
@@ -94,25 +39,6 @@ def measure(run: TimedRun) -> dict[str, Metric]:
     return {name: kind.compute(run) for name, kind in METRICS.items()}
 
 
-def measured(
-    facts: Facts,
-    steps: Steps,
-    window: Steps,
-    *,
-    peak_flops_per_s: float | None = None,
-    peak_source: str | None = None,
-    achievable_flops_per_s: float | None = None,
-    achievable_source: str | None = None,
-    startup_s: float | None = None,
-    no_peak: str | None = None,
-) -> TimedRun:
-    """A TimedRun with the window's step times summarized; the window must not be empty."""
-    return TimedRun(
-        facts, steps, window, summarize(window["step_time_s"]), peak_flops_per_s, peak_source,
-        achievable_flops_per_s, achievable_source, startup_s, no_peak,
-    )  # fmt: skip
-
-
 def _metric(
     name: str, describes: str
 ) -> Callable[[Callable[[TimedRun], Metric]], Callable[[TimedRun], Metric]]:
@@ -127,9 +53,15 @@ def _metric(
 def _step_time(run: TimedRun) -> Metric:
     t = run.times
     return Metric(
-        value=t.median, unit="s", n=t.n, spread=t.relative_spread, low=t.low, high=t.high,
-        interval=WITHIN_RUN if t.low is not None else None, statistic="median",
-    )  # fmt: skip
+        value=t.median,
+        unit="s",
+        n=t.n,
+        spread=t.relative_spread,
+        low=t.low,
+        high=t.high,
+        interval=WITHIN_RUN if t.low is not None else None,
+        statistic="median",
+    )
 
 
 @_metric("step_time_mean_s", "Mean of the window, spikes included: what the clock pays.")
@@ -222,9 +154,12 @@ def _hfu(run: TimedRun) -> Metric:
 def _of_achievable(run: TimedRun) -> Metric:
     rate, num_devices = run.flops_per_s_per_device, run.facts.num_devices
     return _share(
-        run, rate * num_devices if rate is not None and num_devices else None, run.achievable_flops_per_s, run.achievable_source,
+        run,
+        rate * num_devices if rate is not None and num_devices else None,
+        run.achievable_flops_per_s,
+        run.achievable_source,
         missing="the reachable rate was not probed",
-    )  # fmt: skip
+    )
 
 
 @_metric("achievable_flops_per_s", "Best matrix product measured here, all devices together.")
@@ -241,7 +176,7 @@ def _startup(run: TimedRun) -> Metric:
 def _first_step(run: TimedRun) -> Metric:
     if not len(run.steps) or run.steps.index[0] > 1 or run.steps.averaged_over[0] > 1:
         return Metric(value=None, unit="s", note="the log begins later or averages over steps")
-    return Metric(value=_value(run.steps["step_time_s"][:1]), unit="s", n=1)
+    return Metric(value=first_value(run.steps["step_time_s"][:1]), unit="s", n=1)
 
 
 @_metric("memory_allocated_bytes", "Peak of the allocator's live tensors, largest rank.")
@@ -285,8 +220,9 @@ def _days_to_train(run: TimedRun) -> Metric:
     if tokens is None:
         return Metric(value=None, unit="days", note=run.facts.unknown("seq_len", "global_batch"))
     value = days(total, tokens / run.times.mean)
-    return Metric(value=value, unit="days", n=run.times.n, statistic="mean",
-                  note=f"for {count(total)} tokens")  # fmt: skip
+    return Metric(
+        value=value, unit="days", n=run.times.n, statistic="mean", note=f"for {count(total)} tokens"
+    )
 
 
 @_metric("loss_last", "Mean loss of the window's last five steps.")
@@ -336,10 +272,14 @@ def _share(
     elif rate is None:
         note = facts.unknown(*COUNTED) or "the log does not say"
     return Metric(
-        value=None if rate is None else mfu(rate, limit), unit="fraction", n=run.times.n,
-        spread=run.times.relative_spread, convention=facts.flops_convention, source=source,
+        value=None if rate is None else mfu(rate, limit),
+        unit="fraction",
+        n=run.times.n,
+        spread=run.times.relative_spread,
+        convention=facts.flops_convention,
+        source=source,
         note=note,
-    )  # fmt: skip
+    )
 
 
 def _peak_memory(run: TimedRun, kind: str) -> Metric:
@@ -389,7 +329,3 @@ def _real_tokens(run: TimedRun) -> float | None:
 def _mean(column: FloatColumn) -> float | None:
     known = column[np.isfinite(column)]
     return float(known.mean()) if len(known) else None
-
-
-def _value(column: FloatColumn) -> float | None:
-    return float(column[0]) if len(column) and np.isfinite(column[0]) else None

@@ -84,7 +84,7 @@ class MMDiTShape(Value):
 
     @property
     def num_layers(self) -> int:
-        """Blocks of both kinds; a double block runs all tokens through as many weights as a single one."""
+        """Blocks of both kinds, which run a token through equally many weights."""
         return self.num_double_blocks + self.num_single_blocks
 
     @property
@@ -144,8 +144,14 @@ class MMDiTShape(Value):
     def parameter_parts(self, tp: int = 1) -> dict[str, int]:
         """Parameters by part: the layers before the blocks, the blocks, and the last layer."""
         h = self.hidden_size
-        before = [(self.in_channels, h), (self.text_width, h), (TIME_WIDTH, h), (h, h),
-                  (self.pooled_width, h), (h, h)]  # fmt: skip
+        before = [
+            (self.in_channels, h),
+            (self.text_width, h),
+            (TIME_WIDTH, h),
+            (h, h),
+            (self.pooled_width, h),
+            (h, h),
+        ]
         last = [(h, FINAL_CHUNKS * h), (h, self.in_channels)]
         return {
             "embedding": _linears(before),
@@ -158,7 +164,7 @@ class MMDiTShape(Value):
         }
 
     def _double_block(self) -> int:
-        """Two streams: modulation, queries, keys and values, output, MLP, and the norms of q and k."""
+        """Two streams: modulation, queries, keys, values, output, MLP, and the norms of q and k."""
         h, f = self.hidden_size, self.ffn_size
         stream = [(h, DOUBLE_CHUNKS * h), (h, 3 * h), (h, h), (h, f), (f, h)]
         return 2 * (_linears(stream) + 2 * self.head_dim)

@@ -9,7 +9,7 @@ from typing import Literal
 Purpose = Literal["plan", "second pass", "bisection"]
 """Why a group is trained: a size of the plan, or a suspicion followed up."""
 ScalingKind = Literal["weak", "strong"]
-"""What stays the same as nodes are added: the batch of each node (weak), or of all nodes (strong)."""
+"""What stays the same as nodes are added: the batch of each node (weak), or of all (strong)."""
 
 
 @dataclass(frozen=True)

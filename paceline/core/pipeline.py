@@ -1,4 +1,4 @@
-"""Pipelines: the layers of each stage, what a rank keeps, and the share of a step in which it waits.
+"""Pipelines: layers of each stage, what a rank keeps, and the share of a step in which it waits.
 
 A micro-batch's work on a stage is a forward pass F, the gradient of the stage's input B, and the
 gradients of its weights W; all but the zero-bubble schedules do B and W in one. The closed forms

@@ -25,9 +25,9 @@ class Evaluation(Value):
     path: str | None = None
     """A file of held-out samples; None keeps the last ones of the training's data apart."""
     loss_mask: str | None = None
-    """A file with a byte for each token that is held out: where it is 0 the loss does not count it."""
+    """A file with a byte for each token held out: where it is 0 the loss does not count it."""
     mean: Literal["targets", "samples"] = "targets"
-    """Whether every target counts the same, or every sample, whose loss is the mean of its targets."""
+    """What counts the same: every target, or every sample with the mean loss of its targets."""
 
 
 class MlperfLog(Value):

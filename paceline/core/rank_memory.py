@@ -18,7 +18,7 @@ def memory_by_part(
     context_bytes: float,
     step_time_s: float | None,
 ) -> MemoryByPart | None:
-    """All ranks in their order, None without any; `context_bytes` is the catalog's for the bound."""
+    """All ranks in order, None without any; `context_bytes` is the catalog's for the bound."""
     told = tuple(sorted(ranks, key=lambda rank: rank.rank))
     if not told:
         return None
@@ -42,9 +42,15 @@ def _bound(spec: RunSpec, context_bytes: float) -> dict[str, float]:
     """The static lower bound by the names that measured parts have."""
     microbatches = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
     need: Memory = memory_per_device(
-        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora,
-        microbatches, context_bytes,
-    )  # fmt: skip
+        spec.model,
+        spec.layout,
+        spec.dp,
+        spec.training.seq_len,
+        spec.training.dtype,
+        spec.lora,
+        microbatches,
+        context_bytes,
+    )
     # Without sharding, 16-bit copies are made by the operations that use them, as activations are.
     sharded = spec.layout.zero_stage >= 2 and spec.dp * spec.layout.cp > 1
     gathered = need.copies_bytes if sharded else 0.0

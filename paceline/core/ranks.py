@@ -63,7 +63,7 @@ def rank_summaries(
     stages: Mapping[int, int] = ONE_STAGE,
     places: Sequence[Place] = (),
 ) -> tuple[RankSummary, ...]:
-    """Medians of each rank over the steps numbered in `window`; `stages` gives its pipeline stage."""
+    """Medians of each rank over the steps numbered in `window`; `stages` has its pipeline stage."""
     cores = {place.rank: place for place in places if place.cores is not None}
     summaries: list[RankSummary] = []
     for rank, steps in sorted(ranks.items()):
@@ -124,7 +124,7 @@ def find_straggler(
 def _busiest(
     stage: int, ranks: Mapping[int, FloatColumn], hosts: Mapping[int, str], num_groups: int
 ) -> Straggler:
-    """The busiest of at least two ranks of one stage, which is one of `num_groups` that are judged."""
+    """The busiest of two or more ranks of one stage, which is one of `num_groups` judged."""
     order, busy = list(ranks), np.stack(list(ranks.values()))
     medians = np.median(busy, axis=1)
     slowest = int(np.argmax(medians))

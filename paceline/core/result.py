@@ -85,8 +85,8 @@ class RankMemory(Value):
     watcher_bytes: float | None = None
     """What the tracker itself added to the resident set; figures of the kind `resident` hold it."""
     parts_bytes: dict[str, float | None]
-    """Weights, gradients, optimizer, buffers as held; gathered weights, activations and other at the
-    peak; context: what was in use before the model."""
+    """Weights, gradients, optimizer, buffers as held; gathered weights, activations and other at
+    the peak; context: what was in use before the model."""
     at_peak_bytes: dict[str, float] | None
     peak_bytes: dict[str, float | None]
     """Peaks of the watched step by kind: allocated, reserved, device_used, resident, tracked."""
@@ -95,7 +95,7 @@ class RankMemory(Value):
 
     @property
     def size_bytes(self) -> float:
-        """The rank's whole peak: what the device or process had in use, else the tensors with the context."""
+        """The rank's whole peak: what the device or process used, else tensors with the context."""
         whole = [self.peak_bytes.get(kind) for kind in ("device_used", "resident")]
         known = next((value for value in whole if value is not None), None)
         return known or sum(v or 0.0 for v in self.parts_bytes.values())
@@ -142,7 +142,7 @@ class ReferenceComparison(Value):
     unit: str
     ratio: float | None
     statistic: str | None = None
-    """Which of this run's step times was held against it: `median`, or `mean` for a printed average."""
+    """The step time of this run held against it: `median`, or `mean` for a printed average."""
     comparable: bool
     why_not: str | None = None
     resolution: float = 0.0

@@ -30,8 +30,15 @@ Compile = Literal["none", "blocks"]
 
 
 UNLIKE_A_SETTING = (
-    "name", "device_label", "device_memory_bytes", "launcher", "hosts", "interface", "ssh", "slurm",
-)  # fmt: skip
+    "name",
+    "device_label",
+    "device_memory_bytes",
+    "launcher",
+    "hosts",
+    "interface",
+    "ssh",
+    "slurm",
+)
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
 NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
@@ -66,7 +73,7 @@ class TrainingBase(Value):
     evaluation: Evaluation | None = None
     """None trains all steps and looks at nothing else."""
     initial_weights: str | None = None
-    """A checkpoint, or a run whose latest one is meant, to take the model's weights from, and no more."""
+    """A checkpoint, or a run (its latest one is meant), of which only the weights are taken."""
 
     @model_validator(mode="after")
     def _rate_can_fall(self) -> Self:
@@ -107,7 +114,7 @@ class Data(Value):
     loss_on: Literal["all", "text"] = "all"
     """What the loss of padded samples is taken over: every position, or no padding."""
     loss_mask: str | None = None
-    """A file with a byte for each token of `path`: where it is 0 the loss does not count the token."""
+    """A file with a byte for each token of `path`: where it is 0 the loss does not count it."""
 
 
 class Checkpointing(Value):
@@ -142,7 +149,7 @@ class RunSpec(Value):
     memory_limit_bytes: PositiveFloat | None = None
     """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
     memory_parts: bool = True
-    """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
+    """Watch one early step to tell the peak's memory by part; its time counts in no figure."""
     checkpoint: Checkpointing = Checkpointing()
     mlperf: MlperfLog | None = None
     """Labels of the MLPerf log that the run writes; None writes none."""
@@ -175,8 +182,14 @@ class RunSpec(Value):
     def key(self) -> str:
         """Eight hexadecimal digits of the content: what runs, not what it is called."""
         labels = {
-            "recipe", "variant", "references", "time_limit_s", "hang_limit_s", "memory_parts", "mlperf",
-        }  # fmt: skip
+            "recipe",
+            "variant",
+            "references",
+            "time_limit_s",
+            "hang_limit_s",
+            "memory_parts",
+            "mlperf",
+        }
         content = self.model_dump(mode="json", exclude=labels)
         for name in NEWER:
             if content["training"][name] is None:
@@ -229,4 +242,4 @@ class Job:
     cluster: Cluster | None = None
     """Hosts and site settings, for launchers that need them; None for this machine."""
     sampled: bool = False
-    """Whether power and energy are sampled on every node while it runs; on this machine `flow` does it."""
+    """Whether every node samples power and energy meanwhile; on this machine `flow` does it."""

@@ -67,5 +67,6 @@ class RampUp(Value):
             return None
         return (
             f"training.ramp_up: from {self.start} in steps of {self.increment} the batch never "
-            f"becomes global_batch {global_batch}; it must be above start by a multiple of increment"
+            f"becomes global_batch {global_batch}; it must be above start by a multiple of "
+            "increment"
         )

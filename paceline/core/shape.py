@@ -72,7 +72,8 @@ class DecoderShape(Value):
             )
         if self.experts_per_token > self.num_experts:
             raise ValueError(
-                f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
+                f"experts_per_token {self.experts_per_token} is more than "
+                f"num_experts {self.num_experts}"
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise ValueError(f"rope needs an even head size, not {self.head_dim}")
@@ -167,7 +168,7 @@ class LoraSpec(Value):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that are dropped."""
     train_rest: bool = False
-    """True: embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
+    """Embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
 
 
 def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
@@ -176,8 +177,13 @@ def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
         return {}
     h, a, kv, f = shape.hidden_size, shape.attention_size, shape.kv_size, shape.ffn_size
     sizes: dict[LoraTarget, tuple[int, int]] = {
-        "q": (h, a), "k": (h, kv), "v": (h, kv), "o": (a, h), "up": (h, f), "down": (f, h),
-    }  # fmt: skip
+        "q": (h, a),
+        "k": (h, kv),
+        "v": (h, kv),
+        "o": (a, h),
+        "up": (h, f),
+        "down": (f, h),
+    }
     if shape.gated_ffn:
         sizes["gate"] = (h, f)
     return sizes
@@ -220,7 +226,7 @@ def weights_beside_experts(shape: DecoderShape) -> int:
 
 
 def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
-    """Parameters by part (embedding, positions, blocks, norms, projections, head), adapters excluded."""
+    """Parameters by part: embedding, positions, blocks, norms, projections, head; no adapters."""
     if shape.kind == "mmdit":
         return shape.parameter_parts(tp)
     vocab = shape.padded_vocab(tp)
@@ -261,7 +267,7 @@ def adapted_weights(shape: Shape, lora: LoraSpec) -> int:
 
 
 def trainable_parameters(shape: Shape, lora: LoraSpec | None = None, tp: int = 1) -> int:
-    """Parameters with a gradient: all of them, or with LoRA the adapters and what `train_rest` adds."""
+    """Parameters with a gradient: all, or with LoRA the adapters and what `train_rest` adds."""
     if lora is None:
         return num_parameters(shape, tp)
     if not lora.train_rest:

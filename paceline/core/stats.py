@@ -117,7 +117,7 @@ def block_length(values: FloatColumn) -> int:
 
 
 def group_medians(values: FloatColumn, most: int) -> FloatColumn:
-    """At most `most` values: the medians of equal consecutive groups, a shorter last group left out."""
+    """At most `most` values: medians of equal consecutive groups, a shorter last one left out."""
     size = -(-len(values) // most)
     if size <= 1:
         return values

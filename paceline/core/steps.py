@@ -80,7 +80,7 @@ class Steps:
         return len(self.index)
 
     def __getitem__(self, name: str) -> FloatColumn:
-        """The float column `name`, for example `step_time_s`; raises KeyError for no column's name."""
+        """The float column `name`, such as `step_time_s`; raises KeyError for no column's name."""
         if name not in self.columns and name in FLOATS:
             return np.broadcast_to(np.nan, len(self))
         return self.columns[name]

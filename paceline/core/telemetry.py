@@ -14,7 +14,7 @@ from paceline.core.hosts import compress
 from paceline.core.value import Value
 
 MOST_GAP_S = 5.0
-"""Between two samples, beyond which nobody knows what happened; or five intervals if that is more."""
+"""Beyond it nobody knows what happened between two samples; or five intervals if that is more."""
 
 
 class GpuSample(Value):
@@ -28,7 +28,7 @@ class GpuSample(Value):
 
 
 class TelemetryStart(Value):
-    """The first line of a host's telemetry: where the figures come from, and why some are missing."""
+    """The first line of a host's telemetry: where figures come from, and why some are missing."""
 
     event: Literal["telemetry"] = "telemetry"
     schema_version: Literal[1] = 1
@@ -76,7 +76,7 @@ class Telemetry:
 
 
 def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
-    """A host's telemetry; lines that are no whole record are passed over, None without a first one."""
+    """A host's telemetry, None without its first line; what is no whole record is passed over."""
     start: TelemetryStart | None = None
     samples: list[TelemetrySample] = []
     for line in lines:
@@ -94,9 +94,9 @@ def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
 def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Energy:
     """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
 
-    Power is joined by straight lines; counters of energy are interpolated. A part that some host does
-    not tell without a gap is left out; without any part there is no energy, and every host is named that
-    is at fault.
+    Power is joined by straight lines; counters of energy are interpolated. A part that some host
+    does not tell without a gap is left out; without any part there is no energy, and every host is
+    named that is at fault.
     """
     parts: dict[str, float] = {}
     reasons = [] if hosts else ["no telemetry was recorded"]
@@ -148,7 +148,7 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | st
 def _within(
     points: Sequence[tuple[float, float]], start: float, stop: float
 ) -> list[tuple[float, float]]:
-    """The points from the last before the window to the first after it; none if they do not reach."""
+    """The points from the last before the window to the first after it; none if too few."""
     before = [point for point in points if point[0] <= start]
     after = [point for point in points if point[0] >= stop]
     if not (before and after) or stop <= start:

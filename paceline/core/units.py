@@ -17,7 +17,7 @@ _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")
 
 
 def si(value: float, unit: str, digits: int = 3) -> str:
-    """`value` with an SI prefix and `digits` significant digits: `si(9.9e11, "FLOP/s")` = `990 GFLOP/s`."""
+    """`value` with an SI prefix and significant digits: `si(9.9e11, "FLOP/s")` = `990 GFLOP/s`."""
     for factor, prefix in _SI:
         if abs(value) >= factor:
             return f"{significant(value / factor, digits)} {prefix}{unit}"

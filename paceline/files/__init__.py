@@ -1,1 +1,1 @@
-"""Files and values: YAML, recipes, catalog, references, run folders, events, log files, the index."""
+"""Files and values: YAML, recipes, catalog, references, run folders, events, logs, the index."""

@@ -81,12 +81,12 @@ def devices() -> tuple[Device, ...]:
 
 
 def device(name: str) -> Device:
-    """The device that `name` resolves to; raises UserError for a name that is not in the catalog."""
+    """The device that `name` resolves to; raises UserError for one that is not in the catalog."""
     return find_device(name).device
 
 
 def find_device(name: str) -> DeviceMatch:
-    """The device that `name` describes, with what was left open; raises UserError for an unknown one."""
+    """The device that `name` describes, with what was left open; raises UserError without one."""
     same = _same_name(name, devices())
     if same:
         return DeviceMatch(same, exact=True)

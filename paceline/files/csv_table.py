@@ -34,20 +34,38 @@ PRINTED: dict[str, tuple[str, str]] = {
 }
 """Columns of printed figures: the metric and its unit."""
 COUNTS = {
-    "layers": "num_layers", "hidden": "hidden_size", "ffn": "ffn_size", "heads": "num_heads",
-    "kv_heads": "num_kv_heads", "head_size": "head_size", "vocab": "vocab_size",
-    "seq_len": "seq_len", "gpus_per_node": "devices_per_node", "num_gpus": "num_devices",
-    "gbs": "global_batch", "experts_per_token": "experts_per_token",
-    "tp": "tp", "pp": "pp", "cp": "cp", "vp": "vp", "ep": "ep", "mbs": "micro_batch",
-}  # fmt: skip
+    "layers": "num_layers",
+    "hidden": "hidden_size",
+    "ffn": "ffn_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_size": "head_size",
+    "vocab": "vocab_size",
+    "seq_len": "seq_len",
+    "gpus_per_node": "devices_per_node",
+    "num_gpus": "num_devices",
+    "gbs": "global_batch",
+    "experts_per_token": "experts_per_token",
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "vp": "vp",
+    "ep": "ep",
+    "mbs": "micro_batch",
+}
 """Columns of whole numbers, by the field that they fill."""
 AMOUNTS = ("peak_tflops", "total_tokens", "nominal_parameters", "flops_per_sample")
 WORDS = ("id", "source", "table", "model", "gpu", "dtype", "convention", "recompute", "gated_ffn")
 OTHER_NAMES = {
-    "table_or_path": "table", "device": "gpu", "num_devices": "num_gpus",
-    "devices_per_node": "gpus_per_node", "global_batch": "gbs", "micro_batch": "mbs",
-    "tokens_per_s_per_device": "tokens_per_s_per_gpu", "recipe": "model",
-}  # fmt: skip
+    "table_or_path": "table",
+    "device": "gpu",
+    "num_devices": "num_gpus",
+    "devices_per_node": "gpus_per_node",
+    "global_batch": "gbs",
+    "micro_batch": "mbs",
+    "tokens_per_s_per_device": "tokens_per_s_per_gpu",
+    "recipe": "model",
+}
 UNUSED = {
     "dp",
     "zero",
@@ -112,7 +130,7 @@ def read_csv(path: Path, declared: Declared) -> CsvTable:
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and stripped cells of every line that has any; raises UserError for other files."""
+    """Line number and stripped cells of every line with any; raises UserError for other files."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -192,10 +210,16 @@ def _row(
     whole: set[tuple[str, str, str]],
 ) -> Row:
     source, table = cells.get("source", ""), cells.get("table", "")
-    counts = {field: int(float(cells[column].replace(",", ""))) for column, field in COUNTS.items()
-              if cells.get(column, "").lower() not in NO_FIGURE}  # fmt: skip
-    amounts = {name: float(cells[name].replace(",", "")) for name in AMOUNTS
-               if cells.get(name, "").lower() not in NO_FIGURE}  # fmt: skip
+    counts = {
+        field: int(float(cells[column].replace(",", "")))
+        for column, field in COUNTS.items()
+        if cells.get(column, "").lower() not in NO_FIGURE
+    }
+    amounts = {
+        name: float(cells[name].replace(",", ""))
+        for name in AMOUNTS
+        if cells.get(name, "").lower() not in NO_FIGURE
+    }
     printed: dict[str, str] = {}
     units: dict[str, str] = {}
     for column, (metric, unit) in PRINTED.items():
@@ -244,8 +268,9 @@ def _shape(where: str, counts: Mapping[str, int], gated: str) -> DecoderShape | 
     """The model's shape if all that decides FLOPs is stated; a missing gate is settled later."""
     if any(name not in counts for name in SHAPE):
         return None
-    fields: dict[str, Any] = {name: counts[name] for name in (*SHAPE, "num_kv_heads", "head_size")
-                              if name in counts}  # fmt: skip
+    fields: dict[str, Any] = {
+        name: counts[name] for name in (*SHAPE, "num_kv_heads", "head_size") if name in counts
+    }
     flag = gated.lower() in ("1", "true", "yes")
     try:
         return DecoderShape(**fields, gated_ffn=flag)

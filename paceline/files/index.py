@@ -207,12 +207,14 @@ def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
         "devices": facts.num_devices,
         "layout": layout,
         "dtype": facts.dtype,
-        **{name: _value(result.metrics.get(name)) for name in
-           ("tokens_per_s", "step_time_s", "mfu", "of_achievable")},
+        **{
+            name: _value(result.metrics.get(name))
+            for name in ("tokens_per_s", "step_time_s", "mfu", "of_achievable")
+        },
         "steps": result.steps_done,
         "key": record.key,
         "stamp": _stamp(folder),
-    }  # fmt: skip
+    }
 
 
 def _value(metric: Metric | None) -> float | None:

@@ -98,7 +98,7 @@ class Recipe(Value):
     memory_limit_bytes: PositiveFloat | None = None
     """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
     memory_parts: bool = True
-    """Watch one early step to tell the peak's memory by part; its time is left out of the figures."""
+    """Watch one early step to tell the peak's memory by part; its time counts in no figure."""
     checkpoint: Checkpointing = Checkpointing()
     mlperf: MlperfLog | None = None
     """Labels of the MLPerf log that the run writes; None writes none."""
@@ -285,7 +285,7 @@ def _groups(key: str) -> list[str]:
 
 
 def _with(content: Document, key: str, value: Any) -> Document:
-    """A copy of `content` in which the dotted `key` is `value`; giving one batch drops the other."""
+    """A copy of `content` where the dotted `key` is `value`; giving one batch drops the other."""
     head, _, rest = key.partition(".")
     if rest:
         inner = content.get(head)

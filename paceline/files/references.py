@@ -1,7 +1,7 @@
 """Published figures: tables of printed cells with what they were measured on.
 
-A reference is never an expectation of Paceline. Cells keep the source's own characters, whether they
-follow from the rest of their row or not; `paceline audit` tells which do not, and why.
+A reference is never an expectation of Paceline. Cells keep the source's own characters, whether
+they follow from the rest of their row or not; `paceline audit` tells which do not, and why.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row(Value):
     source: str
     where: str
     window: str
-    """Which steps the source takes its figures from: `last step`, or `as printed` when it is silent."""
+    """The steps that the source's figures are from: `last step`, `as printed` if it is silent."""
     statement: str | None = None
     """For a claim of the text: what is claimed, in other words than the source's."""
     recipe: str | None = None
@@ -90,7 +90,7 @@ class Row(Value):
         return self
 
     def figure(self, metric: str) -> float | None:
-        """The first number of a printed cell in base units (`12.50%` is 0.125), None without one."""
+        """The first number of a printed cell in base units (`12.50%` is 0.125), else None."""
         number = read_printed(self.printed.get(metric, ""))
         return number and number.value * UNIT_SIZES.get(self.units[metric], 1.0)
 
@@ -141,7 +141,7 @@ class Table(Value):
 
 
 class ConvergencePoint(Value):
-    """Samples that a benchmark's reference needed to its target in repeated runs, at one batch size."""
+    """Samples that a benchmark's reference needed to its target, in repeated runs at one batch."""
 
     id: str
     benchmark: str
@@ -195,7 +195,7 @@ def source_names() -> list[str]:
 
 @cache
 def source(name: str) -> Source:
-    """The file called `name`; raises UserError for a file with errors, KeyError for an unknown one."""
+    """The file called `name`; raises UserError for one with errors, KeyError for an unknown one."""
     return read_source(_files()[name])
 
 
@@ -315,7 +315,7 @@ def _each(
 
 
 def _expanded(text: str, table: str) -> Iterator[dict[str, Any]]:
-    """Rows written as CSV with dotted column names; raises ValueError for a line of another length."""
+    """Rows of CSV with dotted column names; raises ValueError for a line of another length."""
     lines = csv.reader(text.splitlines())
     names = next(lines, [])
     for number, cells in enumerate(lines, start=2):

@@ -136,8 +136,15 @@ def runs_root(option: Path | None) -> Path:
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
     """`<date>-<recipe>-<layout>-<n>x<device>-<key>`, with the tag if there is one."""
     layout = spec.layout.label(spec.world_size).replace(" ", "")
-    parts = [f"{when:%Y-%m-%d}", spec.recipe, spec.variant, tag, layout,
-             f"{spec.world_size}x{spec.cluster.device}", spec.key]  # fmt: skip
+    parts = [
+        f"{when:%Y-%m-%d}",
+        spec.recipe,
+        spec.variant,
+        tag,
+        layout,
+        f"{spec.world_size}x{spec.cluster.device}",
+        spec.key,
+    ]
     return "-".join(_slug(part) for part in parts if part)
 
 
@@ -163,15 +170,16 @@ def new_folder(root: Path, base: str) -> Path:
             continue
         except OSError as error:
             raise SystemFaultError(
-                str(root), f"the run folder cannot be made: {error.strerror}",
+                str(root),
+                f"the run folder cannot be made: {error.strerror}",
                 remedy="give another place with --runs-dir",
-            ) from error  # fmt: skip
+            ) from error
         return folder
     raise SystemFaultError(str(root), f"holds 10,000 runs named {base}")
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write `text`, or its parts, so that a reader sees the old file or the new one, never a part."""
+    """Write `text`, or its parts, so that a reader sees the old file or the new, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -344,7 +352,7 @@ def run_files(folder: Path) -> tuple[str, ...]:
 
 
 def groups(root: Path) -> dict[str, list[Path]]:
-    """The folders of every group of repeats under `root`, oldest first; the newest group is last."""
+    """The folders of every group of repeats under `root`, oldest first; the newest group last."""
     created = {folder: _created(folder) for folder in run_folders(root)}
     found: dict[str, list[Path]] = {}
     for folder in sorted(created, key=lambda folder: created[folder]):

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 PROGRAM_FOLDER = "trainer"
-"""What Python starts: it runs `__main__.py` in there, and looks for modules there before elsewhere."""
+"""What Python starts: it runs `__main__.py` in there, and looks for modules there first."""
 _START = '''\
 """Starts a program of Paceline's trainer from the files beside this one."""
 

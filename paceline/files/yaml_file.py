@@ -42,7 +42,7 @@ def read_document(path: Path) -> Document:
 
 
 def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
-    """`document` as a `model`; raises UserError that names the line, the allowed and the nearest."""
+    """`document` as a `model`; raises UserError that names line, allowed and nearest values."""
     try:
         return model.model_validate(plain(document))
     except ValidationError as error:

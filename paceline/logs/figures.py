@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.facts import Facts
-from paceline.core.metrics import TimedRun, measure, measured
+from paceline.core.metrics import measure
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import Step, Steps
+from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.units import TERA
 from paceline.core.window import Window
 from paceline.engines.dialect.logged import Dialect, Logged
@@ -125,7 +126,7 @@ def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
     """The log as the metrics see it."""
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
-    return measured(
+    return timed_run(
         facts, steps, window,
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_source=peak.source if peak else None,

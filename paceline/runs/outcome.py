@@ -17,7 +17,7 @@ from paceline.compare.published import compare_with_references
 from paceline.compare.verdict import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
 from paceline.core.facts import Facts
-from paceline.core.metrics import TimedRun, measure, measured
+from paceline.core.metrics import measure
 from paceline.core.rank_memory import memory_by_part
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
 from paceline.core.result import (
@@ -29,6 +29,7 @@ from paceline.core.result import (
     WindowRecord,
 )
 from paceline.core.steps import Steps
+from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.window import MIN_STEADY, Window, steady_window
 from paceline.files.events import RankLog
 from paceline.files.run_folder import (
@@ -189,7 +190,7 @@ def _measured(
     peak = device.peaks.get(facts.dtype) if device and facts.dtype and not no_peak else None
     ready = [log.start.time_unix for log in ranks.values() if log.start]
     started = record.launched_unix
-    return measured(
+    return timed_run(
         facts,
         merged,
         merged.select(window.rows),

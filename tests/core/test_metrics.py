@@ -6,8 +6,9 @@ import pytest
 
 from paceline.core.facts import Facts, facts_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
-from paceline.core.metrics import METRICS, TimedRun, measure, measured
+from paceline.core.metrics import METRICS, measure
 from paceline.core.run import RunSpec
+from paceline.core.timed_run import TimedRun, timed_run
 from tests.core.shapes import FLUX, LLAMA_8B, OPT_350M
 from tests.example import make_spec, make_steps
 
@@ -22,7 +23,7 @@ def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields:
         seq_len=[32.0] * n, loss=[3.0] * n, resident_bytes=[1e9] * n, comm_wait_s=[0.1] * n,
         data_wait_s=[0.0] * n,
     )  # fmt: skip
-    return measured(facts_of(spec), steps, steps, **fields)  # type: ignore[arg-type]
+    return timed_run(facts_of(spec), steps, steps, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -114,11 +115,11 @@ def test_tokens_are_counted_where_the_data_is_real_and_stated_where_it_is_not(
 def test_padding_that_nobody_counted_leaves_the_text_unknown():
     known = facts_of(make_spec()).model_copy(update={"origin": "imported", "packing": "padded"})
     steps = make_steps([0.5] * 20, global_batch=[8.0] * 20, seq_len=[32.0] * 20)
-    metrics = measure(measured(known, steps, steps))
+    metrics = measure(timed_run(known, steps, steps))
     assert metrics["tokens_per_s"].value is None
     assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
     packed = known.model_copy(update={"packing": None})
-    assert measure(measured(packed, steps, steps))["tokens_per_s"].value == 8 * 32 / 0.5
+    assert measure(timed_run(packed, steps, steps))["tokens_per_s"].value == 8 * 32 / 0.5
 
 
 @pytest.mark.parametrize(

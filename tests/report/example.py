@@ -12,7 +12,7 @@ from paceline.compare.verdict import single_run_verdict
 from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
-from paceline.core.metrics import measure, measured
+from paceline.core.metrics import measure
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
 from paceline.core.result import (
     MemoryByPart,
@@ -25,6 +25,7 @@ from paceline.core.result import (
 from paceline.core.run import Data, RunSpec, Training
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
+from paceline.core.timed_run import timed_run
 from paceline.core.units import GIB, MIB
 from paceline.core.waterfall import WaterfallLevel
 from paceline.core.window import steady_window
@@ -146,7 +147,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
     window = steady_window(steps)
     numbers = steps.index[window.rows]
     metrics = measure(
-        measured(
+        timed_run(
             facts_of(run_spec),
             steps,
             steps.select(window.rows),

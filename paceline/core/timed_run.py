@@ -1,0 +1,99 @@
+"""One run with the steps that count: what the metrics are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.facts import Facts
+from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
+from paceline.core.rates import flops_per_s_per_device
+from paceline.core.stats import Summary, summarize
+from paceline.core.steps import FloatColumn, Steps
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One run as the metrics see it."""
+
+    facts: Facts
+    steps: Steps
+    """All steps, ranks merged."""
+    window: Steps
+    """The steps of the steady window."""
+    times: Summary
+    """Step times of the window, in seconds."""
+    peak_flops_per_s: float | None
+    """Data-sheet peak of one device in the run's dtype."""
+    peak_source: str | None
+    achievable_flops_per_s: float | None
+    """Reachable rate of all devices together, as probed on this machine."""
+    achievable_source: str | None
+    startup_s: float | None
+    no_peak: str | None = None
+    """Why a peak that the data sheet does state is not this run's."""
+
+    @property
+    def global_batch(self) -> float | None:
+        """Samples per step in the window."""
+        stated = first_value(self.window["global_batch"][:1])
+        return self.facts.global_batch if stated is None else stated
+
+    @property
+    def seq_len(self) -> float | None:
+        """Token positions of one sample in the window."""
+        stated = first_value(self.window["seq_len"][:1])
+        return self.facts.seq_len if stated is None else stated
+
+    @property
+    def flops_per_s_per_device(self) -> float | None:
+        """Model FLOP/s of one device in the run's convention at the median step."""
+        return self._per_device(model_flops_per_token)
+
+    @property
+    def hardware_flops_per_s_per_device(self) -> float | None:
+        """As the model FLOP/s, with the configured recomputation counted."""
+        return self._per_device(hardware_flops_per_token) if self.facts.layout else None
+
+    def _per_device(self, per_token: Callable[[str, FlopsInput], float]) -> float | None:
+        facts, batch = self.facts, self.global_batch
+        x, convention = facts.flops_input, facts.flops_convention
+        num_devices, seq_len = facts.num_devices, facts.seq_len
+        if not (x and convention and num_devices and seq_len and batch):
+            return None
+        flops = per_token(convention, x) * seq_len
+        return flops_per_s_per_device(flops, batch, self.times.median, num_devices)
+
+
+def timed_run(
+    facts: Facts,
+    steps: Steps,
+    window: Steps,
+    *,
+    peak_flops_per_s: float | None = None,
+    peak_source: str | None = None,
+    achievable_flops_per_s: float | None = None,
+    achievable_source: str | None = None,
+    startup_s: float | None = None,
+    no_peak: str | None = None,
+) -> TimedRun:
+    """A TimedRun with the window's step times summarized; the window must not be empty."""
+    return TimedRun(
+        facts,
+        steps,
+        window,
+        summarize(window["step_time_s"]),
+        peak_flops_per_s,
+        peak_source,
+        achievable_flops_per_s,
+        achievable_source,
+        startup_s,
+        no_peak,
+    )
+
+
+def first_value(column: FloatColumn) -> float | None:
+    """The first value of a column, None where there is none."""
+    return float(column[0]) if len(column) and np.isfinite(column[0]) else None
