@@ -1,4 +1,4 @@
-"""A plain loop over diffusers' Flux, waiting for its turn: _diffusers_in_turns.py trainer.json BLOCK.
+"""A plain loop over diffusers' Flux that waits for its turn: _diffusers_in_turns.py FILE BLOCK.
 
 Its batch is drawn once, before the first step, so that its time is the training's alone; the native
 trainer draws a new one for every step meanwhile.
@@ -40,9 +40,13 @@ def steps(settings: dict[str, Any]) -> Iterator[None]:
     model = FluxTransformer2DModel(**peer_settings(shape))
     assert sum(p.numel() for p in model.parameters()) == settings["expected_parameters"]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=training["lr"], betas=tuple(training["betas"]),
-        eps=training["eps"], weight_decay=training["weight_decay"], fused=True,
-    )  # fmt: skip
+        model.parameters(),
+        lr=training["lr"],
+        betas=tuple(training["betas"]),
+        eps=training["eps"],
+        weight_decay=training["weight_decay"],
+        fused=True,
+    )
     corpus = load_corpus(parse_config(settings))
     indices = [*range(training["global_batch"])]
     noisy, velocity, *rest = (x.float() for x in corpus.collate(indices, ALONE))

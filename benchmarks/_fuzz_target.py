@@ -126,11 +126,14 @@ def replay(corpus: Path, path: Path) -> dict[str, float]:
         slowest_s = max(slowest_s, *(take_in_time(content, path) for content in inputs))
         resident.append(_resident_bytes())
     return {
-        "inputs": len(inputs), "slowest_s": slowest_s, "enlarged_bytes": LARGE_BYTES,
-        "slowest_enlarged_s": max(map(read_enlarged, inputs)), "passes": PASSES,
+        "inputs": len(inputs),
+        "slowest_s": slowest_s,
+        "enlarged_bytes": LARGE_BYTES,
+        "slowest_enlarged_s": max(map(read_enlarged, inputs)),
+        "passes": PASSES,
         "resident_bytes_after_first_pass": resident[0],
         "resident_bytes_after_last_pass": resident[-1],
-    }  # fmt: skip
+    }
 
 
 def _resident_bytes() -> int:

@@ -1,12 +1,12 @@
-"""One rank of a world that trains one model in many layouts, each step beside one of a single process.
+"""One rank of a world that trains a model in many layouts, each step beside a single process's.
 
     _layout_ranks.py QUESTION.json ANSWER.json
 
-The question is {reference, layouts, rounds, threads, threads_of_a_rank}: trainer.json for one process
-and for each layout, how often all of them are gone through, and the threads of the single process
-and of a rank. In each round rank 0
-alone takes a step of the reference while the others wait idly; then all take a step of the layout.
-The answer lists, for every layout and round, this rank's [reference, layout] figures.
+The question is {reference, layouts, rounds, threads, threads_of_a_rank}: trainer.json for one
+process and for each layout, how often all of them are gone through, and the threads of the single
+process and of a rank. In each round rank 0 alone takes a step of the reference while the others
+wait idly; then all take a step of the layout. The answer lists, for every layout and round, this
+rank's [reference, layout] figures.
 """
 
 from __future__ import annotations
@@ -44,9 +44,15 @@ shared_mesh = cache(make_mesh)
 def trainer_of(raw: dict[str, Any], world: World, steps: StepClock, folder: Path) -> Trainer:
     """A training that is ready for its first step."""
     config = parse_config(raw)
-    sizes = replace(config.layout, vp=1, micro_batch=1, schedule="", cp_exchange="",
-                    zero_stage=2 if config.layout.zero_stage >= 2 else 0,
-                    sequence_parallel=False)  # fmt: skip
+    sizes = replace(
+        config.layout,
+        vp=1,
+        micro_batch=1,
+        schedule="",
+        cp_exchange="",
+        zero_stage=2 if config.layout.zero_stage >= 2 else 0,
+        sequence_parallel=False,
+    )
     replica = make_replica(config, world, shared_mesh(world, sizes, config.dp), steps)
     return Trainer(config, replica, world, steps, EventLog(str(folder), world.rank))
 
@@ -62,8 +68,8 @@ def batch_of(config: TrainerConfig) -> LocalBatch:
 def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
     """Seconds of one step: by the clock, blocked in collectives, and of processor time.
 
-    `own_s` is the processor time of the thread that trains; the rest is that of other threads, which
-    move and add what is exchanged.
+    `own_s` is the processor time of the thread that trains; the rest is that of other threads,
+    which move and add what is exchanged.
     """
     steps.start()
     begin, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
@@ -71,9 +77,11 @@ def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
     took = time.perf_counter() - begin
     _, waited = steps.read(steps.lap())
     return {
-        "step_time_s": took, "comm_wait_s": waited,
-        "cpu_s": time.process_time() - cpu, "own_s": time.thread_time() - own,
-    }  # fmt: skip
+        "step_time_s": took,
+        "comm_wait_s": waited,
+        "cpu_s": time.process_time() - cpu,
+        "own_s": time.thread_time() - own,
+    }
 
 
 def main(question: Path, into: Path) -> None:

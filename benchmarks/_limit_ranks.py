@@ -68,7 +68,7 @@ def copies(repeats: int, threads: int) -> Values:
 
 
 def exchanges(repeats: int) -> Values:
-    """Seconds of an all-reduce by size, and what of one is hidden behind a product that runs meanwhile."""
+    """Seconds of an all-reduce by size, and what of one hides behind a product meanwhile."""
     torch.set_num_threads(1)
     found: Values = {}
     for size in EXCHANGED_BYTES:

@@ -26,7 +26,7 @@ SMALLEST_SD = 0.07
 def fit_memory(
     rows: Sequence[MemoryRow], priors: Mapping[str, Framework] = PRIORS
 ) -> dict[str, Framework]:
-    """Constants by stack, moved from their priors by published rows; a stack without any keeps them.
+    """Constants by stack, moved from their priors by published rows, where the stack has any.
 
     Minimises the sum of soft_l1(log(estimated / stated) / 0.07) over a stack's rows, and of
     -2 log P that what ran fits and what ran out does not, every source with the weight of 12 rows,

@@ -1,4 +1,4 @@
-"""A plain loop over transformers or peft, waiting for its turn: _peer_in_turns.py trainer.json BLOCK."""
+"""A plain loop over transformers or peft that waits for its turn: _peer_in_turns.py FILE BLOCK."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
     _pipeline_ranks.py QUESTION.json ANSWER.json
 
 The question is a list of {settings, repeats, sleep_s}; the answer has, for every one and every
-repeat, a list of [kind, stage, micro-batch, begin, end] in seconds of the machine's clock, which all
-processes share. The schedules are the trainer's. With `sleep_s` a stage's forward pass is a sleep of
-that length in all of a rank's chunks together, its backward pass one of twice that; else it is the
-decoder's own arithmetic.
+repeat, a list of [kind, stage, micro-batch, begin, end] in seconds of the machine's clock, which
+all processes share. The schedules are the trainer's. With `sleep_s` a stage's forward pass is a
+sleep of that length in all of a rank's chunks together, its backward pass one of twice that; else
+it is the decoder's own arithmetic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Passes = list[tuple[str, int, int, float, float]]
 
 
 class Asleep(nn.Module):
-    """A stage whose input's gradient takes as long as its forward pass, and its weight's as well."""
+    """A stage whose input's gradient takes as long as its forward pass, as does its weight's."""
 
     def __init__(self, part: ModelPart, hidden_size: int, pass_s: float) -> None:
         super().__init__()

@@ -42,9 +42,13 @@ def plain_steps(
     model = build(settings)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained, lr=training["lr"], betas=tuple(training["betas"]),
-        eps=training["eps"], weight_decay=training["weight_decay"], fused=True,
-    )  # fmt: skip
+        trained,
+        lr=training["lr"],
+        betas=tuple(training["betas"]),
+        eps=training["eps"],
+        weight_decay=training["weight_decay"],
+        fused=True,
+    )
     gc.collect()
     gc.disable()  # as the native trainer does between steps
     bf16 = training["dtype"] == "bf16"

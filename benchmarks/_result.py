@@ -1,4 +1,4 @@
-"""What every result says besides its figures: spread, machine, versions, and who else was at work."""
+"""What every result says besides its figures: spread, machine, versions, and what else ran."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Surroundings:
         self.before = inventory()
 
     def record(self) -> dict[str, Any]:
-        """Machine, versions, variables that change the speed, and whether other programs used the cores."""
+        """Machine, versions, variables that change the speed, and what else used the cores."""
         busy = [found["cpu_busy_fraction"] for found in (self.before, inventory())]
         return {
             "machine": {
@@ -43,9 +43,12 @@ def spread_of(values: Sequence[float]) -> dict[str, float]:
     """Median, extremes, n, and spread: 1.4826 x MAD / median."""
     summary = summarize(np.array(values))
     return {
-        "median": summary.median, "min": min(values), "max": max(values),
-        "spread": summary.relative_spread, "n": len(values),
-    }  # fmt: skip
+        "median": summary.median,
+        "min": min(values),
+        "max": max(values),
+        "spread": summary.relative_spread,
+        "n": len(values),
+    }
 
 
 def told(found: dict[str, float], digits: int = 3) -> str:

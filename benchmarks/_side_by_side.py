@@ -31,15 +31,21 @@ HERE = Path(__file__).parent
 SHAPES: dict[str, list[str]] = {
     "tiny-llama": [],
     "6 x 256, vocabulary 8192": [
-        "model.num_layers=6", "model.ffn_size=688", "model.num_kv_heads=8", "model.vocab_size=8192",
+        "model.num_layers=6",
+        "model.ffn_size=688",
+        "model.num_kv_heads=8",
+        "model.vocab_size=8192",
     ],
-}  # fmt: skip
+}
 
 
 def settings(overrides: list[str], dtype: str, steps: int) -> dict[str, Any]:
     """The native trainer's settings for one process on all cores."""
-    recipe = load_recipe("tiny-llama", None, [*overrides, f"dtype={dtype}", f"steps={steps}",
-                                              "data.source=synthetic"])  # fmt: skip
+    recipe = load_recipe(
+        "tiny-llama",
+        None,
+        [*overrides, f"dtype={dtype}", f"steps={steps}", "data.source=synthetic"],
+    )
     cluster = Cluster(
         name="here", device="cpu", devices_per_node=1, threads_per_device=usable_cores()
     )
@@ -69,8 +75,11 @@ def peer_steps(program: str, content: dict[str, Any], folder: Path) -> tuple[lis
     path.write_text(json.dumps(content))
     done = subprocess.run(
         [sys.executable, str(HERE / program), str(path)],
-        check=True, capture_output=True, text=True, env=_environment(content),
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        env=_environment(content),
+    )
     answer = json.loads(done.stdout.splitlines()[-1])
     times = enumerate(answer["step_time_s"], start=1)
     return [Step(index=i, step_time_s=t) for i, t in times], answer["num_parameters"]

@@ -1,10 +1,11 @@
-"""One rank of a world that goes through many layouts in rounds, a few of the trainer's steps of each.
+"""One rank of a world that goes through many layouts in rounds, a few trainer's steps of each.
 
     _sweep_ranks.py QUESTION.json ANSWER.json
 
-The question is {layouts, rounds, steps, threads}: trainer.json of each layout, how often all of them
-are gone through, the steps of one turn, of which the first is not counted, and the threads of a rank.
-The answer is, for every layout and round, the median seconds of the counted steps on this rank.
+The question is {layouts, rounds, steps, threads}: trainer.json of each layout, how often all of
+them are gone through, the steps of one turn, of which the first is not counted, and the threads of
+a rank. The answer is, for every layout and round, the median seconds of the counted steps on this
+rank.
 """
 
 from __future__ import annotations

@@ -44,9 +44,12 @@ class Training:
     def __init__(self, program: str, settings: Path, block: int, threads: int) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / program), settings.name, str(block)],
-            cwd=settings.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=settings.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
+        )
 
     def work(self) -> Cost:
         """Have it do a block. Raises RuntimeError when it ended instead."""

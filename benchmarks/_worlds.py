@@ -35,10 +35,21 @@ def start(program: str, ranks: int, question: Any, folder: Path, threads: int = 
     asked, answer = folder / "question.json", folder / "answer.json"
     asked.write_text(json.dumps(question))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-         f"--nproc-per-node={ranks}", str(HERE / program), str(asked), str(answer)],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={ranks}",
+            str(HERE / program),
+            str(asked),
+            str(answer),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )
     if done.returncode:
         raise RuntimeError(f"{program} on {ranks} ranks failed:\n{done.stderr[-3000:]}")
     return [json.loads(answer_of(answer, rank).read_text()) for rank in range(ranks)]

@@ -3,8 +3,9 @@
     python benchmarks/blame_power.py [--quick]        (about ten minutes of one core)
 
 Synthetic clusters go through the whole procedure: every size, the second pass of flagged and
-suspected nodes, the analysis. What is flagged without those that are only suspected is counted beside
-it. Keeps the rates, and writes their tables into docs/scaling.md. A missed target makes the exit code 1.
+suspected nodes, the analysis. What is flagged without those that are only suspected is counted
+beside it. Keeps the rates, and writes their tables into docs/scaling.md. A missed target makes the
+exit code 1.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ LARGE_FAULTS = (0.0, 0.1, 0.15, 0.2, 0.3)
 FINDABLE = "as small as findable"
 MOST_FALSE, LEAST_POWER, LEAST_COVERAGE, MOST_CLAIMED = 0.05, 0.95, 0.9, 0.02
 OFTEN = 0.05
-"""Share of the clusters of uneven and shaky hosts in which a straggler factor must be told for its intervals
-to be judged: where it is told more seldom it is a false claim, which has a target of its own."""
+"""Share of the clusters of uneven and shaky hosts in which a straggler factor must be told for its
+intervals to be judged: where it is told more seldom it is a false claim, with its own target."""
 SURE = 0.03
-"""Faults from this size on must be found, ten times as large ones on hosts that differ so much more."""
+"""Faults from this size on must be found; ten times as large on hosts that differ so much more."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ class Setting:
 
     def cluster(self, seed: int) -> Cluster:
         """A healthy cluster."""
-        return Cluster(self.nodes, (), node_spread=self.node_spread, run_noise=self.run_noise,
-                       seed=seed)  # fmt: skip
+        return Cluster(
+            self.nodes, (), node_spread=self.node_spread, run_noise=self.run_noise, seed=seed
+        )
 
     def analysis(self, cluster: Cluster) -> Analysis:
         """All sizes measured, and the second pass."""
@@ -102,7 +104,7 @@ class Trial:
 
 
 def trial(setting: Setting, fault: float | None, seed: int) -> Trial:
-    """One cluster with a slow node; None: as slow as the healthy cluster's report calls findable."""
+    """One cluster with a slow node; None: as slow as the healthy one's report calls findable."""
     cluster = setting.cluster(seed)
     if fault is None:
         fault = setting.analysis(cluster).blame.smallest_fault or 0.0
@@ -117,10 +119,14 @@ def trial(setting: Setting, fault: float | None, seed: int) -> Trial:
     truth = float(cluster.true_speeds.min() / np.median(cluster.true_speeds))
     covered = straggler is not None and (straggler.low or 0) <= truth <= (straggler.high or 0)
     return Trial(
-        bool(flagged & is_victim), len(flagged - is_victim), bool(at_once & is_victim),
-        len(at_once - is_victim), any(one.purpose == "second pass" for one in analysis.measured),
-        straggler is not None, covered,
-    )  # fmt: skip
+        bool(flagged & is_victim),
+        len(flagged - is_victim),
+        bool(at_once & is_victim),
+        len(at_once - is_victim),
+        any(one.purpose == "second pass" for one in analysis.measured),
+        straggler is not None,
+        covered,
+    )
 
 
 def rates(setting: Setting, fault: float | None, trials: int) -> dict[str, float | None]:
@@ -186,16 +192,16 @@ def tables(result: Rates) -> str:
     ]
     covered = _least_coverage(result, [*usual, *hard])
     first = (
-        f"In no cell was a healthy node flagged in more than {_most(result, usual)} % of the clusters. "
-        "Hosts that differ ten times as much (*uneven*: 3 % lasting, 1 % luck a run), or whose runs do "
-        "(*shaky*: 0.1 % and 3 %):"
+        f"In no cell was a healthy node flagged in more than {_most(result, usual)} % of the "
+        "clusters. Hosts that differ ten times as much (*uneven*: 3 % lasting, 1 % luck a run), or "
+        "whose runs do (*shaky*: 0.1 % and 3 %):"
     )
     second = (
         f"Here healthy nodes were flagged in at most {_most(result, hard)} % of the clusters, "
-        f"{_most(result, hard, ' at once')} % without second passes of suspects. A straggler factor could "
-        f"be told in {'; '.join(told)}. Where it could in {100 * OFTEN:.0f} % of the clusters and "
-        f"more, its interval held the true one in at least {covered} %. Of clusters whose nodes differ by "
-        "luck alone (64 nodes, 2 rounds), "
+        f"{_most(result, hard, ' at once')} % without second passes of suspects. A straggler "
+        f"factor could be told in {'; '.join(told)}. Where it could in {100 * OFTEN:.0f} % of the "
+        f"clusters and more, its interval held the true one in at least {covered} %. Of clusters "
+        "whose nodes differ by luck alone (64 nodes, 2 rounds), "
         f"{100 * (result[alike]['none']['separable'] or 0):.1f} % claimed one."
     )
     parts = (

@@ -1,13 +1,13 @@
-"""How well a calibrated machine's step times are predicted, in layouts that the calibration did not time.
+"""How well a calibrated machine's step times are predicted, in layouts that were not timed for it.
 
     python benchmarks/calibrated.py [--steps N] [--passes N] [--few] [--no-oversubscribed] | --refit
 
 Calibrates this CPU with two tiny models, keeps that in a folder of its own, and then times 4-layer
-trainings of both in other layouts and micro-batches, on 1 and 2 processes whose threads fill the cores, in
-`--passes` rounds in turn. What needs more processes than cores is measured and told apart. Prints a table,
-writes benchmarks/results/calibrated.json; a missed target makes the exit code 1. Takes about eight minutes on two
-idle cores. The file keeps every probe and step: `--refit` weighs and predicts them anew, after a change of the
-formulas, and measures nothing.
+trainings of both in other layouts and micro-batches, on 1 and 2 processes whose threads fill the
+cores, in `--passes` rounds in turn. What needs more processes than cores is measured and told
+apart. Prints a table, writes benchmarks/results/calibrated.json; a missed target makes the exit
+code 1. Takes about eight minutes on two idle cores. The file keeps every probe and step: `--refit`
+weighs and predicts them anew, after a change of the formulas, and measures nothing.
 """
 
 from __future__ import annotations
@@ -95,11 +95,17 @@ def measured(some: Sequence[Short], ranks: int, cores: int, passes: int) -> list
         for one in programs.steps(sys.executable, order, ranks, threads):
             times.setdefault(one.short.name, []).append(one.seconds)
     return [
-        {"recipe": one.recipe, "layout": one.told, "ranks": ranks, "threads": threads,
-         "step_time_s": float(np.median(times[one.name])), "passes_s": times[one.name],
-         **short_to_json(one)}
+        {
+            "recipe": one.recipe,
+            "layout": one.told,
+            "ranks": ranks,
+            "threads": threads,
+            "step_time_s": float(np.median(times[one.name])),
+            "passes_s": times[one.name],
+            **short_to_json(one),
+        }
         for one in some
-    ]  # fmt: skip
+    ]
 
 
 def predicted(some: Sequence[Short], found: Calibration) -> list[dict[str, float]]:
@@ -115,8 +121,13 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Median and mean absolute error, and how often the interval held."""
     error = [abs(row["predicted_s"] / row["step_time_s"] - 1) for row in rows]
     inside = [row["low_s"] <= row["step_time_s"] <= row["high_s"] for row in rows]
-    return {"n": len(rows), "median_error": float(np.median(error)), "mape": float(np.mean(error)),
-            "worst": max(error), "coverage_80": float(np.mean(inside))}  # fmt: skip
+    return {
+        "n": len(rows),
+        "median_error": float(np.median(error)),
+        "mape": float(np.mean(error)),
+        "worst": max(error),
+        "coverage_80": float(np.mean(inside)),
+    }
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -140,13 +151,19 @@ def judged(found: Measured, rows: Sequence[dict[str, Any]], cores: int) -> dict[
     beyond = [row for row in rows if row["ranks"] > cores]
     print_table(rows)
     result = figures(fitting)
-    print(f"{result['n']} layouts: median error {result['median_error']:.1%}, MAPE {result['mape']:.1%}, "
-          f"{result['coverage_80']:.0%} in the 80 % interval")  # fmt: skip
+    print(
+        f"{result['n']} layouts: median error {result['median_error']:.1%}, "
+        f"MAPE {result['mape']:.1%}, "
+        f"{result['coverage_80']:.0%} in the 80 % interval"
+    )
     return {
-        "calibration": calibration.model_dump(mode="json"), "measured": to_json(found),
-        "rows": fitting, "overall": result, "oversubscribed": beyond,
+        "calibration": calibration.model_dump(mode="json"),
+        "measured": to_json(found),
+        "rows": fitting,
+        "overall": result,
+        "oversubscribed": beyond,
         "oversubscribed_overall": figures(beyond) if beyond else None,
-    }  # fmt: skip
+    }
 
 
 def refitted() -> dict[str, Any]:

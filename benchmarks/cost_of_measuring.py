@@ -67,10 +67,12 @@ def main() -> int:
     costs = sorted(measured / bare - 1 for measured, bare in pairs)
     low, high = median_interval(costs)
     result = {
-        "benchmark": "cost_of_measuring", "cpu": cpu(), "limit": LIMIT,
+        "benchmark": "cost_of_measuring",
+        "cpu": cpu(),
+        "limit": LIMIT,
         "bare_step_time_s": median(bare for _, bare in pairs),
         "cost": {"median": median(costs), "low": low, "high": high, "pairs": costs},
-    }  # fmt: skip
+    }
     path = HERE / "results" / "cost_of_measuring.json"
     write_text(path, json.dumps(result, indent=2) + "\n")
     print(

@@ -1,4 +1,4 @@
-"""What this CPU can do at most: products by dtype, memory, gloo's exchanges, and no two of them at once.
+"""What this CPU can do at most: products by dtype, memory, gloo's exchanges, each by itself.
 
     python benchmarks/cpu_limits.py [--repeats 15]
 
@@ -31,8 +31,11 @@ def main() -> int:
         for name, values in answers[0].items():
             found = spread_of(values)
             rows.append({"processes": ranks, "what": name, **found})
-            print(f"| {ranks} | {name} | {found['median']:.3g} "
-                  f"| {found['min']:.3g}-{found['max']:.3g} | {found['n']} |", flush=True)  # fmt: skip
+            print(
+                f"| {ranks} | {name} | {found['median']:.3g} "
+                f"| {found['min']:.3g}-{found['max']:.3g} | {found['n']} |",
+                flush=True,
+            )
     keep("cpu_limits", "as each row says", around, threads=question["threads"], rows=rows)
     return 0
 

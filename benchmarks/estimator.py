@@ -5,9 +5,9 @@
 TABLE is a CSV with the columns of docs/estimate.md; default measured_open.csv of the reference data
 ($PACELINE_REFERENCE_DATA).
 
-Every source is predicted by coefficients that were fitted without it, all sources with equal weight.
-`--write` stores the fit to all dense rows as paceline/estimate/fit/coefficients.json. A missed target
-makes the exit code 1.
+Every source is predicted by coefficients that were fitted without it, all sources with equal
+weight. `--write` stores the fit to all dense rows as paceline/estimate/fit/coefficients.json. A
+missed target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -89,10 +89,13 @@ def figures(predicted: Floats, measured: Floats) -> dict[str, float]:
     """MAPE, median |ln|, bias and shares within 10 and 20 %."""
     error, logs = np.abs(predicted / measured - 1), np.log(predicted / measured)
     return {
-        "n": len(error), "mape": float(error.mean()), "median_abs_log": float(np.median(np.abs(logs))),
-        "bias_log": float(logs.mean()), "within_10": float((error <= 0.1).mean()),
+        "n": len(error),
+        "mape": float(error.mean()),
+        "median_abs_log": float(np.median(np.abs(logs))),
+        "bias_log": float(logs.mean()),
+        "within_10": float((error <= 0.1).mean()),
         "within_20": float((error <= 0.2).mean()),
-    }  # fmt: skip
+    }
 
 
 def advantage(model: Floats, flat: Floats, seed: int = 1) -> tuple[float, float]:
@@ -112,13 +115,16 @@ def judged(rows: list[Row], x: Cases, measured: Floats, held: Held) -> dict[str,
         own = sources == name
         by_source[name] = {
             **figures(held.seconds[own], measured[own]),
-            "flat_mape": float(flat_error[own].mean()), "coverage_80": float(inside[own].mean()),
+            "flat_mape": float(flat_error[own].mean()),
+            "coverage_80": float(inside[own].mean()),
             "advantage_95": advantage(error[own], flat_error[own]) if count >= MANY_ROWS else None,
-        }  # fmt: skip
+        }
     overall = {
-        **figures(held.seconds, measured), "flat_mape": float(flat_error.mean()),
-        "coverage_80": float(inside.mean()), "advantage_95": advantage(error, flat_error),
-    }  # fmt: skip
+        **figures(held.seconds, measured),
+        "flat_mape": float(flat_error.mean()),
+        "coverage_80": float(inside.mean()),
+        "advantage_95": advantage(error, flat_error),
+    }
     return {"overall": overall, "by_source": by_source}
 
 
@@ -169,14 +175,21 @@ def main() -> int:
     found = judged(rows, x, measured, held_out(x, measured, sources))
     print_table(found)
     kinds = Counter(row.kind for row in every)
-    keep("estimator", "seconds of a step", around, table=table.name,
-         modelled=dict(kinds), unmodelled=dict(left_out), **found)  # fmt: skip
+    keep(
+        "estimator",
+        "seconds of a step",
+        around,
+        table=table.name,
+        modelled=dict(kinds),
+        unmodelled=dict(left_out),
+        **found,
+    )
     if options.write:
         fitted = fit(x, measured, sources)
         residual = residual_sd(x, measured, sources, fitted.centre)
         title = f"{len(rows)} published step times of dense models from {len(set(sources))} sources"
         evidence = evidence_of(title, fitted, residual, len(rows), len(set(sources)))
-        folder = Path(__file__).parents[1] / "paceline" / "estimate"
+        folder = Path(__file__).parents[1] / "paceline/estimate/fit"
         write_text(folder / SHIPPED, evidence.model_dump_json(indent=1) + "\n")
     for what in missed(found):
         print(f"missed: {what}")

@@ -3,12 +3,13 @@
     python benchmarks/flux_vs_diffusers.py [--pairs 12] [--block 5] [--threads N]
 
 As workloads_vs_peers.py: both sides train the same model with equal settings in a process of their
-own, block by block. A ratio is the peer's time over the native trainer's: above 1 the native trainer
-is faster. The peer trains on one batch again and again; the native trainer draws every batch anew.
+own, block by block. A ratio is the peer's time over the native trainer's: above 1 the native
+trainer is faster. The peer trains on one batch again and again; the native trainer draws every
+batch anew.
 
 Two threads of one side can wait for each other on a machine that others use, while the other side
-gets by with one: such a ratio says nothing of the programs. So nothing is kept, and the exit code is
-2, when the sides used different numbers of cores (processor time over the clock's).
+gets by with one: such a ratio says nothing of the programs. So nothing is kept, and the exit code
+is 2, when the sides used different numbers of cores (processor time over the clock's).
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ SAME_CORES = 0.25
 SHAPES: dict[str, list[str]] = {
     "flux1-schnell-tiny": [],
     "the same, text and image of 256 tokens each": [
-        "model.latent_size=32", "model.text_len=256", "seq_len=512",
-        "training.batch_per_device=2", "layout.micro_batch=2",
+        "model.latent_size=32",
+        "model.text_len=256",
+        "seq_len=512",
+        "training.batch_per_device=2",
+        "layout.micro_batch=2",
     ],
-}  # fmt: skip
+}
 
 
 def cores(row: dict[str, Any], side: str) -> float:
@@ -51,7 +55,8 @@ def main() -> int:
     around = Surroundings()
     rows: list[dict[str, Any]] = []
     print(
-        "| shape | dtype | native ms | diffusers ms | ratio (min-max) | of processor time | cores | pairs |"
+        "| shape | dtype | native ms | diffusers ms | ratio (min-max) | of processor time "
+        "| cores | pairs |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     for name, overrides in SHAPES.items():
@@ -63,9 +68,12 @@ def main() -> int:
             native_ms, peer_ms = (
                 1e3 * wall[f"{side}_step_time_s"]["median"] for side in ("native", "peer")
             )
-            print(f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} | {told(wall['ratio'])} "
-                  f"| {told(cpu['ratio'])} | {cores(row, 'native'):.2f}, {cores(row, 'peer'):.2f} "
-                  f"| {chosen.pairs} |", flush=True)  # fmt: skip
+            print(
+                f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} | {told(wall['ratio'])} "
+                f"| {told(cpu['ratio'])} | {cores(row, 'native'):.2f}, {cores(row, 'peer'):.2f} "
+                f"| {chosen.pairs} |",
+                flush=True,
+            )
     uneven = [r for r in rows if abs(cores(r, "native") / cores(r, "peer") - 1) > SAME_CORES]
     if uneven:
         print("no result: the two sides did not use the same number of cores", file=sys.stderr)

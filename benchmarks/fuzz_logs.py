@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of every log dialect, of the file reader and of the whole way to a status.
+"""Coverage-guided fuzzing of every log dialect, of the file reader and of the way to a status.
 
     python benchmarks/fuzz_logs.py [--seconds 600] [--seed 1] [--corpus DIR]
 
@@ -74,11 +74,24 @@ def fuzz(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any]:
     statistics = work / "statistics.json"
     statistics.unlink(missing_ok=True)
     done = subprocess.run(
-        [sys.executable, str(TARGET), str(statistics), str(corpus), f"-max_total_time={seconds}",
-         f"-seed={seed}", f"-max_len={LONGEST_INPUT}", f"-dict={work / 'words'}", "-timeout=30",
-         "-rss_limit_mb=4096", f"-artifact_prefix={work / 'found'}/"],
-        capture_output=True, text=True, errors="replace", cwd=work,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(TARGET),
+            str(statistics),
+            str(corpus),
+            f"-max_total_time={seconds}",
+            f"-seed={seed}",
+            f"-max_len={LONGEST_INPUT}",
+            f"-dict={work / 'words'}",
+            "-timeout=30",
+            "-rss_limit_mb=4096",
+            f"-artifact_prefix={work / 'found'}/",
+        ],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        cwd=work,
+    )
     told = json.loads(statistics.read_text()) if statistics.exists() else {}
     coverage = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
     return {
@@ -112,8 +125,10 @@ def campaign(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any
     end = time.monotonic() + seconds
     while (left := int(end - time.monotonic())) > 5 and len(runs) <= MOST_FOUND:
         runs.append(fuzz(work, corpus, left, seed + len(runs)))
-        print("{executions:,} inputs, {branches} branches, finding: {finding}".format_map(runs[-1]),
-              flush=True)  # fmt: skip
+        print(
+            "{executions:,} inputs, {branches} branches, finding: {finding}".format_map(runs[-1]),
+            flush=True,
+        )
     findings = [run["finding"] for run in runs if run["finding"]]
     return {
         "executions": sum(run["executions"] for run in runs),
@@ -141,19 +156,25 @@ def main() -> int:
         if asked.corpus and told["findings"]:
             shutil.copytree(work / "found", asked.corpus.with_name("found"), dirs_exist_ok=True)
     result = {
-        "benchmark": "fuzz_logs", "seconds": asked.seconds, "seed": asked.seed,
-        "atheris": version("atheris"), "python": platform.python_version(),
-        "dialects": list(dialects()), **told,
-    }  # fmt: skip
+        "benchmark": "fuzz_logs",
+        "seconds": asked.seconds,
+        "seed": asked.seed,
+        "atheris": version("atheris"),
+        "python": platform.python_version(),
+        "dialects": list(dialects()),
+        **told,
+    }
     write_text(asked.result, json.dumps(result, indent=2) + "\n")
     return int(bool(told["findings"]) or _grew(told["replay"]))
 
 
 def _grew(told: dict[str, Any]) -> bool:
     grown = told["resident_bytes_after_last_pass"] - told["resident_bytes_after_first_pass"]
-    print(f"{told['inputs']:,} inputs replayed: memory {grown / 1024:+,.0f} KiB from pass 1 to "
-          f"{told['passes']}; the slowest takes {told['slowest_s'] * 1000:.0f} ms, repeated to "
-          f"{told['enlarged_bytes'] >> 10} KiB {told['slowest_enlarged_s'] * 1000:.0f} ms")  # fmt: skip
+    print(
+        f"{told['inputs']:,} inputs replayed: memory {grown / 1024:+,.0f} KiB from pass 1 to "
+        f"{told['passes']}; the slowest takes {told['slowest_s'] * 1000:.0f} ms, repeated to "
+        f"{told['enlarged_bytes'] >> 10} KiB {told['slowest_enlarged_s'] * 1000:.0f} ms"
+    )
     return grown > MOST_GROWTH_BYTES
 
 

@@ -40,8 +40,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
     found = ratios(parser.parse_args().pairs)
-    result = {"benchmark": "help_time", "limit": LIMIT,
-              "ratio": {"median": median(found), "min": min(found), "max": max(found), "n": len(found)}}  # fmt: skip
+    result = {
+        "benchmark": "help_time",
+        "limit": LIMIT,
+        "ratio": {"median": median(found), "min": min(found), "max": max(found), "n": len(found)},
+    }
     write_text(
         Path(__file__).parent / "results" / "help_time.json", json.dumps(result, indent=2) + "\n"
     )

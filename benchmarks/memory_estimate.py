@@ -2,11 +2,11 @@
 
     python benchmarks/memory_estimate.py measured_open.csv [--golden FILE] [--runs FOLDER ...]
 
-Rows are estimated twice: with the constants that are shipped, and with ones that were fitted without the
-row's source. Rows that ran out of memory must be called so, rows that ran must not. `--golden`: a table of
-Megatron's tests with the bytes that stay allocated between steps, which are the states alone. `--runs`:
-finished runs of the native trainer on CPUs, whose tracked peaks are compared as well. A missed
-target makes the exit code 1.
+Rows are estimated twice: with the constants that are shipped, and with ones that were fitted
+without the row's source. Rows that ran out of memory must be called so, rows that ran must not.
+`--golden`: a table of Megatron's tests with the bytes that stay allocated between steps, which are
+the states alone. `--runs`: finished runs of the native trainer on CPUs, whose tracked peaks are
+compared as well. A missed target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -42,10 +42,19 @@ OOM_SOURCE = "tr3m-1B3"
 EVEN = 0.5
 DEVICES = {"a100": "A100-SXM-80GB", "h100": "H100-SXM-80GB", "gb200": "GB200"}
 GOLDEN = {
-    "layers": "num_layers", "hidden": "hidden_size", "heads": "heads", "seq_len": "seq_len",
-    "mbs": "mbs", "gbs": "gbs", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dtype": "precision",
+    "layers": "num_layers",
+    "hidden": "hidden_size",
+    "heads": "heads",
+    "seq_len": "seq_len",
+    "mbs": "mbs",
+    "gbs": "gbs",
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+    "dtype": "precision",
     "mem": "mem_allocated_max_bytes",
-}  # fmt: skip
+}
 """Columns of published tables by those of the golden table that every row must state."""
 
 
@@ -74,7 +83,9 @@ def judged(rows: list[MemoryRow]) -> list[dict[str, Any]]:
     others = leave_one_source_out(rows)
     return [
         {
-            "id": row.id, "source": row.source, "stack": row.case.stack,
+            "id": row.id,
+            "source": row.source,
+            "stack": row.case.stack,
             "stated_gib": row.stated_bytes / GIB if row.stated_bytes else None,
             "shipped_gib": shipped[i] / GIB,
             "without_own_source_gib": float(as_stated([row], others[i])[0]) / GIB,
@@ -82,17 +93,20 @@ def judged(rows: list[MemoryRow]) -> list[dict[str, Any]]:
             "p_oom_without_own_source": float(probabilities([row], others[i])[0]),
         }
         for i, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def score(rows: list[dict[str, Any]], which: str) -> dict[str, float]:
-    """Median and mean |estimated / stated - 1|, bias, share within 10 %, over rows that state memory."""
+    """Median and mean |estimated / stated - 1|, bias, share within 10 %; rows that state memory."""
     ratio = np.array([row[which] / row["stated_gib"] for row in rows if row["stated_gib"]])
     error = np.abs(ratio - 1)
     return {
-        "n": len(error), "median": float(np.median(error)), "mape": float(error.mean()),
-        "bias": float(ratio.mean() - 1), "within_10": float((error <= 0.1).mean()),
-    }  # fmt: skip
+        "n": len(error),
+        "median": float(np.median(error)),
+        "mape": float(error.mean()),
+        "bias": float(ratio.mean() - 1),
+        "within_10": float((error <= 0.1).mean()),
+    }
 
 
 def by_source(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,14 +115,17 @@ def by_source(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         groups.setdefault(row["source"], []).append(row)
     return {
-        name: {"shipped": score(own, "shipped_gib"),
-               "without_own_source": score(own, "without_own_source_gib")}
-        for name, own in groups.items() if any(row["stated_gib"] for row in own)
-    }  # fmt: skip
+        name: {
+            "shipped": score(own, "shipped_gib"),
+            "without_own_source": score(own, "without_own_source_gib"),
+        }
+        for name, own in groups.items()
+        if any(row["stated_gib"] for row in own)
+    }
 
 
 def golden_states(path: Path) -> dict[str, Any]:
-    """States over what Megatron's dense GPT tests leave allocated after a step, on the last rank."""
+    """States over what Megatron's dense GPT tests leave allocated after a step on the last rank."""
     ratios: list[float] = []
     with path.open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
@@ -116,22 +133,33 @@ def golden_states(path: Path) -> dict[str, Any]:
                 line[n] for n in (*GOLDEN.values(), "total_gpus")
             )
             dense = line["num_experts"] in ("", "1") and "mla" not in line["test_case"]
-            # Optimizer states in 8 bit, other optimizers, FSDP and inference are not in the columns.
+            # 8-bit optimizer states, other optimizers, FSDP and inference are not in the columns.
             usual = not re.search(r"grpo|muon|fsdp|zp_z3|distill|fp8|precision", line["test_case"])
             if whole and dense and usual and line["platform"] in DEVICES:
                 ratios.append(_states(line) / float(line["mem_allocated_max_bytes"]))
     error = np.abs(np.array(ratios) - 1)
-    return {"n": len(ratios), "median": float(np.median(error)), "bias": float(np.mean(ratios) - 1),
-            "within_10": float((error <= 0.1).mean())}  # fmt: skip
+    return {
+        "n": len(ratios),
+        "median": float(np.median(error)),
+        "bias": float(np.mean(ratios) - 1),
+        "within_10": float((error <= 0.1).mean()),
+    }
 
 
 def _states(line: dict[str, str]) -> float:
     """Bytes of weights, gradients, optimizer and buffers on the last pipeline rank."""
     row = {name: line[column] for name, column in GOLDEN.items()}
-    row |= {"gpu": DEVICES[line["platform"]], "num_gpus": line["total_gpus"], "mem_gb": "1", "model": "",
-            "attention_impl": "transformer_engine", "kv_heads": line["kv_groups"],
-            "ffn": line["ffn_hidden_size"], "vocab": line["vocab_size"],
-            "zero": "1" if line["dist_optimizer"] == "True" else "0"}  # fmt: skip
+    row |= {
+        "gpu": DEVICES[line["platform"]],
+        "num_gpus": line["total_gpus"],
+        "mem_gb": "1",
+        "model": "",
+        "attention_impl": "transformer_engine",
+        "kv_heads": line["kv_groups"],
+        "ffn": line["ffn_hidden_size"],
+        "vocab": line["vocab_size"],
+        "zero": "1" if line["dist_optimizer"] == "True" else "0",
+    }
     parts = rank_memory(cases_of([read_memory_row(row).case]), LAST).at(0)
     return sum(parts[name] for name in ("weights", "gradients", "optimizer", "buffers"))
 
@@ -151,12 +179,16 @@ def native(folder: Path) -> dict[str, Any]:
     parts = {name: rank.parts_bytes[name] for name in ("weights", "gradients", "optimizer")}
     measured = {**parts, "peak": rank.peak_bytes["tracked"]}
     return {
-        "layout": spec.layout.label(spec.world_size), "recipe": spec.recipe,
-        "recompute": spec.layout.recompute, "schedule": spec.layout.schedule, "rank": rank.rank,
+        "layout": spec.layout.label(spec.world_size),
+        "recipe": spec.recipe,
+        "recompute": spec.layout.recompute,
+        "schedule": spec.layout.schedule,
+        "rank": rank.rank,
         "sequence_parallel": spec.layout.sequence_parallel,
-        "measured_bytes": measured, "estimated_bytes": (estimated := estimated_parts(found)),
+        "measured_bytes": measured,
+        "estimated_bytes": (estimated := estimated_parts(found)),
         "ratio": {name: estimated[name] / value for name, value in measured.items() if value},
-    }  # fmt: skip
+    }
 
 
 def estimated_parts(found: MemoryEstimate) -> dict[str, float]:
@@ -172,16 +204,32 @@ def native_case(spec: Any) -> Case:
     """A run of the native trainer on a CPU, as the memory model sees it; rates do not matter."""
     shape, layout = spec.model, spec.layout
     plain = Case(
-        layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
-        heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-        vocab=shape.vocab_size, gated=shape.gated_ffn, seq_len=spec.training.seq_len,
-        peak_16bit=1, memory_bytes_per_s=1, intra_bytes_per_s=1, inter_bytes_per_s=1,
-        devices=spec.world_size, global_batch=spec.training.global_batch, generation="cpu",
-        tp=layout.tp, pp=layout.pp, cp=layout.cp, vp=layout.vp, micro_batch=layout.micro_batch,
-        zero_stage=layout.zero_stage, sequence_parallel=layout.sequence_parallel,
+        layers=shape.num_layers,
+        hidden=shape.hidden_size,
+        ffn=shape.ffn_size,
+        heads=shape.num_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab=shape.vocab_size,
+        gated=shape.gated_ffn,
+        seq_len=spec.training.seq_len,
+        peak_16bit=1,
+        memory_bytes_per_s=1,
+        intra_bytes_per_s=1,
+        inter_bytes_per_s=1,
+        devices=spec.world_size,
+        global_batch=spec.training.global_batch,
+        generation="cpu",
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp,
+        vp=layout.vp,
+        micro_batch=layout.micro_batch,
+        zero_stage=layout.zero_stage,
+        sequence_parallel=layout.sequence_parallel,
         full_recompute=layout.recompute == "full",
         selective_recompute=layout.recompute == "selective",
-    )  # fmt: skip
+    )
     return with_memory(plain, spec)
 
 
@@ -194,12 +242,18 @@ def missed(
     blamed = [row["id"] for row in own if row["stated_gib"] and row["p_oom"] > EVEN]
     checks = {
         f"median error at most {MOST_MEDIAN:.0%}": found["all"]["shipped"]["median"] <= MOST_MEDIAN,
-        f"median error without a row's own source at most {MOST_MEDIAN:.0%}":
-            found["all"]["without_own_source"]["median"] <= MOST_MEDIAN,
-        f"all rows of {OOM_SOURCE} that ran out called so ({sum(ran_out)} of {len(ran_out)})": all(ran_out),
+        f"median error without a row's own source at most {MOST_MEDIAN:.0%}": found["all"][
+            "without_own_source"
+        ]["median"]
+        <= MOST_MEDIAN,
+        f"all rows of {OOM_SOURCE} that ran out called so ({sum(ran_out)} of {len(ran_out)})": all(
+            ran_out
+        ),
         f"no row of {OOM_SOURCE} that ran called out of memory ({', '.join(blamed)})": not blamed,
-        f"native peaks within {NATIVE_PEAK:.0%}": all(abs(run["ratio"]["peak"] - 1) <= NATIVE_PEAK for run in runs),
-    }  # fmt: skip
+        f"native peaks within {NATIVE_PEAK:.0%}": all(
+            abs(run["ratio"]["peak"] - 1) <= NATIVE_PEAK for run in runs
+        ),
+    }
     return [what for what, met in checks.items() if not met]
 
 
@@ -211,8 +265,11 @@ def print_tables(
     print("|---|---:|---:|---:|---:|---:|")
     for name, both in found.items():
         one, other = both["shipped"], both["without_own_source"]
-        print(f"| {name} | {one['n']} | {one['median']:.1%} | {one['mape']:.1%} | {one['within_10']:.0%} "
-              f"| {other['median']:.1%}, {other['mape']:.1%}, {other['within_10']:.0%} |")  # fmt: skip
+        print(
+            f"| {name} | {one['n']} | {one['median']:.1%} | {one['mape']:.1%} "
+            f"| {one['within_10']:.0%} "
+            f"| {other['median']:.1%}, {other['mape']:.1%}, {other['within_10']:.0%} |"
+        )
     print("\n| ran out | P(OOM) | without the own source |\n|---|---:|---:|")
     for row in rows:
         if row["stated_gib"] is None:
@@ -226,7 +283,8 @@ def print_tables(
             f"{run['ratio'][n]:.3f}" for n in ("weights", "gradients", "optimizer", "peak")
         )
         sequence = " sp" if run["sequence_parallel"] else ""
-        what = f"{run['recipe']} {run['layout']}{sequence} {run['schedule']} recompute {run['recompute']}"
+        what = f"{run['recipe']} {run['layout']}{sequence} {run['schedule']}"
+        what = f"{what} recompute {run['recompute']}"
         print(f"| {what} | {ratios} |")
 
 
@@ -244,14 +302,26 @@ def main() -> int:
     found = by_source(rows)
     print_tables(found, rows, runs)
     if states:
-        print(f"\nstates of {states['n']} golden rows: median error {states['median']:.1%}, "
-              f"bias {states['bias']:+.1%}, within 10 % {states['within_10']:.0%}")  # fmt: skip
+        print(
+            f"\nstates of {states['n']} golden rows: median error {states['median']:.1%}, "
+            f"bias {states['bias']:+.1%}, within 10 % {states['within_10']:.0%}"
+        )
     fitted = {
         stack: {name: getattr(one, name) for name in (*FITTED, "log_sd")}
         for stack, one in fit_memory(memories).items()
     }
-    keep("memory_estimate", "GiB of one rank", around, table=options.table.name,
-         left_out=dict(left_out), golden_states=states, fitted=fitted, by_source=found, rows=rows, native=runs)  # fmt: skip
+    keep(
+        "memory_estimate",
+        "GiB of one rank",
+        around,
+        table=options.table.name,
+        left_out=dict(left_out),
+        golden_states=states,
+        fitted=fitted,
+        by_source=found,
+        rows=rows,
+        native=runs,
+    )
     lacking = missed(found, rows, runs)
     for what in lacking:
         print(f"missed: {what}")

@@ -2,9 +2,9 @@
 
     python benchmarks/memory_trace.py
 
-The trainer's own step is followed on tensors without memory, rank by rank (`paceline estimate --trace`). A
-row is the rank of a layout that needs most: live tensors at its peak, traced and estimated. At least 20
-layouts must be within 5 %; a missed target makes the exit code 1.
+The trainer's own step is followed on tensors without memory, rank by rank (`paceline estimate
+--trace`). A row is the rank of a layout that needs most: live tensors at its peak, traced and
+estimated. At least 20 layouts must be within 5 %; a missed target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -25,15 +25,28 @@ from paceline.estimate.trace import trace
 CLOSE, FEWEST = 0.05, 20
 ONE = ("layout.cp=1", "layout.tp=1", "layout.micro_batch=1")
 LLAMA = (
-    "zero_stage=1", "zero_stage=2", "zero_stage=3", "zero_stage=3 recompute=full",
-    "zero_stage=3 recompute=selective", "zero_stage=3 micro_batch=2", "zero_stage=1 tp=2",
-    "zero_stage=1 tp=4", "zero_stage=1 tp=8 sequence_parallel=true",
-    "zero_stage=3 tp=4 sequence_parallel=true", "zero_stage=3 cp=2", "zero_stage=3 cp=4",
-    "zero_stage=3 cp=2 cp_exchange=all-to-all", "zero_stage=3 cp=2 tp=2", "zero_stage=3 dp_shard=8",
-    "zero_stage=1 pp=2", "zero_stage=1 pp=4", "zero_stage=1 pp=4 vp=2",
-    "zero_stage=1 pp=4 schedule=gpipe recompute=full", "zero_stage=1 pp=4 tp=2 recompute=full",
+    "zero_stage=1",
+    "zero_stage=2",
+    "zero_stage=3",
+    "zero_stage=3 recompute=full",
+    "zero_stage=3 recompute=selective",
+    "zero_stage=3 micro_batch=2",
+    "zero_stage=1 tp=2",
+    "zero_stage=1 tp=4",
+    "zero_stage=1 tp=8 sequence_parallel=true",
+    "zero_stage=3 tp=4 sequence_parallel=true",
+    "zero_stage=3 cp=2",
+    "zero_stage=3 cp=4",
+    "zero_stage=3 cp=2 cp_exchange=all-to-all",
+    "zero_stage=3 cp=2 tp=2",
+    "zero_stage=3 dp_shard=8",
+    "zero_stage=1 pp=2",
+    "zero_stage=1 pp=4",
+    "zero_stage=1 pp=4 vp=2",
+    "zero_stage=1 pp=4 schedule=gpipe recompute=full",
+    "zero_stage=1 pp=4 tp=2 recompute=full",
     "zero_stage=1 pp=2 tp=4 sequence_parallel=true",
-)  # fmt: skip
+)
 """Of Llama 3.1 8B at 8,192 tokens on 64 H100."""
 OTHERS = (
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 tp=2 micro_batch=2"),
@@ -50,12 +63,21 @@ def measured(recipe: str, device: str, devices: int, layout: str) -> dict[str, A
     found = trace(Question(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
     most = found.largest
     row = {
-        "recipe": recipe, "device": device, "devices": devices, "layout": layout, "stage": most.stage,
-        "traced_bytes": most.trace.peak_bytes, "estimated_bytes": most.estimated_bytes,
-        "ratio": most.ratio, "traced_parts": most.trace.at_peak_bytes,
-    }  # fmt: skip
-    print(f"| {recipe} {layout} | {most.stage} | {most.trace.peak_bytes / 2**30:.2f} | "
-          f"{most.estimated_bytes / 2**30:.2f} | {most.ratio:.3f} |", flush=True)  # fmt: skip
+        "recipe": recipe,
+        "device": device,
+        "devices": devices,
+        "layout": layout,
+        "stage": most.stage,
+        "traced_bytes": most.trace.peak_bytes,
+        "estimated_bytes": most.estimated_bytes,
+        "ratio": most.ratio,
+        "traced_parts": most.trace.at_peak_bytes,
+    }
+    print(
+        f"| {recipe} {layout} | {most.stage} | {most.trace.peak_bytes / 2**30:.2f} | "
+        f"{most.estimated_bytes / 2**30:.2f} | {most.ratio:.3f} |",
+        flush=True,
+    )
     return row
 
 
@@ -69,10 +91,20 @@ def main() -> int:
     rows = [measured(*case) for case in cases]
     error = np.abs(np.array([row["ratio"] for row in rows]) - 1)
     close = int((error <= CLOSE).sum())
-    print(f"\n{close} of {len(rows)} layouts within {CLOSE:.0%}; median error {np.median(error):.1%}, "
-          f"largest {error.max():.1%}")  # fmt: skip
-    keep("memory_trace", "bytes of live tensors on one rank", around, rows=rows,
-         within_5=close, median_error=float(np.median(error)), largest_error=float(error.max()))  # fmt: skip
+    print(
+        f"\n{close} of {len(rows)} layouts within {CLOSE:.0%}; "
+        f"median error {np.median(error):.1%}, "
+        f"largest {error.max():.1%}"
+    )
+    keep(
+        "memory_trace",
+        "bytes of live tensors on one rank",
+        around,
+        rows=rows,
+        within_5=close,
+        median_error=float(np.median(error)),
+        largest_error=float(error.max()),
+    )
     return close < FEWEST
 
 

@@ -4,9 +4,9 @@
                                  [--micro-batch N] [--seq-len N] [--layers N] [--steps 30] [--quick]
     python benchmarks/one_gpu.py --device cpu --shape tiny    # the same way on a CPU
 
-Runs go through the package as `paceline run` does, so the figures are those of its report: the median
-steady step. Utilisation is printed in both conventions of counting attention. Without a GPU the
-benchmark says so and ends well.
+Runs go through the package as `paceline run` does, so the figures are those of its report: the
+median steady step. Utilisation is printed in both conventions of counting attention. Without a GPU
+the benchmark says so and ends well.
 """
 
 from __future__ import annotations
@@ -65,13 +65,18 @@ def overrides(chosen: argparse.Namespace, work: Workload, layers: int | None) ->
     """The recipe's settings for one device."""
     micro_batch = chosen.micro_batch or work.micro_batch
     fields: dict[str, Any] = {
-        "dtype": "bf16", "steps": chosen.steps, "data.source": "synthetic",
+        "dtype": "bf16",
+        "steps": chosen.steps,
+        "data.source": "synthetic",
         "global_batch": micro_batch * MICRO_BATCHES,
         "compile": "blocks" if chosen.compile else "none",
-        "layout.micro_batch": micro_batch, "layout.recompute": chosen.recompute,
-        "layout.zero_stage": 0, "layout.cp": 1,
-        "seq_len": chosen.seq_len, "model.num_layers": layers,
-    }  # fmt: skip
+        "layout.micro_batch": micro_batch,
+        "layout.recompute": chosen.recompute,
+        "layout.zero_stage": 0,
+        "layout.cp": 1,
+        "seq_len": chosen.seq_len,
+        "model.num_layers": layers,
+    }
     return tuple(f"{name}={value}" for name, value in fields.items() if value is not None)
 
 
@@ -85,10 +90,15 @@ def most_layers(chosen: argparse.Namespace, work: Workload, gpu: dict[str, Any])
         layers
         for layers in range(recipe.model.num_layers, 0, -1)
         if memory_per_device(
-            recipe.model.model_copy(update={"num_layers": layers}), layout, 1,
-            recipe.training.seq_len, "bf16", context_bytes=context_bytes,
-        ).total_bytes <= gpu["memory_bytes"]
-    )  # fmt: skip
+            recipe.model.model_copy(update={"num_layers": layers}),
+            layout,
+            1,
+            recipe.training.seq_len,
+            "bf16",
+            context_bytes=context_bytes,
+        ).total_bytes
+        <= gpu["memory_bytes"]
+    )
     return next(fitting, 1)
 
 
@@ -111,7 +121,7 @@ def run(chosen: argparse.Namespace, work: Workload, gpu: dict[str, Any] | None) 
 
 
 def trained(plan: Plan) -> RunReport:
-    """The report of one run, whose folder is left nowhere; the end of a failed one's log is printed."""
+    """The report of one run, whose folder is not kept; the end of a failed one's log is printed."""
     with tempfile.TemporaryDirectory() as name:
         report = flow.run(plan, Path(name), flow.command_line(), lambda _: None)
         if report.result.status not in ("ok", "oom"):
@@ -132,11 +142,17 @@ def row(name: str, report: RunReport) -> dict[str, Any]:
     assert spec is not None
     step = result.metrics.get("step_time_s")
     rows: dict[str, Any] = {
-        "shape": name, "status": result.status, "reason": result.reason,
-        "num_layers": spec.model.num_layers, "num_parameters": result.num_parameters,
-        "seq_len": spec.training.seq_len, "micro_batch": spec.layout.micro_batch,
-        "global_batch": spec.training.global_batch, "recompute": spec.layout.recompute,
-        "compile": spec.training.compile, "device": spec.cluster.device,
+        "shape": name,
+        "status": result.status,
+        "reason": result.reason,
+        "num_layers": spec.model.num_layers,
+        "num_parameters": result.num_parameters,
+        "seq_len": spec.training.seq_len,
+        "micro_batch": spec.layout.micro_batch,
+        "global_batch": spec.training.global_batch,
+        "recompute": spec.layout.recompute,
+        "compile": spec.training.compile,
+        "device": spec.cluster.device,
         "step_time_s": step and step.model_dump(include={"value", "n", "spread", "low", "high"}),
         "tokens_per_s": value(result, "tokens_per_s"),
         "memory_bytes": {
@@ -145,7 +161,7 @@ def row(name: str, report: RunReport) -> dict[str, Any]:
         },
         "memory_by_part": result.memory.ranks[0].model_dump() if result.memory else None,
         "notes": {k: m.note for k in METRICS if (m := result.metrics.get(k)) and m.note},
-    }  # fmt: skip
+    }
     if step is not None and step.value is not None:
         rows["utilisation"] = {c: utilisation(spec, result, c, step.value) for c in CONVENTIONS}
     return rows
@@ -154,7 +170,7 @@ def row(name: str, report: RunReport) -> dict[str, Any]:
 def utilisation(
     spec: RunSpec, result: Result, convention: str, step_time_s: float
 ) -> dict[str, float | None]:
-    """FLOP/s, and its shares of the data sheet's peak and of the best matrix product measured here."""
+    """FLOP/s, and its shares of the data sheet's peak and of the best matrix product measured."""
     x = FlopsInput(spec.model, spec.training.seq_len, spec.layout.recompute)
     batch, seq_len = spec.training.global_batch, spec.training.seq_len
     model, hardware = (
@@ -185,10 +201,12 @@ def told(found: dict[str, Any]) -> str:
         f"{found['seq_len']} x {found['micro_batch']}, recompute {found['recompute']}, "
         f"compile {found['compile']}",
         f"{found['tokens_per_s']:,.0f} (n {step['n']}, spread {step['spread']:.1%})",
-        *(" / ".join(percent(shares[c][name]) for c in CONVENTIONS)
-          for name in ("mfu", "hfu", "of_achievable")),
+        *(
+            " / ".join(percent(shares[c][name]) for c in CONVENTIONS)
+            for name in ("mfu", "hfu", "of_achievable")
+        ),
         ", ".join(f"{kind} {size / GIB:.2f}" for kind, size in memory.items() if size),
-    ]  # fmt: skip
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -199,8 +217,9 @@ def percent(share: float | None) -> str:
 
 def parse() -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", nargs="+", choices=tuple(SHAPES), default=["1.3b", "8b"])
     parser.add_argument("--compile", action="store_true", help="torch.compile for every block")
@@ -223,8 +242,10 @@ def main() -> int:
         return 0
     around = Surroundings()
     gpu = found[0] if chosen.device == "cuda" else None
-    print(f"| shape | sequence x micro-batch | tokens/s | MFU, {' / '.join(CONVENTIONS)} "
-          "| HFU | of achievable | memory, GiB |")  # fmt: skip
+    print(
+        f"| shape | sequence x micro-batch | tokens/s | MFU, {' / '.join(CONVENTIONS)} "
+        "| HFU | of achievable | memory, GiB |"
+    )
     print("|---|---|---:|---:|---:|---:|---|")
     rows: list[dict[str, Any]] = []
     for name in chosen.shape:

@@ -1,11 +1,12 @@
-"""What each kind of parallelism costs: tokens/s of N processes against one process, and where it goes.
+"""What each kind of parallelism costs: tokens/s of N processes against one, and where it goes.
 
     python benchmarks/parallel_overheads.py [--rounds 7] [--dtype fp32] [--quick]
 
-All layouts train the same model on the same global batch, on 2 and 4 processes with one thread each;
-the reference is one process with as many threads as there are cores. Both take steps in turn inside
-one world, so ratios are of neighbouring steps. A step's length is processor time / (cores x their
-share in use), so the loss has two parts: more processor time than the reference, and idle cores.
+All layouts train the same model on the same global batch, on 2 and 4 processes with one thread
+each; the reference is one process with as many threads as there are cores. Both take steps in turn
+inside one world, so ratios are of neighbouring steps. A step's length is processor time / (cores x
+their share in use), so the loss has two parts: more processor time than the reference, and idle
+cores.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Row = dict[str, Any]
 
 
 def layouts(ranks: int) -> dict[str, list[str]]:
-    """Layouts of so many processes, by what is printed; words become fields of the recipe's layout."""
+    """Layouts of so many processes by what is printed: fields of the recipe's layout."""
     if ranks == 1:
         return {"one process, micro-batches of 1": ["micro_batch=1"]}
     share = f"micro_batch={BATCH // ranks}"
@@ -38,18 +39,21 @@ def layouts(ranks: int) -> dict[str, list[str]]:
     return {
         **{f"ZeRO-{z}, dp {ranks}": [share, f"zero_stage={z}"] for z in range(4)},
         f"tp {ranks}": [whole, f"tp={ranks}"],
-        f"tp {ranks} with sequence parallelism": [
-            whole, f"tp={ranks}", "sequence_parallel=true"],
+        f"tp {ranks} with sequence parallelism": [whole, f"tp={ranks}", "sequence_parallel=true"],
         **{
             f"pp {ranks}{vp.replace('=', ' ')}, {name}": [
-                "micro_batch=1", f"pp={ranks}", f"schedule={name}", *vp.split()]
+                "micro_batch=1",
+                f"pp={ranks}",
+                f"schedule={name}",
+                *vp.split(),
+            ]
             for name, vp in SCHEDULES.items()
         },
         **{
             f"cp {ranks}, {name}": [whole, f"cp={ranks}", f"cp_exchange={name}"]
             for name in ("all-gather", "all-to-all", "ring")
         },
-    }  # fmt: skip
+    }
 
 
 def raw(ranks: int, dtype: str, words: list[str], threads: int = 1) -> dict[str, Any]:
@@ -74,7 +78,8 @@ def row(name: str, ranks: int, cores: int, by_rank: list[list[Any]]) -> Row:
         waits.append(mean(step["comm_wait_s"] / step["step_time_s"] for step in steps))
     references = [turn[0] for turn in by_rank[0]]
     return {
-        "layout": name, "processes": ranks,
+        "layout": name,
+        "processes": ranks,
         "tokens_per_s_ratio": spread_of(ratios),
         "comm_wait_share": spread_of(waits),
         "processor_time_ratio": spread_of(processor),
@@ -82,8 +87,9 @@ def row(name: str, ranks: int, cores: int, by_rank: list[list[Any]]) -> Row:
         "idle_cores": spread_of(idle),
         "reference_step_time_s": spread_of([r["step_time_s"] for r in references]),
         "reference_idle_cores": spread_of(
-            [1 - r["cpu_s"] / (cores * r["step_time_s"]) for r in references]),
-    }  # fmt: skip
+            [1 - r["cpu_s"] / (cores * r["step_time_s"]) for r in references]
+        ),
+    }
 
 
 def rows_of(ranks: int, dtype: str, rounds: int, cores: int) -> list[Row]:
@@ -95,7 +101,7 @@ def rows_of(ranks: int, dtype: str, rounds: int, cores: int) -> list[Row]:
         "rounds": rounds,
         "threads": cores,
         "threads_of_a_rank": threads,
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as folder:
         answers = start("_layout_ranks.py", ranks, question, Path(folder))
     return [
@@ -111,8 +117,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="2 processes; nothing is written")
     chosen = parser.parse_args()
     around, cores = Surroundings(), usable_cores()
-    print("| processes | layout | tokens/s, ratio (min-max) | blocked in collectives "
-          "| processor time, ratio | of that other threads | idle cores |")  # fmt: skip
+    print(
+        "| processes | layout | tokens/s, ratio (min-max) | blocked in collectives "
+        "| processor time, ratio | of that other threads | idle cores |"
+    )
     print("|---:|---|---:|---:|---:|---:|---:|")
     rows: list[Row] = []
     for ranks in (2,) if chosen.quick else (1, 2, 4):
@@ -127,8 +135,15 @@ def main() -> int:
                 flush=True,
             )
     if not chosen.quick:
-        keep("parallel_overheads", "ratio to one process on all cores", around,
-             dtype=chosen.dtype, cores=cores, global_batch=BATCH, rows=rows)  # fmt: skip
+        keep(
+            "parallel_overheads",
+            "ratio to one process on all cores",
+            around,
+            dtype=chosen.dtype,
+            cores=cores,
+            global_batch=BATCH,
+            rows=rows,
+        )
     return 0
 
 

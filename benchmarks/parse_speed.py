@@ -79,7 +79,7 @@ def repeated(piece: bytes, size: int) -> Iterator[bytes]:
 
 
 def near_matches(size: int) -> Iterator[bytes]:
-    """Every dialect's step line without its beginning, without its end, and broken in the middle."""
+    """Every dialect's step line without its beginning, without its end, and broken inside."""
     lines = [SAMPLES[name].line(20, 1.25).rstrip(b"\r\n") for name in dialects()]
     broken = [
         part + b"\n"
@@ -122,8 +122,11 @@ def parse(path: Path) -> tuple[dict[str, Any], float, float]:
     program = [sys.executable, "-m", "paceline", "parse", str(path), "--json"]
     done = subprocess.run(
         [sys.executable, "-S", str(ROOT / "benchmarks" / "_usage.py"), str(answer), *program],
-        check=True, capture_output=True, text=True, cwd=path.parent,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=path.parent,
+    )
     code, cpu_s, peak_bytes = done.stdout.split()
     if code != "0":
         raise SystemExit(f"{path.name}: exit code {code}: {done.stderr}")
@@ -140,11 +143,17 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     finally:
         path.unlink(missing_ok=True)
     return {
-        "file": case.name, "bytes": num_bytes, "bytes_on_disk": on_disk,
-        "engine": document["engine"], "status": document["status"], "steps": document["n_steps"],
-        "cpu_s": round(cpu_s, 2), "mb_per_s": round(num_bytes / 1e6 / cpu_s, 1),
-        "peak_mib": round(peak_mib, 1), "written_mb_per_s": round(num_bytes / 1e6 / written_s, 1),
-    }  # fmt: skip
+        "file": case.name,
+        "bytes": num_bytes,
+        "bytes_on_disk": on_disk,
+        "engine": document["engine"],
+        "status": document["status"],
+        "steps": document["n_steps"],
+        "cpu_s": round(cpu_s, 2),
+        "mb_per_s": round(num_bytes / 1e6 / cpu_s, 1),
+        "peak_mib": round(peak_mib, 1),
+        "written_mb_per_s": round(num_bytes / 1e6 / written_s, 1),
+    }
 
 
 def main() -> int:
@@ -163,8 +172,11 @@ def main() -> int:
         for case in cases(asked.size):
             if case.name.startswith(wanted):
                 rows.append(measure(case, Path(name)))
-                print("{file:28} {mb_per_s:7.1f} MB/s {peak_mib:6.1f} MiB {steps:9,} steps "
-                      "{status}".format_map(rows[-1]), flush=True)  # fmt: skip
+                print(
+                    "{file:28} {mb_per_s:7.1f} MB/s {peak_mib:6.1f} MiB {steps:9,} steps "
+                    "{status}".format_map(rows[-1]),
+                    flush=True,
+                )
     slow = [r["file"] for r in rows if r["mb_per_s"] < LEAST_MB_PER_S or r["peak_mib"] > MOST_MIB]
     write_text(asked.result, json.dumps(result(asked.size, rows), indent=2) + "\n")
     print(f"beyond the limits: {', '.join(slow) or 'none'}")
@@ -174,10 +186,14 @@ def main() -> int:
 def result(size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is stored: the limits, the machine, the rows."""
     return {
-        "benchmark": "parse_speed", "size": size, "least_mb_per_s": LEAST_MB_PER_S,
-        "most_mib": MOST_MIB, "python": platform.python_version(), "cores": os.cpu_count(),
+        "benchmark": "parse_speed",
+        "size": size,
+        "least_mb_per_s": LEAST_MB_PER_S,
+        "most_mib": MOST_MIB,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
         "rows": rows,
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

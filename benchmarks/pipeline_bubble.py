@@ -28,9 +28,13 @@ from paceline.core.pipeline import Pass, bubble_fraction, idle_fraction
 SLEEP_S = 0.02
 """A rank's forward pass of one micro-batch; backward twice that."""
 SCHEDULES: tuple[tuple[Schedule, int], ...] = (
-    ("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1),
-    ("gpipe", 2), ("interleaved", 2), ("zero-bubble", 2),
-)  # fmt: skip
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("zero-bubble", 1),
+    ("gpipe", 2),
+    ("interleaved", 2),
+    ("zero-bubble", 2),
+)
 ARITHMETIC = ("num_layers=8", "vocab_size=128", "ffn_size=768")
 """Little vocabulary, so that the stage with the head has hardly more to do."""
 
@@ -49,14 +53,22 @@ class Case:
 
     def question(self, repeats: int) -> dict[str, Any]:
         """What the ranks are asked."""
-        size = [f"model.{name}" for name in ARITHMETIC] if not self.sleeps else [
-            f"model.num_layers={self.pp * self.vp}", "seq_len=8",
-        ]  # fmt: skip
+        size = (
+            [f"model.{name}" for name in ARITHMETIC]
+            if not self.sleeps
+            else [
+                f"model.num_layers={self.pp * self.vp}",
+                "seq_len=8",
+            ]
+        )
         layout = {"pp": self.pp, "vp": self.vp, "schedule": self.schedule, "micro_batch": 1}
         content = settings(
-            self.pp, *size, *(f"layout.{name}={value}" for name, value in layout.items()),
-            f"global_batch={self.num_microbatches}", "dtype=fp32",
-        )  # fmt: skip
+            self.pp,
+            *size,
+            *(f"layout.{name}={value}" for name, value in layout.items()),
+            f"global_batch={self.num_microbatches}",
+            "dtype=fp32",
+        )
         sleep_s = SLEEP_S if self.sleeps else None
         return {"settings": content, "repeats": repeats, "sleep_s": sleep_s}
 
@@ -83,7 +95,7 @@ def followed(traces: list[Trace]) -> tuple[list[list[Pass]], dict[Pass, float]]:
 
 
 def between_s(traces: list[Trace]) -> float:
-    """What a rank loses at every pass beyond what order and lengths of the passes explain, in seconds."""
+    """Seconds that a rank loses at every pass beyond what order and lengths of passes explain."""
     orders, took = followed(traces)
     begins = min(begin for trace in traces for *_, begin, _ in trace)
     length = max(end for trace in traces for *_, end in trace) - begins
@@ -98,14 +110,16 @@ def row(case: Case, by_rank: list[list[Trace]]) -> dict[str, Any]:
     with_durations = [idle_fraction(o, took.__getitem__) for o, took in map(followed, repeats)]
     return {
         "work": "sleep" if case.sleeps else "arithmetic",
-        "schedule": case.schedule, "pp": case.pp, "vp": case.vp,
+        "schedule": case.schedule,
+        "pp": case.pp,
+        "vp": case.vp,
         "num_microbatches": case.num_microbatches,
         "formula": bubble_fraction(case.schedule, case.pp, case.vp, case.num_microbatches),
         "order_with_equal_passes": idle_fraction(orders, case.equal),
         "order_with_measured_passes": spread_of(with_durations),
         "measured": spread_of([measured(traces) for traces in repeats]),
         "between_passes_s": spread_of([between_s(traces) for traces in repeats]),
-    }  # fmt: skip
+    }
 
 
 def cases(quick: bool) -> list[Case]:
@@ -134,8 +148,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer cases; nothing is written")
     chosen = parser.parse_args()
     around, wanted = Surroundings(), cases(chosen.quick)
-    print("| passes | schedule | pp | vp | micro-batches | formula | order, equal passes "
-          "| order, passes as measured | measured (min-max) | lost at a pass |")  # fmt: skip
+    print(
+        "| passes | schedule | pp | vp | micro-batches | formula | order, equal passes "
+        "| order, passes as measured | measured (min-max) | lost at a pass |"
+    )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     rows = [found for pp in (2, 4) for found in rows_of(wanted, pp, chosen.repeats)]
     for r in rows:

@@ -2,11 +2,11 @@
 
     python benchmarks/slow_nodes.py [--trials 20] [--seed 0]        (`make nightly`)
 
-Eight virtual hosts with a real sshd each. In every trial the luck of the seed decides whether one is
-slowed, which, and how much; a control step measures how much slower it really is; `paceline scale`
-trains the tiny sibling of OPT-350M on every host over SSH and says who is slow. At most two hosts
-compute at the same time. Exit code 1 when fewer than 95 % of the slowed hosts are named or healthy
-ones are blamed in more than one trial. Needs root and the packages of `make deps-clusters`.
+Eight virtual hosts with a real sshd each. In every trial the luck of the seed decides whether one
+is slowed, which, and how much; a control step measures how much slower it really is; `paceline
+scale` trains the tiny sibling of OPT-350M on every host over SSH and says who is slow. At most two
+hosts compute at the same time. Exit code 1 when fewer than 95 % of the slowed hosts are named or
+healthy ones are blamed in more than one trial. Needs root and the packages of `make deps-clusters`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,17 @@ def main() -> int:
     trials = run_trials(planned(given.trials, given.seed))
     broken = broken_rules(trials)
     faulty = [trial for trial in trials if trial.fault]
-    keep("slow_nodes", "1", around, seed=given.seed, slowed=len(faulty),
-         named=sum(trial.named for trial in faulty),
-         trials_that_blame_a_healthy_node=sum(bool(trial.blamed) for trial in trials),
-         broken_rules=broken, trials=[as_row(trial) for trial in trials])  # fmt: skip
+    keep(
+        "slow_nodes",
+        "1",
+        around,
+        seed=given.seed,
+        slowed=len(faulty),
+        named=sum(trial.named for trial in faulty),
+        trials_that_blame_a_healthy_node=sum(bool(trial.blamed) for trial in trials),
+        broken_rules=broken,
+        trials=[as_row(trial) for trial in trials],
+    )
     print("\n".join(broken) or "every rule holds")
     return int(bool(broken))
 

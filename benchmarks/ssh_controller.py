@@ -2,11 +2,11 @@
 
     python benchmarks/ssh_controller.py [--hosts 512] [--seconds 30] [--real 0]
 
-The hosts stand in for real ones: their `ssh` is a local shell that runs the launcher's own program on
-standard input, and their interpreter a script that answers the checks and prints a line every two
-seconds. With `--real N` the same job then runs on N hosts with a real sshd each, in namespaces, and
-their real ssh clients are measured. Limits: the first line of all hosts within 20 s on two cores,
-under 300 MiB and under one core for the controller's own process.
+The hosts stand in for real ones: their `ssh` is a local shell that runs the launcher's own program
+on standard input, and their interpreter a script that answers the checks and prints a line every
+two seconds. With `--real N` the same job then runs on N hosts with a real sshd each, in namespaces,
+and their real ssh clients are measured. Limits: the first line of all hosts within 20 s on two
+cores, under 300 MiB and under one core for the controller's own process.
 """
 
 from __future__ import annotations
@@ -75,8 +75,12 @@ def with_stand_ins(hosts: int, seconds: float) -> dict[str, Any]:
         for name, text in (("ssh", SSH), ("stand-in-python", PYTHON)):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        job = {"names": [f"node-{i:04}" for i in range(hosts)], "config": None,
-               "python": str(programs / "stand-in-python"), "folder": folder}  # fmt: skip
+        job = {
+            "names": [f"node-{i:04}" for i in range(hosts)],
+            "config": None,
+            "python": str(programs / "stand-in-python"),
+            "folder": folder,
+        }
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         return controller(job, seconds, {**os.environ, "PATH": path})
 
@@ -91,8 +95,12 @@ def with_real_hosts(hosts: int, seconds: float) -> dict[str, Any]:
             python = Path(folder, "stand-in-python")
             python.write_text(PYTHON)
             python.chmod(0o755)
-            job = {"names": list(bed.names), "config": str(bed.ssh_config),
-                   "python": str(python), "folder": folder}  # fmt: skip
+            job = {
+                "names": list(bed.names),
+                "config": str(bed.ssh_config),
+                "python": str(python),
+                "folder": folder,
+            }
             return controller(job, seconds, dict(os.environ))
     finally:
         bed.down()
@@ -111,10 +119,16 @@ def follow(text: str, seconds: float) -> dict[str, Any]:
     folder, names = Path(given["folder"], "run"), tuple(given["names"])
     folder.mkdir()
     cluster = Cluster(
-        name="bench", device="cpu", devices_per_node=1, nodes=len(names), hosts=names,
+        name="bench",
+        device="cpu",
+        devices_per_node=1,
+        nodes=len(names),
+        hosts=names,
         ssh=SshSettings(config=given["config"]),
-    )  # fmt: skip
-    job = Job(name="bench", python=given["python"], program=("x.py",), nodes=len(names), cluster=cluster)  # fmt: skip
+    )
+    job = Job(
+        name="bench", python=given["python"], program=("x.py",), nodes=len(names), cluster=cluster
+    )
     ssh.prepare(job, folder)
     began, first_s, threads = time.monotonic(), None, 0
     run = ssh.submit(job, folder)
@@ -130,11 +144,15 @@ def follow(text: str, seconds: float) -> dict[str, Any]:
     used, wall_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began
     run.stop()
     return {
-        "submitted_s": submitted_s, "first_line_of_all_s": first_s,
-        "cores": (used.ru_utime + used.ru_stime) / wall_s, "followed_s": wall_s,
-        "peak_bytes": used.ru_maxrss * 1024, "threads": threads, **clients,
+        "submitted_s": submitted_s,
+        "first_line_of_all_s": first_s,
+        "cores": (used.ru_utime + used.ru_stime) / wall_s,
+        "followed_s": wall_s,
+        "peak_bytes": used.ru_maxrss * 1024,
+        "threads": threads,
+        **clients,
         "ended_s": time.monotonic() - began - wall_s,
-    }  # fmt: skip
+    }
 
 
 def client_memory(run: ssh.SshRun) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
     python benchmarks/step_changes.py [--quick]
 
-Synthetic series of run medians come from tests/compare/over_time/step_series.py and go through the package's own
-fit. A missed target makes the exit code 1.
+Synthetic series of run medians come from tests/compare/over_time/step_series.py and go through the
+package's own fit. A missed target makes the exit code 1.
 """
 
 from __future__ import annotations

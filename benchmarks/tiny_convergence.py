@@ -1,9 +1,10 @@
-"""Records how many samples the small siblings need to their targets: 20 runs each, one after the other.
+"""Records how many samples the small siblings need to their targets: 20 runs each, in turn.
 
     python benchmarks/tiny_convergence.py [--runs 20] [--only NAME] [--write]
     python benchmarks/tiny_convergence.py --curve [--runs 3] [--only NAME]
 
-`--curve` shows how the held-out loss falls over all steps, whatever the target. Samples do not depend on how fast the machine is. `--write` puts the points into
+`--curve` shows how the held-out loss falls over all steps, whatever the target. Samples do not
+depend on how fast the machine is. `--write` puts the points into
 paceline/files/references/mlperf-tiny.yaml; a series that was broken off is gone on with.
 """
 
@@ -25,11 +26,11 @@ from paceline.mlperf.run.request import NAMES, SeriesRequest, plan_trials
 from paceline.mlperf.run.trials import run_trials
 from paceline.mlperf.score.convergence import OWN_POINTS, olympic_mean
 
-REFERENCES = Path(__file__).parents[1] / "paceline" / "files" / "references" / f"{OWN_POINTS}.yaml"
+REFERENCES = Path(__file__).parents[1] / f"paceline/files/references/{OWN_POINTS}.yaml"
 HEADER = """\
-# Reference convergence points of our own small siblings of the benchmarks: samples to the target in {runs} runs each,
-# recorded by benchmarks/tiny_convergence.py with Python {python} and PyTorch {torch}. They say nothing about MLPerf, and no
-# round has them.
+# Reference convergence points of our own small siblings of the benchmarks: samples to the target in
+# {runs} runs each, recorded by benchmarks/tiny_convergence.py with Python {python} and
+# PyTorch {torch}. They say nothing about MLPerf, and no round has them.
 source: Own runs of Paceline's small siblings of MLPerf Training
 where: benchmarks/tiny_convergence.py
 window: samples to target
@@ -42,9 +43,16 @@ def recorded(name: str, num_runs: int) -> dict[str, Any]:
     request = Request("", None, (), 1, "cpu")
     display = Display()
     trials = plan_trials(
-        SeriesRequest(name, request, tiny=True, trials=num_runs, name=f"{NAMES[name]}-reference",
-              root=runs_root(None)), display.base,
-    )  # fmt: skip
+        SeriesRequest(
+            name,
+            request,
+            tiny=True,
+            trials=num_runs,
+            name=f"{NAMES[name]}-reference",
+            root=runs_root(None),
+        ),
+        display.base,
+    )
     series, _ = run_trials(trials, display)
     samples = [t.samples_to_target for t in series.trials if t.samples_to_target]
     if len(samples) < num_runs:
@@ -72,8 +80,15 @@ def curve(name: str, seed: int) -> list[tuple[int, float]]:
     """(samples, held-out loss) at every evaluation of a run that no target ends."""
     no_target = ("training.evaluation.target=1e-9", "training.evaluation.skip_first=0")
     display, request = Display(), Request("", None, no_target, 1, "cpu")
-    asked = SeriesRequest(name, request, tiny=True, trials=1, first_seed=seed, root=runs_root(None),
-                  name=f"{NAMES[name]}-curve-{seed}")  # fmt: skip
+    asked = SeriesRequest(
+        name,
+        request,
+        tiny=True,
+        trials=1,
+        first_seed=seed,
+        root=runs_root(None),
+        name=f"{NAMES[name]}-curve-{seed}",
+    )
     trials = plan_trials(asked, display.base)
     series, _ = run_trials(trials, display)
     log = read_log(trials.folder / str(series.trials[0].file)).trials[0]
@@ -125,7 +140,8 @@ def main() -> None:
     for point in points:
         print(
             f"{point['benchmark']}: {point['olympic_mean']:.1f} samples (olympic mean), deviation "
-            f"{point['stdev']:.1f}, {point['distinct']} different values, n={len(point['samples_to_target'])}, "
+            f"{point['stdev']:.1f}, {point['distinct']} different values, "
+            f"n={len(point['samples_to_target'])}, "
             f"longest run {max(point['minutes']):.2f} minutes"
         )
     keep("tiny_convergence", "samples", around, points=points)

@@ -2,8 +2,8 @@
 
     python benchmarks/trainer_vs_transformers.py [--pairs 4] [--steps 25]
 
-Both train the same Llama in a process of its own, in turn (A B A B ...), with the same shape, dtype,
-batch, threads and matrix-product setting.
+Both train the same Llama in a process of its own, in turn (A B A B ...), with the same shape,
+dtype, batch, threads and matrix-product setting.
 """
 
 from __future__ import annotations

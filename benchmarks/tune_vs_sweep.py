@@ -2,13 +2,14 @@
 
     python benchmarks/tune_vs_sweep.py [--parts sweep,replay,again] [--rounds 10] [--quick]
 
-sweep: every layout of a tiny model on two processes (at least 60 that can run), the trainer's own steps, all
-       layouts in turn in one world; written to results/layout_sweep.json.
+sweep: every layout of a tiny model on two processes (at least 60 that can run), the trainer's own
+       steps, all layouts in turn in one world; written to results/layout_sweep.json.
 replay: 20 tunings and 20 random searches on the recorded sweep, each with a quarter of its runs. A
-       run is the median of half of a layout's recorded rounds, drawn anew for each replay; random search
-       takes the layouts in another order each time and, like the tuning, knows nothing beforehand.
-again: the layouts that the tunings chose, the sweep's winner and its second, as runs of `paceline`, five times in
-       turn; without replay, of the stored replays.
+       run is the median of half of a layout's recorded rounds, drawn anew for each replay; random
+       search takes the layouts in another order each time and, like the tuning, knows nothing
+       beforehand.
+again: the layouts that the tunings chose, the sweep's winner and its second, as runs of `paceline`,
+       five times in turn; without replay, of the stored replays.
 """
 
 from __future__ import annotations
@@ -46,17 +47,29 @@ from paceline.runs.plan import Plan
 RANKS, REPLAYS, AGAIN = 2, 20, 5
 MARGIN = 0.03
 SETTINGS = (
-    "data.source=synthetic", "seq_len=128", "global_batch=8", "layout.micro_batch=1", "dtype=fp32",
+    "data.source=synthetic",
+    "seq_len=128",
+    "global_batch=8",
+    "layout.micro_batch=1",
+    "dtype=fp32",
     "memory_parts=false",
-)  # fmt: skip
+)
 SPACE = Space(
     micro_batches=(1, 2, 4), zero_stages=(0, 1, 3), recompute=("none", "full"), schedules=SCHEDULES
 )
 STEPS_OF_A_TURN = 3
 REPLAYED = (
-    "budget", "of", "replays", "mean_regret", "mean_regret_random", "difference", "difference_95",
-    "better", "level", "worse",
-)  # fmt: skip
+    "budget",
+    "of",
+    "replays",
+    "mean_regret",
+    "mean_regret_random",
+    "difference",
+    "difference_95",
+    "better",
+    "level",
+    "worse",
+)
 SWEEP = "layout_sweep"
 
 
@@ -94,9 +107,11 @@ def sweep(found: Candidates, rounds: int) -> Recorded:
     """Measure all layouts."""
     specs = [found.spec.model_copy(update={"layout": one}) for one in found.layouts]
     asked = {
-        "layouts": [native.settings(spec) for spec in specs], "rounds": rounds,
-        "steps": STEPS_OF_A_TURN, "threads": found.spec.cluster.threads_per_device,
-    }  # fmt: skip
+        "layouts": [native.settings(spec) for spec in specs],
+        "rounds": rounds,
+        "steps": STEPS_OF_A_TURN,
+        "threads": found.spec.cluster.threads_per_device,
+    }
     with tempfile.TemporaryDirectory() as name:
         ranks = start("_sweep_ranks.py", RANKS, asked, Path(name))
     return Recorded(list(found.layouts), np.array(ranks).max(axis=0))
@@ -134,10 +149,21 @@ def replays(found: Candidates, world: Recorded) -> dict[str, Any]:
         assert search.best is not None
         row = rows[found.layouts[search.best]]
         runs = len(search.took_s)
-        tuned.append({"row": row, "runs": runs, "layouts": len(search.tried), "stop": search.stop,
-                      "regret": world.regret(row), "random": _random(world, budget, seed)})  # fmt: skip
-        print(f"replay {seed}: {runs} runs of {len(search.tried)} layouts ({search.stop}), "
-              f"{tuned[-1]['regret']:.1%} slower than the best; random search {tuned[-1]['random']:.1%}")  # fmt: skip
+        tuned.append(
+            {
+                "row": row,
+                "runs": runs,
+                "layouts": len(search.tried),
+                "stop": search.stop,
+                "regret": world.regret(row),
+                "random": _random(world, budget, seed),
+            }
+        )
+        print(
+            f"replay {seed}: {runs} runs of {len(search.tried)} layouts ({search.stop}), "
+            f"{tuned[-1]['regret']:.1%} slower than the best; "
+            f"random search {tuned[-1]['random']:.1%}"
+        )
     return {"budget": budget, "of": len(world.layouts), "replays": tuned, **_compared(tuned)}
 
 
@@ -154,11 +180,14 @@ def _compared(tuned: list[dict[str, Any]]) -> dict[str, Any]:
     picks = random.integers(0, len(ours), (10_000, len(ours)))
     low, high = np.quantile((others - ours)[picks].mean(axis=1), (0.025, 0.975))
     return {
-        "mean_regret": float(ours.mean()), "mean_regret_random": float(others.mean()),
-        "difference": float((others - ours).mean()), "difference_95": [float(low), float(high)],
-        "better": int((ours < others).sum()), "level": int((ours == others).sum()),
+        "mean_regret": float(ours.mean()),
+        "mean_regret_random": float(others.mean()),
+        "difference": float((others - ours).mean()),
+        "difference_95": [float(low), float(high)],
+        "better": int((ours < others).sum()),
+        "level": int((ours == others).sum()),
         "worse": int((ours > others).sum()),
-    }  # fmt: skip
+    }
 
 
 class Silent:
@@ -177,7 +206,7 @@ class Silent:
 
 
 def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, Any]]:
-    """Chosen layouts and the winner as runs, in turn; the ratio of their times with its 95 % interval."""
+    """Chosen layouts and the winner as runs, in turn; ratios of their times with 95 % intervals."""
     found = question()
     layouts = list(dict.fromkeys([winner, *chosen]))
     rows = [found.layouts.index(one) for one in layouts]
@@ -187,8 +216,13 @@ def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, 
     )
     trials = [Trial(choice, number) for number, choice in enumerate(choices, start=1)]
     with tempfile.TemporaryDirectory() as name:
-        run_sweep(Sweep("again", "tiny-llama", None, (), choices, repeats), trials, Path(name),
-                  ["paceline", "tune"], Silent())  # fmt: skip
+        run_sweep(
+            Sweep("again", "tiny-llama", None, (), choices, repeats),
+            trials,
+            Path(name),
+            ["paceline", "tune"],
+            Silent(),
+        )
         times = [
             [r.metrics["step_time_s"].value for r in t.results if has_figure(r)] for t in trials
         ]
@@ -200,8 +234,14 @@ def _ratio(name: str, ours: list[Any], best: list[Any]) -> dict[str, Any]:
     logs = np.log(np.array(ours[:n], dtype=float) / np.array(best[:n], dtype=float))
     half = student_t(0.975, n - 1) * logs.std(ddof=1) / n**0.5 if n > 1 else float("nan")
     low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
-    return {"layout": name, "step_times_s": ours, "ratio": float(middle), "low": float(low),
-            "high": float(high), "within_3_percent": bool(middle <= 1 + MARGIN)}  # fmt: skip
+    return {
+        "layout": name,
+        "step_times_s": ours,
+        "ratio": float(middle),
+        "low": float(low),
+        "high": float(high),
+        "within_3_percent": bool(middle <= 1 + MARGIN),
+    }
 
 
 def main() -> int:
@@ -222,8 +262,10 @@ def main() -> int:
     if "sweep" in parts and not chosen.quick:
         _keep_sweep(found, world, around)
     winner = world.layouts[int(world.truth.argmin())]
-    print(f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
-          f"slowest {world.truth.max():.4f} s")  # fmt: skip
+    print(
+        f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
+        f"slowest {world.truth.max():.4f} s"
+    )
     content = replayed()
     if "replay" in parts:
         content = replays(found, world)
@@ -235,8 +277,10 @@ def main() -> int:
         content["again"] = again([*common, second], winner, 2 if chosen.quick else AGAIN)
         for row in content["again"]:
             row["chosen_by"] = [label(one, RANKS) for one in picked].count(row["layout"])
-            print(f"{row['layout']}, chosen by {row['chosen_by']} of {len(picked)}: "
-                  f"{row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})")  # fmt: skip
+            print(
+                f"{row['layout']}, chosen by {row['chosen_by']} of {len(picked)}: "
+                f"{row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})"
+            )
     if content and not chosen.quick:
         keep("tune_vs_sweep", "share slower than the sweep's winner", around, **content)
     return 0
@@ -244,12 +288,24 @@ def main() -> int:
 
 def _keep_sweep(found: Candidates, world: Recorded, around: Surroundings) -> None:
     rows = [
-        {"layout": layout.model_dump(mode="json"), "label": label(layout, RANKS),
-         "step_time_s": float(np.median(times)), "rounds_s": times.tolist()}
+        {
+            "layout": layout.model_dump(mode="json"),
+            "label": label(layout, RANKS),
+            "step_time_s": float(np.median(times)),
+            "rounds_s": times.tolist(),
+        }
         for layout, times in zip(world.layouts, world.seconds, strict=True)
-    ]  # fmt: skip
-    keep(SWEEP, "s a step", around, settings=SETTINGS, ranks=RANKS, n_layouts=len(rows),
-         n_infeasible=found.num_infeasible, rows=rows)  # fmt: skip
+    ]
+    keep(
+        SWEEP,
+        "s a step",
+        around,
+        settings=SETTINGS,
+        ranks=RANKS,
+        n_layouts=len(rows),
+        n_infeasible=found.num_infeasible,
+        rows=rows,
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/verdicts.py [--quick]
 
-Synthetic runs come from tests/core/series.py and go through the package's own window and comparison.
-Every target that is missed makes the exit code 1.
+Synthetic runs come from tests/core/series.py and go through the package's own window and
+comparison. Every target that is missed makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -54,19 +54,37 @@ TRIALS: dict[str, tuple[Trial, str, float, float]] = {
     "slower by 1.5 %, 5 against 5": (Trial(5, 5, 0.015), "slower", 0.0, 1.0),
     "identical, 3 against 5": (Trial(3, 5), "slower", 0.0, 0.01),
     "slower by 2 %, 3 against 5": (Trial(3, 5, 0.02), "slower", 0.95, 1.0),
-    "identical, 0.2 % against 0.8 %, 3 each": (Trial(3, 3, 0.0, STEADY, SHAKY), "slower", 0.0, 0.03),
+    "identical, 0.2 % against 0.8 %, 3 each": (
+        Trial(3, 3, 0.0, STEADY, SHAKY),
+        "slower",
+        0.0,
+        0.03,
+    ),
     "identical, 0.8 % and 0.8 %, 3 each": (Trial(3, 3, 0.0, SHAKY, SHAKY), "slower", 0.0, 0.03),
     "slower by 2 %, 0.8 % and 0.8 %, 3 each": (Trial(3, 3, 0.02, SHAKY, SHAKY), "slower", 0.0, 1.0),
     "identical, heavy tails, 3 against 3": (Trial(3, 3, 0.0, HEAVY, HEAVY), "slower", 0.0, 0.01),
-    "slower by 2 %, heavy tails, 3 against 3": (Trial(3, 3, 0.02, HEAVY, HEAVY), "slower", 0.9, 1.0),
+    "slower by 2 %, heavy tails, 3 against 3": (
+        Trial(3, 3, 0.02, HEAVY, HEAVY),
+        "slower",
+        0.9,
+        1.0,
+    ),
     "identical, 1 against 1": (Trial(1, 1), "slower", 0.0, 1.0),
     "slower by 2 %, 1 against 1": (Trial(1, 1, 0.02), "slower", 0.0, 1.0),
     "identical, 3 and 3, asked repeats made": (Trial(3, 3, follow_up=True), "slower", 0.0, 0.01),
     "slower by 0.5 %, 3 and 3, asked repeats made": (
-        Trial(3, 3, 0.005, follow_up=True), "undecided", 0.0, 0.25),
+        Trial(3, 3, 0.005, follow_up=True),
+        "undecided",
+        0.0,
+        0.25,
+    ),
     "slower by 2 %, 3 and 3, asked repeats made": (
-        Trial(3, 3, 0.02, follow_up=True), "slower", 0.99, 1.0),
-}  # fmt: skip
+        Trial(3, 3, 0.02, follow_up=True),
+        "slower",
+        0.99,
+        1.0,
+    ),
+}
 """Trial, the answer that has a limit, and between which rates it must lie."""
 
 
@@ -138,8 +156,14 @@ def main() -> int:
     print(f"\n{n_series} series a scenario, {n_trials} comparisons a trial, {spent:.0f} s")
     print("missed: " + "; ".join(faults) if faults else "every target is met")
     if not quick:
-        content = {"benchmark": "verdicts", "seed": SEED, "largest_rmse": LARGEST_RMSE,
-                   "series": n_series, "comparisons": n_trials, **result}  # fmt: skip
+        content = {
+            "benchmark": "verdicts",
+            "seed": SEED,
+            "largest_rmse": LARGEST_RMSE,
+            "series": n_series,
+            "comparisons": n_trials,
+            **result,
+        }
         write_text(RESULTS, json.dumps(content, indent=2) + "\n")
     return int(bool(faults))
 

@@ -27,8 +27,14 @@ from paceline.files.recipe import load_recipe, resolve
 from paceline.machines.probe.inventory import usable_cores
 
 WARMUP_BLOCKS, MORE_STEPS_THAN_ANY = 2, 1_000_000
-PLAIN = ["data.source=synthetic", "data.packing=packed", "layout.zero_stage=0", "layout.cp=1",
-         "training.ramp_up=null", f"steps={MORE_STEPS_THAN_ANY}"]  # fmt: skip
+PLAIN = [
+    "data.source=synthetic",
+    "data.packing=packed",
+    "layout.zero_stage=0",
+    "layout.cp=1",
+    "training.ramp_up=null",
+    f"steps={MORE_STEPS_THAN_ANY}",
+]
 """What a loop on one process does without."""
 
 WORKLOADS: dict[str, tuple[str, list[str]]] = {
@@ -39,9 +45,10 @@ WORKLOADS: dict[str, tuple[str, list[str]]] = {
     "llama2-70b-lora-tiny": ("llama2-70b-lora-tiny", ["layout.micro_batch=8"]),
     "gpt-1b3-tiny": ("gpt-1b3-tiny", ["layout.micro_batch=16"]),
     "gpt-1b3-tiny, no recomputation": (
-        "gpt-1b3-tiny", ["layout.micro_batch=16", "layout.recompute=none"],
+        "gpt-1b3-tiny",
+        ["layout.micro_batch=16", "layout.recompute=none"],
     ),
-}  # fmt: skip
+}
 """Recipe, and what makes its whole batch one micro-batch."""
 
 
@@ -81,7 +88,7 @@ def compare(
 
 
 def main() -> int:
-    """Run every workload in fp32 and bf16, print a table, write the result; 1 when one is slower."""
+    """Run every workload in fp32 and bf16, print and keep the figures; 1 when one is slower."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--block", type=int, default=5)
@@ -104,8 +111,11 @@ def main() -> int:
             native_ms, peer_ms = (
                 1e3 * wall[f"{side}_step_time_s"]["median"] for side in ("native", "peer")
             )
-            print(f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} "
-                  f"| {told(wall['ratio'])} | {told(cpu['ratio'])} | {chosen.pairs} |", flush=True)  # fmt: skip
+            print(
+                f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} "
+                f"| {told(wall['ratio'])} | {told(cpu['ratio'])} | {chosen.pairs} |",
+                flush=True,
+            )
     if not chosen.only:
         keep("workloads_vs_peers", "s a step; ratio of peer to native", around, rows=rows)
     return int(any(row["wall"]["ratio"]["median"] < 1 for row in rows))

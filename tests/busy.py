@@ -1,6 +1,7 @@
 """Runs a command beside busy loops: python tests/busy.py LOOPS ROUNDS COMMAND [ARGUMENT ...]
 
-The command must end well in every round; the exit code is that of the first round in which it does not.
+The command must end well in every round; the exit code is that of the first round in which it does
+not.
 """
 
 from __future__ import annotations

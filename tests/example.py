@@ -11,10 +11,20 @@ from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
 
 SHAPE = DecoderShape(
-    num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, ffn_size=64, vocab_size=320,
-    gated_ffn=True, activation="silu", norm="rmsnorm", positions="rope", max_positions=64,
-    bias=False, tied_embeddings=False,
-)  # fmt: skip
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    ffn_size=64,
+    vocab_size=320,
+    gated_ffn=True,
+    activation="silu",
+    norm="rmsnorm",
+    positions="rope",
+    max_positions=64,
+    bias=False,
+    tied_embeddings=False,
+)
 
 
 def make_spec(ranks: int = 2, steps: int = 20, **fields: object) -> RunSpec:

@@ -37,7 +37,7 @@ class Workload:
     """A spike of `every_size` comes each so many steps (checkpoint, evaluation); 0 is never."""
     every_size: float = 0.25
     warm_up: bool = True
-    """A first step 3 to 30 times as long, then an excess of 20-100 % that fades over 1 to 8 steps."""
+    """A first step 3 to 30 times as long, then an excess of 20-100 % that fades in 1 to 8 steps."""
 
     def times(self, rng: np.random.Generator, truth_s: float = TRUTH_S) -> Times:
         """Step times in seconds of one run whose steady step takes `truth_s`."""
@@ -77,7 +77,7 @@ def of_steady_window(times: Times) -> float:
 
 
 def unless_drifting(times: Times) -> float:
-    """The same; NaN where the window is called drifting, which takes the confidence from a verdict."""
+    """The same; NaN where the window is called drifting, which leaves a verdict no confidence."""
     median, state = _median_and_state(times)
     return median if state == "steady" else np.nan
 
@@ -124,7 +124,7 @@ class Machine:
     between_runs: float = 0.004
     """Standard deviation of the log of a run's true step time."""
     heavy_tails: bool = False
-    """Student's t with 3 degrees of freedom instead of a normal distribution, of equal deviation."""
+    """Student's t with 3 degrees of freedom instead of a normal distribution of equal deviation."""
     workload: Workload | None = None
     """Steps of each run, read through the steady window; None takes the run's value as it is."""
 
@@ -170,6 +170,9 @@ class Trial:
 
 
 WORDS: dict[str, Change] = {
-    "slower": "higher", "faster": "lower", "same": "same", "undecided": "undecided",
-}  # fmt: skip
+    "slower": "higher",
+    "faster": "lower",
+    "same": "same",
+    "undecided": "undecided",
+}
 """What a change of a step time is called."""

@@ -9,10 +9,21 @@ from paceline.core.shape import DecoderShape, LoraSpec
 def llama(layers: int, hidden: int, heads: int, ffn: int) -> DecoderShape:
     """A Llama 3.1: 8 key/value heads, gated ffn, untied head, no biases."""
     return DecoderShape(
-        num_layers=layers, hidden_size=hidden, num_heads=heads, num_kv_heads=8, ffn_size=ffn,
-        vocab_size=128256, gated_ffn=True, activation="silu", norm="rmsnorm", positions="rope",
-        max_positions=8192, rope_theta=500_000, bias=False, tied_embeddings=False,
-    )  # fmt: skip
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=8,
+        ffn_size=ffn,
+        vocab_size=128256,
+        gated_ffn=True,
+        activation="silu",
+        norm="rmsnorm",
+        positions="rope",
+        max_positions=8192,
+        rope_theta=500_000,
+        bias=False,
+        tied_embeddings=False,
+    )
 
 
 LLAMA_8B = llama(32, 4096, 32, 14336)
@@ -20,14 +31,26 @@ LLAMA_70B = llama(80, 8192, 64, 28672)
 LLAMA_405B = llama(126, 16384, 128, 53248)
 
 OPT_350M = DecoderShape(
-    num_layers=24, hidden_size=1024, num_heads=16, ffn_size=4096, vocab_size=50272,
-    activation="relu", norm_position="post", final_norm=False, position_offset=2,
+    num_layers=24,
+    hidden_size=1024,
+    num_heads=16,
+    ffn_size=4096,
+    vocab_size=50272,
+    activation="relu",
+    norm_position="post",
+    final_norm=False,
+    position_offset=2,
     embedding_size=512,
-)  # fmt: skip
+)
 OPT_13B = DecoderShape(
-    num_layers=40, hidden_size=5120, num_heads=40, ffn_size=20480, vocab_size=50272,
-    activation="relu", position_offset=2,
-)  # fmt: skip
+    num_layers=40,
+    hidden_size=5120,
+    num_heads=40,
+    ffn_size=20480,
+    vocab_size=50272,
+    activation="relu",
+    position_offset=2,
+)
 OPT_13B_LORA = LoraSpec(
     rank=128, alpha=1, targets=("q", "k", "v", "o", "up", "down"), train_rest=True
 )
@@ -38,16 +61,29 @@ GPT_1B3 = DecoderShape(
 GPT_1B3_PADDED = GPT_1B3.model_copy(update={"vocab_multiple": 128, "embedding_norm": True})
 
 FLUX = MMDiTShape(
-    kind="mmdit", hidden_size=3072, num_heads=24, num_double_blocks=19, num_single_blocks=38,
-    latent_size=32, text_len=256, text_width=4096, pooled_width=768,
-)  # fmt: skip
+    kind="mmdit",
+    hidden_size=3072,
+    num_heads=24,
+    num_double_blocks=19,
+    num_single_blocks=38,
+    latent_size=32,
+    text_len=256,
+    text_width=4096,
+    pooled_width=768,
+)
 FLUX_TINY = FLUX.model_copy(
     update={
-        "hidden_size": 256, "num_heads": 4, "num_double_blocks": 2, "num_single_blocks": 2,
-        "latent_size": 16, "text_len": 32, "text_width": 128, "pooled_width": 64,
+        "hidden_size": 256,
+        "num_heads": 4,
+        "num_double_blocks": 2,
+        "num_single_blocks": 2,
+        "latent_size": 16,
+        "text_len": 32,
+        "text_width": 128,
+        "pooled_width": 64,
         "rope_axes": (8, 28, 28),
     }
-)  # fmt: skip
+)
 
 TINY = DecoderShape(num_layers=2, hidden_size=64, num_heads=4, ffn_size=256, vocab_size=300)
 

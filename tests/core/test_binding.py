@@ -35,8 +35,15 @@ def test_a_wrong_line_of_a_file_is_named(text: str, message: str):
         parse_bind_file(text, "f")
 
 
-def place(rank: int, cores: str, host: str = "n1", by: str | None = "cpu", threads: int = 1,
-          host_cores: str | None = "0-3", numa: int = 1) -> Place:  # fmt: skip
+def place(
+    rank: int,
+    cores: str,
+    host: str = "n1",
+    by: str | None = "cpu",
+    threads: int = 1,
+    host_cores: str | None = "0-3",
+    numa: int = 1,
+) -> Place:
     return Place(rank, host, cores, threads, by, by is not None, None, host_cores, numa)
 
 

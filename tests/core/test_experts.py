@@ -16,10 +16,21 @@ from paceline.layouts.search.space import Space, candidates, feasible
 
 # Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9 billion.
 MIXTRAL = DecoderShape(
-    num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_size=14336, vocab_size=32000,
-    gated_ffn=True, activation="silu", norm="rmsnorm", positions="rope", bias=False,
-    tied_embeddings=False, num_experts=8, experts_per_token=2,
-)  # fmt: skip
+    num_layers=32,
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    ffn_size=14336,
+    vocab_size=32000,
+    gated_ffn=True,
+    activation="silu",
+    norm="rmsnorm",
+    positions="rope",
+    bias=False,
+    tied_embeddings=False,
+    num_experts=8,
+    experts_per_token=2,
+)
 DENSE = MIXTRAL.model_copy(update={"num_experts": 1, "experts_per_token": 1})
 
 

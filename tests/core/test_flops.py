@@ -165,13 +165,21 @@ def test_every_convention_says_what_it_is():
 shapes = st.builds(
     lambda layers, heads, groups, width, ffn, gated: TINY.model_copy(
         update={
-            "num_layers": layers, "num_heads": heads * groups, "num_kv_heads": groups,
-            "hidden_size": heads * groups * width, "ffn_size": ffn, "gated_ffn": gated,
+            "num_layers": layers,
+            "num_heads": heads * groups,
+            "num_kv_heads": groups,
+            "hidden_size": heads * groups * width,
+            "ffn_size": ffn,
+            "gated_ffn": gated,
         }
     ),
-    st.integers(1, 40), st.integers(1, 8), st.integers(1, 8),
-    st.sampled_from([8, 64, 128]), st.integers(8, 8192), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.sampled_from([8, 64, 128]),
+    st.integers(8, 8192),
+    st.booleans(),
+)
 
 
 @given(shape=shapes, seq_len=st.integers(1, 65536))

@@ -22,16 +22,20 @@ def under_switches(hosts: list[str], each: int) -> dict[str, str]:
 
 
 @given(
-    n=st.integers(1, 40), size=st.integers(1, 40), num_rounds=st.integers(1, 5),
-    how=st.sampled_from(get_args(Split)), seed=st.integers(0, 3),
-)  # fmt: skip
+    n=st.integers(1, 40),
+    size=st.integers(1, 40),
+    num_rounds=st.integers(1, 5),
+    how=st.sampled_from(get_args(Split)),
+    seed=st.integers(0, 3),
+)
 def test_every_host_is_measured_and_every_round_accounts_for_all_of_them(
     n: int, size: int, num_rounds: int, how: Split, seed: int
 ):
     hosts = hosts_of(n)
     size = min(size, n)
-    rounds = split_rounds(hosts, size, how, num_rounds=num_rounds, seed=seed,
-                          topology=under_switches(hosts, 5))  # fmt: skip
+    rounds = split_rounds(
+        hosts, size, how, num_rounds=num_rounds, seed=seed, topology=under_switches(hosts, 5)
+    )
     assert len(rounds) - sum(one.made_up for one in rounds) == num_rounds
     for one in rounds:
         placed = [host for group in one.groups for host in group]

@@ -1,4 +1,4 @@
-"""Host names, ranges and hostfiles: what is read, and what is refused before a shell could see it."""
+"""Host names, ranges and hostfiles: what is read, and what is refused before a shell sees it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from paceline.core.hosts import (
 
 names = st.lists(
     st.builds("{}{}".format, st.sampled_from(["node-", "gpu", "a1b"]), st.integers(0, 120)),
-    min_size=1, max_size=30, unique=True,
-)  # fmt: skip
+    min_size=1,
+    max_size=30,
+    unique=True,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +83,20 @@ def test_what_a_shell_or_ssh_could_read_otherwise_is_no_host_name(name: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["n[3-1]", "n[a]", "n[]", "n[1", "n[0-999999]", "n[1-999][1-999]", "n[0-99999999]x[1-9]",
-     "[1]" * 3000, "n[1-2]" + "[1-2]" * 40, f"n[1-{'9' * 5000}]", ",".join(["n[1-99999]"] * 3)],
-)  # fmt: skip
+    [
+        "n[3-1]",
+        "n[a]",
+        "n[]",
+        "n[1",
+        "n[0-999999]",
+        "n[1-999][1-999]",
+        "n[0-99999999]x[1-9]",
+        "[1]" * 3000,
+        "n[1-2]" + "[1-2]" * 40,
+        f"n[1-{'9' * 5000}]",
+        ",".join(["n[1-99999]"] * 3),
+    ],
+)
 def test_a_range_that_is_none_or_too_large_is_refused(text: str):
     with pytest.raises(UserError):
         expand(text)

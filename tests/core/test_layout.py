@@ -67,21 +67,36 @@ def test_nvidias_layout_has_64_micro_batches_at_every_scale():
 @pytest.mark.parametrize(
     ("fields", "world", "batch", "words"),
     [
-        ({"tp": 4, "pp": 4, "cp": 2}, 48, 96,
-         "tp 4 x pp 4 x cp 2 = 32 does not divide 48 devices"),
-        ({"micro_batch": 3}, 8, 512,
-         "global_batch 512 is not a multiple of dp 8 x micro_batch 3 = 24"),
+        ({"tp": 4, "pp": 4, "cp": 2}, 48, 96, "tp 4 x pp 4 x cp 2 = 32 does not divide 48 devices"),
+        (
+            {"micro_batch": 3},
+            8,
+            512,
+            "global_batch 512 is not a multiple of dp 8 x micro_batch 3 = 24",
+        ),
         ({"tp": 64}, 64, 64, "32 query and 8 key/value heads cannot be split over tp 64"),
-        ({"tp": 8, "cp": 8, "cp_exchange": "all-to-all"}, 64, 64,
-         "32 query heads cannot be split over tp 8 x cp 8 = 64"),
+        (
+            {"tp": 8, "cp": 8, "cp_exchange": "all-to-all"},
+            64,
+            64,
+            "32 query heads cannot be split over tp 8 x cp 8 = 64",
+        ),
         ({"cp": 3}, 3, 3, "seq_len 8192 cannot be split into 2 x cp = 6 chunks"),
-        ({"pp": 3}, 3, 3,
-         "32 layers (or 34 with embedding and head) cannot be split over pp 3 x vp 1 = 3 stages"),
-        ({"dp_shard": 3, "zero_stage": 3}, 8, 8,
-         "dp x cp = 8 ranks cannot be split into groups of dp_shard 3"),
+        (
+            {"pp": 3},
+            3,
+            3,
+            "32 layers (or 34 with embedding and head) cannot be split over pp 3 x vp 1 = 3 stages",
+        ),
+        (
+            {"dp_shard": 3, "zero_stage": 3},
+            8,
+            8,
+            "dp x cp = 8 ranks cannot be split into groups of dp_shard 3",
+        ),
     ],
     ids=["world", "batch", "heads", "all-to-all", "chunks", "layers", "shards"],
-)  # fmt: skip
+)
 def test_each_condition_is_one_sentence_with_its_numbers(
     fields: dict[str, Any], world: int, batch: int, words: str
 ):
@@ -131,8 +146,9 @@ def test_only_the_native_trainer_asks_for_a_key_and_value_head_on_every_tensor_r
     (problem,) = native_problems(Layout(tp=16), LLAMA_8B, 16, 16)
     assert problem.startswith("8 key/value heads cannot be split over tp 16")
     uneven = LLAMA_8B.model_copy(update={"num_heads": 24, "num_kv_heads": 8, "head_size": 128})
-    (problem,) = layout_problems(Layout(tp=12, pp=1), uneven.model_copy(update={"ffn_size": 12}),
-                                 12, 12)  # fmt: skip
+    (problem,) = layout_problems(
+        Layout(tp=12, pp=1), uneven.model_copy(update={"ffn_size": 12}), 12, 12
+    )
     assert "24 query and 8 key/value heads cannot be split over tp 12" in problem
 
 
@@ -181,13 +197,25 @@ def test_1f1b_over_several_chunks_is_the_interleaved_schedule():
 
 def test_features_name_what_a_layout_combines():
     assert features(NVIDIA_70B, 64) == {
-        "dp", "tp", "sp", "pp", "vp", "interleaved", "cp", "all-gather", "zero1",
-    }  # fmt: skip
+        "dp",
+        "tp",
+        "sp",
+        "pp",
+        "vp",
+        "interleaved",
+        "cp",
+        "all-gather",
+        "zero1",
+    }
     assert features(Layout(), 1) == {"no-tp", "no-pp", "no-cp", "no-vp", "zero0"}
     hybrid = features(
-        Layout(zero_stage=3, dp_shard=2, recompute="full"), 4,
-        dtype="bf16", device="cpu", compiled=True, tied=True,
-    )  # fmt: skip
+        Layout(zero_stage=3, dp_shard=2, recompute="full"),
+        4,
+        dtype="bf16",
+        device="cpu",
+        compiled=True,
+        tied=True,
+    )
     assert hybrid >= {"zero3", "dp-shard", "hybrid", "full", "bf16", "cpu", "compile", "tied", "dp"}
     assert "hybrid" not in features(Layout(zero_stage=3, dp_shard=4), 4)
 

@@ -174,8 +174,12 @@ def test_a_rank_of_no_layers_needs_its_ends_only():
         assert memory_per_device(two, layout, 2, 128, "bf16").total_bytes > 0
 
 
-@given(pp=st.integers(2, 16), vp=st.integers(1, 4), layers=st.integers(1, 130),
-       recompute=st.sampled_from(["none", "full"]))  # fmt: skip
+@given(
+    pp=st.integers(2, 16),
+    vp=st.integers(1, 4),
+    layers=st.integers(1, 130),
+    recompute=st.sampled_from(["none", "full"]),
+)
 def test_no_rank_is_charged_with_more_layers_than_one_holds(
     pp: int, vp: int, layers: int, recompute: str
 ):

@@ -19,10 +19,15 @@ def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields:
     tokens = float(spec.training.global_batch * spec.training.seq_len)
     n = len(times)
     steps = make_steps(
-        times, tokens=[tokens] * n, global_batch=[float(spec.training.global_batch)] * n,
-        seq_len=[32.0] * n, loss=[3.0] * n, resident_bytes=[1e9] * n, comm_wait_s=[0.1] * n,
+        times,
+        tokens=[tokens] * n,
+        global_batch=[float(spec.training.global_batch)] * n,
+        seq_len=[32.0] * n,
+        loss=[3.0] * n,
+        resident_bytes=[1e9] * n,
+        comm_wait_s=[0.1] * n,
         data_wait_s=[0.0] * n,
-    )  # fmt: skip
+    )
     return timed_run(facts_of(spec), steps, steps, **fields)  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ def one_f_one_b(pp: int, num: int) -> list[Order]:
 
 
 def zb_h1(pp: int, num: int) -> list[Order]:
-    """As 1f1b, with the weights' gradients as many micro-batches later as there are stages before."""
+    """As 1f1b, weights' gradients as many micro-batches later as there are stages before."""
     orders: list[Order] = []
     for stage in range(pp):
         order: Order = []

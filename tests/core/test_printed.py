@@ -18,11 +18,18 @@ def printed(text: str, step: float | None = None) -> Printed:
 @pytest.mark.parametrize(
     ("text", "value", "step"),
     [
-        ("54.10%", 54.1, 0.01), ("14.8", 14.8, 0.1), ("29", 29, 1), ("3.94E+15", 3.94e15, 1e13),
-        ("136,902,082,560", 136_902_082_560, 1), ("16GB borderline OOM", 16, 1), ("14.", 14, 1),
-        ("5e-3", 0.005, 0.001), ("1e12", 1e12, 1e12), ("12.50 s", 12.5, 0.01),
+        ("54.10%", 54.1, 0.01),
+        ("14.8", 14.8, 0.1),
+        ("29", 29, 1),
+        ("3.94E+15", 3.94e15, 1e13),
+        ("136,902,082,560", 136_902_082_560, 1),
+        ("16GB borderline OOM", 16, 1),
+        ("14.", 14, 1),
+        ("5e-3", 0.005, 0.001),
+        ("1e12", 1e12, 1e12),
+        ("12.50 s", 12.5, 0.01),
     ],
-)  # fmt: skip
+)
 def test_the_first_number_of_a_cell_is_read_with_its_last_digit(
     text: str, value: float, step: float
 ):
@@ -44,9 +51,13 @@ def test_a_figure_known_to_be_a_multiple_has_that_resolution():
 
 @pytest.mark.parametrize(
     ("text", "bound", "inside", "outside"),
-    [("over 98%", "at least", 98.5, 97.9), ("> 98", "at least", 99, 97),
-     ("under 2 s", "at most", 1.5, 2.5), ("at most 5", "at most", 5, 6)],
-)  # fmt: skip
+    [
+        ("over 98%", "at least", 98.5, 97.9),
+        ("> 98", "at least", 99, 97),
+        ("under 2 s", "at most", 1.5, 2.5),
+        ("at most 5", "at most", 5, 6),
+    ],
+)
 def test_a_bound_leaves_one_side_open(text: str, bound: str, inside: float, outside: float):
     found = printed(text)
     assert found.bound == bound

@@ -96,10 +96,13 @@ def test_paths_are_absolute_in_a_plan(tmp_path: Path, monkeypatch: pytest.Monkey
         (tmp_path / name).write_text("words")
     monkeypatch.chdir(tmp_path)
     overrides = (
-        "data.source=text", "data.path=a.txt", "training.evaluation.every_samples=8",
-        "training.evaluation.samples=2", "training.evaluation.path=b.txt",
+        "data.source=text",
+        "data.path=a.txt",
+        "training.evaluation.every_samples=8",
+        "training.evaluation.samples=2",
+        "training.evaluation.path=b.txt",
         "training.initial_weights=base",
-    )  # fmt: skip
+    )
 
     training = make_plan(Request("tiny-llama", overrides=overrides, devices=1)).spec.training
 

@@ -16,11 +16,13 @@ GIB = 2**30
 
 def rank(number: int, resident: float | None = 2 * GIB, **changes: Any) -> RankMemory:
     values: dict[str, Any] = {
-        "rank": number, "step": 2, "kind": "tracked",
+        "rank": number,
+        "step": 2,
+        "kind": "tracked",
         "parts_bytes": {"weights": 10.0, "activations": 30.0, "context": 100.0},
         "at_peak_bytes": {"weights": 10.0, "activations": 30.0},
         "peak_bytes": {"resident": resident, "tracked": 40.0},
-    }  # fmt: skip
+    }
     return RankMemory.model_validate({**values, **changes})
 
 

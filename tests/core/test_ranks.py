@@ -141,12 +141,14 @@ def test_summaries_name_the_stage():
 
 
 def test_shares_of_tensor_pipeline_and_data_ranks_add_up_to_the_batch():
-    """2 x 2 x 2 ranks: both replicas of 1000 tokens are shared by four ranks, which tell one loss."""
+    """2 x 2 x 2 ranks: four ranks share a replica's 1000 tokens and tell its loss."""
     loss_of_replica = (2.0, 4.0)
     ranks = {
         (pp * 2 + dp) * 2 + tp: make_steps([1.0], tokens=[1000 / 4], loss=[loss_of_replica[dp]])
-        for pp in range(2) for dp in range(2) for tp in range(2)
-    }  # fmt: skip
+        for pp in range(2)
+        for dp in range(2)
+        for tp in range(2)
+    }
     merged = merge_ranks(ranks)
     assert list(merged["tokens"]) == [2000.0]
     assert list(merged["loss"]) == [3.0]

@@ -1,4 +1,4 @@
-"""Energy is the integral of what was sampled over a window, and nothing where a part of it is dark."""
+"""Energy is the integral of what was sampled over a window, and nothing where a part is dark."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from paceline.core.telemetry import Telemetry, energy_between, read_telemetry
 def host(
     *samples: dict[str, Any], sources: tuple[str, ...] = ("gpu", "cpu"), name: str = "a"
 ) -> Telemetry:
-    start = {"event": "telemetry", "host": name, "interval_s": 1.0,
-             "sources": {part: f"{part} source" for part in sources},
-             "unknown": {part: "cannot be read" for part in ("gpu", "cpu") if part not in sources}}  # fmt: skip
+    start = {
+        "event": "telemetry",
+        "host": name,
+        "interval_s": 1.0,
+        "sources": {part: f"{part} source" for part in sources},
+        "unknown": {part: "cannot be read" for part in ("gpu", "cpu") if part not in sources},
+    }
     lines = [json.dumps(start), *(json.dumps({"event": "sample", **one}) for one in samples)]
     found = read_telemetry(lines)
     assert found is not None
@@ -54,10 +58,13 @@ def test_hosts_are_added_and_one_without_a_part_takes_it_from_the_sum():
 
 @pytest.mark.parametrize(
     ("times", "reason"),
-    [([3, 4, 5, 6, 7, 8, 9, 10], "gpu: a: was not sampled over the whole window"),
-     ([0, 1, 2, 3, 4], "gpu: a: was not sampled over the whole window"),
-     ([0, 1, 2, 9, 10], "gpu: a: was not sampled for 7.0 s"), ([], "gpu: a: was not sampled")],
-)  # fmt: skip
+    [
+        ([3, 4, 5, 6, 7, 8, 9, 10], "gpu: a: was not sampled over the whole window"),
+        ([0, 1, 2, 3, 4], "gpu: a: was not sampled over the whole window"),
+        ([0, 1, 2, 9, 10], "gpu: a: was not sampled for 7.0 s"),
+        ([], "gpu: a: was not sampled"),
+    ],
+)
 def test_a_window_that_is_not_covered_has_no_energy(times: list[int], reason: str):
     found = energy_between([host(*(at(t, [100.0]) for t in times), sources=("gpu",))], 2.0, 8.0)
 
@@ -82,9 +89,10 @@ def test_every_host_at_fault_is_named_with_what_it_lacks():
 
     assert found.energy_j is None
     assert str(found.reason).split("; ") == [
-        "gpu: n[2-3]: was not sampled over the whole window", "gpu: n7: cannot be read",
+        "gpu: n[2-3]: was not sampled over the whole window",
+        "gpu: n7: cannot be read",
         "cpu: n[1-3],n7: cannot be read",
-    ]  # fmt: skip
+    ]
 
 
 def test_nothing_recorded_is_no_energy():

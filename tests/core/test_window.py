@@ -146,9 +146,18 @@ def test_a_rule_that_picks_nothing_is_told_from_what_is_no_rule():
 def test_a_watched_step_is_in_no_window_wherever_that_begins():
     """Its time is left out of the series, so even a window from step 1 passes over it."""
     watched = read_rank(
-        lines(*({**STEP, "step": k, "step_time_s": 9.0 if k == 2 else 0.2 + k % 3 / 1e3,
-                 **({"tracked": True} if k == 2 else {})} for k in range(1, 21)))
-    )  # fmt: skip
+        lines(
+            *(
+                {
+                    **STEP,
+                    "step": k,
+                    "step_time_s": 9.0 if k == 2 else 0.2 + k % 3 / 1e3,
+                    **({"tracked": True} if k == 2 else {}),
+                }
+                for k in range(1, 21)
+            )
+        )
+    )
     series = Steps.of(watched.steps)
     window = steady_window(series)
 

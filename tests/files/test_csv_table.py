@@ -31,13 +31,20 @@ def test_a_row_becomes_a_published_row(tmp_path: Path):
     (row,) = read_csv(write(tmp_path, GOOD + ROW), DECLARED).rows
     assert (row.id, row.device, row.dtype, row.num_devices) == ("a", "H100-SXM", "fp8", 64)
     assert (row.seq_len, row.global_batch, row.recipe) == (8192, 128, "llama31-70b")
-    assert row.printed == {"step_time_s": "11.01", "tokens_per_s": "95239", "mfu": "36.17",
-                           "days": "121.53"}  # fmt: skip
+    assert row.printed == {
+        "step_time_s": "11.01",
+        "tokens_per_s": "95239",
+        "mfu": "36.17",
+        "days": "121.53",
+    }
     assert row.figure("mfu") == pytest.approx(0.3617)
 
 
 def test_columns_have_other_names_and_any_case(tmp_path: Path):
-    text = "Device,num_devices,global_batch,SEQ_LEN,step_time_s,tokens_per_s_per_device\nH100,8,16,1024,1.0,2048\n"
+    text = (
+        "Device,num_devices,global_batch,SEQ_LEN,step_time_s,tokens_per_s_per_device\n"
+        "H100,8,16,1024,1.0,2048\n"
+    )
     (row,) = read_csv(write(tmp_path, text), Declared()).rows
     assert (row.num_devices, row.global_batch, row.seq_len) == (8, 16, 1024)
     assert row.printed["tokens_per_s_per_device"] == "2048"
@@ -165,8 +172,12 @@ def test_the_halved_throughput_of_a_published_table_is_told(tmp_path: Path):
 
 
 def test_an_mfu_on_the_sparse_peak_is_told(tmp_path: Path):
-    rows = ["64,128,11.01,95239,36.17", "128,256,10.93,191871,36.43", "256,512,11.16,375834,35.68",
-            "512,1024,11.18,750323,17.81"]  # fmt: skip
+    rows = [
+        "64,128,11.01,95239,36.17",
+        "128,256,10.93,191871,36.43",
+        "256,512,11.16,375834,35.68",
+        "512,1024,11.18,750323,17.81",
+    ]
     header = "gpu,dtype,seq_len,num_gpus,gbs,step_time_s,tokens_per_s,mfu_pct\n"
     text = header + "".join(f"H100,fp8,8192,{row}\n" for row in rows)
     (cause,) = findings(write(tmp_path, text), Declared(model="llama31-70b")).values()
@@ -212,21 +223,31 @@ def test_the_public_measurements_hold_few_contradictions(reference_data: Path):
     found = {(f.row, f.column) for f in done.audit.findings}
     assert done.audit.num_rows == 827 and done.audit.num_checked > 900
     assert found == {
-        ("seed3-006", "tokens_per_s"), ("seed3-006", "mfu"), ("mbridge-146", "flops_per_s_per_device"),
-        ("nvx-043", "layout"), ("nvx-045", "tokens_per_s"), ("nvx-050", "tokens_per_s"),
-        ("nvx-054", "tokens_per_s"), ("nvx-082", "tokens_per_s"), ("nvx-087", "tokens_per_s"),
+        ("seed3-006", "tokens_per_s"),
+        ("seed3-006", "mfu"),
+        ("mbridge-146", "flops_per_s_per_device"),
+        ("nvx-043", "layout"),
+        ("nvx-045", "tokens_per_s"),
+        ("nvx-050", "tokens_per_s"),
+        ("nvx-054", "tokens_per_s"),
+        ("nvx-082", "tokens_per_s"),
+        ("nvx-087", "tokens_per_s"),
         ("nvx-091", "tokens_per_s"),
-    }  # fmt: skip
+    }
 
 
 cell = st.one_of(
     st.sampled_from(["", "-", "OOM", "0", "1", "8192", "14.72", "1e9", "5%", "H100", "bf16", "x"]),
-    st.floats(1e-3, 1e6).map(str), st.integers(1, 10**6).map(str), st.text(max_size=5),
-)  # fmt: skip
+    st.floats(1e-3, 1e6).map(str),
+    st.integers(1, 10**6).map(str),
+    st.text(max_size=5),
+)
 columns = st.lists(
     st.sampled_from([*PRINTED, *COUNTS, "gpu", "dtype", "convention", "model", "peak_tflops"]),
-    min_size=1, max_size=9, unique=True,
-)  # fmt: skip
+    min_size=1,
+    max_size=9,
+    unique=True,
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,29 +13,83 @@ from paceline.files.events import read_events, read_rank
 from tests.example import make_spec
 
 START: dict[str, Any] = {
-    "event": "start", "schema": 1, "rank": 0, "world_size": 1, "local_rank": 0, "host": "h",
-    "pid": 1, "time_unix": 1.0, "torch": "2", "python": "3", "cuda": None, "backend": None,
-    "device_name": "cpu", "num_parameters": make_spec().num_parameters, "trainable_parameters": 1, "layout": {},
-    "dtype": "fp32", "matmul_precision": "high", "threads": 1, "data": {},
-}  # fmt: skip
+    "event": "start",
+    "schema": 1,
+    "rank": 0,
+    "world_size": 1,
+    "local_rank": 0,
+    "host": "h",
+    "pid": 1,
+    "time_unix": 1.0,
+    "torch": "2",
+    "python": "3",
+    "cuda": None,
+    "backend": None,
+    "device_name": "cpu",
+    "num_parameters": make_spec().num_parameters,
+    "trainable_parameters": 1,
+    "layout": {},
+    "dtype": "fp32",
+    "matmul_precision": "high",
+    "threads": 1,
+    "data": {},
+}
 STEP: dict[str, Any] = {
-    "event": "step", "step": 1, "loss": 2.0, "grad_norm": 1.0, "tokens": 64, "samples": 2,
-    "global_batch": 4, "seq_len": 32, "step_time_s": 0.2, "busy_time_s": 0.1, "comm_wait_s": 0.1,
-    "data_wait_s": 0.0, "memory_bytes": {"allocated": None, "reserved": None, "resident": 5.0},
-}  # fmt: skip
+    "event": "step",
+    "step": 1,
+    "loss": 2.0,
+    "grad_norm": 1.0,
+    "tokens": 64,
+    "samples": 2,
+    "global_batch": 4,
+    "seq_len": 32,
+    "step_time_s": 0.2,
+    "busy_time_s": 0.1,
+    "comm_wait_s": 0.1,
+    "data_wait_s": 0.0,
+    "memory_bytes": {"allocated": None, "reserved": None, "resident": 5.0},
+}
 END: dict[str, Any] = {
-    "event": "end", "status": "ok", "reason": None, "steps": 1, "time_unix": 2.0,
-}  # fmt: skip
+    "event": "end",
+    "status": "ok",
+    "reason": None,
+    "steps": 1,
+    "time_unix": 2.0,
+}
 MEMORY: dict[str, Any] = {
-    "event": "memory", "step": 2, "kind": "tracked", "tracker": "MemTracker", "why": None,
+    "event": "memory",
+    "step": 2,
+    "kind": "tracked",
+    "tracker": "MemTracker",
+    "why": None,
     "watcher_bytes": 2e6,
-    "parts_bytes": {"weights": 40.0, "gradients": 40.0, "optimizer": 80.0, "buffers": 5.0,
-                    "gathered": 0.0, "activations": 300.0, "other": 0.0, "context": 1000.0},
-    "at_peak_bytes": {"weights": 40.0, "gradients": 10.0, "optimizer": 80.0, "buffers": 5.0,
-                      "gathered": 0.0, "activations": 300.0, "other": 0.0},
-    "peak_bytes": {"allocated": None, "reserved": None, "device_used": None, "resident": 2000.0,
-                   "tracked": 435.0},
-}  # fmt: skip
+    "parts_bytes": {
+        "weights": 40.0,
+        "gradients": 40.0,
+        "optimizer": 80.0,
+        "buffers": 5.0,
+        "gathered": 0.0,
+        "activations": 300.0,
+        "other": 0.0,
+        "context": 1000.0,
+    },
+    "at_peak_bytes": {
+        "weights": 40.0,
+        "gradients": 10.0,
+        "optimizer": 80.0,
+        "buffers": 5.0,
+        "gathered": 0.0,
+        "activations": 300.0,
+        "other": 0.0,
+    },
+    "peak_bytes": {
+        "allocated": None,
+        "reserved": None,
+        "device_used": None,
+        "resident": 2000.0,
+        "tracked": 435.0,
+    },
+}
 
 
 def lines(*events: dict[str, Any]) -> list[str]:
@@ -46,8 +100,10 @@ def test_a_rank_reads_back():
     log = read_rank(lines(START, STEP, END))
     assert log.start is not None and log.end is not None
     assert (log.steps[0].index, log.steps[0].resident_bytes, log.steps[0].allocated_bytes) == (
-        1, 5.0, None,
-    )  # fmt: skip
+        1,
+        5.0,
+        None,
+    )
 
 
 def test_a_rank_knows_its_pipeline_stage_where_the_line_says_so():
@@ -57,8 +113,13 @@ def test_a_rank_knows_its_pipeline_stage_where_the_line_says_so():
         return start.stage
 
     assert stage({"coordinates": {"pp": 3, "dp": 0, "cp": 0, "tp": 1}}) == 3
-    for unknown in ({}, {"coordinates": None}, {"coordinates": {"pp": "1"}},
-                    {"coordinates": {"pp": -1}}, {"coordinates": [1]}):  # fmt: skip
+    for unknown in (
+        {},
+        {"coordinates": None},
+        {"coordinates": {"pp": "1"}},
+        {"coordinates": {"pp": -1}},
+        {"coordinates": [1]},
+    ):
         assert stage(unknown) == 0
 
 

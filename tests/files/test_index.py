@@ -133,8 +133,11 @@ def test_a_table_of_another_form_is_made_anew(root: Path, tmp_path: Path):
 def test_a_table_that_takes_no_rows_is_told_and_rebuilt(root: Path, tmp_path: Path):
     make_run(root, "a", status="running")
     before = rows(root)
-    alter(index_file(tmp_path), "alter table runs add x text not null default ''",
-          "create trigger t before insert on runs begin select raise(abort, 'no'); end")  # fmt: skip
+    alter(
+        index_file(tmp_path),
+        "alter table runs add x text not null default ''",
+        "create trigger t before insert on runs begin select raise(abort, 'no'); end",
+    )
     found = listing(root, computed)
     assert found.rows == before and "paceline db rebuild" in str(found.fault)
     assert Index.open(root, anew=True).rebuild(computed) == (1, [])

@@ -74,8 +74,11 @@ def read(tmp_path: Path, text: str) -> Row:
 def test_a_row_inherits_what_its_file_and_table_state_once(tmp_path: Path):
     row = read(tmp_path, FILE)
     assert (row.source, row.where, row.window, row.table) == (
-        "A study", "page 3", "as printed", "study-table",
-    )  # fmt: skip
+        "A study",
+        "page 3",
+        "as printed",
+        "study-table",
+    )
     assert (row.layout.zero_stage, row.layout.tp, row.layout.pp) == (1, 2, 2)
 
 
@@ -122,10 +125,15 @@ def test_printed_cells_are_numbers_in_base_units(tmp_path: Path):
 @pytest.mark.parametrize(
     ("printed", "value"),
     [
-        ("136,902,082,560", 136_902_082_560), ("3.94E+15", 3.94e15), ("over 98", 98),
-        ("16 borderline OOM", 16), ("OOM", None), ("x", None), ("", None),
+        ("136,902,082,560", 136_902_082_560),
+        ("3.94E+15", 3.94e15),
+        ("over 98", 98),
+        ("16 borderline OOM", 16),
+        ("OOM", None),
+        ("x", None),
+        ("", None),
     ],
-)  # fmt: skip
+)
 def test_the_first_number_of_a_cell_counts(tmp_path: Path, printed: str, value: float | None):
     row = read(tmp_path, FILE.replace('"29"', f'"{printed}"'))
     assert row.figure("step_time_s") == value
@@ -178,11 +186,14 @@ def test_a_wrong_file_is_refused_with_file_and_reason(
         ("tables: 3", "study.yaml:5: tables: input should be a valid tuple"),
         ("tables: [{id: t, title: x, rows: 7}]", "tables.0.rows: input should be a valid tuple"),
         ("tables: [{id: t, title: x, rows: 7, rows_csv: 'id'}]", "tables.0.rows: input should"),
-        ("tables: [{id: t, title: x, rows_csv: \"id,id.a\\nb,1\"}]", "id is a column of its own"),
-        ("tables: [{id: t, title: x, common: {printed: {}, units: {}}, rows: [{id: a}, {id: a}]}]",
-         "two rows are called 'a'"),
+        ('tables: [{id: t, title: x, rows_csv: "id,id.a\\nb,1"}]', "id is a column of its own"),
+        (
+            "tables: [{id: t, title: x, common: {printed: {}, units: {}},\n"
+            "          rows: [{id: a}, {id: a}]}]",
+            "two rows are called 'a'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_of_another_build_is_refused(tmp_path: Path, text: str, complaint: str):
     with pytest.raises(UserError, match=complaint):
         read_text(tmp_path, f"source: a\nwhere: b\nwindow: c\n\n{text}\n")
@@ -266,9 +277,8 @@ def test_no_text_speaks_of_where_the_figures_were_collected():
 @pytest.mark.parametrize("row", [r for r in SEED_ROWS if r.repeats], ids=lambda row: row.id)
 def test_a_row_that_repeats_another_states_the_same_configuration(row: Row):
     twin = references.row(row.repeats or "")
-    assert (twin.num_devices, twin.global_batch, twin.layout, twin.dtype) == (
-        row.num_devices, row.global_batch, row.layout, row.dtype,
-    )  # fmt: skip
+    for field in ("num_devices", "global_batch", "layout", "dtype"):
+        assert getattr(twin, field) == getattr(row, field)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
@@ -321,11 +331,14 @@ def test_the_rows_of_the_seeds_in_the_public_collection_are_those_of_their_own_f
         lines = [line for line in csv.DictReader(file) if line["id"].startswith("seed")]
     for line in lines:
         known = [
-            row for row in SEED_ROWS
-            if str(row.num_devices) == line["num_gpus"] and str(row.layout.tp) == line["tp"]
-            and str(row.layout.pp) == line["pp"] and row.dtype == catalog.dtype(line["dtype"])
+            row
+            for row in SEED_ROWS
+            if str(row.num_devices) == line["num_gpus"]
+            and str(row.layout.tp) == line["tp"]
+            and str(row.layout.pp) == line["pp"]
+            and row.dtype == catalog.dtype(line["dtype"])
             and str(row.layout.micro_batch) == line["mbs"]
-        ]  # fmt: skip
+        ]
         times = [row.step_time_s for row in known]
         expected = float(line["step_time_s"]) if line["step_time_s"] else None
         near = [
@@ -367,10 +380,12 @@ def test_convergence_points_have_the_official_mean_and_deviation(reference_data:
     assert len(lines) == 2 * 13 and len(points) == 9 + 2 * 4
     for line in lines:
         (point,) = [
-            p for p in points
-            if p.benchmark == line["benchmark"] and str(p.global_batch) == line["batch_size"]
+            p
+            for p in points
+            if p.benchmark == line["benchmark"]
+            and str(p.global_batch) == line["batch_size"]
             and line["ruleset"] in p.rulesets
-        ]  # fmt: skip
+        ]
         runs = np.sort(point.samples_to_target)
         assert len(runs) == int(line["n"])
         assert runs[1:-1].mean() == pytest.approx(float(line["olympic_mean"]))

@@ -35,9 +35,13 @@ from tests.example import make_spec
 
 def make_record(status: Status = "ok", **fields: object) -> RunRecord:
     values: dict[str, object] = {
-        "name": "x", "created": "2026-01-01T00:00:00+00:00", "command": ("paceline", "run"),
-        "spec": make_spec(), "status": status, "paceline_version": __version__,
-    }  # fmt: skip
+        "name": "x",
+        "created": "2026-01-01T00:00:00+00:00",
+        "command": ("paceline", "run"),
+        "spec": make_spec(),
+        "status": status,
+        "paceline_version": __version__,
+    }
     return RunRecord.model_validate({**values, **fields})
 
 
@@ -151,9 +155,12 @@ def test_a_changed_clock_does_not_end_a_run():
 def test_a_controller_that_nobody_has_waited_for_is_gone():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = psutil.Process(process.pid).create_time()
-    run = make_record("running", controller=Controller(
-        pid=process.pid, boot_id=boot_id(), started_unix=started, host=os.uname().nodename
-    ))  # fmt: skip
+    run = make_record(
+        "running",
+        controller=Controller(
+            pid=process.pid, boot_id=boot_id(), started_unix=started, host=os.uname().nodename
+        ),
+    )
     assert current_status(run) == "running"
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie

@@ -16,10 +16,14 @@ def test_a_program_has_what_it_reaches_and_nothing_else() -> None:
     package = "trainer/paceline/trainer"
 
     assert set(program_files("programs.context_memory")) == {
-        "trainer/__main__.py", "trainer/paceline/__init__.py", f"{package}/__init__.py",
-        f"{package}/programs/__init__.py", f"{package}/programs/context_memory.py",
-        f"{package}/measure/__init__.py", f"{package}/measure/machine.py",
-    }  # fmt: skip
+        "trainer/__main__.py",
+        "trainer/paceline/__init__.py",
+        f"{package}/__init__.py",
+        f"{package}/programs/__init__.py",
+        f"{package}/programs/context_memory.py",
+        f"{package}/measure/__init__.py",
+        f"{package}/measure/machine.py",
+    }
 
 
 def test_what_is_imported_inside_functions_travels_too() -> None:
