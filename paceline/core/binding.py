@@ -35,13 +35,13 @@ class Place:
 
 def core_numbers(text: str, where: str = "cores") -> set[int]:
     """The numbers in `0-3,8`; raises UserError for what is no such list."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not CORE_RANGE.fullmatch(part) or int(last or first) < int(first):
             raise UserError(where, f"{text!r} is no list of cores", allowed="0-3,8")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores
 
 
 def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
@@ -73,7 +73,7 @@ def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
 
 def binding_warnings(places: Sequence[Place]) -> list[str]:
     """What the ranks' cores say about figures that other ranks disturb, one sentence a kind."""
-    found: list[str] = []
+    warnings: list[str] = []
     hosts: dict[str, list[Place]] = {}
     for place in places:
         if place.cores is not None:
@@ -81,10 +81,10 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
     failed = [place for place in places if place.asked and place.bound_by is None]
     if failed:
         ranks = ", ".join(str(place.rank) for place in failed[:8])
-        found.append(
+        warnings.append(
             f"ranks {ranks} were not bound although asked: {failed[0].why or 'unknown why'}"
         )
-    told = [
+    faults = [
         (_doubly_used, "cores are used by several bound ranks"),
         (_crowded, "have more threads than cores; the ranks disturb each other"),
         (
@@ -93,22 +93,24 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
         ),
         (_left_idle, "have cores that no bound rank uses"),
     ]
-    for ask, sentence in told:
-        hit = {host: text for host, ranks in sorted(hosts.items()) if (text := ask(ranks))}
-        if hit:
-            first = next(iter(hit))
-            found.append(f"{compress(list(hit))} {sentence} ({first}: {hit[first]})")
-    return found
+    for fault_of, sentence in faults:
+        affected = {
+            host: text for host, ranks in sorted(hosts.items()) if (text := fault_of(ranks))
+        }
+        if affected:
+            first = next(iter(affected))
+            warnings.append(f"{compress(list(affected))} {sentence} ({first}: {affected[first]})")
+    return warnings
 
 
 def _doubly_used(ranks: Iterable[Place]) -> str | None:
-    seen: set[int] = set()
+    used: set[int] = set()
     twice: set[int] = set()
     for place in ranks:
         if place.bound_by is not None:
-            own = core_numbers(place.cores or "")
-            twice |= seen & own
-            seen |= own
+            cores = core_numbers(place.cores or "")
+            twice |= used & cores
+            used |= cores
     return f"{len(twice)} of them, core {min(twice)} first" if twice else None
 
 

@@ -196,7 +196,7 @@ def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict
 
     Raises UserError for one that is not there: what is stored has its name alone.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, value in env.items():
         if value == REDACTED and name not in environment:
             raise UserError(
@@ -204,5 +204,5 @@ def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict
                 "is a secret and was not stored",
                 remedy=f"export {name} and try again",
             )
-        found[name] = environment[name] if value == REDACTED else value
-    return found
+        variables[name] = environment[name] if value == REDACTED else value
+    return variables

@@ -92,8 +92,8 @@ def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
     are units, less one, each meets each.
     """
     units = [tuple(hosts[at : at + unit]) for at in range(0, len(hosts), unit)]
-    whole = [one for one in units if len(one) == unit]
-    rest = [host for one in units if len(one) < unit for host in one]
+    whole = [members for members in units if len(members) == unit]
+    rest = [host for members in units if len(members) < unit for host in members]
     odd: list[tuple[str, ...]] = [()] if len(whole) % 2 else []
     circle = whole + odd
     turn = number % max(1, len(circle) - 1)
@@ -102,7 +102,7 @@ def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
     couples = list(zip(moved[:half], reversed(moved[half:]), strict=True))
     # The unit without a partner goes last, where it is left over.
     couples.sort(key=lambda couple: () in couple)
-    return [host for couple in couples for one in couple for host in one] + rest
+    return [host for couple in couples for members in couple for host in members] + rest
 
 
 def _under_switches(
@@ -122,7 +122,7 @@ def _under_switches(
 
 def _make_up(hosts: Sequence[str], size: int, rounds: Sequence[Round]) -> list[Round]:
     """Further rounds for the hosts that no round has, filled up with hosts that were there."""
-    met = {host for one in rounds for group in one.groups for host in group}
+    met = {host for finished in rounds for group in finished.groups for host in group}
     never = [host for host in hosts if host not in met]
     if not never:
         return []

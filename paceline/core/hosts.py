@@ -89,8 +89,8 @@ def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
     `#` begins a comment; a name may be a range. Raises UserError with the line number for a blank
     line between hosts, a host named twice, a name that is none, and other words.
     """
-    hosts: dict[str, int] = {}
-    found: list[Host] = []
+    line_of: dict[str, int] = {}
+    hosts: list[Host] = []
     for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
         place = f"{where}:{number}"
         words = line.partition("#")[0].strip()
@@ -99,17 +99,17 @@ def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
                 continue
             raise UserError(place, "is blank", remedy="delete the line")
         for host in _hosts_of(words, place):
-            if first := hosts.get(host.name.casefold()):
+            if first := line_of.get(host.name.casefold()):
                 raise UserError(
                     place,
                     f"{host.name} was named in line {first} before",
                     remedy="name every host once",
                 )
-            hosts[host.name.casefold()] = number
-            found.append(host)
-    if not found:
+            line_of[host.name.casefold()] = number
+            hosts.append(host)
+    if not hosts:
         raise UserError(where, "names no host")
-    return tuple(found)
+    return tuple(hosts)
 
 
 def hostfile_text(hosts: Iterable[Host]) -> str:
@@ -121,18 +121,18 @@ def hostfile_text(hosts: Iterable[Host]) -> str:
 
 def _hosts_of(words: str, where: str) -> list[Host]:
     name, *rest = words.split()
-    told: list[int] = []
+    slots: list[int] = []
     for word in rest:
         match = _SLOTS.fullmatch(word)
         if match is None or match[1] is None:
             raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")
-        told += [] if word.startswith("max_") else [int(match[1])]
+        slots += [] if word.startswith("max_") else [int(match[1])]
     if name.count(":") == 1 and (match := _SLOTS.search(name)):
-        name, told = name[: match.start()], [int(match[2]), *told]
-    if 0 in told or len(told) > 1:
-        what = "has no slots" if 0 in told else "names its slots twice"
+        name, slots = name[: match.start()], [int(match[2]), *slots]
+    if 0 in slots or len(slots) > 1:
+        what = "has no slots" if 0 in slots else "names its slots twice"
         raise UserError(where, what, allowed="1 and more, once")
-    return [Host(name=one, slots=told[0] if told else None) for one in expand(name, where)]
+    return [Host(name=host, slots=slots[0] if slots else None) for host in expand(name, where)]
 
 
 def _expanded(text: str, where: str) -> list[str]:

@@ -284,8 +284,8 @@ def _share(
 
 def _peak_memory(run: TimedRun, kind: str) -> Metric:
     column = run.steps[f"{kind}_bytes"]
-    known = column[np.isfinite(column)]
-    if not len(known):
+    peaks = column[np.isfinite(column)]
+    if not len(peaks):
         measured_here = run.facts.origin == "measured"
         note = (
             f"this device reports no {kind.replace('_', ' ')} memory"
@@ -293,15 +293,17 @@ def _peak_memory(run: TimedRun, kind: str) -> Metric:
             else "the log does not say"
         )
         return Metric(value=None, unit="bytes", note=note)
-    return Metric(value=float(known.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
+    return Metric(value=float(peaks.max()), unit="bytes", n=run.facts.num_devices, statistic="max")
 
 
 def _fraction_of_step(run: TimedRun, name: str) -> Metric:
     share = run.window[name] / run.window["step_time_s"]
-    known = share[np.isfinite(share)]
-    if not len(known):
+    finite = share[np.isfinite(share)]
+    if not len(finite):
         return Metric(value=None, unit="fraction", note="the log does not say")
-    return Metric(value=float(np.median(known)), unit="fraction", n=len(known), statistic="median")
+    return Metric(
+        value=float(np.median(finite)), unit="fraction", n=len(finite), statistic="median"
+    )
 
 
 def _real_tokens_per_s(run: TimedRun) -> float | None:
@@ -316,10 +318,10 @@ def _real_tokens(run: TimedRun) -> float | None:
     first. A foreign log that counts no tokens is taken to be without padding unless it is known.
     """
     stated, batch, seq_len = run.facts.real_tokens_per_sample, run.global_batch, run.seq_len
-    told = stated * batch if stated and batch else None
+    stated_tokens = stated * batch if stated and batch else None
     counted = _mean(run.window["tokens"])
-    if told is not None and (counted is None or run.facts.data in (None, "synthetic")):
-        return told
+    if stated_tokens is not None and (counted is None or run.facts.data in (None, "synthetic")):
+        return stated_tokens
     if counted is not None or run.facts.origin == "measured":
         return counted
     padded = run.facts.packing == "padded"
@@ -327,5 +329,5 @@ def _real_tokens(run: TimedRun) -> float | None:
 
 
 def _mean(column: FloatColumn) -> float | None:
-    known = column[np.isfinite(column)]
-    return float(known.mean()) if len(known) else None
+    finite = column[np.isfinite(column)]
+    return float(finite.mean()) if len(finite) else None

@@ -104,9 +104,9 @@ def _needs(work: Pass) -> list[Pass]:
         return [Pass("B", work.stage, work.microbatch)]
     if work.kind == "F":
         return [Pass("F", work.stage - 1, work.microbatch)]
-    own = Pass("F", work.stage, work.microbatch)
+    forward = Pass("F", work.stage, work.microbatch)
     behind = work.stage + 1
-    return [own, Pass("B", behind, work.microbatch), Pass("BW", behind, work.microbatch)]
+    return [forward, Pass("B", behind, work.microbatch), Pass("BW", behind, work.microbatch)]
 
 
 def _ready(work: Pass, rank_of: dict[Pass, int], ends: dict[Pass, float]) -> bool:

@@ -101,16 +101,16 @@ def read_printed(text: str, step: float | None = None) -> Printed | None:
     `51.20%`, `3.94E+15`, `136,902`, `over 98%` and `16GB borderline` are understood; words around
     the number are not. A step larger than the last digit is for figures known to be multiples.
     """
-    found = _NUMBER.search(text)
-    if found is None:
+    match = _NUMBER.search(text)
+    if match is None:
         return None
-    number = Decimal(found[0].replace(",", ""))
+    number = Decimal(match[0].replace(",", ""))
     if not isfinite(float(number)):
         return None
     last_digit = float(Decimal(1).scaleb(int(number.as_tuple().exponent)))
-    before = text[: found.start()]
+    before = text[: match.start()]
     bound = "at least" if _AT_LEAST.search(before) else "at most" if _AT_MOST.search(before) else ""
-    return Printed(text, found[0], float(number), max(last_digit, step or 0.0), bound)
+    return Printed(text, match[0], float(number), max(last_digit, step or 0.0), bound)
 
 
 def like(value: float, pattern: Printed) -> str:

@@ -19,20 +19,21 @@ def memory_by_part(
     step_time_s: float | None,
 ) -> MemoryByPart | None:
     """All ranks in order, None without any; `context_bytes` is the catalog's for the bound."""
-    told = tuple(sorted(ranks, key=lambda rank: rank.rank))
-    if not told:
+    by_rank = tuple(sorted(ranks, key=lambda rank: rank.rank))
+    if not by_rank:
         return None
-    own = spec.memory_limit_bytes if spec else None
+    process_limit = spec.memory_limit_bytes if spec else None
     on_cpu = facts.device == "cpu"
-    limit = own or facts.device_memory_bytes or device_memory_bytes
-    what = "the machine's memory / processes" if on_cpu else "one device's memory"
-    slowest = max((r.watched_step_s for r in told if r.watched_step_s is not None), default=None)
+    limit = process_limit or facts.device_memory_bytes or device_memory_bytes
+    device = "the machine's memory / processes" if on_cpu else "one device's memory"
+    source = "memory_limit_bytes of the recipe" if process_limit else device
+    slowest = max((r.watched_step_s for r in by_rank if r.watched_step_s is not None), default=None)
     return MemoryByPart(
-        largest_rank=max(told, key=lambda rank: rank.size_bytes).rank,
-        ranks=told,
+        largest_rank=max(by_rank, key=lambda rank: rank.size_bytes).rank,
+        ranks=by_rank,
         limit_bytes=limit,
-        limit=None if limit is None else "memory_limit_bytes of the recipe" if own else what,
-        limit_counts_context=not own,
+        limit=None if limit is None else source,
+        limit_counts_context=not process_limit,
         bound_bytes=_bound(spec, context_bytes) if spec else {},
         watch_cost_s=slowest - step_time_s if slowest is not None and step_time_s else None,
     )

@@ -114,11 +114,11 @@ def find_straggler(
     for rank in busy:
         groups.setdefault(stages.get(rank, 0), []).append(rank)
     judged = [(stage, group) for stage, group in sorted(groups.items()) if len(group) > 1]
-    found = [
+    busiest = [
         _busiest(stage, {rank: busy[rank] for rank in group}, hosts, len(judged))
         for stage, group in judged
     ]
-    return max(found, key=lambda one: (one.named, one.excess), default=None)
+    return max(busiest, key=lambda straggler: (straggler.named, straggler.excess), default=None)
 
 
 def _busiest(
@@ -147,8 +147,8 @@ def binomial_tail(wins: int, trials: int, chance: float) -> float:
     """P(at least `wins` of `trials`) when each has probability `chance`, 0 < chance < 1."""
 
     def log_p(k: int) -> float:
-        ways = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
-        return ways + k * log(chance) + (trials - k) * log(1 - chance)
+        log_combinations = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
+        return log_combinations + k * log(chance) + (trials - k) * log(1 - chance)
 
     return sum(exp(log_p(k)) for k in range(wins, trials + 1))
 

@@ -96,9 +96,9 @@ class RankMemory(Value):
     @property
     def size_bytes(self) -> float:
         """The rank's whole peak: what the device or process used, else tensors with the context."""
-        whole = [self.peak_bytes.get(kind) for kind in ("device_used", "resident")]
-        known = next((value for value in whole if value is not None), None)
-        return known or sum(v or 0.0 for v in self.parts_bytes.values())
+        peaks = [self.peak_bytes.get(kind) for kind in ("device_used", "resident")]
+        peak = next((value for value in peaks if value is not None), None)
+        return peak or sum(v or 0.0 for v in self.parts_bytes.values())
 
 
 class MemoryByPart(Value):

@@ -101,13 +101,13 @@ def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Ene
     parts: dict[str, float] = {}
     reasons = [] if hosts else ["no telemetry was recorded"]
     for part in ("gpu", "cpu") if hosts else ():
-        told = [_part_j(host, part, start, stop) for host in hosts]
+        by_host = [_part_j(host, part, start, stop) for host in hosts]
         missing: dict[str, list[str]] = {}
-        for host, why in zip(hosts, told, strict=True):
+        for host, why in zip(hosts, by_host, strict=True):
             if isinstance(why, str):
                 missing.setdefault(why, []).append(host.start.host)
         if not missing:
-            parts[part] = sum(joules for joules in told if not isinstance(joules, str))
+            parts[part] = sum(joules for joules in by_host if not isinstance(joules, str))
         reasons += [
             f"{part}: {compress([*dict.fromkeys(names)])}: {why}" for why, names in missing.items()
         ]
@@ -166,8 +166,8 @@ def _at(points: Sequence[tuple[float, float]], time: float) -> float:
 
 def _gpu_power_w(sample: TelemetrySample) -> float | None:
     watts = [gpu.power_w for gpu in sample.gpus]
-    known = [watt for watt in watts if watt is not None]
-    return sum(known) if known and len(known) == len(watts) else None
+    readings = [watt for watt in watts if watt is not None]
+    return sum(readings) if readings and len(readings) == len(watts) else None
 
 
 def _cpu_energy_j(sample: TelemetrySample) -> float | None:

@@ -95,9 +95,9 @@ def find_device(name: str) -> DeviceMatch:
         return DeviceMatch(device(entry.means), False, f"{name}: {entry.note}")
     words = _words(name) - {"memory", "size", "not", "stated"}
     family = [d for d in devices() if d.family.lower() in words]
-    known = {word for d in family for word in _vocabulary(d)}
-    fitting = [d for d in family if words & known <= _vocabulary(d)]
-    extra = sorted(words - known)
+    vocabulary = {word for d in family for word in _vocabulary(d)}
+    fitting = [d for d in family if words & vocabulary <= _vocabulary(d)]
+    extra = sorted(words - vocabulary)
     one_family = len({d.family for d in fitting}) == 1
     if not one_family or not all(map(_DESCRIBES_DEVICE.fullmatch, extra)):
         raise _unknown("device", name, [(d.name, d.family, *d.aliases) for d in devices()])
@@ -114,10 +114,10 @@ def links() -> tuple[Link, ...]:
 
 def link(name: str) -> Link:
     """The link class that `name` resolves to; raises UserError for an unknown one or for none."""
-    found = find_link(name).link
-    if found is None:
+    match = find_link(name).link
+    if match is None:
         raise UserError(f"link {name!r}", "means that no network is crossed")
-    return found
+    return match
 
 
 def find_link(name: str, device: Device | None = None) -> LinkMatch:
@@ -132,19 +132,19 @@ def find_link(name: str, device: Device | None = None) -> LinkMatch:
         means = (entry.by_family.get(device.family) if device else None) or entry.means
         chosen = link(means) if means else None
         return LinkMatch(chosen, chosen is None, f"{name}: {entry.note}", node_bytes_per_s)
-    found = _same_name(plain, links()) or _link_in(_words(plain))
-    if found is None:
+    match = _same_name(plain, links()) or _link_in(_words(plain))
+    if match is None:
         raise _unknown("link", name, [(x.name, *x.aliases) for x in links()])
-    return LinkMatch(found, exact=True, node_bytes_per_s=node_bytes_per_s)
+    return LinkMatch(match, exact=True, node_bytes_per_s=node_bytes_per_s)
 
 
 def dtype(name: str) -> Dtype:
     """The dtype that `name` means; raises UserError for one that no peak is kept for."""
     names = _device_file().dtypes
-    for known, aliases in names.items():
-        if _squash(name) in map(_squash, (known, *aliases)):
-            return known
-    raise _unknown("dtype", name, [(known, *aliases) for known, aliases in names.items()])
+    for canonical, aliases in names.items():
+        if _squash(name) in map(_squash, (canonical, *aliases)):
+            return canonical
+    raise _unknown("dtype", name, [(canonical, *aliases) for canonical, aliases in names.items()])
 
 
 def clusters() -> tuple[Cluster, ...]:
@@ -162,10 +162,10 @@ def cluster(name_or_path: str | Path) -> Cluster:
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         document = read_document(path)
         return _checked(validate(Cluster, document, str(path)), document, str(path))
-    for known in clusters():
-        if _squash(known.name) == _squash(str(name_or_path)):
-            return known
-    names = [(known.name,) for known in clusters()]
+    for entry in clusters():
+        if _squash(entry.name) == _squash(str(name_or_path)):
+            return entry
+    names = [(entry.name,) for entry in clusters()]
     raise _unknown("cluster", str(name_or_path), [*names, ("a path that ends in .yaml",)])
 
 
@@ -184,8 +184,8 @@ def _checked(cluster: Cluster, document: Document, where: str) -> Cluster:
 
 
 def _same_name(name: str, entries: Sequence[NamedT]) -> NamedT | None:
-    wanted = _squash(name)
-    return next((e for e in entries if wanted in map(_squash, (e.name, *e.aliases))), None)
+    squashed = _squash(name)
+    return next((e for e in entries if squashed in map(_squash, (e.name, *e.aliases))), None)
 
 
 def _unstated(name: str, entries: Sequence[_Unstated]) -> _Unstated | None:

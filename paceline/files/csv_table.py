@@ -118,14 +118,14 @@ def read_csv(path: Path, declared: Declared) -> CsvTable:
             _check(f"{path}:{line}", column, text)
     whole = _whole_columns([row for _, row in cells])
     rows = tuple(_row(f"{path}:{line}", line, row, declared, whole) for line, row in cells)
-    known = {*PRINTED, *COUNTS, *AMOUNTS, *WORDS, *UNUSED}
+    columns = {*PRINTED, *COUNTS, *AMOUNTS, *WORDS, *UNUSED}
     seen: set[str] = set()
     for row in rows:
         if row.id in seen:
             raise UserError(row.where, f"is a second row called {row.id!r}")
         seen.add(row.id)
     return CsvTable(
-        rows, tuple(name for name in header if name not in known), "gated_ffn" not in header
+        rows, tuple(name for name in header if name not in columns), "gated_ffn" not in header
     )
 
 
@@ -199,7 +199,7 @@ def _whole_columns(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, str, str
             if text.lower() not in NO_FIGURE:
                 key = (row.get("source", ""), row.get("table", ""), column)
                 ends.setdefault(key, []).append(text.endswith(".0"))
-    return {key for key, found in ends.items() if sum(found) >= max(2, MOSTLY_WHOLE * len(found))}
+    return {key for key, whole in ends.items() if sum(whole) >= max(2, MOSTLY_WHOLE * len(whole))}
 
 
 def _row(

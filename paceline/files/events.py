@@ -289,7 +289,7 @@ def read_rank(lines: Iterable[str]) -> RankLog:
     end: EndEvent | None = None
     memory: MemoryEvent | None = None
     tracked: StepEvent | None = None
-    found: list[Step] = []
+    steps: list[Step] = []
     evaluations: list[EvalEvent] = []
     unread = Unread()
     for event in read_events(lines, unread):
@@ -303,8 +303,8 @@ def read_rank(lines: Iterable[str]) -> RankLog:
             evaluations.append(event)
         else:
             tracked = event if event.tracked else tracked
-            found.append(to_step(event))
-    return RankLog(start, tuple(found), end, unread, memory, tracked, tuple(evaluations))
+            steps.append(to_step(event))
+    return RankLog(start, tuple(steps), end, unread, memory, tracked, tuple(evaluations))
 
 
 def to_step(event: StepEvent) -> Step:

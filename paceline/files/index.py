@@ -99,8 +99,8 @@ def listing(root: Path, evaluate: Evaluate) -> Listing:
     except SystemFaultError as fault:
         if os.environ.get("PACELINE_DB"):
             raise
-        found = Index.in_memory(root).rows(evaluate)
-        return Listing(found.rows, found.left_out, str(fault))
+        rebuilt = Index.in_memory(root).rows(evaluate)
+        return Listing(rebuilt.rows, rebuilt.left_out, str(fault))
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,13 @@ class Index:
 
     def rows(self, evaluate: Evaluate) -> Listing:
         """All runs, oldest first; folders that are new, changed or unfinished are read again."""
-        known = self._stored()
+        stored = self._stored()
         folders = {folder.name: folder for folder in run_folders(self.root)}
-        current = {n: known[n] for n in folders if n in known and _is_current(known[n], folders[n])}
+        current = {
+            n: stored[n] for n in folders if n in stored and _is_current(stored[n], folders[n])
+        }
         read, left_out = _read((f for n, f in folders.items() if n not in current), evaluate)
-        self._write(known.keys() - current.keys(), read)
+        self._write(stored.keys() - current.keys(), read)
         rows = sorted([*current.values(), *read], key=lambda row: (row["created"], row["run"]))
         return Listing([{name: row[name] for name in COLUMNS} for row in rows], left_out)
 

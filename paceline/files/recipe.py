@@ -123,10 +123,10 @@ class Recipe(Value):
     @model_validator(mode="after")
     def _fits_the_model(self) -> Self:
         model = self.model
-        known = model.conventions
-        if known and self.flops_convention not in known:
+        conventions = model.conventions
+        if conventions and self.flops_convention not in conventions:
             raise ValueError(
-                f"flops_convention must be {' or '.join(known)} for this kind of model"
+                f"flops_convention must be {' or '.join(conventions)} for this kind of model"
             )
         if model.kind == "mmdit" and self.training.seq_len != model.seq_len:
             raise ValueError(
@@ -197,16 +197,16 @@ def full_key(key: str) -> str:
     keys = override_keys()
     if key in keys or key.rpartition(".")[0] in keys:
         return key
-    groups = {group for known in keys for group in _groups(known)}
+    groups = {group for field in keys for group in _groups(field)}
     named = [group for group in groups if key in (group, group.rpartition(".")[2])]
     if len(named) == 1:
         return named[0]
-    matches = [known for known in keys if known.rpartition(".")[2] == key]
+    matches = [field for field in keys if field.rpartition(".")[2] == key]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise UserError(f"--set {key}", "names several fields", allowed=", ".join(matches))
-    leaves = [*keys, *(known.rpartition(".")[2] for known in keys)]
+    leaves = [*keys, *(field.rpartition(".")[2] for field in keys)]
     raise UserError(
         f"--set {key}",
         "is not a field of a recipe",
@@ -216,12 +216,12 @@ def full_key(key: str) -> str:
 
 def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
     """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
-    wanted = recipe.training
+    options = recipe.training
     world_size = cluster.world_size
-    global_batch = wanted.batch(world_size, cluster.nodes)
+    global_batch = options.batch(world_size, cluster.nodes)
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
-    dtype = automatic if wanted.dtype == "auto" else wanted.dtype
-    fields = wanted.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
+    dtype = automatic if options.dtype == "auto" else options.dtype
+    fields = options.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
     training = Training(**fields, global_batch=global_batch, dtype=dtype)
     problems = _batch_problems(recipe, training, world_size)
     if problems:

@@ -244,21 +244,21 @@ def located(name: str) -> tuple[Source, tuple[Row, ...]]:
     if name in _files():
         return source(name), source(name).rows
     for file in _files_with(name):
-        found = source(file)
-        for table in found.tables:
+        holder = source(file)
+        for table in holder.tables:
             if table.id == name:
-                return found, table.rows
-        for candidate in found.rows:
+                return holder, table.rows
+        for candidate in holder.rows:
             if candidate.id == name:
-                return found, (candidate,)
+                return holder, (candidate,)
     groups = [*source_names(), *(t.id for t in tables()), *(r.id for r in rows())]
     raise _unknown(f"reference {name!r}", name, groups)
 
 
 def for_recipe(recipe: str) -> tuple[Row, ...]:
     """Rows of `recipe` with a measured throughput, in the order of the tables."""
-    found = [row for name in _files_with(recipe) for row in source(name).rows]
-    return tuple(r for r in found if r.recipe == recipe and r.step_time_s is not None)
+    candidates = [row for name in _files_with(recipe) for row in source(name).rows]
+    return tuple(r for r in candidates if r.recipe == recipe and r.step_time_s is not None)
 
 
 @cache

@@ -354,11 +354,11 @@ def run_files(folder: Path) -> tuple[str, ...]:
 def groups(root: Path) -> dict[str, list[Path]]:
     """The folders of every group of repeats under `root`, oldest first; the newest group last."""
     created = {folder: _created(folder) for folder in run_folders(root)}
-    found: dict[str, list[Path]] = {}
+    by_group: dict[str, list[Path]] = {}
     for folder in sorted(created, key=lambda folder: created[folder]):
         if group := _group(folder):
-            found[group] = [*found.pop(group, []), folder]
-    return found
+            by_group[group] = [*by_group.pop(group, []), folder]
+    return by_group
 
 
 def _newest(folders: list[Path]) -> Path:

@@ -124,8 +124,8 @@ def _sentence(
         expected = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
         return f"{error['input']!r} is not one of the choices", expected
     message = error["msg"].removeprefix("Value error, ")
-    found = error["input"]
-    suffix = "" if isinstance(found, dict | list) else f", not {found!r}"
+    value = error["input"]
+    suffix = "" if isinstance(value, dict | list) else f", not {value!r}"
     return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None
 
 
