@@ -113,8 +113,8 @@ def errors(
 
 def rmse(relative_errors: Times) -> float:
     """Root of the mean square of those that are numbers, relative; NaN without any."""
-    known = relative_errors[np.isfinite(relative_errors)]
-    return float(np.sqrt(np.mean(known**2))) if len(known) else float("nan")
+    finite = relative_errors[np.isfinite(relative_errors)]
+    return float(np.sqrt(np.mean(finite**2))) if len(finite) else float("nan")
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,13 @@ class Trial:
         """One comparison."""
         before = self.a.medians(rng, self.n_a)
         after = self.b.medians(rng, self.n_b, self.change)
-        found = weigh(before, after, self.margin)
-        more = found.repeats_needed
-        if self.follow_up and found.change == "undecided" and more is not None:
+        contrast = weigh(before, after, self.margin)
+        more = contrast.repeats_needed
+        if self.follow_up and contrast.change == "undecided" and more is not None:
             before += self.a.medians(rng, more)
             after += self.b.medians(rng, more, self.change)
             return weigh(before, after, self.margin)
-        return found
+        return contrast
 
     def rates(self, rng: np.random.Generator, n: int) -> dict[str, float]:
         """Shares of slower, faster, same and undecided among n comparisons."""

@@ -62,24 +62,24 @@ def test_more_experts_met_than_there_are_is_no_model():
 
 @pytest.mark.parametrize(("ep", "problem"), [(8, None), (3, "8 experts"), (16, "8 experts")])
 def test_expert_ranks_hold_equally_many_experts(ep: int, problem: str | None):
-    found = " ".join(map(str, layout_problems(Layout(ep=ep), MIXTRAL, 48, 48, 4096)))
-    assert (problem in found) if problem else "experts" not in found
+    problems = " ".join(map(str, layout_problems(Layout(ep=ep), MIXTRAL, 48, 48, 4096)))
+    assert (problem in problems) if problem else "experts" not in problems
 
 
 def test_a_search_varies_expert_parallelism_of_such_models_alone():
-    assert {one.ep for one in candidates(MIXTRAL, 16, Space())} == {1, 2, 4, 8}
-    assert {one.ep for one in candidates(MIXTRAL, 16, Space(most_ep=2))} == {1, 2}
-    assert {one.ep for one in candidates(DENSE, 16, Space())} == {1}
-    found, _ = feasible(MIXTRAL, 16, 64, 4096, Space(micro_batches=(1,), zero_stages=(1,)))
-    assert all((one.dp(16) * one.cp) % one.ep == 0 for one in found) and found
+    assert {layout.ep for layout in candidates(MIXTRAL, 16, Space())} == {1, 2, 4, 8}
+    assert {layout.ep for layout in candidates(MIXTRAL, 16, Space(most_ep=2))} == {1, 2}
+    assert {layout.ep for layout in candidates(DENSE, 16, Space())} == {1}
+    layouts, _ = feasible(MIXTRAL, 16, 64, 4096, Space(micro_batches=(1,), zero_stages=(1,)))
+    assert all((layout.dp(16) * layout.cp) % layout.ep == 0 for layout in layouts) and layouts
 
 
 def test_the_trainer_refuses_experts_and_old_keys_stay() -> None:
     spec = spec_of(Question("tiny-llama", "H100-SXM", 1))
     model = spec.model.model_copy(update={"num_experts": 4, "experts_per_token": 2})
     assert any(
-        "num_experts" in one for one in unsupported(spec.model_copy(update={"model": model}))
+        "num_experts" in reason for reason in unsupported(spec.model_copy(update={"model": model}))
     )
-    assert not any("num_experts" in one for one in unsupported(spec))
+    assert not any("num_experts" in reason for reason in unsupported(spec))
     assert "num_experts" not in settings(spec)["model"]
     assert spec.key != spec.model_copy(update={"model": model}).key

@@ -196,10 +196,10 @@ def test_causal_counts_more_than_half_and_less_than_all_of_full_attention(
 def test_more_layers_or_longer_sequences_never_cost_less(
     name: str, shape: DecoderShape, seq_len: int
 ):
-    here = flops_per_sample(name, FlopsInput(shape, seq_len))
+    flops = flops_per_sample(name, FlopsInput(shape, seq_len))
     deeper = shape.model_copy(update={"num_layers": shape.num_layers + 1})
-    assert flops_per_sample(name, FlopsInput(deeper, seq_len)) > here
-    assert flops_per_sample(name, FlopsInput(shape, seq_len + 1)) > here
+    assert flops_per_sample(name, FlopsInput(deeper, seq_len)) > flops
+    assert flops_per_sample(name, FlopsInput(shape, seq_len + 1)) > flops
 
 
 @pytest.mark.parametrize("name", sorted(CONVENTIONS))

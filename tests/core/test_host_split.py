@@ -36,12 +36,12 @@ def test_every_host_is_measured_and_every_round_accounts_for_all_of_them(
     rounds = split_rounds(
         hosts, size, how, num_rounds=num_rounds, seed=seed, topology=under_switches(hosts, 5)
     )
-    assert len(rounds) - sum(one.made_up for one in rounds) == num_rounds
-    for one in rounds:
-        placed = [host for group in one.groups for host in group]
-        assert all(len(group) == size for group in one.groups)
-        assert sorted([*placed, *one.left_over]) == sorted(hosts)
-    assert {host for one in rounds for group in one.groups for host in group} == set(hosts)
+    assert len(rounds) - sum(round_.made_up for round_ in rounds) == num_rounds
+    for round_ in rounds:
+        placed = [host for group in round_.groups for host in group]
+        assert all(len(group) == size for group in round_.groups)
+        assert sorted([*placed, *round_.left_over]) == sorted(hosts)
+    assert {host for round_ in rounds for group in round_.groups for host in group} == set(hosts)
 
 
 def test_a_host_that_is_left_over_gets_a_round_of_its_own():
@@ -58,7 +58,7 @@ def test_contiguous_borders_move_from_round_to_round():
 
 
 def partners(rounds: tuple[object, ...], size: int) -> list[frozenset[str]]:
-    groups = [group for one in rounds for group in one.groups]  # type: ignore[attr-defined]
+    groups = [group for round_ in rounds for group in round_.groups]  # type: ignore[attr-defined]
     return [frozenset(pair) for group in groups for pair in combinations(group, 2)]
 
 
@@ -71,7 +71,7 @@ def test_in_a_tournament_of_pairs_everybody_meets_everybody_once(n: int):
 
 def test_larger_groups_are_pairs_of_half_groups_that_change():
     rounds = split_rounds(hosts_of(16), 4, "pairs", num_rounds=7)
-    halves = [frozenset(group) for one in rounds for group in one.groups]
+    halves = [frozenset(group) for round_ in rounds for group in round_.groups]
     assert len(set(halves)) == len(halves) == 28
 
 
@@ -85,9 +85,9 @@ def test_random_groups_repeat_with_their_seed_and_change_with_the_round():
 def test_groups_stay_under_their_switch_as_long_as_they_can():
     hosts = hosts_of(12)
     switches = under_switches(hosts, 6)
-    (one,) = split_rounds(hosts, 4, "topology", topology=switches)
-    spread = [len({switches[host] for host in group}) for group in one.groups]
-    assert spread == [1, 1, 2] and one.left_over == ()
+    (only,) = split_rounds(hosts, 4, "topology", topology=switches)
+    spread = [len({switches[host] for host in group}) for group in only.groups]
+    assert spread == [1, 1, 2] and only.left_over == ()
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def test_the_reported_step_time_is_within_a_quarter_of_a_per_cent(scenario: str)
 
 def test_other_rules_would_fail_that_test():
     spiky = SCENARIOS["3 % spikes, 100 steps"]
-    found = {rule: rmse(errors(spiky, RULES[rule], rng(), 1500)) for rule in OTHERS}
-    assert found["last step"] > 0.05 and found["mean of steps 35-44"] > 0.015
-    assert found["mean without the first 5"] > 0.02
+    rmse_of = {rule: rmse(errors(spiky, RULES[rule], rng(), 1500)) for rule in OTHERS}
+    assert rmse_of["last step"] > 0.05 and rmse_of["mean of steps 35-44"] > 0.015
+    assert rmse_of["mean without the first 5"] > 0.02
 
 
 def test_false_alarms_of_three_against_three_are_rare():
@@ -81,8 +81,8 @@ def test_the_table_in_the_docs_is_the_committed_result():
         ("step_time_rmse", [*RULES, "called drifting"]),
         ("verdicts", ["slower", "faster", "same", "undecided"]),
     ):
-        for name, found in result[table].items():
-            told = [cell.strip() for cell in rows[name]][: len(words)]
-            values = ["-" if found[w] is None else f"{100 * found[w]:.2f}" for w in words]
-            assert told == values, name
-    assert all(found["met"] for found in result["verdicts"].values())
+        for name, figures in result[table].items():
+            printed = [cell.strip() for cell in rows[name]][: len(words)]
+            values = ["-" if figures[w] is None else f"{100 * figures[w]:.2f}" for w in words]
+            assert printed == values, name
+    assert all(figures["met"] for figures in result["verdicts"].values())

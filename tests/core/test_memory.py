@@ -255,11 +255,11 @@ def test_a_higher_zero_stage_never_needs_more(dp: int, seq_len: int):
 
 @given(micro_batch=st.integers(1, 32))
 def test_a_larger_micro_batch_needs_more(micro_batch: int):
-    here, more = (
+    need, more = (
         memory_per_device(TINY, Layout(micro_batch=b), 1, 128, "bf16").total_bytes
         for b in (micro_batch, micro_batch + 1)
     )
-    assert more > here
+    assert more > need
 
 
 @pytest.mark.parametrize("shape", [TINY, LLAMA_8B, LLAMA_70B, LLAMA_405B])

@@ -41,12 +41,12 @@ def kept_bytes(shape: DecoderShape, compute_bytes: int) -> int:
         name: torch.randn(out, into, dtype=dtype, requires_grad=True)
         for name, (into, out) in linear_sizes(shape).items()
     }
-    own = {weight.untyped_storage().data_ptr() for weight in weights.values()}
+    weight_storages = {weight.untyped_storage().data_ptr() for weight in weights.values()}
     kept: dict[int, int] = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weight_storages:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 

@@ -118,17 +118,17 @@ def test_tokens_are_counted_where_the_data_is_real_and_stated_where_it_is_not(
 
 
 def test_padding_that_nobody_counted_leaves_the_text_unknown():
-    known = facts_of(make_spec()).model_copy(update={"origin": "imported", "packing": "padded"})
+    padded = facts_of(make_spec()).model_copy(update={"origin": "imported", "packing": "padded"})
     steps = make_steps([0.5] * 20, global_batch=[8.0] * 20, seq_len=[32.0] * 20)
-    metrics = measure(timed_run(known, steps, steps))
+    metrics = measure(timed_run(padded, steps, steps))
     assert metrics["tokens_per_s"].value is None
     assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
-    packed = known.model_copy(update={"packing": None})
+    packed = padded.model_copy(update={"packing": None})
     assert measure(timed_run(packed, steps, steps))["tokens_per_s"].value == 8 * 32 / 0.5
 
 
 @pytest.mark.parametrize(
-    ("known", "headline", "batch_of"),
+    ("facts", "headline", "batch_of"),
     [
         (Facts(), "tokens_per_s", "sequences"),
         (Facts(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequences"),
@@ -136,8 +136,8 @@ def test_padding_that_nobody_counted_leaves_the_text_unknown():
         (Facts(packing="packed", model=FLUX), "samples_per_s", "samples"),
     ],
 )
-def test_the_workload_says_what_its_speed_is_stated_in(known: Facts, headline: str, batch_of: str):
-    assert (known.headline, known.batch_of) == (headline, batch_of)
+def test_the_workload_says_what_its_speed_is_stated_in(facts: Facts, headline: str, batch_of: str):
+    assert (facts.headline, facts.batch_of) == (headline, batch_of)
 
 
 def test_published_samples_per_second_are_those_of_the_mean_step():

@@ -46,10 +46,10 @@ def test_a_sample_costs_what_the_closed_form_says():
     h, seq, layers = 3072, 512, 57
     blocks = 72 * h**2 * seq * layers + 6 * h**2 * (12 * 19 + 3 * 38)
     attention = 12 * h * seq**2 * layers
-    found = flops_per_sample("full-attention", INPUT)
+    flops = flops_per_sample("full-attention", INPUT)
 
-    assert found == pytest.approx(20.41e12, rel=5e-4)
-    assert 0 < found / (blocks + attention) - 1 < 1e-3
+    assert flops == pytest.approx(20.41e12, rel=5e-4)
+    assert 0 < flops / (blocks + attention) - 1 < 1e-3
 
 
 def test_full_recomputation_adds_one_forward_pass_of_the_blocks():
@@ -63,13 +63,13 @@ def test_full_recomputation_adds_one_forward_pass_of_the_blocks():
 
 @given(double=st.integers(1, 8), single=st.integers(1, 8))
 def test_more_blocks_never_cost_less(double: int, single: int):
-    here = changed(num_double_blocks=double, num_single_blocks=single)
+    smaller = changed(num_double_blocks=double, num_single_blocks=single)
     deeper = changed(num_double_blocks=double + 1, num_single_blocks=single)
     longer = changed(num_double_blocks=double, num_single_blocks=single + 1)
 
     for other in (deeper, longer):
-        assert num_parameters(other) > num_parameters(here)
-        assert other.linear_flops > here.linear_flops
+        assert num_parameters(other) > num_parameters(smaller)
+        assert other.linear_flops > smaller.linear_flops
 
 
 def test_256_pixels_give_256_tokens_of_64_numbers_and_text_as_many():

@@ -10,9 +10,9 @@ from paceline.core.printed import Interval, Printed, exactly, like, misprints, r
 
 
 def printed(text: str, step: float | None = None) -> Printed:
-    found = read_printed(text, step)
-    assert found is not None
-    return found
+    cell = read_printed(text, step)
+    assert cell is not None
+    return cell
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def printed(text: str, step: float | None = None) -> Printed:
 def test_the_first_number_of_a_cell_is_read_with_its_last_digit(
     text: str, value: float, step: float
 ):
-    found = printed(text)
-    assert (found.value, found.text) == (value, text)
-    assert found.step == pytest.approx(step)
+    cell = printed(text)
+    assert (cell.value, cell.text) == (value, text)
+    assert cell.step == pytest.approx(step)
 
 
 @pytest.mark.parametrize("text", ["", "x", "OOM", "-", "n/a", "1e999", "%"])
@@ -44,8 +44,8 @@ def test_a_cell_without_a_number_is_none(text: str):
 
 
 def test_a_figure_known_to_be_a_multiple_has_that_resolution():
-    found = printed("5248", step=128)
-    assert found.rounded() == Interval(5248 - 64, 5248 + 64)
+    cell = printed("5248", step=128)
+    assert cell.rounded() == Interval(5248 - 64, 5248 + 64)
     assert printed("5248", step=0.1).step == 1
 
 
@@ -59,10 +59,10 @@ def test_a_figure_known_to_be_a_multiple_has_that_resolution():
     ],
 )
 def test_a_bound_leaves_one_side_open(text: str, bound: str, inside: float, outside: float):
-    found = printed(text)
-    assert found.bound == bound
-    assert found.rounded().meets(exactly(inside)) and not found.rounded().meets(exactly(outside))
-    assert found.cut() == found.rounded()
+    cell = printed(text)
+    assert cell.bound == bound
+    assert cell.rounded().meets(exactly(inside)) and not cell.rounded().meets(exactly(outside))
+    assert cell.cut() == cell.rounded()
 
 
 def test_cut_digits_leave_larger_values_than_rounded_ones():
@@ -75,9 +75,9 @@ def test_cut_digits_leave_larger_values_than_rounded_ones():
 @given(st.floats(1e-3, 1e9), st.integers(0, 6))
 def test_a_value_lies_in_the_interval_of_its_own_print(value: float, decimals: int):
     text = f"{value:.{decimals}f}"
-    found = printed(text)
-    assert found.rounded().meets(exactly(value))
-    assert like(value, found) == text
+    cell = printed(text)
+    assert cell.rounded().meets(exactly(value))
+    assert like(value, cell) == text
 
 
 def test_like_keeps_commas_and_exponents():

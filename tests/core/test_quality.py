@@ -32,18 +32,18 @@ def test_a_run_without_evaluations_keeps_its_key_and_others_have_their_own() -> 
     specs = [make_spec(), spec(), spec(harder), spec(None, "/a/step-000002")]
 
     assert spec(None).key == make_spec().key
-    assert len({one.key for one in specs}) == len(specs)
+    assert len({variant.key for variant in specs}) == len(specs)
 
 
 def test_what_counts_changes_the_key_where_it_is_not_everything() -> None:
-    own = {"loss_mask": "/a/mask.bin"}
-    masked = make_spec(data=make_spec().data.model_copy(update=own))
-    evaluated = [spec(EVALUATION.model_copy(update=new)) for new in (own, {"mean": "samples"})]
+    mask = {"loss_mask": "/a/mask.bin"}
+    masked = make_spec(data=make_spec().data.model_copy(update=mask))
+    evaluated = [spec(EVALUATION.model_copy(update=new)) for new in (mask, {"mean": "samples"})]
     plain = make_spec().model_dump(mode="json")
     plain["data"].pop("loss_mask")
 
     assert RunSpec.model_validate(plain).key == make_spec().key
-    assert len({one.key for one in (make_spec(), spec(), masked, *evaluated)}) == 5
+    assert len({variant.key for variant in (make_spec(), spec(), masked, *evaluated)}) == 5
     assert native.settings(masked)["data"]["loss_mask"] == "/a/mask.bin"
 
 
@@ -51,9 +51,9 @@ def test_labels_change_no_key_and_all_reaches_the_trainer() -> None:
     labelled = spec().model_copy(update={"mlperf": LOG})
 
     assert labelled.key == spec().key
-    found = native.settings(labelled)
-    assert found["training"]["evaluation"]["target"] == 3.0
-    assert found["mlperf"] == LOG.model_dump(mode="json")
+    settings = native.settings(labelled)
+    assert settings["training"]["evaluation"]["target"] == 3.0
+    assert settings["mlperf"] == LOG.model_dump(mode="json")
     assert native.settings(make_spec())["mlperf"] is None
 
 
@@ -74,7 +74,7 @@ def test_labels_that_break_a_log_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_what_contradicts_itself_is_said_before_it_starts() -> None:
-    own = EVALUATION.model_copy(update={"path": "/a/b.txt"})
+    held_out = EVALUATION.model_copy(update={"path": "/a/b.txt"})
     resumed = make_spec().checkpoint.model_copy(update={"resume": "/a"})
     timed = spec().model_copy(update={"mlperf": LOG, "checkpoint": resumed})
 
@@ -82,7 +82,7 @@ def test_what_contradicts_itself_is_said_before_it_starts() -> None:
     (mask,) = native.unsupported(spec(masked))
 
     assert "training.evaluation.loss_mask" in mask and "source stdlib has none" in mask
-    assert "source stdlib has none" in " ".join(native.unsupported(spec(own)))
+    assert "source stdlib has none" in " ".join(native.unsupported(spec(held_out)))
     assert "whole or it is none" in " ".join(native.unsupported(timed))
     assert native.unsupported(spec()) == []
 

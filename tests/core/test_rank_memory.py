@@ -26,11 +26,11 @@ def rank(number: int, resident: float | None = 2 * GIB, **changes: Any) -> RankM
     return RankMemory.model_validate({**values, **changes})
 
 
-def told(*ranks: RankMemory, step_time_s: float | None = 0.2, **spec: Any) -> MemoryByPart:
+def memory_of(*ranks: RankMemory, step_time_s: float | None = 0.2, **spec: Any) -> MemoryByPart:
     run = make_spec(**spec)
-    found = memory_by_part(ranks, run, facts_of(run), None, 7.0, step_time_s)
-    assert found is not None
-    return found
+    memory = memory_by_part(ranks, run, facts_of(run), None, 7.0, step_time_s)
+    assert memory is not None
+    return memory
 
 
 def test_nothing_watched_is_nothing_told():
@@ -39,34 +39,34 @@ def test_nothing_watched_is_nothing_told():
 
 
 def test_the_largest_rank_is_the_one_whose_process_or_device_has_most_in_use():
-    assert told(rank(0), rank(1, 3 * GIB), rank(2)).largest_rank == 1
+    assert memory_of(rank(0), rank(1, 3 * GIB), rank(2)).largest_rank == 1
     on_device = rank(1, 3 * GIB, peak_bytes={"device_used": 5 * GIB, "resident": 1.0})
-    assert told(rank(0, 4 * GIB), on_device).largest_rank == 1
+    assert memory_of(rank(0, 4 * GIB), on_device).largest_rank == 1
     assert rank(0, None).size_bytes == 140.0, "without either, the tensors and the context"
 
 
 def test_ranks_stand_in_their_order_with_the_slowest_ones_cost():
-    found = told(rank(1, watched_step_s=0.9), rank(0, watched_step_s=0.5))
+    memory = memory_of(rank(1, watched_step_s=0.9), rank(0, watched_step_s=0.5))
 
-    assert [r.rank for r in found.ranks] == [0, 1]
-    assert found.watch_cost_s is not None and abs(found.watch_cost_s - 0.7) < 1e-9
-    assert told(rank(0), step_time_s=None).watch_cost_s is None
+    assert [r.rank for r in memory.ranks] == [0, 1]
+    assert memory.watch_cost_s is not None and abs(memory.watch_cost_s - 0.7) < 1e-9
+    assert memory_of(rank(0), step_time_s=None).watch_cost_s is None
 
 
 def test_a_recipes_own_limit_is_on_what_comes_after_the_context():
-    own = told(rank(0), memory_limit_bytes=64e6)
-    assert (own.limit_bytes, own.limit_counts_context) == (64e6, False)
-    assert own.limit == "memory_limit_bytes of the recipe"
+    memory = memory_of(rank(0), memory_limit_bytes=64e6)
+    assert (memory.limit_bytes, memory.limit_counts_context) == (64e6, False)
+    assert memory.limit == "memory_limit_bytes of the recipe"
 
-    assert told(rank(0)).limit_bytes is None is told(rank(0)).limit
+    assert memory_of(rank(0)).limit_bytes is None is memory_of(rank(0)).limit
 
 
 def test_the_bound_is_the_static_one_by_the_measured_parts_names():
     layout = Layout(micro_batch=4, zero_stage=3)
     run = make_spec(layout=layout)
     need = memory_per_device(run.model, layout, 2, 32, "fp32", None, 1, 7.0)
-    bound = told(rank(0), layout=layout).bound_bytes
+    bound = memory_of(rank(0), layout=layout).bound_bytes
 
     assert abs(sum(bound.values()) - need.total_bytes) < 1e-6
     assert bound["gathered"] == need.copies_bytes > 0 and bound["context"] == 7.0
-    assert told(rank(0)).bound_bytes["gathered"] == 0
+    assert memory_of(rank(0)).bound_bytes["gathered"] == 0

@@ -14,12 +14,12 @@ HOSTS = {0: "a", 1: "b", 2: "c", 3: "d"}
 
 def busy_ranks(excess: float, ranks: int = 4, n: int = 60) -> dict[int, Steps]:
     """Ranks of equal step time; the last one is `excess` busier."""
-    found: dict[int, Steps] = {}
+    steps_of: dict[int, Steps] = {}
     for rank in range(ranks):
         factor = 1 + (excess if rank == ranks - 1 else 0)
         busy = [factor * b for b in noisy(n, 0.15, 0.002, seed=rank)]
-        found[rank] = make_steps([0.2] * n, busy_time_s=busy)
-    return found
+        steps_of[rank] = make_steps([0.2] * n, busy_time_s=busy)
+    return steps_of
 
 
 WINDOW = np.arange(1, 61)
@@ -81,13 +81,13 @@ def test_one_rank_has_no_straggler():
 
 def two_stages(excess: float, ranks: int = 8, n: int = 60) -> dict[int, Steps]:
     """Half of the ranks do twice the work of the others; the last one is `excess` busier."""
-    found: dict[int, Steps] = {}
+    steps_of: dict[int, Steps] = {}
     for rank in range(ranks):
         work = 0.1 if rank < ranks // 2 else 0.2
         factor = work * (1 + (excess if rank == ranks - 1 else 0))
         busy = [factor * b for b in noisy(n, 1.0, 0.01, seed=rank)]
-        found[rank] = make_steps([0.3] * n, busy_time_s=busy)
-    return found
+        steps_of[rank] = make_steps([0.3] * n, busy_time_s=busy)
+    return steps_of
 
 
 STAGES = {rank: rank // 4 for rank in range(8)}

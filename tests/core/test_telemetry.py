@@ -20,10 +20,10 @@ def host(
         "sources": {part: f"{part} source" for part in sources},
         "unknown": {part: "cannot be read" for part in ("gpu", "cpu") if part not in sources},
     }
-    lines = [json.dumps(start), *(json.dumps({"event": "sample", **one}) for one in samples)]
-    found = read_telemetry(lines)
-    assert found is not None
-    return found
+    lines = [json.dumps(start), *(json.dumps({"event": "sample", **sample}) for sample in samples)]
+    telemetry = read_telemetry(lines)
+    assert telemetry is not None
+    return telemetry
 
 
 def at(time: float, watts: list[float], joules: float | None = None) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def at(time: float, watts: list[float], joules: float | None = None) -> dict[str
 
 
 def test_constant_power_gives_power_times_time():
-    found = energy_between([host(*(at(t, [300.0, 100.0], 50.0 * t) for t in range(11)))], 2.0, 7.5)
+    energy = energy_between([host(*(at(t, [300.0, 100.0], 50.0 * t) for t in range(11)))], 2.0, 7.5)
 
-    assert found.parts_j == {"gpu": pytest.approx(400 * 5.5), "cpu": pytest.approx(50 * 5.5)}
-    assert found.energy_j == pytest.approx(450 * 5.5) and found.power_w == pytest.approx(450)
-    assert (found.window_s, found.n, found.reason) == (5.5, 6, None)
-    assert found.sources == ("cpu source", "gpu source")
+    assert energy.parts_j == {"gpu": pytest.approx(400 * 5.5), "cpu": pytest.approx(50 * 5.5)}
+    assert energy.energy_j == pytest.approx(450 * 5.5) and energy.power_w == pytest.approx(450)
+    assert (energy.window_s, energy.n, energy.reason) == (5.5, 6, None)
+    assert energy.sources == ("cpu source", "gpu source")
 
 
 def test_power_between_samples_lies_on_a_straight_line():
@@ -48,12 +48,12 @@ def test_power_between_samples_lies_on_a_straight_line():
 
 
 def test_hosts_are_added_and_one_without_a_part_takes_it_from_the_sum():
-    one = host(*(at(t, [100.0], 10.0 * t) for t in range(5)))
+    first = host(*(at(t, [100.0], 10.0 * t) for t in range(5)))
     other = host(*(at(t, [200.0], 10.0 * t) for t in range(5)), name="b")
     dark = host(*(at(t, [200.0]) for t in range(5)), sources=("gpu",), name="c")
 
-    assert energy_between([one, other], 0, 4).parts_j == {"gpu": 1200, "cpu": 80}
-    assert energy_between([one, dark], 0, 4).parts_j == {"gpu": 1200}
+    assert energy_between([first, other], 0, 4).parts_j == {"gpu": 1200, "cpu": 80}
+    assert energy_between([first, dark], 0, 4).parts_j == {"gpu": 1200}
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_hosts_are_added_and_one_without_a_part_takes_it_from_the_sum():
     ],
 )
 def test_a_window_that_is_not_covered_has_no_energy(times: list[int], reason: str):
-    found = energy_between([host(*(at(t, [100.0]) for t in times), sources=("gpu",))], 2.0, 8.0)
+    energy = energy_between([host(*(at(t, [100.0]) for t in times), sources=("gpu",))], 2.0, 8.0)
 
-    assert (found.energy_j, found.power_w) == (None, None)
-    assert reason in str(found.reason) and "cpu: a: cannot be read" in str(found.reason)
+    assert (energy.energy_j, energy.power_w) == (None, None)
+    assert reason in str(energy.reason) and "cpu: a: cannot be read" in str(energy.reason)
 
 
 def test_a_device_that_falls_silent_leaves_no_sum_of_the_others():
     silent = {"time_unix": 2.0, "gpus": [{"index": 0, "power_w": 100.0}, {"index": 1}]}
     lines = [at(t, [100.0, 100.0]) for t in (0, 1)] + [silent] + [at(3, [100.0, 100.0])]
-    found = energy_between([host(*lines, sources=("gpu",))], 0.0, 3.0)
+    energy = energy_between([host(*lines, sources=("gpu",))], 0.0, 3.0)
 
-    assert found.energy_j == pytest.approx(600)  # by the samples on both sides of it
+    assert energy.energy_j == pytest.approx(600)  # by the samples on both sides of it
 
 
 def test_every_host_at_fault_is_named_with_what_it_lacks():
@@ -85,10 +85,10 @@ def test_every_host_at_fault_is_named_with_what_it_lacks():
     short = [host(at(0, [1.0]), sources=("gpu",), name=name) for name in ("n2", "n3", "n3")]
     dark = host(sources=(), name="n7")
 
-    found = energy_between([whole, *short, dark], 0, 4)
+    energy = energy_between([whole, *short, dark], 0, 4)
 
-    assert found.energy_j is None
-    assert str(found.reason).split("; ") == [
+    assert energy.energy_j is None
+    assert str(energy.reason).split("; ") == [
         "gpu: n[2-3]: was not sampled over the whole window",
         "gpu: n7: cannot be read",
         "cpu: n[1-3],n7: cannot be read",
@@ -101,7 +101,7 @@ def test_nothing_recorded_is_no_energy():
 
 def test_broken_lines_are_passed_over_and_a_file_without_a_beginning_is_none():
     start = '{"event": "telemetry", "host": "a", "interval_s": 1, "sources": {}, "unknown": {}}'
-    found = read_telemetry(["", "[]", start, '{"event": "sample"}', '{"event": "sam'])
+    telemetry = read_telemetry(["", "[]", start, '{"event": "sample"}', '{"event": "sam'])
 
-    assert found is not None and found.samples == ()
+    assert telemetry is not None and telemetry.samples == ()
     assert read_telemetry(['{"event": "sample", "time_unix": 1}']) is None

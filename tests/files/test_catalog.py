@@ -25,8 +25,8 @@ def signs_of_sparsity(device: Device) -> list[str]:
         return []
     ranges = {"fp16": (1, 1), "bf16": (1, 1), "fp8": (1.9, 2.1), "mxfp8": (1.9, 2.1)}
     ranges |= {"nvfp4": (3.9, 6.1), "fp32": (0.02, 0.15)}
-    found = {dtype: value / half for dtype, value in rate.items()}
-    return [d for d, ratio in found.items() if not ranges[d][0] <= ratio <= ranges[d][1]]
+    ratios = {dtype: value / half for dtype, value in rate.items()}
+    return [d for d, ratio in ratios.items() if not ranges[d][0] <= ratio <= ranges[d][1]]
 
 
 def misfits(device: Device, dtype: str, measured: float, stated: float) -> bool:

@@ -153,10 +153,10 @@ def findings(path: Path, declared: Declared = DECLARED) -> dict[tuple[str, str],
 
 def test_the_users_table_is_audited_with_what_was_declared(tmp_path: Path):
     good = write(tmp_path, GOOD + ROW)
-    found = audit(str(good), DECLARED).audit
+    result = audit(str(good), DECLARED).audit
     # The source computes with 3.94E+15 FLOPs, which was not declared here.
-    assert {(f.row, f.column) for f in found.findings} == {("a", "mfu")}
-    assert "rounded to 3.94E+15" in found.findings[0].cause
+    assert {(f.row, f.column) for f in result.findings} == {("a", "mfu")}
+    assert "rounded to 3.94E+15" in result.findings[0].cause
     wrong = write(tmp_path, GOOD + ROW.replace("95239", "95715"))
     assert ("a", "tokens_per_s") in findings(wrong)
 
@@ -200,17 +200,17 @@ def test_a_single_row_that_names_device_and_convention_has_its_mfu_checked(
         f"llama31-70b,H100,bf16,full-attention,64,8192,128,14.72,{mfu}\n"
     )
     path = write(tmp_path, text)
-    found, notes = findings(path, Declared()), audit(str(path)).notes
+    causes, notes = findings(path, Declared()), audit(str(path)).notes
     assert "the dense peak of the data sheet" in notes[0]
-    assert found == ({} if cause is None else {("line 2", "mfu"): found.get(("line 2", "mfu"))})
-    assert (cause or "") in "".join(found.values())
+    assert causes == ({} if cause is None else {("line 2", "mfu"): causes.get(("line 2", "mfu"))})
+    assert (cause or "") in "".join(causes.values())
 
 
 def test_batch_and_devices_may_be_missing_where_they_cancel_out(tmp_path: Path):
     text = "seq_len,tokens_per_s_per_gpu,tflops_per_gpu\n8192,1639,736\n"
     declared = Declared(model="llama31-70b", convention="causal")
-    found = audit(str(write(tmp_path, text)), declared).audit
-    assert (found.num_checked, found.findings) == (1, ())
+    result = audit(str(write(tmp_path, text)), declared).audit
+    assert (result.num_checked, result.findings) == (1, ())
 
 
 def test_options_are_refused_for_tables_that_declare_themselves():
@@ -219,10 +219,10 @@ def test_options_are_refused_for_tables_that_declare_themselves():
 
 
 def test_the_public_measurements_hold_few_contradictions(reference_data: Path):
-    done = audit(str(reference_data / "references" / "measured_open.csv"))
-    found = {(f.row, f.column) for f in done.audit.findings}
-    assert done.audit.num_rows == 827 and done.audit.num_checked > 900
-    assert found == {
+    table = audit(str(reference_data / "references" / "measured_open.csv"))
+    cells = {(f.row, f.column) for f in table.audit.findings}
+    assert table.audit.num_rows == 827 and table.audit.num_checked > 900
+    assert cells == {
         ("seed3-006", "tokens_per_s"),
         ("seed3-006", "mfu"),
         ("mbridge-146", "flops_per_s_per_device"),
@@ -260,9 +260,9 @@ def test_any_table_is_audited_or_refused_in_one_line(
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([names, *rows])
     try:
-        found = audit(str(path)).audit
+        result = audit(str(path)).audit
     except UserError as error:
         assert "any.csv" in str(error)
     else:
-        assert found.num_rows <= num_rows
-        json.dumps([vars(f) for f in found.findings], allow_nan=False)
+        assert result.num_rows <= num_rows
+        json.dumps([vars(f) for f in result.findings], allow_nan=False)

@@ -202,5 +202,5 @@ def test_cutting_a_file_anywhere_keeps_the_whole_lines(tail: bytes):
     whole = "".join(lines(START, STEP, {**STEP, "step": 2}))
     for cut in (len(whole) // 3, len(whole) // 2, len(whole) - 2):
         text = whole[:cut] + tail.decode("latin-1").replace("\n", " ")
-        found = [s.index for s in read_rank(text.splitlines()).steps]
-        assert found == [1, 2][: len(found)]
+        numbers = [s.index for s in read_rank(text.splitlines()).steps]
+        assert numbers == [1, 2][: len(numbers)]

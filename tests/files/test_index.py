@@ -37,9 +37,9 @@ def not_computed(folder: Path) -> Result:
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
-    found = listing(root, computed)
-    assert (found.left_out, found.fault) == ([], None)
-    return found.rows
+    listed = listing(root, computed)
+    assert (listed.left_out, listed.fault) == ([], None)
+    return listed.rows
 
 
 def names(root: Path) -> list[str]:
@@ -110,9 +110,9 @@ def test_a_torn_folder_is_left_out_and_named(root: Path):
     write_value(root / "b" / RUN_FILE, make_record("failed", name="b"))
     assert names(root) == ["a", "b"]
     (root / "b" / RUN_FILE).write_text("{")
-    found = listing(root, computed)
-    assert [row["run"] for row in found.rows] == ["a"] and "b/run.json" in found.left_out[0]
-    assert Index.open(root).rebuild(computed) == (1, found.left_out)
+    listed = listing(root, computed)
+    assert [row["run"] for row in listed.rows] == ["a"] and "b/run.json" in listed.left_out[0]
+    assert Index.open(root).rebuild(computed) == (1, listed.left_out)
 
 
 @pytest.mark.parametrize("content", [b"x", b"SQLite format 3\0" + b"x" * 9000])
@@ -138,8 +138,8 @@ def test_a_table_that_takes_no_rows_is_told_and_rebuilt(root: Path, tmp_path: Pa
         "alter table runs add x text not null default ''",
         "create trigger t before insert on runs begin select raise(abort, 'no'); end",
     )
-    found = listing(root, computed)
-    assert found.rows == before and "paceline db rebuild" in str(found.fault)
+    listed = listing(root, computed)
+    assert listed.rows == before and "paceline db rebuild" in str(listed.fault)
     assert Index.open(root, anew=True).rebuild(computed) == (1, [])
     assert rows(root) == before
 
@@ -149,8 +149,8 @@ def test_an_index_that_another_process_holds_does_not_stop_the_list(root: Path, 
     before = rows(root)
     with closing(sqlite3.connect(index_file(tmp_path))) as other:
         other.execute("begin exclusive")
-        found = listing(root, computed)
-    assert found.rows == before and "locked" in str(found.fault)
+        listed = listing(root, computed)
+    assert listed.rows == before and "locked" in str(listed.fault)
 
 
 def test_two_roots_do_not_mix(root: Path, tmp_path: Path):

@@ -29,7 +29,7 @@ def test_a_model_without_a_kind_is_a_decoder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "old", "new", "told"),
+    ("recipe", "old", "new", "message"),
     [
         (FLUX, "num_heads: 4", "num_head: 4", "model.num_head: is not a known field"),
         (FLUX, "num_heads: 4", "num_head: 4", "num_double_blocks"),
@@ -45,12 +45,12 @@ def test_a_model_without_a_kind_is_a_decoder() -> None:
     ],
 )
 def test_a_mistake_names_its_field_and_what_this_kind_allows(
-    tmp_path: Path, recipe: str, old: str, new: str, told: str
+    tmp_path: Path, recipe: str, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(UserError) as raised:
         load_recipe(changed(tmp_path, recipe, old, new))
 
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_mistake_names_its_line(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ def ramped(*changes: str) -> RunSpec:
 
 
 def test_a_ramp_up_can_be_given_and_taken_away_as_a_whole():
-    given = load_recipe("tiny-gpt", None, ["ramp_up={start: 4, increment: 4, samples: 99}"])
-    assert given.training.ramp_up is not None and given.training.ramp_up.samples == 99
+    ramped_up = load_recipe("tiny-gpt", None, ["ramp_up={start: 4, increment: 4, samples: 99}"])
+    assert ramped_up.training.ramp_up is not None and ramped_up.training.ramp_up.samples == 99
     assert load_recipe("gpt-1b3-tiny", None, ["ramp_up=null"]).training.ramp_up is None
     assert load_recipe("gpt-1b3", "ramp-up").training.ramp_up is not None
 

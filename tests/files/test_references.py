@@ -222,8 +222,8 @@ def test_an_unknown_row_suggests_the_nearest():
 def test_a_name_may_be_a_source_a_table_or_a_row():
     everything = {row.id for row in references.named("lambda-1cc")}
     table = {row.id for row in references.named("lambda-1cc-opt-13b")}
-    one = {row.id for row in references.named("opt-13b-512")}
-    assert one < table < everything
+    single = {row.id for row in references.named("opt-13b-512")}
+    assert single < table < everything
     with pytest.raises(UserError, match="did you mean 'lambda-1cc'"):
         references.named("lambda-1c")
 
@@ -233,9 +233,9 @@ def test_a_name_may_be_a_source_a_table_or_a_row():
     [("llama31-70b", 14), ("opt-350m-sft", 8), ("opt-13b-sft", 8), ("gpt-1b3", 23), ("none", 0)],
 )
 def test_a_recipe_gets_its_measured_rows(recipe: str, rows: int):
-    found = references.for_recipe(recipe)
-    assert len(found) == rows
-    assert all(row.tokens_per_s for row in found)
+    measured = references.for_recipe(recipe)
+    assert len(measured) == rows
+    assert all(row.tokens_per_s for row in measured)
 
 
 def test_only_the_files_that_hold_a_name_are_read():
@@ -284,14 +284,14 @@ def test_a_row_that_repeats_another_states_the_same_configuration(row: Row):
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_recipe_runs_the_model_and_a_layout_of_its_published_rows(name: str):
     recipe = load_recipe(name)
-    found = {row.id for named in recipe.references for row in references.named(named)}
-    own = references.for_recipe(name)
-    assert {row.id for row in own} <= found
+    cited = {row.id for named in recipe.references for row in references.named(named)}
+    rows = references.for_recipe(name)
+    assert {row.id for row in rows} <= cited
     assert num_parameters(recipe.model) == num_parameters(SHAPES[name])
     assert linear_sizes(recipe.model) == linear_sizes(SHAPES[name])
-    assert recipe.layout in [row.layout for row in own]
+    assert recipe.layout in [row.layout for row in rows]
     assert {(recipe.training.seq_len, recipe.training.dtype)} <= {
-        (row.seq_len, row.dtype) for row in own
+        (row.seq_len, row.dtype) for row in rows
     }
 
 
@@ -330,7 +330,7 @@ def test_the_rows_of_the_seeds_in_the_public_collection_are_those_of_their_own_f
     with (reference_data / "references/measured_open.csv").open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["id"].startswith("seed")]
     for line in lines:
-        known = [
+        alike = [
             row
             for row in SEED_ROWS
             if str(row.num_devices) == line["num_gpus"]
@@ -339,7 +339,7 @@ def test_the_rows_of_the_seeds_in_the_public_collection_are_those_of_their_own_f
             and row.dtype == catalog.dtype(line["dtype"])
             and str(row.layout.micro_batch) == line["mbs"]
         ]
-        times = [row.step_time_s for row in known]
+        times = [row.step_time_s for row in alike]
         expected = float(line["step_time_s"]) if line["step_time_s"] else None
         near = [
             t for t in times if t is expected or (t and expected and abs(t / expected - 1) < 0.02)
@@ -394,6 +394,6 @@ def test_convergence_points_have_the_official_mean_and_deviation(reference_data:
 
 def test_the_document_counts_the_rows_of_every_source():
     document = (Path(__file__).parents[2] / "docs" / "references.md").read_text()
-    told = dict(re.findall(r"^\| `([\w-]+)` \| (\d+|-) \|", document, re.MULTILINE))
+    counts = dict(re.findall(r"^\| `([\w-]+)` \| (\d+|-) \|", document, re.MULTILINE))
     rows = {name: str(len(source.rows) or "-") for name, source in references.sources().items()}
-    assert told == rows
+    assert counts == rows
