@@ -55,8 +55,8 @@ def steps(settings: dict[str, Any]) -> Iterator[None]:
     gc.disable()  # as the native trainer does between steps
     while True:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
-            found = peer_velocity(model, shape, noisy, *rest)
-        loss = torch.nn.functional.mse_loss(found.float(), velocity)
+            predicted = peer_velocity(model, shape, noisy, *rest)
+        loss = torch.nn.functional.mse_loss(predicted.float(), velocity)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training["grad_clip"])
         optimizer.step()

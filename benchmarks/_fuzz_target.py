@@ -98,7 +98,7 @@ def fuzz(statistics: Path, arguments: list[str], path: Path) -> None:
 
     executions = 0
 
-    def one(content: bytes) -> None:
+    def take(content: bytes) -> None:
         nonlocal executions
         executions += 1
         if executions % 1000 == 0:
@@ -114,7 +114,7 @@ def fuzz(statistics: Path, arguments: list[str], path: Path) -> None:
             print(f"read by {reader(content[0])}", file=sys.stderr)
             raise
 
-    atheris.Setup([sys.argv[0], *arguments], one)
+    atheris.Setup([sys.argv[0], *arguments], take)
     atheris.Fuzz()
 
 

@@ -72,7 +72,7 @@ def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
     which move and add what is exchanged.
     """
     steps.start()
-    begin, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
+    begin, cpu, own_s = time.perf_counter(), time.process_time(), time.thread_time()
     step()
     took = time.perf_counter() - begin
     _, waited = steps.read(steps.lap())
@@ -80,40 +80,40 @@ def timed(step: Callable[[], Any], steps: StepClock) -> dict[str, float]:
         "step_time_s": took,
         "comm_wait_s": waited,
         "cpu_s": time.process_time() - cpu,
-        "own_s": time.thread_time() - own,
+        "own_s": time.thread_time() - own_s,
     }
 
 
 def main(question: Path, into: Path) -> None:
     """Go through all layouts again and again in one world."""
-    asked = json.loads(question.read_text())
+    order = json.loads(question.read_text())
     keep_freed_memory()
-    torch.set_num_threads(asked["threads_of_a_rank"])
+    torch.set_num_threads(order["threads_of_a_rank"])
     world, steps = join_world("cpu"), StepClock(HostClock())
     if world.size > 1:
         watch_waits(steps)
-    trainers = [trainer_of(raw, world, steps, into.parent) for raw in asked["layouts"]]
+    trainers = [trainer_of(raw, world, steps, into.parent) for raw in order["layouts"]]
     steps_of = [stepper(trainer) for trainer in trainers]
     alone: Callable[[], Tensor] | None = None
     if world.rank == 0:
-        alone = stepper(trainer_of(asked["reference"], ALONE, steps, into.parent))
+        alone = stepper(trainer_of(order["reference"], ALONE, steps, into.parent))
     gc.collect()
     gc.freeze()
     gc.disable()
-    found: list[list[Any]] = [[] for _ in trainers]
-    for turn in range(WARMUP + asked["rounds"]):
-        for figures, step in zip(found, steps_of, strict=True):
+    by_layout: list[list[Any]] = [[] for _ in trainers]
+    for turn in range(WARMUP + order["rounds"]):
+        for figures, step in zip(by_layout, steps_of, strict=True):
             reference = None
             if alone is not None:
-                torch.set_num_threads(asked["threads"])
+                torch.set_num_threads(order["threads"])
                 reference = timed(alone, steps)
-                torch.set_num_threads(asked["threads_of_a_rank"])
+                torch.set_num_threads(order["threads_of_a_rank"])
             together(world)
             figure = timed(step, steps)
             together(world)
             if turn >= WARMUP:
                 figures.append([reference, figure])
-    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(found))
+    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(by_layout))
     together(world)
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort a normal exit

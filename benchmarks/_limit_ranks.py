@@ -37,7 +37,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def products(repeats: int) -> Values:
     """FLOP/s of square products; fp16 only small ones, which take long enough."""
-    found: Values = {}
+    rates: Values = {}
     for precision, dtype in (
         ("high", "fp32"),
         ("medium", "fp32"),
@@ -48,32 +48,32 @@ def products(repeats: int) -> Values:
         size = SMALL_SIZE if dtype == "fp16" else SIZE
         a, b = torch.randn(2, size, size).to(DTYPES[dtype])
         torch.mm(a, b)
-        found[f"{dtype} products, matmul_precision {precision}, FLOP/s"] = [
+        rates[f"{dtype} products, matmul_precision {precision}, FLOP/s"] = [
             2.0 * size**3 / seconds(lambda a=a, b=b: torch.mm(a, b)) for _ in range(repeats)
         ]
-    return found
+    return rates
 
 
 def copies(repeats: int, threads: int) -> Values:
     """Bytes read and written per second by copies that no cache holds."""
     source = torch.ones(COPIED_BYTES, dtype=torch.uint8)
-    target, found = torch.empty_like(source), Values()
+    target, rates = torch.empty_like(source), Values()
     for count in (1, threads):
         torch.set_num_threads(count)
         target.copy_(source)
-        found[f"copy, {count} threads, bytes/s"] = [
+        rates[f"copy, {count} threads, bytes/s"] = [
             2.0 * COPIED_BYTES / seconds(lambda: target.copy_(source)) for _ in range(repeats)
         ]
-    return found
+    return rates
 
 
 def exchanges(repeats: int) -> Values:
     """Seconds of an all-reduce by size, and what of one hides behind a product meanwhile."""
     torch.set_num_threads(1)
-    found: Values = {}
+    times: Values = {}
     for size in EXCHANGED_BYTES:
         x = torch.zeros(max(1, size // 4))
-        found[f"all-reduce of {size} bytes, s"] = [
+        times[f"all-reduce of {size} bytes, s"] = [
             alone(lambda x=x: dist.all_reduce(x)) for _ in range(repeats)
         ]
     x, (a, b) = torch.zeros(EXCHANGED_BYTES[-1] // 4), torch.randn(2, SIZE, SIZE)
@@ -88,7 +88,7 @@ def exchanges(repeats: int) -> Values:
     for _ in range(repeats):
         product, exchange = alone(lambda: torch.mm(a, b)), alone(lambda: dist.all_reduce(x))
         hidden.append((product + exchange - alone(both)) / min(product, exchange))
-    return {**found, "part of an all-reduce or product hidden behind the other, 0-1": hidden}
+    return {**times, "part of an all-reduce or product hidden behind the other, 0-1": hidden}
 
 
 def alone(work: Callable[[], Any]) -> float:
@@ -99,13 +99,13 @@ def alone(work: Callable[[], Any]) -> float:
 
 def main(question: Path, into: Path) -> None:
     """Measure; a world of one measures what needs no other rank."""
-    asked, world = json.loads(question.read_text()), join_world("cpu")
-    torch.set_num_threads(asked["threads"])
+    order, world = json.loads(question.read_text()), join_world("cpu")
+    torch.set_num_threads(order["threads"])
     if world.size == 1:
-        found = {**products(asked["repeats"]), **copies(asked["repeats"], asked["threads"])}
+        values = {**products(order["repeats"]), **copies(order["repeats"], order["threads"])}
     else:
-        found = exchanges(asked["repeats"])
-    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(found))
+        values = exchanges(order["repeats"])
+    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(values))
     sys.stdout.flush()
     if world.size > 1:
         dist.barrier()

@@ -72,8 +72,10 @@ def _fit_stack(rows: list[MemoryRow], prior: Framework) -> Framework:
         framework = _moved(prior, logs)
         over = np.log(memory(x, framework).device_used / limit) / SCALE
         witness = np.sqrt(-2 * log_ndtr(np.where(ran, -over, over)))
-        found = np.concatenate([_soft(errors(framework) / SCALE) * weight, _soft(witness) * weight])
-        return np.concatenate([found, (logs - centre) / width])
+        misfit = np.concatenate(
+            [_soft(errors(framework) / SCALE) * weight, _soft(witness) * weight]
+        )
+        return np.concatenate([misfit, (logs - centre) / width])
 
     least_squares: Any = import_module("scipy.optimize").least_squares
     moved = _moved(prior, np.asarray(least_squares(residuals, centre).x, dtype=float))

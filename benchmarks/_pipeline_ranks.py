@@ -118,13 +118,13 @@ def answer(case: dict[str, Any], world: World, passes: Passes) -> list[Passes]:
     runner = runner_of(config, case["sleep_s"], world, make_mesh(world, config.layout, config.dp))
     shape = (config.num_microbatches, config.layout.micro_batch, config.training.seq_len)
     ids = torch.zeros(shape, dtype=torch.int64)
-    found: list[Passes] = []
+    repeats: list[Passes] = []
     for _ in range(case["repeats"] + 1):
         dist.barrier()
         passes.clear()
         runner.step(ids, ids)
-        found.append(list(passes))
-    return found[1:]
+        repeats.append(list(passes))
+    return repeats[1:]
 
 
 def main(question: Path, into: Path) -> None:
@@ -132,8 +132,8 @@ def main(question: Path, into: Path) -> None:
     torch.set_num_threads(1)
     world, passes = join_world("cpu"), list[tuple[str, int, int, float, float]]()
     written_down(passes)
-    found = [answer(case, world, passes) for case in json.loads(question.read_text())]
-    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(found))
+    answers = [answer(case, world, passes) for case in json.loads(question.read_text())]
+    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(answers))
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort a normal exit

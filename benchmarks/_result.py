@@ -25,7 +25,7 @@ class Surroundings:
 
     def record(self) -> dict[str, Any]:
         """Machine, versions, variables that change the speed, and what else used the cores."""
-        busy = [found["cpu_busy_fraction"] for found in (self.before, inventory())]
+        busy = [machine["cpu_busy_fraction"] for machine in (self.before, inventory())]
         return {
             "machine": {
                 "cpu": self.before["cpu"],
@@ -51,9 +51,9 @@ def spread_of(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def told(found: dict[str, float], digits: int = 3) -> str:
+def spread_text(spread: dict[str, float], digits: int = 3) -> str:
     """median (min-max) of a `spread_of`."""
-    median, low, high = (f"{found[key]:.{digits}f}" for key in ("median", "min", "max"))
+    median, low, high = (f"{spread[key]:.{digits}f}" for key in ("median", "min", "max"))
     return f"{median} ({low}-{high})"
 
 

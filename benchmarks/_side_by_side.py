@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _result import Surroundings, keep, spread_of, told
+from _result import Surroundings, keep, spread_of, spread_text
 
 from paceline.core.hardware import Cluster
 from paceline.core.steps import Step, Steps
@@ -85,9 +85,9 @@ def peer_steps(program: str, content: dict[str, Any], folder: Path) -> tuple[lis
     return [Step(index=i, step_time_s=t) for i, t in times], answer["num_parameters"]
 
 
-def steady_median_s(found: list[Step]) -> float:
+def steady_median_s(timed: list[Step]) -> float:
     """Median of the steady window in seconds."""
-    steps = Steps.of(found)
+    steps = Steps.of(timed)
     return float(median(steps["step_time_s"][steady_window(steps).rows]))
 
 
@@ -133,7 +133,7 @@ def main(benchmark: str, peer: str, program: str, description: str | None) -> in
             print(
                 f"| {shape} | {dtype} | {row['native_tokens_per_s']['median']:,.0f} "
                 f"| {row['peer_tokens_per_s']['median']:,.0f} "
-                f"| {told(row['ratio'])}, {row['ratio']['n']} |",
+                f"| {spread_text(row['ratio'])}, {row['ratio']['n']} |",
                 flush=True,
             )
     keep(benchmark, "tokens/s; ratio of native to peer", around, peer=peer, rows=rows)

@@ -27,12 +27,17 @@ def to_json(measured: Measured) -> dict[str, Any]:
     return {
         "about": measured.about.model_dump(mode="json"),
         "rates": [
-            [{k: v for k, v in line.items() if k != "rates"} for line in one.lines]
-            for one in measured.rates
+            [{k: v for k, v in line.items() if k != "rates"} for line in item.lines]
+            for item in measured.rates
         ],
         "timed": [
-            {**short_to_json(one.short), "seconds": one.seconds, "n": one.n, "spread": one.spread}
-            for one in measured.timed
+            {
+                **short_to_json(item.short),
+                "seconds": item.seconds,
+                "n": item.n,
+                "spread": item.spread,
+            }
+            for item in measured.timed
         ],
     }
 
@@ -43,7 +48,7 @@ def from_json(kept: Mapping[str, Any]) -> Measured:
         About.model_validate(kept["about"]),
         [Rates(lines) for lines in kept["rates"]],
         [
-            Timed(short_from_json(one), one["seconds"], one["n"], one["spread"])
-            for one in kept["timed"]
+            Timed(short_from_json(item), item["seconds"], item["n"], item["spread"])
+            for item in kept["timed"]
         ],
     )

@@ -29,24 +29,24 @@ WARMUP = 1
 
 def main(question: Path, into: Path) -> None:
     """Go through all layouts again and again in one world."""
-    asked = json.loads(question.read_text())
+    order = json.loads(question.read_text())
     keep_freed_memory()
-    torch.set_num_threads(asked["threads"])
+    torch.set_num_threads(order["threads"])
     world, clock = join_world("cpu"), StepClock(HostClock())
     if world.size > 1:
         watch_waits(clock)
-    steps = [stepper(trainer_of(raw, world, clock, into.parent)) for raw in asked["layouts"]]
+    steps = [stepper(trainer_of(raw, world, clock, into.parent)) for raw in order["layouts"]]
     gc.collect()
     gc.freeze()
     gc.disable()
-    found: list[list[float]] = [[] for _ in steps]
-    for turn in range(WARMUP + asked["rounds"]):
-        for times, step in zip(found, steps, strict=True):
+    by_layout: list[list[float]] = [[] for _ in steps]
+    for turn in range(WARMUP + order["rounds"]):
+        for times, step in zip(by_layout, steps, strict=True):
             together(world)
-            seconds = [timed(step, clock)["step_time_s"] for _ in range(asked["steps"])]
+            seconds = [timed(step, clock)["step_time_s"] for _ in range(order["steps"])]
             if turn >= WARMUP:
                 times.append(median(seconds[1:]))
-    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(found))
+    into.with_name(f"{world.rank}-{into.name}").write_text(json.dumps(by_layout))
     together(world)
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort a normal exit

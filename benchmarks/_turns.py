@@ -67,14 +67,14 @@ class Training:
         self._process.communicate()
 
 
-def in_turn(one: Training, other: Training, pairs: int, warmup: int) -> list[tuple[Cost, Cost]]:
+def in_turn(ours: Training, peer: Training, pairs: int, warmup: int) -> list[tuple[Cost, Cost]]:
     """Pairs of neighbouring blocks; who goes first alternates."""
-    found: list[tuple[Cost, Cost]] = []
+    costs: list[tuple[Cost, Cost]] = []
     for pair in range(warmup + pairs):
         if pair % 2:
-            later = other.work()
-            found.append((one.work(), later))
+            later = peer.work()
+            costs.append((ours.work(), later))
         else:
-            first = one.work()
-            found.append((first, other.work()))
-    return found[warmup:]
+            first = ours.work()
+            costs.append((first, peer.work()))
+    return costs[warmup:]

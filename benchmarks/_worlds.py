@@ -32,8 +32,8 @@ def start(program: str, ranks: int, question: Any, folder: Path, threads: int = 
     A rank finds its answer's name with its rank put before it. Raises RuntimeError with what the
     world printed when it fails.
     """
-    asked, answer = folder / "question.json", folder / "answer.json"
-    asked.write_text(json.dumps(question))
+    question_file, answer = folder / "question.json", folder / "answer.json"
+    question_file.write_text(json.dumps(question))
     done = subprocess.run(
         [
             sys.executable,
@@ -43,7 +43,7 @@ def start(program: str, ranks: int, question: Any, folder: Path, threads: int = 
             "--local-addr=127.0.0.1",
             f"--nproc-per-node={ranks}",
             str(HERE / program),
-            str(asked),
+            str(question_file),
             str(answer),
         ],
         capture_output=True,

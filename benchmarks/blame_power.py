@@ -96,7 +96,7 @@ class Trial:
     found_at_once: bool
     """Without the suspected ones."""
     healthy_at_once: int
-    asked: bool
+    second_pass: bool
     """Whether there was a second pass."""
     separable: bool
     covered: bool
@@ -123,7 +123,7 @@ def trial(setting: Setting, fault: float | None, seed: int) -> Trial:
         len(flagged - is_victim),
         bool(at_once & is_victim),
         len(at_once - is_victim),
-        any(one.purpose == "second pass" for one in analysis.measured),
+        any(group.purpose == "second pass" for group in analysis.measured),
         straggler is not None,
         covered,
     )
@@ -132,16 +132,16 @@ def trial(setting: Setting, fault: float | None, seed: int) -> Trial:
 def rates(setting: Setting, fault: float | None, trials: int) -> dict[str, float | None]:
     """Shares of the trials."""
     done = [trial(setting, fault, seed) for seed in range(trials)]
-    separable = [one for one in done if one.separable]
+    separable = [case for case in done if case.separable]
     return {
-        "found": None if fault == 0 else sum(one.found for one in done) / trials,
-        "healthy flagged": sum(one.healthy_flagged > 0 for one in done) / trials,
-        "found at once": None if fault == 0 else sum(one.found_at_once for one in done) / trials,
-        "healthy flagged at once": sum(one.healthy_at_once > 0 for one in done) / trials,
-        "second pass": sum(one.asked for one in done) / trials,
+        "found": None if fault == 0 else sum(case.found for case in done) / trials,
+        "healthy flagged": sum(case.healthy_flagged > 0 for case in done) / trials,
+        "found at once": None if fault == 0 else sum(case.found_at_once for case in done) / trials,
+        "healthy flagged at once": sum(case.healthy_at_once > 0 for case in done) / trials,
+        "second pass": sum(case.second_pass for case in done) / trials,
         "separable": len(separable) / trials,
         "true straggler in interval": (
-            sum(one.covered for one in separable) / len(separable) if separable else None
+            sum(case.covered for case in separable) / len(separable) if separable else None
         ),
     }
 
@@ -186,7 +186,7 @@ def tables(result: Rates) -> str:
     """Both tables and what else the rates say, as docs/scaling.md has them."""
     usual, hard = ([setting.name for setting in kind] for kind in (SETTINGS, HARD))
     alike = next(name for name in result if ALIKE in name)
-    told = [
+    shares = [
         f"{100 * (result[name]['none']['separable'] or 0):.0f} % of healthy clusters ({name})"
         for name in usual
     ]
@@ -199,9 +199,9 @@ def tables(result: Rates) -> str:
     second = (
         f"Here healthy nodes were flagged in at most {_most(result, hard)} % of the clusters, "
         f"{_most(result, hard, ' at once')} % without second passes of suspects. A straggler "
-        f"factor could be told in {'; '.join(told)}. Where it could in {100 * OFTEN:.0f} % of the "
-        f"clusters and more, its interval held the true one in at least {covered} %. Of clusters "
-        "whose nodes differ by luck alone (64 nodes, 2 rounds), "
+        f"factor could be told in {'; '.join(shares)}. Where it could in {100 * OFTEN:.0f} % of "
+        f"the clusters and more, its interval held the true one in at least {covered} %. Of "
+        "clusters whose nodes differ by luck alone (64 nodes, 2 rounds), "
         f"{100 * (result[alike]['none']['separable'] or 0):.1f} % claimed one."
     )
     parts = (
@@ -220,8 +220,8 @@ def _coverage(row: dict[str, float | None], least_told: float) -> float | None:
 
 def _least_coverage(result: Rates, names: list[str]) -> str:
     """The smallest share of true straggler factors in their intervals, in per cent."""
-    known = [_coverage(row, OFTEN) for name in names for row in result[name].values()]
-    return f"{100 * min(one for one in known if one is not None):.0f}"
+    coverages = [_coverage(row, OFTEN) for name in names for row in result[name].values()]
+    return f"{100 * min(coverage for coverage in coverages if coverage is not None):.0f}"
 
 
 def _table(result: Rates, names: list[str]) -> str:

@@ -76,43 +76,48 @@ def layouts(ranks: int) -> Iterator[Axes]:
     yield {"pp": 2, "micro_batch": 2}
 
 
-def asked(found: dict[str, Any], dtype: Any, ranks: int, few: bool) -> list[Short]:
+def shorts_of(machine: dict[str, Any], dtype: Any, ranks: int, few: bool) -> list[Short]:
     """Four layers of both models in those layouts."""
-    some = [
-        short_of(recipe, found, "cpu", dtype, ranks, MORE, axes, BATCH)
+    trainings = [
+        short_of(recipe, machine, "cpu", dtype, ranks, MORE, axes, BATCH)
         for recipe in recipes_of((), "cpu")
         for axes in list(layouts(ranks))[: 2 if few else None]
     ]
-    return [short for short in some if short is not None]
+    return [short for short in trainings if short is not None]
 
 
-def measured(some: Sequence[Short], ranks: int, cores: int, passes: int) -> list[dict[str, Any]]:
+def measured(
+    trainings: Sequence[Short], ranks: int, cores: int, passes: int
+) -> list[dict[str, Any]]:
     """Seconds of a step of each, the median of its passes; every other pass goes backwards."""
     threads = max(1, cores // ranks)
     times: dict[str, list[float]] = {}
     for turn in range(passes):
-        order = list(some) if turn % 2 == 0 else list(reversed(some))
-        for one in programs.steps(sys.executable, order, ranks, threads):
-            times.setdefault(one.short.name, []).append(one.seconds)
+        order = list(trainings) if turn % 2 == 0 else list(reversed(trainings))
+        for timing in programs.steps(sys.executable, order, ranks, threads):
+            times.setdefault(timing.short.name, []).append(timing.seconds)
     return [
         {
-            "recipe": one.recipe,
-            "layout": one.told,
+            "recipe": training.recipe,
+            "layout": training.told,
             "ranks": ranks,
             "threads": threads,
-            "step_time_s": float(np.median(times[one.name])),
-            "passes_s": times[one.name],
-            **short_to_json(one),
+            "step_time_s": float(np.median(times[training.name])),
+            "passes_s": times[training.name],
+            **short_to_json(training),
         }
-        for one in some
+        for training in trainings
     ]
 
 
-def predicted(some: Sequence[Short], found: Calibration) -> list[dict[str, float]]:
+def predicted(trainings: Sequence[Short], calibration: Calibration) -> list[dict[str, float]]:
     """Seconds and the 80 % interval of each."""
-    x, fit = cases_of([case_here(one.spec, found) for one in some]), found.evidence.fit()
+    x, fit = (
+        cases_of([case_here(training.spec, calibration) for training in trainings]),
+        calibration.evidence.fit(),
+    )
     seconds = predict(x, fit.centre)
-    low, high = bounds(seconds, log_sd(x, fit, found.evidence.residual_sd))
+    low, high = bounds(seconds, log_sd(x, fit, calibration.evidence.residual_sd))
     columns = zip(seconds.tolist(), low.tolist(), high.tolist(), strict=True)
     return [{"predicted_s": s, "low_s": a, "high_s": b} for s, a, b in columns]
 
@@ -142,11 +147,11 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def judged(found: Measured, rows: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
+def judged(measurement: Measured, rows: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
     """The calibration, and the measured rows with their predictions by it; prints the table."""
-    calibration = weighed(found.about, found.rates, found.timed)
-    told = predicted([short_from_json(row) for row in rows], calibration)
-    rows = [{**row, **one} for row, one in zip(rows, told, strict=True)]
+    calibration = weighed(measurement.about, measurement.rates, measurement.timed)
+    predictions = predicted([short_from_json(row) for row in rows], calibration)
+    rows = [{**row, **prediction} for row, prediction in zip(rows, predictions, strict=True)]
     fitting = [row for row in rows if row["ranks"] <= cores]
     beyond = [row for row in rows if row["ranks"] > cores]
     print_table(rows)
@@ -158,7 +163,7 @@ def judged(found: Measured, rows: Sequence[dict[str, Any]], cores: int) -> dict[
     )
     return {
         "calibration": calibration.model_dump(mode="json"),
-        "measured": to_json(found),
+        "measured": to_json(measurement),
         "rows": fitting,
         "overall": result,
         "oversubscribed": beyond,
@@ -172,25 +177,25 @@ def refitted() -> dict[str, Any]:
     kept = json.loads(path.read_text(encoding="utf-8"))
     if "measured" not in kept:
         raise SystemExit(f"{path.name} keeps no measurements; run without --refit first")
-    found, cores = from_json(kept["measured"]), kept["machine"]["cpu"]["usable_cores"]
-    anew = judged(found, [*kept["rows"], *kept["oversubscribed"]], cores)
+    measurement, cores = from_json(kept["measured"]), kept["machine"]["cpu"]["usable_cores"]
+    anew = judged(measurement, [*kept["rows"], *kept["oversubscribed"]], cores)
     write_text(path, json.dumps(kept | anew, indent=2) + "\n")
     return anew["overall"]
 
 
 def timed_here(options: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, time the other layouts, compare; the figures."""
-    around, found = Surroundings(), inventory()
-    cores = found["cpu"]["usable_cores"]
+    around, machine = Surroundings(), inventory()
+    cores = machine["cpu"]["usable_cores"]
     calibration = measure(DEFAULTS["cpu"], "cpu", None, print)
     dtype = calibration.about.dtype
-    seen = {s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), found, "cpu", dtype, n)}
+    seen = {s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), machine, "cpu", dtype, n)}
     programs.STEPS = options.steps
     rows: list[dict[str, Any]] = []
     for ranks in (1, 2, 4):
         if ranks > cores and options.no_oversubscribed:
             continue
-        some = [s for s in asked(found, dtype, ranks, options.few) if s.name not in seen]
+        some = [s for s in shorts_of(machine, dtype, ranks, options.few) if s.name not in seen]
         rows += measured(some, ranks, cores, options.passes)
     result = judged(calibration, rows, cores)
     keep("calibrated", "seconds of a step", around, **result)

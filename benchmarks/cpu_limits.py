@@ -29,11 +29,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             answers = start("_limit_ranks.py", ranks, question, Path(folder))
         for name, values in answers[0].items():
-            found = spread_of(values)
-            rows.append({"processes": ranks, "what": name, **found})
+            spread = spread_of(values)
+            rows.append({"processes": ranks, "what": name, **spread})
             print(
-                f"| {ranks} | {name} | {found['median']:.3g} "
-                f"| {found['min']:.3g}-{found['max']:.3g} | {found['n']} |",
+                f"| {ranks} | {name} | {spread['median']:.3g} "
+                f"| {spread['min']:.3g}-{spread['max']:.3g} | {spread['n']} |",
                 flush=True,
             )
     keep("cpu_limits", "as each row says", around, threads=question["threads"], rows=rows)

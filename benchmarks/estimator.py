@@ -72,17 +72,19 @@ def read_table(path: Path) -> tuple[list[Row], Counter[str]]:
 def held_out(x: Cases, measured_s: Floats, sources: list[str]) -> Held:
     """Predictions and 80 % intervals by fits that never saw a row's source."""
     names = np.array(sources)
-    found = Held(*(np.zeros(x.size) for _ in range(3)))
+    held = Held(*(np.zeros(x.size) for _ in range(3)))
     for name in np.unique(names):
-        own = names == name
-        rest, rest_s, rest_names = x.pick(~own), measured_s[~own], names[~own].tolist()
+        inside = names == name
+        rest, rest_s, rest_names = x.pick(~inside), measured_s[~inside], names[~inside].tolist()
         fitted = fit(rest, rest_s, rest_names)
         residual = residual_sd(rest, rest_s, rest_names, fitted.centre)
         widened = {stack: OUTSIDE * sd for stack, sd in residual.items()}
-        seconds = predict(x.pick(own), fitted.centre)
-        found.seconds[own] = seconds
-        found.low[own], found.high[own] = bounds(seconds, log_sd(x.pick(own), fitted, widened))
-    return found
+        seconds = predict(x.pick(inside), fitted.centre)
+        held.seconds[inside] = seconds
+        held.low[inside], held.high[inside] = bounds(
+            seconds, log_sd(x.pick(inside), fitted, widened)
+        )
+    return held
 
 
 def figures(predicted: Floats, measured: Floats) -> dict[str, float]:
@@ -112,12 +114,14 @@ def judged(rows: list[Row], x: Cases, measured: Floats, held: Held) -> dict[str,
     inside = (held.low <= measured) & (measured <= held.high)
     by_source: dict[str, Any] = {}
     for name, count in Counter(sources.tolist()).most_common():
-        own = sources == name
+        of_source = sources == name
         by_source[name] = {
-            **figures(held.seconds[own], measured[own]),
-            "flat_mape": float(flat_error[own].mean()),
-            "coverage_80": float(inside[own].mean()),
-            "advantage_95": advantage(error[own], flat_error[own]) if count >= MANY_ROWS else None,
+            **figures(held.seconds[of_source], measured[of_source]),
+            "flat_mape": float(flat_error[of_source].mean()),
+            "coverage_80": float(inside[of_source].mean()),
+            "advantage_95": advantage(error[of_source], flat_error[of_source])
+            if count >= MANY_ROWS
+            else None,
         }
     overall = {
         **figures(held.seconds, measured),
@@ -128,24 +132,24 @@ def judged(rows: list[Row], x: Cases, measured: Floats, held: Held) -> dict[str,
     return {"overall": overall, "by_source": by_source}
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(result: dict[str, Any]) -> None:
     """The figures as a markdown table."""
     print("| source | rows | MAPE | median abs ln | flat rule's MAPE | 80 % interval holds |")
     print("|---|---:|---:|---:|---:|---:|")
-    for name, one in [("all", found["overall"]), *found["by_source"].items()]:
+    for name, row in [("all", result["overall"]), *result["by_source"].items()]:
         print(
-            f"| {name} | {one['n']} | {one['mape']:.1%} | {one['median_abs_log']:.3f} | "
-            f"{one['flat_mape']:.1%} | {one['coverage_80']:.0%} |"
+            f"| {name} | {row['n']} | {row['mape']:.1%} | {row['median_abs_log']:.3f} | "
+            f"{row['flat_mape']:.1%} | {row['coverage_80']:.0%} |"
         )
 
 
-def missed(found: dict[str, Any]) -> list[str]:
+def missed(result: dict[str, Any]) -> list[str]:
     """The targets that were not met."""
-    overall = found["overall"]
+    overall = result["overall"]
     worse = [
         name
-        for name, one in found["by_source"].items()
-        if one["advantage_95"] is not None and one["advantage_95"][1] < 0
+        for name, row in result["by_source"].items()
+        if row["advantage_95"] is not None and row["advantage_95"][1] < 0
     ]
     checks = {
         f"MAPE at most {MOST_MAPE:.0%}": overall["mape"] <= MOST_MAPE,
@@ -172,8 +176,8 @@ def main() -> int:
     rows = [row for row in every if row.kind == "dense"]
     x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
     measured = np.array([row.measured_s for row in rows])
-    found = judged(rows, x, measured, held_out(x, measured, sources))
-    print_table(found)
+    result = judged(rows, x, measured, held_out(x, measured, sources))
+    print_table(result)
     kinds = Counter(row.kind for row in every)
     keep(
         "estimator",
@@ -182,7 +186,7 @@ def main() -> int:
         table=table.name,
         modelled=dict(kinds),
         unmodelled=dict(left_out),
-        **found,
+        **result,
     )
     if options.write:
         fitted = fit(x, measured, sources)
@@ -191,9 +195,9 @@ def main() -> int:
         evidence = evidence_of(title, fitted, residual, len(rows), len(set(sources)))
         folder = Path(__file__).parents[1] / "paceline/estimate/fit"
         write_text(folder / SHIPPED, evidence.model_dump_json(indent=1) + "\n")
-    for what in missed(found):
+    for what in missed(result):
         print(f"missed: {what}")
-    return bool(missed(found))
+    return bool(missed(result))
 
 
 if __name__ == "__main__":

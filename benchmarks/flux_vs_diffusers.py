@@ -18,7 +18,7 @@ import argparse
 import sys
 from typing import Any
 
-from _result import Surroundings, keep, told
+from _result import Surroundings, keep, spread_text
 from workloads_vs_peers import compare, settings
 
 from paceline.machines.probe.inventory import usable_cores
@@ -69,8 +69,9 @@ def main() -> int:
                 1e3 * wall[f"{side}_step_time_s"]["median"] for side in ("native", "peer")
             )
             print(
-                f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} | {told(wall['ratio'])} "
-                f"| {told(cpu['ratio'])} | {cores(row, 'native'):.2f}, {cores(row, 'peer'):.2f} "
+                f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} "
+                f"| {spread_text(wall['ratio'])} | {spread_text(cpu['ratio'])} "
+                f"| {cores(row, 'native'):.2f}, {cores(row, 'peer'):.2f} "
                 f"| {chosen.pairs} |",
                 flush=True,
             )

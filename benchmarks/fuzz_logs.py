@@ -92,10 +92,10 @@ def fuzz(work: Path, corpus: Path, seconds: int, seed: int) -> dict[str, Any]:
         errors="replace",
         cwd=work,
     )
-    told = json.loads(statistics.read_text()) if statistics.exists() else {}
+    counts = json.loads(statistics.read_text()) if statistics.exists() else {}
     coverage = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
     return {
-        "executions": told.get("executions", 0),
+        "executions": counts.get("executions", 0),
         "branches": int(coverage[-1][0]) if coverage else 0,
         "features": int(coverage[-1][1]) if coverage else 0,
         "finding": _finding(done.stdout + done.stderr) if done.returncode else None,
@@ -107,8 +107,8 @@ def _finding(text: str) -> str:
     readers = re.findall(r"^read by (\w+)$", text, re.MULTILINE)
     errors = re.findall(r"^(?:[\w.]*(?:Error|Exception|Warning)\b|SUMMARY).*$", text, re.MULTILINE)
     places = re.findall(r'File ".*?(paceline/[\w/]+\.py)", line (\d+)', text)
-    told = [*readers[:1], *errors[:1], ":".join(places[-1]) if places else ""]
-    return "; ".join(part[:300] for part in told if part) or text[-300:]
+    parts = [*readers[:1], *errors[:1], ":".join(places[-1]) if places else ""]
+    return "; ".join(part[:300] for part in parts if part) or text[-300:]
 
 
 def replay(corpus: Path) -> dict[str, Any]:
@@ -146,34 +146,34 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus", type=Path, default=None, help="kept from one run to the next")
     parser.add_argument("--result", type=Path, default=RESULT)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        corpus = asked.corpus or work / "corpus"
+        corpus = options.corpus or work / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)
         write_seeds(corpus)
-        told = campaign(work, corpus, asked.seconds, asked.seed)
-        if asked.corpus and told["findings"]:
-            shutil.copytree(work / "found", asked.corpus.with_name("found"), dirs_exist_ok=True)
+        outcome = campaign(work, corpus, options.seconds, options.seed)
+        if options.corpus and outcome["findings"]:
+            shutil.copytree(work / "found", options.corpus.with_name("found"), dirs_exist_ok=True)
     result = {
         "benchmark": "fuzz_logs",
-        "seconds": asked.seconds,
-        "seed": asked.seed,
+        "seconds": options.seconds,
+        "seed": options.seed,
         "atheris": version("atheris"),
         "python": platform.python_version(),
         "dialects": list(dialects()),
-        **told,
+        **outcome,
     }
-    write_text(asked.result, json.dumps(result, indent=2) + "\n")
-    return int(bool(told["findings"]) or _grew(told["replay"]))
+    write_text(options.result, json.dumps(result, indent=2) + "\n")
+    return int(bool(outcome["findings"]) or _grew(outcome["replay"]))
 
 
-def _grew(told: dict[str, Any]) -> bool:
-    grown = told["resident_bytes_after_last_pass"] - told["resident_bytes_after_first_pass"]
+def _grew(replay: dict[str, Any]) -> bool:
+    grown = replay["resident_bytes_after_last_pass"] - replay["resident_bytes_after_first_pass"]
     print(
-        f"{told['inputs']:,} inputs replayed: memory {grown / 1024:+,.0f} KiB from pass 1 to "
-        f"{told['passes']}; the slowest takes {told['slowest_s'] * 1000:.0f} ms, repeated to "
-        f"{told['enlarged_bytes'] >> 10} KiB {told['slowest_enlarged_s'] * 1000:.0f} ms"
+        f"{replay['inputs']:,} inputs replayed: memory {grown / 1024:+,.0f} KiB from pass 1 to "
+        f"{replay['passes']}; the slowest takes {replay['slowest_s'] * 1000:.0f} ms, repeated to "
+        f"{replay['enlarged_bytes'] >> 10} KiB {replay['slowest_enlarged_s'] * 1000:.0f} ms"
     )
     return grown > MOST_GROWTH_BYTES
 

@@ -39,17 +39,17 @@ def main() -> int:
     """Print and store the ratio; 1 when it is beyond the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
-    found = ratios(parser.parse_args().pairs)
+    times = ratios(parser.parse_args().pairs)
     result = {
         "benchmark": "help_time",
         "limit": LIMIT,
-        "ratio": {"median": median(found), "min": min(found), "max": max(found), "n": len(found)},
+        "ratio": {"median": median(times), "min": min(times), "max": max(times), "n": len(times)},
     }
     write_text(
         Path(__file__).parent / "results" / "help_time.json", json.dumps(result, indent=2) + "\n"
     )
-    print(f"--help takes {median(found):.2f} times an empty program (limit {LIMIT})")
-    return int(median(found) > LIMIT)
+    print(f"--help takes {median(times):.2f} times an empty program (limit {LIMIT})")
+    return int(median(times) > LIMIT)
 
 
 if __name__ == "__main__":

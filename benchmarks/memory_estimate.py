@@ -73,8 +73,8 @@ def read_rows(path: Path) -> tuple[list[MemoryRow], Counter[str]]:
 
 def probabilities(rows: list[MemoryRow], frameworks: Mapping[str, Framework]) -> Floats:
     """Of running out, for each row's own device."""
-    found = memory(cases_of([row.case for row in rows]), frameworks)
-    return p_oom(found, np.array([row.device_bytes for row in rows]))
+    estimate = memory(cases_of([row.case for row in rows]), frameworks)
+    return p_oom(estimate, np.array([row.device_bytes for row in rows]))
 
 
 def judged(rows: list[MemoryRow]) -> list[dict[str, Any]]:
@@ -116,11 +116,11 @@ def by_source(rows: list[dict[str, Any]]) -> dict[str, Any]:
         groups.setdefault(row["source"], []).append(row)
     return {
         name: {
-            "shipped": score(own, "shipped_gib"),
-            "without_own_source": score(own, "without_own_source_gib"),
+            "shipped": score(group, "shipped_gib"),
+            "without_own_source": score(group, "without_own_source_gib"),
         }
-        for name, own in groups.items()
-        if any(row["stated_gib"] for row in own)
+        for name, group in groups.items()
+        if any(row["stated_gib"] for row in group)
     }
 
 
@@ -170,12 +170,12 @@ def native(folder: Path) -> dict[str, Any]:
         read_value(folder / RUN_FILE, RunRecord),
         read_value(folder / RESULT_FILE, Result),
     )
-    spec, told = record.spec, result.memory
-    if spec is None or told is None:
+    spec, by_part = record.spec, result.memory
+    if spec is None or by_part is None:
         raise SystemExit(f"{folder} has no memory by part")
-    rank = max(told.ranks, key=lambda one: one.peak_bytes["tracked"] or 0)
+    rank = max(by_part.ranks, key=lambda ranked: ranked.peak_bytes["tracked"] or 0)
     stages = spec.world_size // spec.layout.pp
-    found = rank_memory(cases_of([native_case(spec)]), rank.rank // stages, NATIVE_CPU)
+    estimate = rank_memory(cases_of([native_case(spec)]), rank.rank // stages, NATIVE_CPU)
     parts = {name: rank.parts_bytes[name] for name in ("weights", "gradients", "optimizer")}
     measured = {**parts, "peak": rank.peak_bytes["tracked"]}
     return {
@@ -186,17 +186,17 @@ def native(folder: Path) -> dict[str, Any]:
         "rank": rank.rank,
         "sequence_parallel": spec.layout.sequence_parallel,
         "measured_bytes": measured,
-        "estimated_bytes": (estimated := estimated_parts(found)),
+        "estimated_bytes": (estimated := estimated_parts(estimate)),
         "ratio": {name: estimated[name] / value for name, value in measured.items() if value},
     }
 
 
-def estimated_parts(found: MemoryEstimate) -> dict[str, float]:
+def estimated_parts(estimate: MemoryEstimate) -> dict[str, float]:
     """The parts that the tracker tells, of the first case."""
-    parts = found.at(0)
+    parts = estimate.at(0)
     return {
         **{name: parts[name] for name in ("weights", "gradients", "optimizer")},
-        "peak": float(found.allocated[0]),
+        "peak": float(estimate.allocated[0]),
     }
 
 
@@ -234,40 +234,40 @@ def native_case(spec: Any) -> Case:
 
 
 def missed(
-    found: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
+    scores: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
 ) -> list[str]:
     """The targets that were not met."""
-    own = [row for row in rows if OOM_SOURCE in row["source"]]
-    ran_out = [row["p_oom"] > EVEN for row in own if row["stated_gib"] is None]
-    blamed = [row["id"] for row in own if row["stated_gib"] and row["p_oom"] > EVEN]
-    checks = {
-        f"median error at most {MOST_MEDIAN:.0%}": found["all"]["shipped"]["median"] <= MOST_MEDIAN,
-        f"median error without a row's own source at most {MOST_MEDIAN:.0%}": found["all"][
-            "without_own_source"
-        ]["median"]
-        <= MOST_MEDIAN,
-        f"all rows of {OOM_SOURCE} that ran out called so ({sum(ran_out)} of {len(ran_out)})": all(
-            ran_out
+    tried = [row for row in rows if OOM_SOURCE in row["source"]]
+    ran_out = [row["p_oom"] > EVEN for row in tried if row["stated_gib"] is None]
+    blamed = [row["id"] for row in tried if row["stated_gib"] and row["p_oom"] > EVEN]
+    shipped, held_out = (scores["all"][which] for which in ("shipped", "without_own_source"))
+    called = f"{sum(ran_out)} of {len(ran_out)}"
+    peaks_fit = all(abs(run["ratio"]["peak"] - 1) <= NATIVE_PEAK for run in runs)
+    most = f"{MOST_MEDIAN:.0%}"
+    checks = [
+        (f"median error at most {most}", shipped["median"] <= MOST_MEDIAN),
+        (
+            f"median error without a row's own source at most {most}",
+            held_out["median"] <= MOST_MEDIAN,
         ),
-        f"no row of {OOM_SOURCE} that ran called out of memory ({', '.join(blamed)})": not blamed,
-        f"native peaks within {NATIVE_PEAK:.0%}": all(
-            abs(run["ratio"]["peak"] - 1) <= NATIVE_PEAK for run in runs
-        ),
-    }
-    return [what for what, met in checks.items() if not met]
+        (f"all rows of {OOM_SOURCE} that ran out called so ({called})", all(ran_out)),
+        (f"no row of {OOM_SOURCE} that ran called out of memory ({', '.join(blamed)})", not blamed),
+        (f"native peaks within {NATIVE_PEAK:.0%}", peaks_fit),
+    ]
+    return [what for what, met in checks if not met]
 
 
 def print_tables(
-    found: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
+    scores: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
 ) -> None:
     """Sources, the rows that ran out, and native runs as markdown."""
     print("| source | rows | median error | MAPE | within 10 % | the same without the own source |")
     print("|---|---:|---:|---:|---:|---:|")
-    for name, both in found.items():
-        one, other = both["shipped"], both["without_own_source"]
+    for name, both in scores.items():
+        shipped, other = both["shipped"], both["without_own_source"]
         print(
-            f"| {name} | {one['n']} | {one['median']:.1%} | {one['mape']:.1%} "
-            f"| {one['within_10']:.0%} "
+            f"| {name} | {shipped['n']} | {shipped['median']:.1%} | {shipped['mape']:.1%} "
+            f"| {shipped['within_10']:.0%} "
             f"| {other['median']:.1%}, {other['mape']:.1%}, {other['within_10']:.0%} |"
         )
     print("\n| ran out | P(OOM) | without the own source |\n|---|---:|---:|")
@@ -299,16 +299,16 @@ def main() -> int:
     states = golden_states(options.golden) if options.golden else None
     memories, left_out = read_rows(options.table)
     rows, runs = judged(memories), [native(folder) for folder in options.runs]
-    found = by_source(rows)
-    print_tables(found, rows, runs)
+    scores = by_source(rows)
+    print_tables(scores, rows, runs)
     if states:
         print(
             f"\nstates of {states['n']} golden rows: median error {states['median']:.1%}, "
             f"bias {states['bias']:+.1%}, within 10 % {states['within_10']:.0%}"
         )
     fitted = {
-        stack: {name: getattr(one, name) for name in (*FITTED, "log_sd")}
-        for stack, one in fit_memory(memories).items()
+        stack: {name: getattr(framework, name) for name in (*FITTED, "log_sd")}
+        for stack, framework in fit_memory(memories).items()
     }
     keep(
         "memory_estimate",
@@ -318,11 +318,11 @@ def main() -> int:
         left_out=dict(left_out),
         golden_states=states,
         fitted=fitted,
-        by_source=found,
+        by_source=scores,
         rows=rows,
         native=runs,
     )
-    lacking = missed(found, rows, runs)
+    lacking = missed(scores, rows, runs)
     for what in lacking:
         print(f"missed: {what}")
     return bool(lacking)

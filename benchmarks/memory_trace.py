@@ -60,8 +60,8 @@ def measured(recipe: str, device: str, devices: int, layout: str) -> dict[str, A
     """One layout's fullest rank."""
     batch = ("training.global_batch=128",) if recipe == "llama31-8b" else ()
     axes = tuple(f"layout.{axis}" for axis in layout.split())
-    found = trace(Question(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
-    most = found.largest
+    traced = trace(Question(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
+    most = traced.largest
     row = {
         "recipe": recipe,
         "device": device,

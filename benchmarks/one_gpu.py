@@ -190,17 +190,17 @@ def utilisation(
     }
 
 
-def told(found: dict[str, Any]) -> str:
+def table_row(result: dict[str, Any]) -> str:
     """A row of the printed table."""
-    shares = found.get("utilisation")
+    shares = result.get("utilisation")
     if shares is None:
-        return f"| {found['shape']} | {found['status']}: {found['reason']} |"
-    step, memory = found["step_time_s"], found["memory_bytes"]
+        return f"| {result['shape']} | {result['status']}: {result['reason']} |"
+    step, memory = result["step_time_s"], result["memory_bytes"]
     cells = [
-        f"{found['shape']}, {found['num_layers']} layers, {found['num_parameters'] / 1e9:.3f} B",
-        f"{found['seq_len']} x {found['micro_batch']}, recompute {found['recompute']}, "
-        f"compile {found['compile']}",
-        f"{found['tokens_per_s']:,.0f} (n {step['n']}, spread {step['spread']:.1%})",
+        f"{result['shape']}, {result['num_layers']} layers, {result['num_parameters'] / 1e9:.3f} B",
+        f"{result['seq_len']} x {result['micro_batch']}, recompute {result['recompute']}, "
+        f"compile {result['compile']}",
+        f"{result['tokens_per_s']:,.0f} (n {step['n']}, spread {step['spread']:.1%})",
         *(
             " / ".join(percent(shares[c][name]) for c in CONVENTIONS)
             for name in ("mfu", "hfu", "of_achievable")
@@ -236,12 +236,12 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     """Run the shapes, print a table, write benchmarks/results/ on a GPU; 1 when a run failed."""
-    chosen, found = parse(), gpus()
-    if chosen.device == "cuda" and not found:
+    chosen, devices = parse(), gpus()
+    if chosen.device == "cuda" and not devices:
         print(json.dumps({"benchmark": "one_gpu", "skipped": "no NVIDIA GPU is visible here"}))
         return 0
     around = Surroundings()
-    gpu = found[0] if chosen.device == "cuda" else None
+    gpu = devices[0] if chosen.device == "cuda" else None
     print(
         f"| shape | sequence x micro-batch | tokens/s | MFU, {' / '.join(CONVENTIONS)} "
         "| HFU | of achievable | memory, GiB |"
@@ -253,7 +253,7 @@ def main() -> int:
             rows.append(row(name, run(chosen, SHAPES[name], gpu)))
         except UserError as refusal:
             rows.append({"shape": name, "status": "refused", "reason": str(refusal)})
-        print(told(rows[-1]), flush=True)
+        print(table_row(rows[-1]), flush=True)
     if chosen.device == "cuda" and not chosen.quick:
         keep("one_gpu", "tokens/s; shares of the peak, 0-1", around, rows=rows)
     return int(any(r["status"] != "ok" for r in rows))

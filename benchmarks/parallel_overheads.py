@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from _result import Surroundings, keep, spread_of, told
+from _result import Surroundings, keep, spread_of, spread_text
 from _worlds import settings, start
 
 from paceline.machines.probe.inventory import usable_cores
@@ -127,7 +127,7 @@ def main() -> int:
         for r in rows_of(ranks, chosen.dtype, chosen.rounds, cores):
             rows.append(r)
             print(
-                f"| {ranks} | {r['layout']} | {told(r['tokens_per_s_ratio'], 2)} "
+                f"| {ranks} | {r['layout']} | {spread_text(r['tokens_per_s_ratio'], 2)} "
                 f"| {r['comm_wait_share']['median']:.0%} "
                 f"| {r['processor_time_ratio']['median']:.2f} "
                 f"| {r['processor_time_of_other_threads']['median']:.0%} "

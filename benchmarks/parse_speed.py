@@ -163,14 +163,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names of files, or beginnings, by commas")
     parser.add_argument("--folder", type=Path, default=None, help="where the files are made")
     parser.add_argument("--result", type=Path, default=RESULT)
-    asked = parser.parse_args()
-    wanted = tuple(asked.only.split(",")) if asked.only else ("",)
+    options = parser.parse_args()
+    beginnings = tuple(options.only.split(",")) if options.only else ("",)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        if shutil.disk_usage(name).free < 2 * asked.size:
-            raise SystemExit(f"{name}: less than {2 * asked.size:,} bytes are free; see --folder")
-        for case in cases(asked.size):
-            if case.name.startswith(wanted):
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        if shutil.disk_usage(name).free < 2 * options.size:
+            raise SystemExit(f"{name}: less than {2 * options.size:,} bytes are free; see --folder")
+        for case in cases(options.size):
+            if case.name.startswith(beginnings):
                 rows.append(measure(case, Path(name)))
                 print(
                     "{file:28} {mb_per_s:7.1f} MB/s {peak_mib:6.1f} MiB {steps:9,} steps "
@@ -178,7 +178,7 @@ def main() -> int:
                     flush=True,
                 )
     slow = [r["file"] for r in rows if r["mb_per_s"] < LEAST_MB_PER_S or r["peak_mib"] > MOST_MIB]
-    write_text(asked.result, json.dumps(result(asked.size, rows), indent=2) + "\n")
+    write_text(options.result, json.dumps(result(options.size, rows), indent=2) + "\n")
     print(f"beyond the limits: {', '.join(slow) or 'none'}")
     return int(bool(slow))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _result import Surroundings, keep, spread_of, told
+from _result import Surroundings, keep, spread_of, spread_text
 from _worlds import settings, start
 
 from paceline.core.layout import Schedule
@@ -132,13 +132,13 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-def rows_of(wanted: list[Case], pp: int, repeats: int) -> list[dict[str, Any]]:
+def rows_of(all_cases: list[Case], pp: int, repeats: int) -> list[dict[str, Any]]:
     """All cases of one world."""
-    here = [case for case in wanted if case.pp == pp]
+    world_cases = [case for case in all_cases if case.pp == pp]
     with tempfile.TemporaryDirectory() as name:
-        questions = [case.question(repeats) for case in here]
+        questions = [case.question(repeats) for case in world_cases]
         ranks = start("_pipeline_ranks.py", pp, questions, Path(name))
-    return [row(case, [rank[i] for rank in ranks]) for i, case in enumerate(here)]
+    return [row(case, [rank[i] for rank in ranks]) for i, case in enumerate(world_cases)]
 
 
 def main() -> int:
@@ -147,18 +147,18 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="fewer cases; nothing is written")
     chosen = parser.parse_args()
-    around, wanted = Surroundings(), cases(chosen.quick)
+    around, all_cases = Surroundings(), cases(chosen.quick)
     print(
         "| passes | schedule | pp | vp | micro-batches | formula | order, equal passes "
         "| order, passes as measured | measured (min-max) | lost at a pass |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    rows = [found for pp in (2, 4) for found in rows_of(wanted, pp, chosen.repeats)]
+    rows = [row for pp in (2, 4) for row in rows_of(all_cases, pp, chosen.repeats)]
     for r in rows:
         print(
             f"| {r['work']} | {r['schedule']} | {r['pp']} | {r['vp']} | {r['num_microbatches']} "
             f"| {r['formula']:.3f} | {r['order_with_equal_passes']:.3f} "
-            f"| {r['order_with_measured_passes']['median']:.3f} | {told(r['measured'])} "
+            f"| {r['order_with_measured_passes']['median']:.3f} | {spread_text(r['measured'])} "
             f"| {r['between_passes_s']['median'] * 1e3:.2f} ms |"
         )
     if not chosen.quick:

@@ -33,19 +33,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if missing := lacking(PLAN):
         print(missing, file=sys.stderr)
         return 2
     around = Surroundings()
-    trials = run_trials(planned(given.trials, given.seed))
+    trials = run_trials(planned(options.trials, options.seed))
     broken = broken_rules(trials)
     faulty = [trial for trial in trials if trial.fault]
     keep(
         "slow_nodes",
         "1",
         around,
-        seed=given.seed,
+        seed=options.seed,
         slowed=len(faulty),
         named=sum(trial.named for trial in faulty),
         trials_that_blame_a_healthy_node=sum(bool(trial.blamed) for trial in trials),
@@ -65,13 +65,13 @@ def run_trials(faults: list[Fault | None]) -> list[Trial]:
             with tempfile.TemporaryDirectory() as folder:
                 trials.append(run_trial(bed, fault, Path(folder)))
             bed.repair()
-            print(f"{number:2} {told(trials[-1])}", flush=True)
+            print(f"{number:2} {trial_line(trials[-1])}", flush=True)
     finally:
         bed.down()
     return trials
 
 
-def told(trial: Trial) -> str:
+def trial_line(trial: Trial) -> str:
     """One line: what was done and what was said."""
     slow, fault = trial.true_slowdown, trial.fault
     what = f"{fault.host} {slow:.2f} times slower" if fault and slow else "no fault"

@@ -52,19 +52,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--real", type=int, default=0)
     parser.add_argument("--follow", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.follow:
-        print(json.dumps(follow(given.follow, given.seconds)))
+    options = parser.parse_args()
+    if options.follow:
+        print(json.dumps(follow(options.follow, options.seconds)))
         return 0
     around = Surroundings()
-    found: dict[str, Any] = {"stand_ins": with_stand_ins(given.hosts, given.seconds)}
-    if given.real:
-        found["real"] = with_real_hosts(given.real, given.seconds)
+    result: dict[str, Any] = {"stand_ins": with_stand_ins(options.hosts, options.seconds)}
+    if options.real:
+        result["real"] = with_real_hosts(options.real, options.seconds)
     limits = {"first_line_of_all_s": LIMIT_S, "peak_bytes": LIMIT_BYTES, "cores": LIMIT_CORES}
-    keep("ssh_controller", "seconds, bytes and cores", around, limits=limits, **found)
-    for name, row in found.items():
+    keep("ssh_controller", "seconds, bytes and cores", around, limits=limits, **result)
+    for name, row in result.items():
         print(name, json.dumps(row))
-    return int(any(row[key] > limit for row in found.values() for key, limit in limits.items()))
+    return int(any(row[key] > limit for row in result.values() for key, limit in limits.items()))
 
 
 def with_stand_ins(hosts: int, seconds: float) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def controller(job: dict[str, Any], seconds: float, env: dict[str, str]) -> dict
 
 def follow(text: str, seconds: float) -> dict[str, Any]:
     """Start the job, follow it for some seconds as a run does, and end it."""
-    given = json.loads(text)
-    folder, names = Path(given["folder"], "run"), tuple(given["names"])
+    order = json.loads(text)
+    folder, names = Path(order["folder"], "run"), tuple(order["names"])
     folder.mkdir()
     cluster = Cluster(
         name="bench",
@@ -124,10 +124,10 @@ def follow(text: str, seconds: float) -> dict[str, Any]:
         devices_per_node=1,
         nodes=len(names),
         hosts=names,
-        ssh=SshSettings(config=given["config"]),
+        ssh=SshSettings(config=order["config"]),
     )
     job = Job(
-        name="bench", python=given["python"], program=("x.py",), nodes=len(names), cluster=cluster
+        name="bench", python=order["python"], program=("x.py",), nodes=len(names), cluster=cluster
     )
     ssh.prepare(job, folder)
     began, first_s, threads = time.monotonic(), None, 0

@@ -36,19 +36,19 @@ Trial = Callable[[int], bool]
 """The answer to one seeded series."""
 
 
-def share(found: Callable[[int], bool], trials: int) -> float:
+def share(is_true: Callable[[int], bool], trials: int) -> float:
     """Share of seeded trials of which `found` is true."""
-    return sum(map(found, range(trials))) / trials
+    return sum(map(is_true, range(trials))) / trials
 
 
 def alarm(make: Callable[[int, int, float], FloatColumn], n: int, spread: float) -> Trial:
     """Whether a step or a drift is named in a series without any."""
 
-    def found(seed: int) -> bool:
+    def is_named(seed: int) -> bool:
         fit = fit_series(make(n, seed, spread))
         return bool(fit.changes) or fit.drift is not None
 
-    return found
+    return is_named
 
 
 def step(ratio: float, before: int, after: int) -> Trial:
@@ -93,19 +93,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer series; nothing is written")
     trials = 300 if parser.parse_args().quick else 5000
-    found = measured(trials)
-    for table, rows in found.items():
+    tables = measured(trials)
+    for table, rows in tables.items():
         print(f"{table} ({trials} series each)")
         for row, value in rows.items():
             print(f"  {row:45} {value:7.2%}")
     # Two standard errors of the simulation itself.
     slack = 2 * (FALSE_ALARMS / trials) ** 0.5
-    alarms = max(found[ALARMS].values())
-    power = next(iter(found[STEPS].values()))
+    alarms = max(tables[ALARMS].values())
+    power = next(iter(tables[STEPS].values()))
     kept = alarms <= FALSE_ALARMS + slack and power >= POWER
     print(f"targets {'kept' if kept else 'MISSED'}: false alarms {alarms:.2%}, power {power:.2%}")
     if trials == 5000:
-        write_text(RESULTS, json.dumps({"series": trials, **found}, indent=2) + "\n")
+        write_text(RESULTS, json.dumps({"series": trials, **tables}, indent=2) + "\n")
     return 0 if kept else 1
 
 

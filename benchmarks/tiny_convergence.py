@@ -80,7 +80,7 @@ def curve(name: str, seed: int) -> list[tuple[int, float]]:
     """(samples, held-out loss) at every evaluation of a run that no target ends."""
     no_target = ("training.evaluation.target=1e-9", "training.evaluation.skip_first=0")
     display, request = Display(), Request("", None, no_target, 1, "cpu")
-    asked = SeriesRequest(
+    order = SeriesRequest(
         name,
         request,
         tiny=True,
@@ -89,7 +89,7 @@ def curve(name: str, seed: int) -> list[tuple[int, float]]:
         root=runs_root(None),
         name=f"{NAMES[name]}-curve-{seed}",
     )
-    trials = plan_trials(asked, display.base)
+    trials = plan_trials(order, display.base)
     series, _ = run_trials(trials, display)
     log = read_log(trials.folder / str(series.trials[0].file)).trials[0]
     return [(samples or 0, loss) for samples, loss in log.evaluations]

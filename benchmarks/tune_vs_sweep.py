@@ -103,18 +103,18 @@ class Recorded:
         )
 
 
-def sweep(found: Candidates, rounds: int) -> Recorded:
+def sweep(candidates: Candidates, rounds: int) -> Recorded:
     """Measure all layouts."""
-    specs = [found.spec.model_copy(update={"layout": one}) for one in found.layouts]
-    asked = {
+    specs = [candidates.spec.model_copy(update={"layout": layout}) for layout in candidates.layouts]
+    order = {
         "layouts": [native.settings(spec) for spec in specs],
         "rounds": rounds,
         "steps": STEPS_OF_A_TURN,
-        "threads": found.spec.cluster.threads_per_device,
+        "threads": candidates.spec.cluster.threads_per_device,
     }
     with tempfile.TemporaryDirectory() as name:
-        ranks = start("_sweep_ranks.py", RANKS, asked, Path(name))
-    return Recorded(list(found.layouts), np.array(ranks).max(axis=0))
+        ranks = start("_sweep_ranks.py", RANKS, order, Path(name))
+    return Recorded(list(candidates.layouts), np.array(ranks).max(axis=0))
 
 
 def recorded() -> Recorded:
@@ -133,7 +133,7 @@ def replayed() -> dict[str, Any]:
     return {name: stored[name] for name in REPLAYED}
 
 
-def replays(found: Candidates, world: Recorded) -> dict[str, Any]:
+def replays(candidates: Candidates, world: Recorded) -> dict[str, Any]:
     """Tunings and random searches on the recorded sweep."""
     budget = len(world.layouts) // 4
     rows = {layout: row for row, layout in enumerate(world.layouts)}
@@ -142,12 +142,12 @@ def replays(found: Candidates, world: Recorded) -> dict[str, Any]:
         random = np.random.default_rng(seed)
 
         def measure(row: int, random: np.random.Generator = random) -> Outcome:
-            return Outcome("ok", world.draw(rows[found.layouts[row]], random), 1.0)
+            return Outcome("ok", world.draw(rows[candidates.layouts[row]], random), 1.0)
 
-        search = begin(found, Learner(found))
+        search = begin(candidates, Learner(candidates))
         go_on(search, measure, Budget(runs=budget))
         assert search.best is not None
-        row = rows[found.layouts[search.best]]
+        row = rows[candidates.layouts[search.best]]
         runs = len(search.took_s)
         tuned.append(
             {
@@ -175,7 +175,7 @@ def _random(world: Recorded, runs: int, seed: int) -> float:
 
 
 def _compared(tuned: list[dict[str, Any]]) -> dict[str, Any]:
-    ours, others = (np.array([one[name] for one in tuned]) for name in ("regret", "random"))
+    ours, others = (np.array([row[name] for row in tuned]) for name in ("regret", "random"))
     random = np.random.default_rng(0)
     picks = random.integers(0, len(ours), (10_000, len(ours)))
     low, high = np.quantile((others - ours)[picks].mean(axis=1), (0.025, 0.975))
@@ -207,12 +207,12 @@ class Silent:
 
 def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, Any]]:
     """Chosen layouts and the winner as runs, in turn; ratios of their times with 95 % intervals."""
-    found = question()
+    candidates = question()
     layouts = list(dict.fromkeys([winner, *chosen]))
-    rows = [found.layouts.index(one) for one in layouts]
+    rows = [candidates.layouts.index(layout) for layout in layouts]
     choices = tuple(
-        Choice({"layout": label(one, RANKS)}, one, found.plan(row))
-        for one, row in zip(layouts, rows, strict=True)
+        Choice({"layout": label(layout, RANKS)}, layout, candidates.plan(row))
+        for layout, row in zip(layouts, rows, strict=True)
     )
     trials = [Trial(choice, number) for number, choice in enumerate(choices, start=1)]
     with tempfile.TemporaryDirectory() as name:
@@ -226,7 +226,7 @@ def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, 
         times = [
             [r.metrics["step_time_s"].value for r in t.results if has_figure(r)] for t in trials
         ]
-    return [_ratio(label(one, RANKS), times[i], times[0]) for i, one in enumerate(layouts)]
+    return [_ratio(label(layout, RANKS), times[i], times[0]) for i, layout in enumerate(layouts)]
 
 
 def _ratio(name: str, ours: list[Any], best: list[Any]) -> dict[str, Any]:
@@ -256,11 +256,13 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     parts, around = chosen.parts.split(","), Surroundings()
-    found = question()
-    print(f"{len(found.layouts)} layouts can run, {found.num_infeasible} cannot")
-    world = sweep(found, 2 if chosen.quick else chosen.rounds) if "sweep" in parts else recorded()
+    candidates = question()
+    print(f"{len(candidates.layouts)} layouts can run, {candidates.num_infeasible} cannot")
+    world = (
+        sweep(candidates, 2 if chosen.quick else chosen.rounds) if "sweep" in parts else recorded()
+    )
     if "sweep" in parts and not chosen.quick:
-        _keep_sweep(found, world, around)
+        _keep_sweep(candidates, world, around)
     winner = world.layouts[int(world.truth.argmin())]
     print(
         f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
@@ -268,15 +270,15 @@ def main() -> int:
     )
     content = replayed()
     if "replay" in parts:
-        content = replays(found, world)
+        content = replays(candidates, world)
         print({name: value for name, value in content.items() if name != "replays"})
     if "again" in parts and content:
-        picked = [world.layouts[one["row"]] for one in content["replays"]]
-        common = sorted(set(picked), key=lambda one: -picked.count(one))[:3]
+        picked = [world.layouts[replay["row"]] for replay in content["replays"]]
+        common = sorted(set(picked), key=lambda layout: -picked.count(layout))[:3]
         second = world.layouts[int(world.truth.argsort()[1])]
         content["again"] = again([*common, second], winner, 2 if chosen.quick else AGAIN)
         for row in content["again"]:
-            row["chosen_by"] = [label(one, RANKS) for one in picked].count(row["layout"])
+            row["chosen_by"] = [label(layout, RANKS) for layout in picked].count(row["layout"])
             print(
                 f"{row['layout']}, chosen by {row['chosen_by']} of {len(picked)}: "
                 f"{row['ratio']:.3f} of the winner ({row['low']:.3f}-{row['high']:.3f})"
@@ -286,7 +288,7 @@ def main() -> int:
     return 0
 
 
-def _keep_sweep(found: Candidates, world: Recorded, around: Surroundings) -> None:
+def _keep_sweep(candidates: Candidates, world: Recorded, around: Surroundings) -> None:
     rows = [
         {
             "layout": layout.model_dump(mode="json"),
@@ -303,7 +305,7 @@ def _keep_sweep(found: Candidates, world: Recorded, around: Surroundings) -> Non
         settings=SETTINGS,
         ranks=RANKS,
         n_layouts=len(rows),
-        n_infeasible=found.num_infeasible,
+        n_infeasible=candidates.num_infeasible,
         rows=rows,
     )
 

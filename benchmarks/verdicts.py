@@ -92,12 +92,12 @@ def step_times(n: int) -> dict[str, dict[str, float | None]]:
     """RMSE of the reported step time by scenario and rule."""
     table: dict[str, dict[str, float | None]] = {}
     for scenario, workload in SCENARIOS.items():
-        found = {
+        rmse_of = {
             rule: rmse(errors(workload, of, np.random.default_rng(SEED), n))
             for rule, of in RULES.items()
         }
         table[scenario] = {
-            rule: value if np.isfinite(value) else None for rule, value in found.items()
+            rule: value if np.isfinite(value) else None for rule, value in rmse_of.items()
         }
         rng = np.random.default_rng(SEED)
         table[scenario]["called drifting"] = float(
@@ -111,8 +111,8 @@ def verdicts(n: int) -> dict[str, dict[str, object]]:
     table: dict[str, dict[str, object]] = {}
     for name, (trial, word, least, most) in TRIALS.items():
         rates = trial.rates(np.random.default_rng(SEED), n)
-        wanted = {"answer": word, "least": least, "most": most}
-        table[name] = {**rates, "wanted": wanted, "met": least <= rates[word] <= most}
+        target = {"answer": word, "least": least, "most": most}
+        table[name] = {**rates, "wanted": target, "met": least <= rates[word] <= most}
     return table
 
 
@@ -120,11 +120,11 @@ def missed(result: dict[str, dict[str, dict[str, object]]]) -> list[str]:
     """The targets that were not met."""
     ours = next(iter(RULES))
     late = [
-        f"{scenario}: RMSE {float(str(found[ours])):.3%}"
-        for scenario, found in result["step_time_rmse"].items()
-        if SCENARIOS[scenario].steps >= 100 and float(str(found[ours])) > LARGEST_RMSE
+        f"{scenario}: RMSE {float(str(figures[ours])):.3%}"
+        for scenario, figures in result["step_time_rmse"].items()
+        if SCENARIOS[scenario].steps >= 100 and float(str(figures[ours])) > LARGEST_RMSE
     ]
-    return late + [name for name, found in result["verdicts"].items() if not found["met"]]
+    return late + [name for name, figures in result["verdicts"].items() if not figures["met"]]
 
 
 def show(result: dict[str, dict[str, dict[str, object]]]) -> None:
@@ -132,9 +132,10 @@ def show(result: dict[str, dict[str, dict[str, object]]]) -> None:
     for title, table in result.items():
         columns = [name for name in next(iter(table.values())) if name not in ("wanted", "met")]
         print(f"\n{title}, %\n{'':46}" + "  ".join(columns))
-        for name, found in table.items():
+        for name, figures in table.items():
             cells = [
-                "-" if found[c] is None else f"{100 * float(str(found[c])):.2f}" for c in columns
+                "-" if figures[c] is None else f"{100 * float(str(figures[c])):.2f}"
+                for c in columns
             ]
             row = "  ".join(cell.rjust(len(c)) for cell, c in zip(cells, columns, strict=True))
             print(f"{name:46}{row}")

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _result import Surroundings, keep, spread_of, told
+from _result import Surroundings, keep, spread_of, spread_text
 from _turns import Training, in_turn
 
 from paceline.core.hardware import Cluster
@@ -73,16 +73,16 @@ def compare(
             for program in ("_native_in_turns.py", peer)
         ]
         try:
-            found = in_turn(sides[0], sides[1], pairs, WARMUP_BLOCKS)
+            costs = in_turn(sides[0], sides[1], pairs, WARMUP_BLOCKS)
         finally:
             for side in sides:
                 side.end()
     row: dict[str, Any] = {"block_steps": block}
     for kind, at in (("wall", 0), ("processor", 1)):
         row[kind] = {
-            "native_step_time_s": spread_of([ours[at] for ours, _ in found]),
-            "peer_step_time_s": spread_of([theirs[at] for _, theirs in found]),
-            "ratio": spread_of([theirs[at] / ours[at] for ours, theirs in found]),
+            "native_step_time_s": spread_of([ours[at] for ours, _ in costs]),
+            "peer_step_time_s": spread_of([theirs[at] for _, theirs in costs]),
+            "ratio": spread_of([theirs[at] / ours[at] for ours, theirs in costs]),
         }
     return row
 
@@ -113,7 +113,7 @@ def main() -> int:
             )
             print(
                 f"| {name} | {dtype} | {native_ms:.1f} | {peer_ms:.1f} "
-                f"| {told(wall['ratio'])} | {told(cpu['ratio'])} | {chosen.pairs} |",
+                f"| {spread_text(wall['ratio'])} | {spread_text(cpu['ratio'])} | {chosen.pairs} |",
                 flush=True,
             )
     if not chosen.only:
