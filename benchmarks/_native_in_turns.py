@@ -12,6 +12,7 @@ from paceline.trainer.config import parse_config, read_json
 from paceline.trainer.data.batches import Loader
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
+from paceline.trainer.measure.mllog import open_run
 
 
 def main(path: str, block: int) -> None:
@@ -24,8 +25,10 @@ def main(path: str, block: int) -> None:
         return take(self)
 
     Loader.next = wait_and_take  # type: ignore[method-assign]
-    events = EventLog("steps", 0)
-    train.train(parse_config(read_json(path)), events, Heartbeat(events, "stack"))
+    config, events = parse_config(read_json(path)), EventLog("steps", 0)
+    timed = open_run(config, rank=0)
+    timed.begin()
+    train.train(config, events, Heartbeat(events, "stack"), timed)
 
 
 if __name__ == "__main__":

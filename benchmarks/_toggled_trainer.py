@@ -19,6 +19,7 @@ from paceline.trainer import train, trainer
 from paceline.trainer.config import parse_config, read_json
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
+from paceline.trainer.measure.mllog import open_run
 
 BLOCK_STEPS = 10
 
@@ -40,7 +41,9 @@ def main() -> None:
     config, events = parse_config(read_json(sys.argv[1])), EventLog("steps", rank)
     heartbeat = Heartbeat(events, f"logs/rank-{rank:05d}.stack")
     heartbeat.start(config.hang_limit_s)
-    train.train(config, events, heartbeat)
+    timed = open_run(config, rank)
+    timed.begin()
+    train.train(config, events, heartbeat, timed)
     heartbeat.stop()
     if rank == 0:
         steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # noqa: RUF007
