@@ -24,7 +24,7 @@ class Place:
     threads: int | None = None
     bound_by: str | None = None
     """cpu, cuda or file; None where it was not bound."""
-    asked: bool = False
+    requested: bool = False
     """Whether binding was asked for."""
     why: str | None = None
     """Why it was not bound although that was asked for."""
@@ -78,7 +78,7 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
     for place in places:
         if place.cores is not None:
             hosts.setdefault(place.host, []).append(place)
-    failed = [place for place in places if place.asked and place.bound_by is None]
+    failed = [place for place in places if place.requested and place.bound_by is None]
     if failed:
         ranks = ", ".join(str(place.rank) for place in failed[:8])
         warnings.append(

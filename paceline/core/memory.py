@@ -110,10 +110,9 @@ def memory_per_device(
     The pipeline's first rank holds the embedding and the most micro-batches in flight, its last one
     the head and the logits; where both have a layer less, the second one may hold more, and those
     behind it never do. Raises ValueError when the stages do not split the layers (see
-    `stage_sizes`). `num_microbatches` None stands for
-    a full pipeline; ZeRO shards over dp x cp, or with hybrid sharding over `dp_shard` of it.
-    Selective recomputation saves what the bound leaves out anyway. Types narrower than 16 bit
-    count as 16 bit.
+    `stage_sizes`). `num_microbatches` None stands for a full pipeline; ZeRO shards over dp x cp, or
+    with hybrid sharding over `dp_shard` of it. Selective recomputation saves what the bound leaves
+    out anyway. Types narrower than 16 bit count as 16 bit.
     """
     setting = _Setting(
         shape=shape,

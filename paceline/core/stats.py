@@ -15,6 +15,7 @@ SHORTEST_BLOCK = 5
 """Steps per bootstrap block: neighbours are correlated, so single steps must not be resampled."""
 
 FEWEST_BLOCKS = 4
+"""Into so many blocks a series is cut at least; where they get too short it has no interval."""
 BOOTSTRAP_RESAMPLES = 1000
 MOST_VALUES = 5000
 """Longer series are first reduced to medians of equal consecutive groups."""

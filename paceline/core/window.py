@@ -21,11 +21,13 @@ from paceline.core.steps import FloatColumn, IntColumn, Steps
 
 RUN_LENGTH = 5
 RUN_WITHIN = 4
+"""The steady steps begin with so many of RUN_LENGTH steps inside the band."""
 MIN_STEADY = 5
+"""Steps; a window with fewer is called short."""
 MIN_RELATIVE_HALF_WIDTH = 0.001
+"""Of the band, over its centre: clocks and printed times are no finer."""
 DRIFT_LIMIT = 0.01
 """A relative change over the window beyond this is called drifting."""
-
 
 Rows = slice | npt.NDArray[np.int64]
 BATCH_SIZES = ("global_batch", "seq_len")
@@ -113,7 +115,7 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
     half_width = band_half_width(times, resolution_s)
     warmup = warmup_steps(times, half_width)
     if warmup is None or len(times) - warmup < MIN_STEADY:
-        start = _first_inside(times, half_width) if warmup is None else warmup
+        start = int(np.argmax(_inside(times, half_width))) if warmup is None else warmup
         rows = _after(stretch, start)
         return Window(rows, _record(steps, rows, start, "short", half_width, None))
     rows = _after(stretch, warmup)
@@ -146,10 +148,6 @@ def _inside(times: FloatColumn, half_width: float) -> npt.NDArray[np.bool_]:
     """Which times lie in the band around the second half's median."""
     centre = float(np.median(times[len(times) // 2 :]))
     return (times >= centre - half_width) & (times <= centre + half_width)
-
-
-def _first_inside(times: FloatColumn, half_width: float) -> int:
-    return int(np.argmax(_inside(times, half_width)))
 
 
 def relative_drift(times: FloatColumn) -> tuple[float, float]:

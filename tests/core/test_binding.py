@@ -77,6 +77,6 @@ def test_hosts_with_the_same_trouble_share_a_sentence():
 
 
 def test_a_binding_that_failed_is_told_with_its_reason():
-    failed = Place(3, "n1", "0-1", 1, None, asked=True, why="the cores cannot be chosen: no")
+    failed = Place(3, "n1", "0-1", 1, None, requested=True, why="the cores cannot be chosen: no")
     (sentence,) = binding_warnings([failed])
     assert sentence.startswith("ranks 3 were not bound") and sentence.endswith("chosen: no")
