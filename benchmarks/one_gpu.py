@@ -29,11 +29,11 @@ from paceline.core.metrics import METRICS
 from paceline.core.rates import flops_per_s_per_device
 from paceline.core.result import Result
 from paceline.core.run import RunSpec
+from paceline.core.run_report import RunReport
 from paceline.core.units import GIB
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.gpus import gpus
-from paceline.report.page import RunReport
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 

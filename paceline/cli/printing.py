@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from paceline.cli.options import ReportFormat
+from paceline.core.run_report import RunReport
 from paceline.engines import engine
-from paceline.report.page import RunReport
 from paceline.report.tables import metrics_csv, metrics_md
 from paceline.runs.plan import Plan
 

@@ -20,11 +20,11 @@ from paceline.cli.output import (
 from paceline.cli.printing import print_report, rendered
 from paceline.core.errors import UserError
 from paceline.core.result import Result
+from paceline.core.run_report import RunReport
 from paceline.core.units import percent, significant
 from paceline.estimate.explanation import explained
 from paceline.files.index import COLUMNS, Index, listing
 from paceline.files.run_folder import REPORT_FILE, find_run, runs_root, write_text
-from paceline.report.page import RunReport
 from paceline.runs.outcome import evaluate
 
 

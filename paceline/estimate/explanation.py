@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
+from paceline.core.run_report import RunReport
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.estimate import Estimate, Measured, Question, estimate_on
 from paceline.estimate.fit.evidence import Evidence
@@ -16,7 +17,6 @@ from paceline.estimate.model.waterfall import to_measured
 from paceline.estimate.run_case import software_of
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe, parse_override
-from paceline.report.page import RunReport
 
 
 @dataclass(frozen=True)

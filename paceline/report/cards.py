@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.core.result import Metric, Result
+from paceline.core.run_report import RunReport
 from paceline.core.units import percent
 from paceline.report.figures import (
     interval_name,
@@ -19,7 +20,6 @@ from paceline.report.figures import (
     value_text,
     written,
 )
-from paceline.report.page import RunReport
 
 
 @dataclass(frozen=True)

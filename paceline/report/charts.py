@@ -8,8 +8,8 @@ from pathlib import Path
 import altair as alt
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.run_report import RunReport
 from paceline.report import machine_charts, memory, step_charts, waterfall
-from paceline.report.page import RunReport
 from paceline.report.theme import EXPORT, Look
 
 CHARTS: dict[str, Callable[[RunReport, Look], alt.LayerChart | None]] = {

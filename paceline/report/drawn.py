@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.report.page import RunReport, window_mask
+from paceline.report.page import window_mask
 
 MAX_POINTS = 5000
 """More steps than this are thinned, which the chart says."""

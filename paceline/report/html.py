@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.core.result import RankSummary, ReferenceComparison
+from paceline.core.run_report import RunReport
 from paceline.report.cards import cards
 from paceline.report.charts import run_charts
 from paceline.report.figures import (
@@ -31,7 +32,6 @@ from paceline.report.figures import (
 )
 from paceline.report.page import (
     STATUS_ADVICE,
-    RunReport,
     chip_label,
     describe_rule,
     describe_setup,

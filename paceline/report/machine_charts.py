@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from paceline.core.result import RankSummary, Straggler
+from paceline.core.run_report import RunReport
 from paceline.core.units import GIB
 from paceline.report.figures import memory_by_kind, printable, written
-from paceline.report.page import RunReport
 from paceline.report.step_charts import finish, whole_axis
 from paceline.report.theme import Look
 

@@ -7,9 +7,9 @@ from typing import Any
 import altair as alt
 
 from paceline.core.result import MemoryByPart, RankMemory
+from paceline.core.run_report import RunReport
 from paceline.core.units import GIB, MIB, percent
 from paceline.report.figures import printable, written
-from paceline.report.page import RunReport
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 

@@ -1,21 +1,17 @@
-"""What a report is made of, and the sentences that its forms share."""
+"""The sentences that all forms of a report share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.facts import Facts
 from paceline.core.result import Result, WindowRecord
-from paceline.core.run import RunSpec
+from paceline.core.run_report import RunReport
 from paceline.core.shape import trainable_parameters
-from paceline.core.steps import Steps
 from paceline.core.units import count
-from paceline.core.waterfall import WaterfallLevel
 
 STATUS_ADVICE: dict[str, str] = {
     "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "
@@ -40,30 +36,6 @@ VERDICT_LABELS: dict[str, str] = {
     "invalid": "✕ no valid figure",
     "none": "measured, no reference",
 }
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """Everything that a report of one run shows."""
-
-    result: Result
-    steps: Steps
-    """All steps, ranks merged."""
-    spec: RunSpec | None
-    """None when only logs are known."""
-    facts: Facts
-    command: str
-    job_script: str
-    inventory: dict[str, Any] = field(default_factory=dict[str, Any])
-    folder: str = ""
-    files: tuple[str, ...] = ()
-    """Paths inside `folder`."""
-    stacks: dict[str, str] = field(default_factory=dict[str, str])
-    """What the ranks did when they were ended, by the file's path inside `folder`."""
-    waterfall: tuple[WaterfallLevel, ...] = ()
-    """From the peak over the estimate to the measured step; empty where nobody asked for it."""
-    expected: str = ""
-    """The measured step beside the expected one, or why there is none, in a sentence."""
 
 
 def stack_names(report: RunReport, most: int) -> str:

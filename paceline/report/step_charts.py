@@ -9,11 +9,12 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.window import MIN_STEADY
 from paceline.report.drawn import Drawn, band_s, drawn_steps, thinned_rows
 from paceline.report.figures import written
-from paceline.report.page import RunReport, describe_window, window_mask
+from paceline.report.page import describe_window, window_mask
 from paceline.report.theme import Look, chart_config
 
 HEIGHT = 250

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from paceline.core.facts import Facts
 from paceline.core.result import ReferenceComparison, Result
+from paceline.core.run_report import RunReport
 from paceline.core.units import percent
 from paceline.report.figures import (
     interval_name,
@@ -25,7 +26,6 @@ from paceline.report.figures import (
 from paceline.report.memory import memory_sentence
 from paceline.report.page import (
     STATUS_ADVICE,
-    RunReport,
     chip_label,
     describe_setup,
     describe_window,

@@ -22,10 +22,11 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result
+from paceline.core.run_report import RunReport
 from paceline.files import references
 from paceline.files.run_folder import RUN_FILE, find_runs
 from paceline.logs.parsed_log import ParsedLog
-from paceline.report.page import RunReport, window_mask
+from paceline.report.page import window_mask
 from paceline.runs.log_result import RUN_STATUS
 from paceline.runs.outcome import evaluate
 

@@ -11,9 +11,16 @@ from paceline.report.figures import printable, written
 from paceline.report.tables import md_text
 
 MARKS = {
-    "same": "✓", "faster": "▲", "better": "▲", "slower": "▼", "worse": "▼", "differs": "≠",
-    "undecided": "?", "not comparable": "✕", "invalid": "✕",
-}  # fmt: skip
+    "same": "✓",
+    "faster": "▲",
+    "better": "▲",
+    "slower": "▼",
+    "worse": "▼",
+    "differs": "≠",
+    "undecided": "?",
+    "not comparable": "✕",
+    "invalid": "✕",
+}
 MOST_CAUSES = 12
 HEAD: tuple[str, ...] = (
     "metric",
@@ -99,8 +106,10 @@ def metric_cells(one: MetricComparison) -> list[str]:
     interval = ""
     if one.low is not None and one.high is not None:
         interval = f"{signed(one.low)} to {signed(one.high)}"
-    values = ["" if side.value is None else written(side.value, one.unit)
-              for side in (one.baseline, one.candidate)]  # fmt: skip
+    values = [
+        "" if side.value is None else written(side.value, one.unit)
+        for side in (one.baseline, one.candidate)
+    ]
     return [
         f"{one.metric} *" if one.primary else one.metric,
         *values,

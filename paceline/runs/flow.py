@@ -18,6 +18,7 @@ from paceline import __version__
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.hardware import Dtype
 from paceline.core.run import Job, RunSpec
+from paceline.core.run_report import RunReport
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
 from paceline.engines import Engine, engine
@@ -44,8 +45,6 @@ from paceline.machines.placement import device_kind
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory, oom_kills
 from paceline.machines.probe.telemetry import sampled
-from paceline.report.html import render_html
-from paceline.report.page import RunReport
 from paceline.runs import outcome
 from paceline.runs.ending import Ending, file_text, judge, log_tail, read_evidence
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
@@ -169,7 +168,11 @@ def run(
 
 
 def finish(folder: Path, root: Path) -> RunReport:
-    """Compute a folder's result from its raw files, write result, merged steps and report, index it."""
+    """Compute a folder's result from its raw files; write result, merged steps, report; index it."""
+    # Imported where the page is written: its charts need Altair, which is slow to import, and most
+    # verbs import this module only to begin.
+    from paceline.report.html import render_html
+
     report = _indexed(outcome.evaluate(folder), folder, root)
     written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
     report = replace(report, files=tuple(sorted({*report.files, *written})))

@@ -104,12 +104,19 @@ def history_rows(history: History) -> list[dict[str, Any]]:
         steps = {change.first_after: change for change in series.changes}
         for point in series.points:
             step = steps.get(point.runs[0])
-            rows.append({
-                "series": place, "key": series.key, "date": point.date,
-                "runs": " ".join(point.runs), history.metric: point.value, "level": point.level,
-                "ratio": step.ratio if step else None, "low": step.low if step else None,
-                "high": step.high if step else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "series": place,
+                    "key": series.key,
+                    "date": point.date,
+                    "runs": " ".join(point.runs),
+                    history.metric: point.value,
+                    "level": point.level,
+                    "ratio": step.ratio if step else None,
+                    "low": step.low if step else None,
+                    "high": step.high if step else None,
+                }
+            )
     return rows
 
 
@@ -131,9 +138,11 @@ def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
     key = f" · key {series.key}" if series.key else " · imported logs"
     yield f"{printable(series.name)}{key}"
     values = [point.value for point in series.points]
-    reach = _figure(values[0], history) if min(values) == max(values) else (
-        f"{_figure(min(values), history)} to {_figure(max(values), history)}"
-    )  # fmt: skip
+    reach = (
+        _figure(values[0], history)
+        if min(values) == max(values)
+        else (f"{_figure(min(values), history)} to {_figure(max(values), history)}")
+    )
     days = dict.fromkeys((_day(series.points[0].date), _day(series.points[-1].date)))
     yield f"  {sparkline(list(_levels(series)))}"
     yield f"  {reach} · {number(series.n_runs, 'run')}, {' to '.join(days)}"

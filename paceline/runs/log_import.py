@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.run_report import RunReport
 from paceline.files.run_folder import (
     LOGS_FOLDER,
     RUN_FILE,
@@ -21,15 +22,19 @@ from paceline.files.run_folder import (
 )
 from paceline.logs.facts import Given
 from paceline.logs.parser import as_text, parse_log
-from paceline.report.page import RunReport
 from paceline.runs.flow import finish
 from paceline.runs.log_result import RUN_STATUS
 
 
 def import_log(
-    path: Path, given: Given, root: Path, command: list[str], *, tag: str | None = None,
+    path: Path,
+    given: Given,
+    root: Path,
+    command: list[str],
+    *,
+    tag: str | None = None,
     again: bool = False,
-) -> RunReport:  # fmt: skip
+) -> RunReport:
     """Store the log at `path` as a run under `root` and return its report.
 
     The log is copied, never edited. Raises UserError for a log that tells of no run, and for one
@@ -41,14 +46,18 @@ def import_log(
     document = parse_log(path, given).document
     if document.status not in RUN_STATUS:
         raise UserError(
-            str(path), f"{document.status}: {document.reason}",
+            str(path),
+            f"{document.status}: {document.reason}",
             remedy="`paceline parse` shows what it holds; --engine names its dialect",
-        )  # fmt: skip
+        )
     digest = _digest(path)
     before = None if again else _imported_before(root, digest)
     if before is not None:
-        raise UserError(str(path), f"was imported as {before.name}",
-                        remedy="give --again to import it once more")  # fmt: skip
+        raise UserError(
+            str(path),
+            f"was imported as {before.name}",
+            remedy="give --again to import it once more",
+        )
     now = datetime.now(UTC)
     folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
     log = f"{LOGS_FOLDER}/{as_text(path.name)}"

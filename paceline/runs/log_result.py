@@ -10,6 +10,7 @@ from paceline.compare.verdict import single_run_verdict
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
 from paceline.core.result import Result, Status
+from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.window import stretch_around
 from paceline.files.recipe import load_recipe
@@ -18,13 +19,15 @@ from paceline.logs.facts import Given
 from paceline.logs.parsed_log import LogStatus, ParsedLog
 from paceline.logs.parser import Parsing, parse_log
 from paceline.report.logs import disagreement_text
-from paceline.report.page import RunReport
 
 TOO_FEW = "fewer than 5 steady step lines"
 
 RUN_STATUS: dict[LogStatus, Status] = {
-    "ok": "ok", "nan": "nan", "oom": "oom", "truncated": "incomplete",
-}  # fmt: skip
+    "ok": "ok",
+    "nan": "nan",
+    "oom": "oom",
+    "truncated": "incomplete",
+}
 """Logs of the other statuses tell of no run."""
 
 

@@ -28,6 +28,7 @@ from paceline.core.result import (
     Status,
     WindowRecord,
 )
+from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.window import MIN_STEADY, Window, steady_window
@@ -43,7 +44,6 @@ from paceline.files.run_folder import (
 )
 from paceline.machines.placement import find_device
 from paceline.machines.slurm.record import left_job
-from paceline.report.page import RunReport
 from paceline.runs.ending import file_text, judge, log_tail, read_evidence, read_ranks, stacks
 from paceline.runs.log_result import evaluate_log
 
@@ -209,20 +209,29 @@ def _memory(
     """Memory by part of every rank that told it."""
     told = [
         RankMemory(
-            rank=rank, step=log.memory.step, kind=log.memory.kind, why=log.memory.why,
-            parts_bytes=log.memory.parts_bytes, at_peak_bytes=log.memory.at_peak_bytes,
-            peak_bytes=log.memory.peak_bytes, watcher_bytes=log.memory.watcher_bytes,
+            rank=rank,
+            step=log.memory.step,
+            kind=log.memory.kind,
+            why=log.memory.why,
+            parts_bytes=log.memory.parts_bytes,
+            at_peak_bytes=log.memory.at_peak_bytes,
+            peak_bytes=log.memory.peak_bytes,
+            watcher_bytes=log.memory.watcher_bytes,
             watched_step_s=log.tracked.step_time_s if log.tracked else None,
         )
         for rank, log in ranks.items()
         if log.memory
-    ]  # fmt: skip
+    ]
     facts, step = record.known, metrics.get("step_time_s")
     device = find_device(facts.device) if facts.device else None
     return memory_by_part(
-        told, record.spec, facts, device.memory_bytes if device else None,
-        (device and device.context_bytes) or 0.0, step.value if step else None,
-    )  # fmt: skip
+        told,
+        record.spec,
+        facts,
+        device.memory_bytes if device else None,
+        (device and device.context_bytes) or 0.0,
+        step.value if step else None,
+    )
 
 
 def tensor_float_note(facts: Facts) -> str | None:
@@ -273,9 +282,16 @@ def _place(rank: int, log: RankLog) -> Place | None:
         return None
     told = start.bound
     return Place(
-        rank, start.host, start.cores, start.threads, told.by if told else None, told is not None,
-        told.why if told else None, told.host_cores if told else None, start.numa_nodes,
-    )  # fmt: skip
+        rank,
+        start.host,
+        start.cores,
+        start.threads,
+        told.by if told else None,
+        told is not None,
+        told.why if told else None,
+        told.host_cores if told else None,
+        start.numa_nodes,
+    )
 
 
 def _checkpoints(window: Steps) -> list[str]:

@@ -127,9 +127,13 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
     if memory_bytes is None:
         return
     whole = memory_per_device(
-        recipe.model, recipe.layout.model_copy(update=_ONE_DEVICE), 1,
-        recipe.training.seq_len, _dtype(recipe), recipe.lora,
-    )  # fmt: skip
+        recipe.model,
+        recipe.layout.model_copy(update=_ONE_DEVICE),
+        1,
+        recipe.training.seq_len,
+        _dtype(recipe),
+        recipe.lora,
+    )
     total = memory_bytes * cluster.world_size
     if whole.states_bytes > total:
         raise UserError(
@@ -147,9 +151,16 @@ def _sibling(recipe: Recipe) -> str:
 
 
 _ONE_DEVICE = {
-    "tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "sequence_parallel": False, "dp_shard": None,
-    "schedule": "1f1b", "cp_exchange": "all-gather",
-}  # fmt: skip
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "vp": 1,
+    "ep": 1,
+    "sequence_parallel": False,
+    "dp_shard": None,
+    "schedule": "1f1b",
+    "cp_exchange": "all-gather",
+}
 
 
 def _dtype(recipe: Recipe) -> Dtype:
@@ -165,8 +176,11 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
     if data.source in ("synthetic", "stdlib"):
         return recipe
     if data.path is None:
-        raise UserError(f"{recipe.name}: data.path", f"source {data.source} needs a file",
-                        remedy="--set data.path=FILE")  # fmt: skip
+        raise UserError(
+            f"{recipe.name}: data.path",
+            f"source {data.source} needs a file",
+            remedy="--set data.path=FILE",
+        )
     update: dict[str, Any] = {"data": _with_files(recipe, "data", data, beside)}
     evaluation = recipe.training.evaluation
     if evaluation is not None:
@@ -178,9 +192,13 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
 def _with_files(recipe: Recipe, where: str, part: V, beside: Path) -> V:
     """A part of the recipe with absolute paths of its file and its mask, as far as it names them."""
     named = {name: getattr(part, name) for name in ("path", "loss_mask")}
-    return part.model_copy(update={
-        name: _file(recipe, f"{where}.{name}", file, beside) for name, file in named.items() if file
-    })  # fmt: skip
+    return part.model_copy(
+        update={
+            name: _file(recipe, f"{where}.{name}", file, beside)
+            for name, file in named.items()
+            if file
+        }
+    )
 
 
 def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:
@@ -215,8 +233,11 @@ def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
         folder = place / latest.read_text().strip() if latest.is_file() else place
         if (folder / CHECKPOINT_STATE).is_file():
             return str(folder.resolve())
-    raise UserError(f"{recipe.name}: {field}", f"{found} holds no whole checkpoint",
-                    remedy="checkpoint.every=N saves one every N steps")  # fmt: skip
+    raise UserError(
+        f"{recipe.name}: {field}",
+        f"{found} holds no whole checkpoint",
+        remedy="checkpoint.every=N saves one every N steps",
+    )
 
 
 def would_fit(recipe: Recipe) -> str:
@@ -225,9 +246,13 @@ def would_fit(recipe: Recipe) -> str:
     for name in SUGGESTED:
         device = catalog.device(name)
         count = smallest_fit(
-            recipe.model, recipe.training.seq_len, _dtype(recipe), device.memory_bytes or 0.0,
-            recipe.lora, device.context_bytes or 0.0,
-        )  # fmt: skip
+            recipe.model,
+            recipe.training.seq_len,
+            _dtype(recipe),
+            device.memory_bytes or 0.0,
+            recipe.lora,
+            device.context_bytes or 0.0,
+        )
         if count:
             phrases.append(f"{count} x {name}")
     if not phrases:
@@ -247,9 +272,12 @@ def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:
     kind = "cpu" if spec.cluster.device == "cpu" else "cuda"
     try:
         return probe_machine(
-            found, kind, (spec.training.dtype,), spec.training.matmul_precision,
+            found,
+            kind,
+            (spec.training.dtype,),
+            spec.training.matmul_precision,
             python=spec.cluster.python,
-        )  # fmt: skip
+        )
     except SystemFaultError:
         return None
 
@@ -295,8 +323,11 @@ def _no_such_dtype(spec: RunSpec) -> list[str]:
 def _check(spec: RunSpec, force: bool) -> None:
     problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec)]
     if problems:
-        raise UserError(f"{spec.recipe} on {_describe(spec.cluster)}", _listed(problems),
-                        remedy="change it with --set")  # fmt: skip
+        raise UserError(
+            f"{spec.recipe} on {_describe(spec.cluster)}",
+            _listed(problems),
+            remedy="change it with --set",
+        )
     absent = engine(spec.engine).missing(spec)
     if absent:
         raise UserError(f"engine {spec.engine}", absent)
@@ -305,10 +336,15 @@ def _check(spec: RunSpec, force: bool) -> None:
         return
     device = find_device(spec.cluster.device)
     need = memory_per_device(
-        spec.model, spec.layout, spec.dp, spec.training.seq_len, spec.training.dtype, spec.lora,
+        spec.model,
+        spec.layout,
+        spec.dp,
+        spec.training.seq_len,
+        spec.training.dtype,
+        spec.lora,
         spec.layout.num_microbatches(spec.world_size, spec.training.global_batch),
         (device and device.context_bytes) or 0.0,
-    )  # fmt: skip
+    )
     if need.total_bytes > limit:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",

@@ -34,7 +34,7 @@ _COMMA = re.compile(r",(?![^\[{]*[\]}])")
 
 
 @dataclass(frozen=True)
-class Side:
+class SeriesSide:
     """One configuration of a series, and what its group has already."""
 
     group: str
@@ -50,7 +50,7 @@ class Side:
 class Turn:
     """One repeat of one side, in its place in the series."""
 
-    side: Side
+    side: SeriesSide
     letter: str
     """A or B; empty when there is one side."""
     number: int
@@ -61,7 +61,7 @@ class Turn:
 class Series:
     """One group of repeats, or two that run in turn."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[SeriesSide, ...]
     wanted: int
     """Repeats a side."""
     tag: str | None = None
@@ -98,12 +98,18 @@ def side_request(base: Request, text: str) -> Request:
             continue
         recipe, colon, variant = item.rpartition(":") if ":" in item else (item, "", "")
         if colon and not variant:
-            raise UserError(f"--interleave {text!r}", f"{item!r} names no variant",
-                            allowed="KEY=VALUE, RECIPE, RECIPE:VARIANT, :VARIANT")  # fmt: skip
+            raise UserError(
+                f"--interleave {text!r}",
+                f"{item!r} names no variant",
+                allowed="KEY=VALUE, RECIPE, RECIPE:VARIANT, :VARIANT",
+            )
         request = replace(request, recipe=recipe or request.recipe, variant=variant or None)
     if not request.recipe:
-        raise UserError(f"--interleave {text!r}", "names no recipe",
-                        remedy="name one on both sides, or before --interleave")  # fmt: skip
+        raise UserError(
+            f"--interleave {text!r}",
+            "names no recipe",
+            remedy="name one on both sides, or before --interleave",
+        )
     return request
 
 
@@ -153,9 +159,12 @@ def resumed_series(
     """
     folders = groups(root)
     if name not in folders:
-        raise UserError(f"group {name!r}", f"is not in {root}",
-                        allowed=", ".join(list(folders)[-5:]) or None,
-                        remedy="`paceline run RECIPE --repeat 5` makes one")  # fmt: skip
+        raise UserError(
+            f"group {name!r}",
+            f"is not in {root}",
+            allowed=", ".join(list(folders)[-5:]) or None,
+            remedy="`paceline run RECIPE --repeat 5` makes one",
+        )
     records = [read_record(folder) for folder in folders[name]]
     repeats = [record.repeat for record in records if record.repeat]
     spec = records[-1].spec
@@ -172,7 +181,7 @@ def resumed_series(
     return Series(_with_changes(sides), wanted, records[-1].tag, slots)
 
 
-def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> Side:
+def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> SeriesSide:
     """A side with what its group has; raises UserError when the group measures something else."""
     records = [read_record(folder) for folder in folders]
     for record in records:
@@ -185,17 +194,21 @@ def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> Side:
     }
     free = [number for number in range(1, wanted + 1) if number not in numbers]
     num_missing = max(0, wanted - sum(map(has_figure, done)))
-    return Side(group, plan, tuple(done), tuple(free[:num_missing]))
+    return SeriesSide(group, plan, tuple(done), tuple(free[:num_missing]))
 
 
 def _check_member(group: str, plan: Plan, record: RunRecord) -> None:
     if record.key != plan.spec.key:
         settings = [flat_settings(spec) for spec in (record.spec, plan.spec) if spec]
         theirs, ours = distinguishing(settings) if len(settings) == 2 else ({}, {})
-        differing = ", ".join(f"{name} {theirs.get(name)} there, {ours.get(name)} here"
-                              for name in theirs | ours)  # fmt: skip
-        raise UserError(f"group {group!r}", f"measures another configuration: {differing}",
-                        remedy="give the group another name with --group")  # fmt: skip
+        differing = ", ".join(
+            f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in theirs | ours
+        )
+        raise UserError(
+            f"group {group!r}",
+            f"measures another configuration: {differing}",
+            remedy="give the group another name with --group",
+        )
     if current_status(record) in ("queued", "running") and record.controller:
         process = f"process {record.controller.pid} on {record.controller.host}"
         raise UserError(
@@ -207,8 +220,11 @@ def _check_member(group: str, plan: Plan, record: RunRecord) -> None:
 
 def _check_name(root: Path, name: str) -> None:
     if not _NAME.fullmatch(name) or name == "last":
-        raise UserError(f"--group {name}", "cannot name a group",
-                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+        raise UserError(
+            f"--group {name}",
+            "cannot name a group",
+            allowed="letters, digits, . _ and -, but not `last`",
+        )
     for folder in run_folders(root):
         if folder.name == name:
             raise UserError(f"--group {name}", "is the name of a run")
@@ -217,14 +233,16 @@ def _check_name(root: Path, name: str) -> None:
 def _free_name(plan: Plan, end: str, taken: Collection[str]) -> str:
     """`<recipe>-<variant>-<key>-r<number>`, the first number that no group has."""
     spec = plan.spec
-    named = [re.sub(r"[^A-Za-z0-9._]+", "-", part or "").strip("-.") for part in
-             (spec.recipe, spec.variant, spec.key)]  # fmt: skip
+    named = [
+        re.sub(r"[^A-Za-z0-9._]+", "-", part or "").strip("-.")
+        for part in (spec.recipe, spec.variant, spec.key)
+    ]
     base = "-".join(filter(None, named))
     numbers = (f"{base}-r{number}" for number in count(1))
     return next(n for n in numbers if not {n, f"{n}-a", f"{n}-b"} & set(taken)) + end
 
 
-def _with_changes(sides: Sequence[Side]) -> tuple[Side, ...]:
+def _with_changes(sides: Sequence[SeriesSide]) -> tuple[SeriesSide, ...]:
     """The sides with the settings in which they differ."""
     if len(sides) == 1:
         return tuple(sides)

@@ -91,13 +91,28 @@ def group_rows(series: SeriesResult) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for group in series.groups:
         for number, run in enumerate(group.runs, start=1):
-            rows.append({"group": group.group, "repeat": str(number), "run": run.run,
-                         "status": run.status, "n": _count(run, "step_time_s"),
-                         **{name: known(run.metrics.get(name)) for name in ROW_METRICS}})  # fmt: skip
+            rows.append(
+                {
+                    "group": group.group,
+                    "repeat": str(number),
+                    "run": run.run,
+                    "status": run.status,
+                    "n": _count(run, "step_time_s"),
+                    **{name: known(run.metrics.get(name)) for name in ROW_METRICS},
+                }
+            )
         step = group.figures.get("step_time_s")
-        rows.append({"group": group.group, "repeat": "median", "run": None, "status": None,
-                     "n": group.ok, "spread": step.spread if step else None,
-                     **{name: known(group.figures.get(name)) for name in ROW_METRICS}})  # fmt: skip
+        rows.append(
+            {
+                "group": group.group,
+                "repeat": "median",
+                "run": None,
+                "status": None,
+                "n": group.ok,
+                "spread": step.spread if step else None,
+                **{name: known(group.figures.get(name)) for name in ROW_METRICS},
+            }
+        )
     return rows
 
 

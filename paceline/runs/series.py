@@ -17,7 +17,7 @@ from paceline.core.result import Result
 from paceline.files.run_folder import Repeat, groups, read_record
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.plan import as_of_now
-from paceline.runs.repeats import Series, Side, Turn
+from paceline.runs.repeats import Series, SeriesSide, Turn
 from paceline.runs.tasks.losses import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot, plan_on
@@ -63,7 +63,7 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
     def key(self, task: Turn) -> tuple[str, int]:
         return task.letter, task.number
 
-    def group_result(self, side: Side) -> GroupResult:
+    def group_result(self, side: SeriesSide) -> GroupResult:
         """What a side has now."""
         outcomes, spec = self.outcomes[side.group], side.plan.spec
         results = tuple(outcome for outcome in outcomes if isinstance(outcome, Result))
@@ -148,7 +148,9 @@ def _slot_options(series: Series, whole: Sequence[JobSlot]) -> str:
     return f" --max-parallel {len(slots)}" + (f" --hosts {compress(hosts)}" if named else "")
 
 
-def _comparison(root: Path, results: Sequence[GroupResult], sides: Sequence[Side]) -> str | None:
+def _comparison(
+    root: Path, results: Sequence[GroupResult], sides: Sequence[SeriesSide]
+) -> str | None:
     """`paceline compare` of the two groups, or of this one with the recipe's last good one.
 
     Settings in which they differ are accepted by name.
@@ -169,7 +171,7 @@ def _compare(first: str, theirs: Facts, second: str, ours: Facts) -> str:
 
 
 def _verdict(
-    root: Path, results: Sequence[GroupResult], sides: Sequence[Side]
+    root: Path, results: Sequence[GroupResult], sides: Sequence[SeriesSide]
 ) -> Comparison | None:
     """What the comparison of two complete groups says."""
     if len(results) != 2 or any(group.missing for group in results):

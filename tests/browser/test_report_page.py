@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.run_report import RunReport
 from paceline.report.html import render_html
-from paceline.report.page import RunReport, window_mask
+from paceline.report.page import window_mask
 from tests.browser.conftest import Open, Opened
 from tests.report import example
 

@@ -13,10 +13,10 @@ from typing import Any
 from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.core.layout import Layout
 from paceline.core.run import Job
+from paceline.core.run_report import RunReport
 from paceline.machines import slurm
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.steps import StepRun
-from paceline.report.page import RunReport
 from paceline.runs import flow
 from paceline.runs.plan import Plan
 from tests.example import make_spec

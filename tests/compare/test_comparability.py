@@ -118,9 +118,14 @@ def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
 
 def test_a_published_row_is_asked_for_no_more_than_it_states():
     row = Facts(
-        model=FACTS.model, device="cpu", num_devices=2, dtype="fp32", seq_len=32, global_batch=8,
+        model=FACTS.model,
+        device="cpu",
+        num_devices=2,
+        dtype="fp32",
+        seq_len=32,
+        global_batch=8,
         layout=Layout(tp=1),
-    )  # fmt: skip
+    )
     found = likeness([row], [FACTS], published=True)
     assert found.keys == () and set(found.unstated) == {
         "matmul_precision",
@@ -138,12 +143,14 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
 @pytest.mark.parametrize(
     ("differing", "metric"),
     [
-        ([], "step_time_s"), (["dtype", "layout", "device"], "step_time_s"),
-        (["num_devices"], "tokens_per_s_per_device"), (["global_batch"], "tokens_per_s_per_device"),
+        ([], "step_time_s"),
+        (["dtype", "layout", "device"], "step_time_s"),
+        (["num_devices"], "tokens_per_s_per_device"),
+        (["global_batch"], "tokens_per_s_per_device"),
         (["seq_len", "global_batch"], "model_flops_per_s_per_device"),
         (["model"], "model_flops_per_s_per_device"),
     ],
-)  # fmt: skip
+)
 def test_the_metric_is_one_that_still_means_something(differing: list[str], metric: str):
     name, why = fair_metric(differing)
     assert name == metric and (why is None) == (metric == "step_time_s")

@@ -32,10 +32,12 @@ def test_nothing_unknown_is_called_a_metric():
 @pytest.mark.parametrize(
     ("name", "higher", "lower"),
     [
-        ("step_time_s", "slower", "faster"), ("tokens_per_s", "faster", "slower"),
-        ("memory_reserved_bytes", "worse", "better"), ("loss_last", "differs", "differs"),
+        ("step_time_s", "slower", "faster"),
+        ("tokens_per_s", "faster", "slower"),
+        ("memory_reserved_bytes", "worse", "better"),
+        ("loss_last", "differs", "differs"),
     ],
-)  # fmt: skip
+)
 def test_a_change_is_called_by_what_it_means(name: str, higher: str, lower: str):
     assert (word(name, "higher"), word(name, "lower")) == (higher, lower)
     assert (word(name, "same"), word(name, "undecided")) == ("same", "undecided")

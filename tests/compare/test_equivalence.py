@@ -129,11 +129,15 @@ def test_values_of_any_size_give_finite_ratios():
 @pytest.mark.parametrize(
     ("change", "known_error", "answer"),
     [
-        (0.02, 0.0, "higher"), (-0.02, 0.0, "lower"), (0.005, 0.0, "same"),
-        (0.02, 0.004, "higher"), (0.02, 0.012, "undecided"),
-        (0.005, 0.009, "same"), (0.005, 0.02, "undecided"),
+        (0.02, 0.0, "higher"),
+        (-0.02, 0.0, "lower"),
+        (0.005, 0.0, "same"),
+        (0.02, 0.004, "higher"),
+        (0.02, 0.012, "undecided"),
+        (0.005, 0.009, "same"),
+        (0.005, 0.02, "undecided"),
     ],
-)  # fmt: skip
+)
 def test_single_runs_are_judged_by_the_margin_unless_their_own_noise_hides_it(
     change: float, known_error: float, answer: str
 ):

@@ -176,8 +176,17 @@ def test_drift_other_windows_and_outliers_are_told():
 def test_runs_one_after_the_other_are_told_from_interleaved_ones():
     def dated(name: str, hours: list[int]) -> Side:
         values = enumerate(repeats(3, name=name).members)
-        return Side(name, tuple(member(f"{name}{i}", m.metrics["step_time_s"].value or 0.0,
-                                       created=f"2026-01-01T{hours[i]:02d}:00:00") for i, m in values))  # fmt: skip
+        return Side(
+            name,
+            tuple(
+                member(
+                    f"{name}{i}",
+                    m.metrics["step_time_s"].value or 0.0,
+                    created=f"2026-01-01T{hours[i]:02d}:00:00",
+                )
+                for i, m in values
+            ),
+        )
 
     def noted(a: list[int], b: list[int]) -> bool:
         notes = judge(dated("a", a), dated("b", b)).notes
@@ -192,11 +201,14 @@ def test_several_primary_metrics_fail_together():
     heavier = Side(
         "b",
         tuple(
-            member(m.name, m.metrics["step_time_s"].value or 0.0, metrics={
-                **m.metrics, "memory_resident_bytes": Metric(value=7e8, unit="bytes")})
+            member(
+                m.name,
+                m.metrics["step_time_s"].value or 0.0,
+                metrics={**m.metrics, "memory_resident_bytes": Metric(value=7e8, unit="bytes")},
+            )
             for m in repeats(3, name="b").members
         ),
-    )  # fmt: skip
+    )
     both = ["step_time_s", "memory_resident_bytes"]
     assert judge(repeats(3, name="a"), slower, metrics=both).verdict == "slower"
     worse = judge(repeats(5, name="a"), heavier, metrics=both)

@@ -29,8 +29,14 @@ def test_a_run_without_steady_steps_does_not_count():
 
 @pytest.mark.parametrize(
     ("times", "step"),
-    [([29.0, 28.0], 1.0), ([14.72, 14.7], 0.01), ([5.6904, 5.691], 1e-4), ([], 0.0), ([0.1234567891], 0.0)],
-)  # fmt: skip
+    [
+        ([29.0, 28.0], 1.0),
+        ([14.72, 14.7], 0.01),
+        ([5.6904, 5.691], 1e-4),
+        ([], 0.0),
+        ([0.1234567891], 0.0),
+    ],
+)
 def test_the_step_of_printed_times_is_seen_in_them(times: list[float], step: float):
     assert printed_step_s(np.array(times)) == pytest.approx(step)
 

@@ -12,9 +12,15 @@ WINDOW = WindowRecord(rule="auto", first_step=1, last_step=50, n=50, n_warmup=0,
 
 def against(ratio: float | None, comparable: bool = True) -> ReferenceComparison:
     return ReferenceComparison(
-        reference="row", source="s", metric="tokens_per_s", reference_value=1.0, unit="tokens/s",
-        ratio=ratio, comparable=comparable, why_not=None if comparable else "dtype bf16 here",
-    )  # fmt: skip
+        reference="row",
+        source="s",
+        metric="tokens_per_s",
+        reference_value=1.0,
+        unit="tokens/s",
+        ratio=ratio,
+        comparable=comparable,
+        why_not=None if comparable else "dtype bf16 here",
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
+from paceline.core.run_report import RunReport
 from paceline.core.schedules import RampUp
 from paceline.estimate.calibrate.calibration import file_of
 from paceline.estimate.estimate import Estimate, Question, estimate, spec_of
@@ -26,7 +27,6 @@ from paceline.estimate.explanation import (
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.files.run_folder import RUN_FILE, write_value
-from paceline.report.page import RunReport
 from paceline.runs.outcome import evaluate
 from tests.example import make_spec
 from tests.files.test_run_folder import make_record

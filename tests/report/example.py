@@ -23,13 +23,13 @@ from paceline.core.result import (
     Verdict,
 )
 from paceline.core.run import Data, RunSpec, Training
+from paceline.core.run_report import RunReport
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import timed_run
 from paceline.core.units import GIB, MIB
 from paceline.core.waterfall import WaterfallLevel
 from paceline.core.window import steady_window
-from paceline.report.page import RunReport
 
 SEQ_LEN = 256
 BATCH_PER_RANK = 8

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import UserError
+from paceline.core.run_report import RunReport
 from paceline.core.steps import Step, Steps
 from paceline.core.units import GIB
 from paceline.core.window import steady_window
 from paceline.report.charts import CHARTS, run_charts, save_chart, save_charts
 from paceline.report.drawn import MAX_POINTS, axis_range, drawn_steps, thinned_rows
-from paceline.report.page import RunReport
 from paceline.report.theme import DARK, EXPORT, LIGHT, ON_PAGE, Look
 from tests.report.example import (
     failed_report,

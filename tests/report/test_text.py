@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from paceline.core.result import Status
-from paceline.report.page import RunReport
+from paceline.core.run_report import RunReport
 from paceline.report.text import render_text
 from tests.report.example import (
     STATUSES,

@@ -58,8 +58,13 @@ def write_repeats(
     shape = shape / shape.std(ddof=1) if n > 1 else shape * 0
     return [
         write_run(
-            root, f"2026-01-01-{tag}-{i}", 0.2 * (1 + change) * (1 + deviation * s),
-            seed=i, tag=tag, created=f"2026-01-01T00:00:{i:02d}+00:00", **fields,
+            root,
+            f"2026-01-01-{tag}-{i}",
+            0.2 * (1 + change) * (1 + deviation * s),
+            seed=i,
+            tag=tag,
+            created=f"2026-01-01T00:00:{i:02d}+00:00",
+            **fields,
         )
         for i, s in enumerate(shape)
-    ]  # fmt: skip
+    ]

@@ -18,10 +18,16 @@ from tests.files.test_run_folder import make_record
 
 FIRST_DAY = datetime(2026, 10, 1, 3, tzinfo=UTC)
 MACHINE: dict[str, Any] = {
-    "schema": 2, "host": "node-1", "kernel": "6.8.0-40", "gpus": [],
-    "cpu": {"model": "Epyc 9654", "mitigations": {}}, "memory_bytes": 25e9,
-    "load_average_1min": 0.1, "packages": {"numpy": "2.4.0"}, "environment": {},
-}  # fmt: skip
+    "schema": 2,
+    "host": "node-1",
+    "kernel": "6.8.0-40",
+    "gpus": [],
+    "cpu": {"model": "Epyc 9654", "mitigations": {}},
+    "memory_bytes": 25e9,
+    "load_average_1min": 0.1,
+    "packages": {"numpy": "2.4.0"},
+    "environment": {},
+}
 NUM_STEPS = 13
 
 
@@ -46,8 +52,10 @@ def make_finished(
     write_value(folder / RUN_FILE, record)
     scatter = np.random.default_rng(number).permutation(np.linspace(-0.002, 0.002, NUM_STEPS))
     times = step_time_s * (1 + scatter)
-    steps = [{**STEP, "step": at, "step_time_s": t, "busy_time_s": t, "comm_wait_s": 0.0}
-             for at, t in enumerate(times, start=1)]  # fmt: skip
+    steps = [
+        {**STEP, "step": at, "step_time_s": t, "busy_time_s": t, "comm_wait_s": 0.0}
+        for at, t in enumerate(times, start=1)
+    ]
     end = [END] if status == "ok" else []
     started = {"torch": torch, "num_parameters": spec.num_parameters}
     path = folder / "steps" / "rank-00000.jsonl"

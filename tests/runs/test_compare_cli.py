@@ -15,8 +15,19 @@ import pytest
 from tests.cli.test_errors import paceline
 from tests.runs.example import write_repeats, write_run
 
-KEYS = {"verdict", "ratio", "low", "high", "p", "n_a", "n_b", "margin", "repeats_needed",
-        "differing_keys", "metrics"}  # fmt: skip
+KEYS = {
+    "verdict",
+    "ratio",
+    "low",
+    "high",
+    "p",
+    "n_a",
+    "n_b",
+    "margin",
+    "repeats_needed",
+    "differing_keys",
+    "metrics",
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["single", "--against", "opt-13b-8"], "not comparable", 3),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)  # fmt: skip
+)
 def test_the_exit_code_is_the_gate(runs: Path, arguments: list[str], verdict: str, code: int):
     done = paceline("compare", *arguments, "--json", runs=runs)
     document = json.loads(done.stdout)

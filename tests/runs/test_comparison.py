@@ -107,12 +107,22 @@ def test_a_file_that_is_no_result_is_the_users_error(tmp_path: Path, text: str):
 
 def test_what_parse_prints_is_a_side(tmp_path: Path):
     log = {
-        "file": "a.log", "engine": "megatron", "status": "ok", "n_steps": 50,
+        "file": "a.log",
+        "engine": "megatron",
+        "status": "ok",
+        "n_steps": 50,
         "facts": {"origin": "imported", "seq_len": 2048},
-        "window": {"rule": "auto", "first_step": 5, "last_step": 50, "n": 46, "n_warmup": 4,
-                   "state": "steady", "global_batch": 512},
+        "window": {
+            "rule": "auto",
+            "first_step": 5,
+            "last_step": 50,
+            "n": 46,
+            "n_warmup": 4,
+            "state": "steady",
+            "global_batch": 512,
+        },
         "metrics": {"step_time_s": {"value": 29.0, "unit": "s", "n": 46}},
-    }  # fmt: skip
+    }
     path = tmp_path / "logs.json"
     path.write_text(json.dumps([log, {**log, "file": "b.log", "status": "empty", "metrics": {}}]))
     good, bad = side_of(tmp_path, str(path)).members
@@ -121,8 +131,9 @@ def test_what_parse_prints_is_a_side(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "margin"), [("1%", 0.01), (" 2.5 % ", 0.025), ("0.01", 0.01), ("0", 0.0), ("3e-3", 0.003)]
-)  # fmt: skip
+    ("text", "margin"),
+    [("1%", 0.01), (" 2.5 % ", 0.025), ("0.01", 0.01), ("0", 0.0), ("3e-3", 0.003)],
+)
 def test_a_margin_is_per_cent_or_a_fraction(text: str, margin: float):
     assert parse_margin(text) == pytest.approx(margin)
 
@@ -146,16 +157,26 @@ def run_like(row: references.Row, step_time_s: float, n: int = 1) -> Side:
     layout = facts.layout and facts.layout.model_copy(update={"schedule": "1f1b"})
     facts = facts.model_copy(update={"layout": layout, "data": "text", "profiled": False})
     runs = [
-        Member(f"run-{i}", "ok", facts, metrics_at(step_time_s * (1 + 0.001 * i), jitter=0.0), window=WINDOW)
+        Member(
+            f"run-{i}",
+            "ok",
+            facts,
+            metrics_at(step_time_s * (1 + 0.001 * i), jitter=0.0),
+            window=WINDOW,
+        )
         for i in range(n)
-    ]  # fmt: skip
+    ]
     return Side("mine", tuple(runs))
 
 
 @pytest.mark.parametrize(
     ("row", "half_digit"),
-    [("1b3-32gb-tp1-pp1-mbs1", 0.5 / 29), ("opt-13b-1", 0.5 / 9), ("llama31-70b-fp8-64", 0.005 / 11.01)],
-)  # fmt: skip
+    [
+        ("1b3-32gb-tp1-pp1-mbs1", 0.5 / 29),
+        ("opt-13b-1", 0.5 / 9),
+        ("llama31-70b-fp8-64", 0.005 / 11.01),
+    ],
+)
 def test_a_reference_is_known_to_half_its_last_digit(row: str, half_digit: float):
     assert resolution(references.row(row)) == pytest.approx(half_digit)
 

@@ -80,8 +80,15 @@ def test_other_units_of_the_step_time_are_left_to_json():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(1.0204, "+2.04 %"), (0.98, "-2.00 %"), (1.0, "+0.00 %"), (1.5, "+50.0 %"), (0.999999, "+0.00 %")]
-)  # fmt: skip
+    ("ratio", "text"),
+    [
+        (1.0204, "+2.04 %"),
+        (0.98, "-2.00 %"),
+        (1.0, "+0.00 %"),
+        (1.5, "+50.0 %"),
+        (0.999999, "+0.00 %"),
+    ],
+)
 def test_a_ratio_reads_as_a_change(ratio: float, text: str):
     assert signed(ratio) == text
 

@@ -204,9 +204,11 @@ def folder_with(tmp_path: Path, **logs: str) -> Path:
 
 def test_the_tail_prefers_the_rank_that_failed(tmp_path: Path):
     folder = folder_with(
-        tmp_path, rank_00000_log="all well\n", rank_00001_log="RuntimeError: broken\n",
+        tmp_path,
+        rank_00000_log="all well\n",
+        rank_00001_log="RuntimeError: broken\n",
         launcher_log="ChildFailedError:\n",
-    )  # fmt: skip
+    )
     assert log_tail(folder) == ["RuntimeError: broken"]
     assert log_tail(folder, 0) == ["all well"]
 
@@ -224,9 +226,13 @@ def test_what_slurms_script_said_counts_where_nothing_was_started(tmp_path: Path
 
 def test_stacks_are_those_that_say_something(tmp_path: Path):
     folder = folder_with(
-        tmp_path, rank_00000_stack="", rank_00001_timer="Timeout (0:00:05)!\n",
-        rank_00002_stack="here", rank_00002_timer="cut off", rank_00003_timer="",
-    )  # fmt: skip
+        tmp_path,
+        rank_00000_stack="",
+        rank_00001_timer="Timeout (0:00:05)!\n",
+        rank_00002_stack="here",
+        rank_00002_timer="cut off",
+        rank_00003_timer="",
+    )
     assert stacks(folder) == {
         "logs/rank-00001.timer": "Timeout (0:00:05)!\n",
         "logs/rank-00002.stack": "here",

@@ -20,9 +20,19 @@ from paceline.runs.flow import LOOK_S, _Life
 from tests.cli.test_errors import paceline
 
 SMALL = [
-    "--set", "model.num_layers=1", "--set", "model.hidden_size=64", "--set", "model.ffn_size=128",
-    "--set", "seq_len=64", "--set", "dtype=fp32", "--set", "global_batch=16",
-]  # fmt: skip
+    "--set",
+    "model.num_layers=1",
+    "--set",
+    "model.hidden_size=64",
+    "--set",
+    "model.ffn_size=128",
+    "--set",
+    "seq_len=64",
+    "--set",
+    "dtype=fp32",
+    "--set",
+    "global_batch=16",
+]
 
 
 def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -30,8 +40,11 @@ def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def only_run(runs: Path) -> Path:
@@ -68,8 +81,19 @@ def result_of(runs: Path) -> dict[str, Any]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One real run of 40 steps with two ranks: (runs folder, what --json printed)."""
     runs = tmp_path_factory.mktemp("runs")
-    done = paceline("run", "tiny-llama", *SMALL, "--set", "steps=40", "--devices", "2",
-                    "--tag", "first", "--json", runs=runs)  # fmt: skip
+    done = paceline(
+        "run",
+        "tiny-llama",
+        *SMALL,
+        "--set",
+        "steps=40",
+        "--devices",
+        "2",
+        "--tag",
+        "first",
+        "--json",
+        runs=runs,
+    )
     assert done.returncode == 0, done.stderr
     return runs, json.loads(done.stdout)
 
@@ -88,9 +112,18 @@ def test_json_stands_alone_and_says_how_fast(finished: tuple[Path, dict[str, Any
 def test_the_folder_holds_everything(finished: tuple[Path, dict[str, Any]]):
     runs, result = finished
     names = {str(p.relative_to(runs / result["run"])) for p in (runs / result["run"]).rglob("*")}
-    assert {"run.json", "job.sh", "trainer.json", "inventory.json", RESULT_FILE, REPORT_FILE,
-            "steps.jsonl", f"{STEPS_FOLDER}/rank-00001.jsonl", f"{LOGS_FOLDER}/rank-00000.log",
-            "trainer/__main__.py"} <= names  # fmt: skip
+    assert {
+        "run.json",
+        "job.sh",
+        "trainer.json",
+        "inventory.json",
+        RESULT_FILE,
+        REPORT_FILE,
+        "steps.jsonl",
+        f"{STEPS_FOLDER}/rank-00001.jsonl",
+        f"{LOGS_FOLDER}/rank-00000.log",
+        "trainer/__main__.py",
+    } <= names
 
 
 def test_the_loss_falls_on_real_text(finished: tuple[Path, dict[str, Any]]):
@@ -170,10 +203,28 @@ def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("to be or not to be " * 5000)
     environment = {**os.environ, "PACELINE_RUNS": "here", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", "--json", *SMALL,
-         "--set", "steps=12", "--set", "data.source=text", "--set", "data.path=corpus.txt"],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "paceline",
+            "run",
+            "tiny-llama",
+            "--no-probe",
+            "--json",
+            *SMALL,
+            "--set",
+            "steps=12",
+            "--set",
+            "data.source=text",
+            "--set",
+            "data.path=corpus.txt",
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "ok"
 
@@ -314,9 +365,22 @@ def test_an_index_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_pat
     blocked.write_text("")
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(blocked)}
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "run", "tiny-llama", *SMALL, "--set", "steps=12", "--json"],
-        capture_output=True, text=True, env=environment, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "paceline",
+            "run",
+            "tiny-llama",
+            *SMALL,
+            "--set",
+            "steps=12",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert any("index" in warning for warning in result["warnings"])

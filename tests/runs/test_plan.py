@@ -34,9 +34,12 @@ def test_seventy_billion_parameters_are_refused_with_what_would_fit():
 def test_a_layout_too_large_for_one_device_says_how_much_it_needs():
     with pytest.raises(UserError, match="cannot fit: a device needs at least"):
         make_plan(
-            Request("tiny-llama", overrides=("layout.micro_batch=100000", "global_batch=200000"),
-                    devices=2)
-        )  # fmt: skip
+            Request(
+                "tiny-llama",
+                overrides=("layout.micro_batch=100000", "global_batch=200000"),
+                devices=2,
+            )
+        )
 
 
 def test_force_runs_what_the_bound_refuses():
@@ -179,9 +182,10 @@ def test_one_device_in_the_recipe_is_one_rank():
 
 
 FOUND_GPUS = {
-    **inventory(), "gpus": [{"name": "Tesla V100-SXM3-32GB", "memory_bytes": 34e9}] * 4,
+    **inventory(),
+    "gpus": [{"name": "Tesla V100-SXM3-32GB", "memory_bytes": 34e9}] * 4,
     "packages": {"torch": "2.11"},
-}  # fmt: skip
+}
 
 
 def test_a_device_that_is_only_nearly_known_is_told():
@@ -250,8 +254,13 @@ def test_another_run_is_in_this_shells_allocation_or_in_its_own_while_that_lasts
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     if shell:
         monkeypatch.setenv("SLURM_JOB_ID", shell)
-    cluster = Cluster(name="c", device="cpu", devices_per_node=1, launcher="slurm",
-                      slurm=SlurmSettings(allocation="7"))  # fmt: skip
+    cluster = Cluster(
+        name="c",
+        device="cpu",
+        devices_per_node=1,
+        launcher="slurm",
+        slurm=SlurmSettings(allocation="7"),
+    )
     plan = plan_again(make_spec(cluster=cluster))
     assert plan.spec.cluster.slurm.allocation == then
     assert any("allocation 7 has ended" in notice for notice in plan.notices) == (then is None)

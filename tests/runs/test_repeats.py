@@ -28,7 +28,7 @@ from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError, UnwrittenReportError
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
-from paceline.runs.repeats import Series, Side, Turn, new_series, resumed_series, side_request
+from paceline.runs.repeats import Series, SeriesSide, Turn, new_series, resumed_series, side_request
 from paceline.runs.series import run_series
 from paceline.runs.tasks.losses import TaskOutcome
 from paceline.runs.tasks.slot import JobSlot
@@ -52,12 +52,12 @@ def numbered(number: int, group: str = "g", wanted: int = 3, **fields: Any) -> d
     }
 
 
-def side(group: str, missing: Sequence[int]) -> Side:
+def side(group: str, missing: Sequence[int]) -> SeriesSide:
     plan = new_series(Path("none"), [BASE], 1, None).sides[0].plan
-    return Side(group, plan, missing=tuple(missing))
+    return SeriesSide(group, plan, missing=tuple(missing))
 
 
-def order(*sides: Side, wanted: int = 5) -> str:
+def order(*sides: SeriesSide, wanted: int = 5) -> str:
     return " ".join(f"{t.letter}{t.number}" for t in Series(sides, wanted).turns())
 
 
@@ -192,8 +192,9 @@ def test_a_group_of_another_machine_is_not_gone_on_with(tmp_path: Path):
     spec = read_record(groups(tmp_path)["g"][0]).spec
     assert spec is not None
     elsewhere = spec.cluster.model_copy(update={"device_label": "Epyc of somebody else"})
-    make_finished(tmp_path, 2, 0.2, spec=spec.model_copy(update={"cluster": elsewhere}),
-                  **numbered(1, "h"))  # fmt: skip
+    make_finished(
+        tmp_path, 2, 0.2, spec=spec.model_copy(update={"cluster": elsewhere}), **numbered(1, "h")
+    )
     with pytest.raises(UserError, match="was measured on Epyc of somebody else"):
         resumed_series(tmp_path, "h", None)
 
@@ -235,8 +236,9 @@ class Machine:
         self.endings = list(endings)
         self.records: list[RunRecord] = []
 
-    def __call__(self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher,
-                 **fields: Any) -> Any:  # fmt: skip
+    def __call__(
+        self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher, **fields: Any
+    ) -> Any:
         ending = self.endings.pop(0)
         if ending == "fault":
             raise SystemFaultError("launcher", "is gone")
@@ -245,8 +247,14 @@ class Machine:
         del fields["probe"], fields["stopped"], fields["submit"]
         full = ending == "disk full"
         number = len(list(root.iterdir())) if root.exists() else 0
-        folder = make_finished(root, number, 0.2 + 0.001 * number, spec=plan.spec,
-                               status="ok" if full else ending, **fields)  # fmt: skip
+        folder = make_finished(
+            root,
+            number,
+            0.2 + 0.001 * number,
+            spec=plan.spec,
+            status="ok" if full else ending,
+            **fields,
+        )
         self.records.append(read_record(folder))
         if full:
             raise UnwrittenReportError(SystemFaultError("report", "no room"), evaluate(folder))

@@ -24,8 +24,20 @@ QUICK = ["run", "tiny-llama", "--no-probe", "--devices", "1", *SMALL, "--set", "
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """Two configurations, twice each in turn: runs folder, JSON document, standard error."""
     runs = tmp_path_factory.mktemp("runs")
-    done = paceline(*QUICK, "--interleave", "", "seq_len=32", "--repeat", "2", "--group", "ab",
-                    "--tag", "trial", "--json", runs=runs)  # fmt: skip
+    done = paceline(
+        *QUICK,
+        "--interleave",
+        "",
+        "seq_len=32",
+        "--repeat",
+        "2",
+        "--group",
+        "ab",
+        "--tag",
+        "trial",
+        "--json",
+        runs=runs,
+    )
     assert done.returncode == 0, done.stderr
     return runs, json.loads(done.stdout), done.stderr
 
@@ -102,8 +114,9 @@ def test_rows_as_csv_and_markdown(pair: tuple[Path, dict[str, Any], str]):
 
 
 def test_a_failing_side_is_told_and_the_other_measured(tmp_path: Path):
-    done = paceline(*QUICK, "--interleave", "", "lr=1e30,grad_clip=0,steps=60", "--repeat", "1",
-                    runs=tmp_path)  # fmt: skip
+    done = paceline(
+        *QUICK, "--interleave", "", "lr=1e30,grad_clip=0,steps=60", "--repeat", "1", runs=tmp_path
+    )
     assert done.returncode == 4, done.stderr
     assert "1 of 1 repeats" in done.stdout and "0 of 1 repeats, 1 without a figure" in done.stdout
     assert (
@@ -183,10 +196,19 @@ def test_the_same_configuration_twice_is_a_trial_and_said_to_be_one():
 def told(ok: int, wanted: int = 2, status: str = "failed", **fields: object) -> SeriesResult:
     """A series of one group that has `ok` figures; the other runs ended with `status`."""
     verdict = {"kind": "none", "sentence": ""}
-    runs = [{"run": "r", "recipe": "x", "status": s, "verdict": verdict}
-            for s in ["ok"] * ok + [status] * (wanted - ok)]  # fmt: skip
-    group = {"group": "g", "recipe": "x", "key": "k", "wanted": wanted, "ok": ok,
-             "failed": wanted - ok, "runs": runs}  # fmt: skip
+    runs = [
+        {"run": "r", "recipe": "x", "status": s, "verdict": verdict}
+        for s in ["ok"] * ok + [status] * (wanted - ok)
+    ]
+    group = {
+        "group": "g",
+        "recipe": "x",
+        "key": "k",
+        "wanted": wanted,
+        "ok": ok,
+        "failed": wanted - ok,
+        "runs": runs,
+    }
     return SeriesResult(groups=(GroupResult.model_validate(group),), **fields)  # type: ignore[arg-type]
 
 

@@ -23,10 +23,19 @@ def results(root: Path, *times: float) -> list[Result]:
 
 def group(runs: list[Result], wanted: int = 3, **fields: object) -> GroupResult:
     ok = sum(map(has_figure, runs))
-    return GroupResult.model_validate({
-        "group": "g", "recipe": "example", "key": "k", "wanted": wanted, "ok": ok,
-        "failed": len(runs) - ok, "runs": runs, "figures": group_figures(runs), **fields,
-    })  # fmt: skip
+    return GroupResult.model_validate(
+        {
+            "group": "g",
+            "recipe": "example",
+            "key": "k",
+            "wanted": wanted,
+            "ok": ok,
+            "failed": len(runs) - ok,
+            "runs": runs,
+            "figures": group_figures(runs),
+            **fields,
+        }
+    )
 
 
 def failed(root: Path) -> Result:
@@ -71,8 +80,12 @@ def test_the_series_says_how_to_compare_and_how_to_go_on(tmp_path: Path):
     assert list(series_lines(SeriesResult(groups=(whole,))))[-1].startswith(
         "compare: paceline compare g OTHER"
     )
-    pair = SeriesResult(groups=(whole, whole), compare="paceline compare a b", interrupted=True,
-                        resume="paceline run --resume a")  # fmt: skip
+    pair = SeriesResult(
+        groups=(whole, whole),
+        compare="paceline compare a b",
+        interrupted=True,
+        resume="paceline run --resume a",
+    )
     assert list(series_lines(pair))[-3:] == [
         "interrupted: what had ended is kept",
         "compare: paceline compare a b",

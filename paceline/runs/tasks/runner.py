@@ -205,10 +205,18 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         try:
             with self.observer.running(task, run.plan) as watch:
                 return flow.run(
-                    run.plan, self.root, self.command, watch, tag=self.tag, probe=run.probe,
-                    group=run.group, repeat=run.repeat, trial=run.trial,
-                    stopped=self.stop.is_set, submit=submit,
-                ).result  # fmt: skip
+                    run.plan,
+                    self.root,
+                    self.command,
+                    watch,
+                    tag=self.tag,
+                    probe=run.probe,
+                    group=run.group,
+                    repeat=run.repeat,
+                    trial=run.trial,
+                    stopped=self.stop.is_set,
+                    submit=submit,
+                ).result
         except flow.UnwrittenReportError as fault:
             result = fault.report.result
             if result.status == "cancelled":

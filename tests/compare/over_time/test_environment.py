@@ -12,9 +12,14 @@ from paceline.machines.probe.inventory import inventory
 from tests.runs.series_example import MACHINE
 
 GPU: dict[str, Any] = {
-    "name": "NVIDIA H100", "uuid": "GPU-1", "driver": "550.54", "power_limit_w": 700.0,
-    "memory_bytes": 85e9, "ecc": "on", "vbios": None,
-}  # fmt: skip
+    "name": "NVIDIA H100",
+    "uuid": "GPU-1",
+    "driver": "550.54",
+    "power_limit_w": 700.0,
+    "memory_bytes": 85e9,
+    "ecc": "on",
+    "vbios": None,
+}
 
 
 def items(torch: str = "2.13.0", **machine: Any) -> dict[str, str]:
@@ -52,13 +57,19 @@ def test_a_driver_update_comes_before_what_else_is_new():
         ({"kernel": "6.8.0-45"}, "kernel", ("6.8.0-40", "6.8.0-45")),
         ({"environment": {"NCCL_ALGO": "Ring"}}, "$NCCL_ALGO", (ABSENT, "Ring")),
         ({"packages": {}}, "numpy", ("2.4.0", ABSENT)),
-        ({"packages": {"numpy": "2.4.0", "nvidia-nccl-cu13": "2.28"}}, "nvidia-nccl-cu13",
-         (ABSENT, "2.28")),
+        (
+            {"packages": {"numpy": "2.4.0", "nvidia-nccl-cu13": "2.28"}},
+            "nvidia-nccl-cu13",
+            (ABSENT, "2.28"),
+        ),
         ({"memory_bytes": 12.5e9}, "memory", ("23 GiB", "12 GiB")),
-        ({"cpu": {"model": "Epyc 9654", "mitigations": {"tsa": "Mitigation: x"}}},
-         "CPU mitigation tsa", (ABSENT, "Mitigation: x")),
+        (
+            {"cpu": {"model": "Epyc 9654", "mitigations": {"tsa": "Mitigation: x"}}},
+            "CPU mitigation tsa",
+            (ABSENT, "Mitigation: x"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_single_change_is_named(machine: dict[str, Any], item: str, values: tuple[str, str]):
     assert named(items(), items(**machine)) == {item: values}
 

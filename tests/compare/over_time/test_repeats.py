@@ -13,10 +13,15 @@ from paceline.core.result import Metric, Result, Verdict
 def result(step_time_s: float | None, status: str = "ok", **others: float) -> Result:
     metrics = {"step_time_s": Metric(value=step_time_s, unit="s", n=50, spread=0.01)}
     metrics |= {name: Metric(value=value, unit="1") for name, value in others.items()}
-    return Result.model_validate({
-        "run": "r", "recipe": "x", "status": status, "metrics": metrics,
-        "verdict": Verdict(kind="none", sentence=""),
-    })  # fmt: skip
+    return Result.model_validate(
+        {
+            "run": "r",
+            "recipe": "x",
+            "status": status,
+            "metrics": metrics,
+            "verdict": Verdict(kind="none", sentence=""),
+        }
+    )
 
 
 def test_the_value_is_the_median_of_the_runs():

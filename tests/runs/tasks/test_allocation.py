@@ -15,8 +15,13 @@ from tests.machines.slurm.slurm_stand_ins import put
 
 
 def in_allocation(job: str | None) -> Cluster:
-    return Cluster(name="c", device="cpu", devices_per_node=1, launcher="slurm",
-                   slurm=SlurmSettings(allocation=job))  # fmt: skip
+    return Cluster(
+        name="c",
+        device="cpu",
+        devices_per_node=1,
+        launcher="slurm",
+        slurm=SlurmSettings(allocation=job),
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,15 @@ A, B = JobSlot(1, ("a",)), JobSlot(2, ("b",))
 
 
 def cluster(launcher: LauncherName = "ssh", hosts: tuple[str, ...] = (), **site: Any) -> Cluster:
-    return Cluster(name="c", device="cpu", devices_per_node=1, nodes=max(1, len(hosts)),
-                   launcher=launcher, hosts=hosts, slurm=SlurmSettings(**site))  # fmt: skip
+    return Cluster(
+        name="c",
+        device="cpu",
+        devices_per_node=1,
+        nodes=max(1, len(hosts)),
+        launcher=launcher,
+        hosts=hosts,
+        slurm=SlurmSettings(**site),
+    )
 
 
 def test_a_host_at_fault_counts_on_its_slot_alone(tmp_path: Path):
