@@ -90,7 +90,7 @@ def exit_code(result: SeriesResult) -> int:
 
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
-    root, wanted = runs_root(how.runs_dir), _number(several.repeat)
+    root, num_repeats = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
         foreign = several.interleave or several.group or several.nodes_per_trial or how.tag
@@ -99,14 +99,14 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
                             allowed="--repeat, --hosts, --allocation, --max-parallel, --no-probe, "
                             "--runs-dir, --format, --dry-run",
                             remedy="leave out the rest")  # fmt: skip
-        return resumed_series(root, several.resume, wanted, where, several.max_parallel)
+        return resumed_series(root, several.resume, num_repeats, where, several.max_parallel)
     requests = [request]
     if several.interleave:
         requests = [side_request(request, text) for text in several.interleave]
     if not request.recipe and not several.interleave:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     shared = several.nodes_per_trial, several.max_parallel
-    return new_series(root, requests, wanted or ENOUGH_FOR_SAME, several.group, *shared)
+    return new_series(root, requests, num_repeats or ENOUGH_FOR_SAME, several.group, *shared)
 
 
 def _number(repeat: str | None) -> int | None:
@@ -129,9 +129,9 @@ def _announce(series: Series) -> None:
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
         apart = f" · {configuration(side.changes)}" if side.changes else ""
         typer.echo(f"{letter}{run_headline(side.plan.spec)}{apart}", err=True)
-        have = series.wanted - len(side.missing)
+        have = series.num_repeats - len(side.missing)
         already = f", of which it has {have}" if have else ""
-        repeats = "1 repeat" if series.wanted == 1 else f"{series.wanted} repeats"
+        repeats = "1 repeat" if series.num_repeats == 1 else f"{series.num_repeats} repeats"
         typer.echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
     for notice in series.notices:
         typer.echo(f"note: {notice}", err=True)
@@ -167,7 +167,7 @@ class _Display:
 
 
 def _title(turn: Turn) -> str:
-    return f"{turn.letter}  ".lstrip() + f"repeat {turn.number} of {turn.wanted}"
+    return f"{turn.letter}  ".lstrip() + f"repeat {turn.number} of {turn.num_repeats}"
 
 
 def _print_series(result: SeriesResult, form: ReportFormat) -> None:

@@ -24,12 +24,14 @@ def junit_xml(comparison: Comparison) -> str:
     suite = ElementTree.Element("testsuite", name="paceline compare")
     where = f"{comparison.candidate.name} against {comparison.baseline.name}"
     tests = [_comparable(suite, where, comparison)]
-    tests += [_metric(suite, where, one, comparison) for one in comparison.metrics if one.primary]
+    tests += [
+        _metric(suite, where, metric, comparison) for metric in comparison.metrics if metric.primary
+    ]
     suite.set("tests", str(len(tests)))
     suite.set("failures", str(sum(test.find("failure") is not None for test in tests)))
     suite.set("errors", str(sum(test.find("error") is not None for test in tests)))
-    told = ElementTree.SubElement(suite, "system-out")
-    told.text = _clean(
+    output = ElementTree.SubElement(suite, "system-out")
+    output.text = _clean(
         "\n".join([comparison.sentence, *summary_lines(comparison), *finding_lines(comparison)])
     )
     ElementTree.indent(suite)
@@ -46,15 +48,15 @@ def _comparable(
 
 
 def _metric(
-    suite: ElementTree.Element, where: str, one: MetricComparison, comparison: Comparison
+    suite: ElementTree.Element, where: str, metric: MetricComparison, comparison: Comparison
 ) -> ElementTree.Element:
-    test = _case(suite, where, one.metric)
-    if one.verdict in FAILURES:
+    test = _case(suite, where, metric.metric)
+    if metric.verdict in FAILURES:
         # Of several primary metrics a difference may be within chance once corrected.
-        sure = one.metric == comparison.metric or comparison.verdict in FAILURES
-        _fault(test, "failure" if sure else "error", one.verdict, change_text(one))
-    elif one.verdict in ("undecided", "unknown"):
-        _fault(test, "error", one.verdict, one.note or change_text(one))
+        sure = metric.metric == comparison.metric or comparison.verdict in FAILURES
+        _fault(test, "failure" if sure else "error", metric.verdict, change_text(metric))
+    elif metric.verdict in ("undecided", "unknown"):
+        _fault(test, "error", metric.verdict, metric.note or change_text(metric))
     return test
 
 

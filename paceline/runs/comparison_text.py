@@ -55,9 +55,10 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
 
 def finding_lines(comparison: Comparison) -> Iterator[str]:
     """Settings, surroundings, warnings and notes, each on a line."""
-    for one in comparison.differences:
-        allowed = "allowed to differ" if one.allowed else f"--allow {one.key} accepts it"
-        yield _line(f"{one.key}: {one.baseline} against {one.candidate} ({allowed})")
+    for difference in comparison.differences:
+        key, sides = difference.key, f"{difference.baseline} against {difference.candidate}"
+        allowed = "allowed to differ" if difference.allowed else f"--allow {key} accepts it"
+        yield _line(f"{key}: {sides} ({allowed})")
     if comparison.too_good:
         yield _line(f"too good: {comparison.too_good}")
     yield from (_line(f"warning: {warning}") for warning in comparison.warnings)
@@ -70,11 +71,12 @@ def finding_lines(comparison: Comparison) -> Iterator[str]:
 
 def ratio_text(comparison: Comparison) -> str:
     """The ratio with its direction, interval, p and margin."""
-    lead = next(one for one in comparison.metrics if one.metric == comparison.metric)
-    way = {"lower": "above 1 is worse", "higher": "below 1 is worse"}.get(lead.better or "", "")
+    lead = next(metric for metric in comparison.metrics if metric.metric == comparison.metric)
+    worse_sides = {"lower": "above 1 is worse", "higher": "below 1 is worse"}
+    worse = worse_sides.get(lead.better or "", "")
     parts = [
         f"ratio {significant(comparison.ratio or 0.0, 5)} of {lead.metric}, candidate over baseline"
-        + (f" ({way})" if way else "")
+        + (f" ({worse})" if worse else "")
     ]
     if comparison.low is not None and comparison.high is not None:
         parts.append(
@@ -98,26 +100,26 @@ def repeats_text(comparison: Comparison) -> str:
 
 def shown(comparison: Comparison) -> list[MetricComparison]:
     """The metrics that stand for themselves; JSON and CSV hold the others as well."""
-    return [one for one in comparison.metrics if one.primary or one.follows is None]
+    return [metric for metric in comparison.metrics if metric.primary or metric.follows is None]
 
 
-def metric_cells(one: MetricComparison) -> list[str]:
+def metric_cells(metric: MetricComparison) -> list[str]:
     """One metric as cells under HEAD."""
     interval = ""
-    if one.low is not None and one.high is not None:
-        interval = f"{signed(one.low)} to {signed(one.high)}"
+    if metric.low is not None and metric.high is not None:
+        interval = f"{signed(metric.low)} to {signed(metric.high)}"
     values = [
-        "" if side.value is None else written(side.value, one.unit)
-        for side in (one.baseline, one.candidate)
+        "" if side.value is None else written(side.value, metric.unit)
+        for side in (metric.baseline, metric.candidate)
     ]
     return [
-        f"{one.metric} *" if one.primary else one.metric,
+        f"{metric.metric} *" if metric.primary else metric.metric,
         *values,
-        "" if one.ratio is None else signed(one.ratio),
+        "" if metric.ratio is None else signed(metric.ratio),
         interval,
-        "" if one.p is None else _p(one.p),
-        "" if one.p_corrected is None else _p(one.p_corrected),
-        one.verdict if one.note is None else f"{one.verdict}: {printable(one.note)}",
+        "" if metric.p is None else _p(metric.p),
+        "" if metric.p_corrected is None else _p(metric.p_corrected),
+        metric.verdict if metric.note is None else f"{metric.verdict}: {printable(metric.note)}",
     ]
 
 
@@ -132,12 +134,12 @@ def comparison_md(comparison: Comparison) -> str:
         *(f"- {md_text(line)}" for line in summary_lines(comparison)),
     ]
     if comparison.metrics:
-        rows = [[md_text(cell) for cell in metric_cells(one)] for one in shown(comparison)]
+        rows = [[md_text(cell) for cell in metric_cells(metric)] for metric in shown(comparison)]
         table = [list(HEAD), ["---", *["---:"] * 6, "---"], *rows]
         lines += ["", *(f"| {' | '.join(row)} |" for row in table)]
         lines += ["", r"\* the verdict depends on it"]
-    found = [f"- {md_text(line)}" for line in finding_lines(comparison)]
-    return "\n".join([*lines, *(["", *found] if found else [])]) + "\n"
+    findings = [f"- {md_text(line)}" for line in finding_lines(comparison)]
+    return "\n".join([*lines, *(["", *findings] if findings else [])]) + "\n"
 
 
 def _side(side: SideSummary) -> str:

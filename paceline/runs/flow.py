@@ -136,7 +136,7 @@ def run(
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
     `group`, `repeat` and `trial` say what the run is part of. `stopped` is asked
     again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
-    `submit` starts what the launcher has prepared in the launcher's place, together with other runs.
+    `submit` starts, in the launcher's place and together with other runs, what it has prepared.
     """
     folder = new_run_folder(root, plan.spec, tag)
     placed = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
@@ -148,8 +148,8 @@ def run(
             watch(Progress("measuring the reachable rate"))
             record = _with_reachable_rate(record, plan)
         watch(Progress("starting"))
-        here = plan.spec.cluster.launcher == "local"
-        with sampled(folder) if here else contextlib.nullcontext():
+        on_this_machine = plan.spec.cluster.launcher == "local"
+        with sampled(folder) if on_this_machine else contextlib.nullcontext():
             record = _launch_and_wait(plan, folder, record, watch, stopped, submit)
     except KeyboardInterrupt:
         record = read_record(folder)  # it may have been launched meanwhile
@@ -168,7 +168,7 @@ def run(
 
 
 def finish(folder: Path, root: Path) -> RunReport:
-    """Compute a folder's result from its raw files; write result, merged steps, report; index it."""
+    """Compute a folder's result from its raw files, index it, write it with steps and report."""
     # Imported where the page is written: its charts need Altair, which is slow to import, and most
     # verbs import this module only to begin.
     from paceline.report.html import render_html
@@ -186,7 +186,7 @@ def finish(folder: Path, root: Path) -> RunReport:
 
 
 def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
-    """The report of an indexed run; an index that cannot be written costs a warning, not the run."""
+    """The report of an indexed run; an index that cannot be written only adds a warning."""
     try:
         Index.open(root).add(folder, report.result)
     except SystemFaultError as fault:
@@ -238,12 +238,13 @@ def _launch_and_wait(
     stopped: Callable[[], bool],
     submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunRecord:
-    machine, here = launcher(plan.spec.cluster.launcher), plan.spec.cluster.launcher == "local"
-    machine.prepare(plan.job, folder)
+    job_launcher = launcher(plan.spec.cluster.launcher)
+    local = plan.spec.cluster.launcher == "local"
+    job_launcher.prepare(plan.job, folder)
     kills_before = oom_kills()
     record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
     write_value(folder / RUN_FILE, record)
-    job = (submit or machine.submit)(plan.job, folder)
+    job = (submit or job_launcher.submit)(plan.job, folder)
     try:
         code, ending = _watch(job, plan.spec, folder, watch, stopped)
         while ending is None and job.restart():
@@ -254,7 +255,7 @@ def _launch_and_wait(
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is None:
         # Elsewhere the ranks do not share this machine's memory.
-        killed, spec = here and oom_kills() > kills_before, plan.spec
+        killed, spec = local and oom_kills() > kills_before, plan.spec
         evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
         ending = judge(replace(evidence, machine=job.verdict()))
     return _ended(record, ending, code, folder)
@@ -301,7 +302,7 @@ def _watch(
 
 @dataclass
 class _Life:
-    """Signs of life in what the ranks write; time in which this process itself was stopped is no silence."""
+    """Signs of life in what the ranks write; time in which this process stood still is left out."""
 
     folder: Path
     hang_limit_s: float
@@ -373,15 +374,15 @@ def _merged_lines(steps: Steps) -> Iterator[str]:
         columns = {name: part[name].tolist() for name in FLOATS}
         for row, number in enumerate(part.index.tolist()):
             values = {name: column[row] for name, column in columns.items()}
-            said = {name: value if isfinite(value) else None for name, value in values.items()}
-            yield json.dumps({"step": number, **said}) + "\n"
+            finite = {name: value if isfinite(value) else None for name, value in values.items()}
+            yield json.dumps({"step": number, **finite}) + "\n"
 
 
 def probe_this_machine(dtypes: tuple[Dtype, ...], device: str, fresh: bool) -> GemmProbe:
     """The matrix-product probe of this machine's device (`auto`, `cpu` or `cuda`)."""
-    found = inventory()
-    kind, _ = device_kind(device, found)
-    return probe_machine(found, kind, dtypes, fresh=fresh)
+    machine = inventory()
+    kind, _ = device_kind(device, machine)
+    return probe_machine(machine, kind, dtypes, fresh=fresh)
 
 
 def command_line() -> list[str]:

@@ -225,7 +225,7 @@ def _names(all_series: Sequence[_Alike]) -> list[str]:
     for series, settings_apart in zip(all_series, apart, strict=True):
         facts = series.first.facts
         label = f" ({facts.device_label})" if facts.device_label else ""
-        untold = [
+        settings_left = [
             (k, v) for k, v in settings_apart.items() if k.rpartition(".")[2] not in ALWAYS_TOLD
         ]
         parts = [
@@ -235,7 +235,10 @@ def _names(all_series: Sequence[_Alike]) -> list[str]:
             facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None,
             f"seq {facts.seq_len:,}" if facts.seq_len else None,
             f"global batch {facts.global_batch:,}" if facts.global_batch else None,
-            *(f"{name.rpartition('.')[2]} {value}" for name, value in untold[:MOST_SETTINGS]),
+            *(
+                f"{name.rpartition('.')[2]} {value}"
+                for name, value in settings_left[:MOST_SETTINGS]
+            ),
         ]
         names.append(" · ".join(part for part in parts if part) or f"{facts.engine} log")
     return names

@@ -45,8 +45,8 @@ def history_lines(history: History) -> Iterator[str]:
     count = len(history.series)
     runs = number(sum(series.n_runs for series in history.series), "run")
     kinds = f" in {count} series that cannot be held against each other" if count > 1 else ""
-    told = f"{runs}{kinds}" if count else "no run has a figure"
-    yield f"{printable(history.recipe)} · {history.metric} · {told}"
+    scope = f"{runs}{kinds}" if count else "no run has a figure"
+    yield f"{printable(history.recipe)} · {history.metric} · {scope}"
     for series in history.series:
         yield ""
         yield from _series_lines(series, history)
@@ -71,9 +71,9 @@ def history_md(history: History) -> Iterator[str]:
         )
         yield f"| {' | '.join(cells)} |"
     for series in history.series:
-        for told in filter(None, (_drift(series, history), *series.notes)):
+        for note in filter(None, (_drift(series, history), *series.notes)):
             yield ""
-            yield f"{md_text(series.name)}: {md_text(told)}"
+            yield f"{md_text(series.name)}: {md_text(note)}"
     if history.left_out:
         yield ""
         yield f"Left out: {md_text(_left_out(history))}"
@@ -138,11 +138,8 @@ def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
     key = f" · key {series.key}" if series.key else " · imported logs"
     yield f"{printable(series.name)}{key}"
     values = [point.value for point in series.points]
-    reach = (
-        _figure(values[0], history)
-        if min(values) == max(values)
-        else (f"{_figure(min(values), history)} to {_figure(max(values), history)}")
-    )
+    low, high = _figure(min(values), history), _figure(max(values), history)
+    reach = low if min(values) == max(values) else f"{low} to {high}"
     days = dict.fromkeys((_day(series.points[0].date), _day(series.points[-1].date)))
     yield f"  {sparkline(list(_levels(series)))}"
     yield f"  {reach} · {number(series.n_runs, 'run')}, {' to '.join(days)}"
@@ -190,13 +187,15 @@ def _drift(series: RunSeries, history: History) -> str | None:
     if series.drift is None:
         return None
     reach = _spaced(f"{series.drift.low - 1:+.1%} to {series.drift.high - 1:+.1%}")
-    told = size(series.drift, history.metric)
-    return f"slow drift: the last value is {told} than the first ({reach}, 95 %)"
+    change = size(series.drift, history.metric)
+    return f"slow drift: the last value is {change} than the first ({reach}, 95 %)"
 
 
 def _left_out(history: History) -> str:
-    told = [f"{number(len(names), 'run')} {reason}" for reason, names in history.left_out.items()]
-    return "; ".join(told)
+    reasons = [
+        f"{number(len(names), 'run')} {reason}" for reason, names in history.left_out.items()
+    ]
+    return "; ".join(reasons)
 
 
 def _nothing(series: RunSeries) -> str | None:

@@ -68,10 +68,10 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
     settled = window and (window.rule == "as printed" or window.state in ("steady", "drifting"))
     trusted = window if settled else None
     comparisons = compare_with_references(facts, _references(facts), log.metrics)
-    said = parsing.log.facts
+    stated = parsing.log.facts
     return Result(
         run=name,
-        recipe=facts.recipe or _title(record, said),
+        recipe=facts.recipe or _title(record, stated),
         status=status,
         reason=log.reason,
         created=record.created,
@@ -81,25 +81,25 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
         conventions=log.conventions,
         verdict=single_run_verdict(status, log.reason or TOO_FEW, trusted, comparisons),
         references=comparisons,
-        versions={"paceline": record.paceline_version, **_framework(facts, said)},
-        num_parameters=_whole(said.get("num_parameters")),
+        versions={"paceline": record.paceline_version, **_framework(facts, stated)},
+        num_parameters=_whole(stated.get("num_parameters")),
         steps_done=log.n_steps,
-        steps_asked=_whole(said.get("total_steps")) or 0,
+        steps_asked=_whole(stated.get("total_steps")) or 0,
         warnings=(*_findings(log), *log.warnings),
     )
 
 
-def _title(record: RunRecord, said: dict[str, int | float | str]) -> str:
+def _title(record: RunRecord, stated: dict[str, int | float | str]) -> str:
     """What a run of no recipe is called: the model's name in its log, else the log's own name."""
-    return str(said.get("model") or PurePath(record.log or record.name).name)
+    return str(stated.get("model") or PurePath(record.log or record.name).name)
 
 
 def _findings(log: ParsedLog) -> list[str]:
     return [disagreement_text(finding) for finding in log.disagreements]
 
 
-def _framework(facts: Facts, said: dict[str, int | float | str]) -> dict[str, str]:
-    version = said.get("framework_version")
+def _framework(facts: Facts, stated: dict[str, int | float | str]) -> dict[str, str]:
+    version = stated.get("framework_version")
     return {facts.engine or "framework": str(version)} if version is not None else {}
 
 

@@ -95,36 +95,37 @@ def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
     if left is None or record.spec is None:
         return "incomplete", gone + full_disk(folder)
     if left.code is None:
-        told = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
-        return "incomplete", f"{gone}; {told}"
+        advice = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
+        return "incomplete", f"{gone}; {advice}"
     spec = record.spec
     ending = judge(read_evidence(folder, spec.engine, spec.world_size, left.code, False))
     return ending.status, ending.reason
 
 
 def full_disk(folder: Path) -> str:
-    """That the ranks found the disk full, which kept the controller from writing the cause; or nothing."""
+    """That the ranks found the disk full, so no controller could write the cause; or nothing."""
     words = os.strerror(errno.ENOSPC)
-    told = next((line.strip() for line in log_tail(folder) if words in line), None)
-    return f"; a rank's log ends with: {told}" if told else ""
+    line = next((line.strip() for line in log_tail(folder) if words in line), None)
+    return f"; a rank's log ends with: {line}" if line else ""
 
 
 def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:
     if status == "ok" and (window is None or window.record.n < MIN_STEADY):
-        found = window.record.n if window else 0
-        return "incomplete", f"{found} steady steps; a figure needs at least {MIN_STEADY}"
+        num_steady = window.record.n if window else 0
+        return "incomplete", f"{num_steady} steady steps; a figure needs at least {MIN_STEADY}"
     return status, record.reason
 
 
 def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
     """That a rank trained a model of another size than the recipe's, whose figures say nothing."""
     expected = record.spec.num_parameters if record.spec else None
-    found = {log.start.num_parameters for log in ranks.values() if log.start} - {expected}
-    if expected is None or not found:
+    numbers = {log.start.num_parameters for log in ranks.values() if log.start} - {expected}
+    if expected is None or not numbers:
         return None
+    trained = ", ".join(f"{number:,}" for number in sorted(numbers))
     return (
-        f"the ranks trained {', '.join(f'{n:,}' for n in sorted(found))} parameters and the recipe's "
-        f"model has {expected:,}: figures of another model are not its own"
+        f"the ranks trained {trained} parameters and the recipe's model has {expected:,}: "
+        "figures of another model are not its own"
     )
 
 
@@ -207,7 +208,7 @@ def _memory(
     record: RunRecord, ranks: Mapping[int, RankLog], metrics: Mapping[str, Metric]
 ) -> MemoryByPart | None:
     """Memory by part of every rank that told it."""
-    told = [
+    rank_memories = [
         RankMemory(
             rank=rank,
             step=log.memory.step,
@@ -225,7 +226,7 @@ def _memory(
     facts, step = record.known, metrics.get("step_time_s")
     device = find_device(facts.device) if facts.device else None
     return memory_by_part(
-        told,
+        rank_memories,
         record.spec,
         facts,
         device.memory_bytes if device else None,
@@ -251,8 +252,8 @@ def _conventions(facts: Facts) -> dict[str, str]:
         "flops": facts.flops_convention or "unknown",
         "peak": "dense data-sheet peak of one device",
         "step_time": "median of the steady window; step_time_mean_s includes spikes",
-        "samples": "samples_per_s at the median step; samples_per_s_mean, the samples of the steady "
-        "steps over their seconds, is what published averages are held against",
+        "samples": "samples_per_s at the median step; samples_per_s_mean, the samples of the "
+        "steady steps over their seconds, is what published averages are held against",
         "memory": "largest rank's peak; the kind is in the metric's name",
         "tokens": "text and image tokens of a sample together"
         if images
@@ -271,8 +272,8 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
 
 def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
     """What was passed over in the ranks' event lines, one sentence a rank."""
-    told = {rank: log.unread.sentence for rank, log in ranks.items()}
-    return [f"rank {rank}: {sentence}" for rank, sentence in sorted(told.items()) if sentence]
+    sentences = {rank: log.unread.sentence for rank, log in ranks.items()}
+    return [f"rank {rank}: {sentence}" for rank, sentence in sorted(sentences.items()) if sentence]
 
 
 def _place(rank: int, log: RankLog) -> Place | None:
@@ -280,17 +281,17 @@ def _place(rank: int, log: RankLog) -> Place | None:
     start = log.start
     if start is None:
         return None
-    told = start.bound
+    binding = start.bound
     return Place(
-        rank,
-        start.host,
-        start.cores,
-        start.threads,
-        told.by if told else None,
-        told is not None,
-        told.why if told else None,
-        told.host_cores if told else None,
-        start.numa_nodes,
+        rank=rank,
+        host=start.host,
+        cores=start.cores,
+        threads=start.threads,
+        bound_by=binding.by if binding else None,
+        asked=binding is not None,
+        why=binding.why if binding else None,
+        host_cores=binding.host_cores if binding else None,
+        numa_nodes=start.numa_nodes,
     )
 
 
@@ -303,8 +304,8 @@ def _checkpoints(window: Steps) -> list[str]:
     share = waited.sum() / window["step_time_s"].sum()
     rare = len(waited) < len(window) / 4
     return [
-        f"{len(waited)} of {len(window)} steady steps waited for a checkpoint, {share:.1%} of their "
-        "time: the mean step counts that, "
+        f"{len(waited)} of {len(window)} steady steps waited for a checkpoint, {share:.1%} of "
+        "their time: the mean step counts that, "
         + ("the median hardly" if rare else "and so does the median; checkpoint.every is small")
     ]
 
@@ -312,27 +313,27 @@ def _checkpoints(window: Steps) -> list[str]:
 def _warnings(
     record: RunRecord, window: WindowRecord | None, metrics: Mapping[str, Metric]
 ) -> tuple[str, ...]:
-    found = list(record.warnings)
+    warnings = list(record.warnings)
     if window and window.state == "drifting" and window.drift is not None:
-        found.append(f"the step time drifts by {window.drift:+.1%} over the window")
+        warnings.append(f"the step time drifts by {window.drift:+.1%} over the window")
     padded = record.spec is not None and record.spec.data.packing == "padded"
     if padded and window and window.n < LEAST_TIMED:
-        found.append(
-            f"{window.n} timed steps: samples/s of fine-tuning is taken from at least {LEAST_TIMED}; "
-            "training.steps asks for more, and the data is gone over again"
+        warnings.append(
+            f"{window.n} timed steps: samples/s of fine-tuning is taken from at least "
+            f"{LEAST_TIMED}; training.steps asks for more, and the data is gone over again"
         )
     jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")
     if jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
-        found.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
+        warnings.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
     if step and step.spread is not None and step.spread > SPREAD_WARNING:
-        found.append(
+        warnings.append(
             f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
             "this machine, and the figures are uncertain"
         )
     share = metrics.get("of_achievable")
     if share and share.value is not None and share.value > 1:
-        found.append(
+        warnings.append(
             "the run was faster than the reachable rate that was probed; something disturbed the "
             "probe: `paceline probe gemm --fresh` repeats it"
         )
-    return tuple(found)
+    return tuple(warnings)

@@ -55,46 +55,48 @@ class Plan:
         return launcher(self.spec.cluster.launcher).render(self.job)
 
 
-def make_plan(request: Request, found: dict[str, Any] | None = None) -> Plan:
+def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     """The plan for a request on this machine; raises UserError when it cannot run here.
 
-    `found` is this machine's inventory where it was taken just before.
+    `machine` is its inventory where it was taken just before.
     """
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     for name in recipe.references:
         references.named(name)
     recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
     recipe = with_checkpoint(recipe, runs_root(request.runs_dir))
-    found = found or inventory()
-    cluster, notices = choose_cluster(request, recipe, found)
+    machine = machine or inventory()
+    cluster, notices = choose_cluster(request, recipe, machine)
     if not request.force:
         refuse_what_cannot_fit(recipe, cluster)
-    spec = resolve(recipe, cluster, _native_bf16(cluster, found), request.variant)
+    spec = resolve(recipe, cluster, _native_bf16(cluster, machine), request.variant)
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, request.force)
-    notices += busy_notice(found)
+    notices += busy_notice(machine)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    return Plan(spec, job, found, tuple(notices))
+    return Plan(spec, job, machine, tuple(notices))
 
 
 def plan_again(spec: RunSpec) -> Plan:
     """The plan for one more run of `spec`; raises UserError where this machine is another one."""
-    found, cluster = inventory(), spec.cluster
-    gpus = [gpu["name"] for gpu in found["gpus"]]
-    here = found["cpu"]["model"] if cluster.device == "cpu" else ", ".join(dict.fromkeys(gpus))
-    same = cluster.device_label in (None, here) or cluster.launcher != "local"
+    machine, cluster = inventory(), spec.cluster
+    gpus = [gpu["name"] for gpu in machine["gpus"]]
+    gpu_names = ", ".join(dict.fromkeys(gpus))
+    device_label = machine["cpu"]["model"] if cluster.device == "cpu" else gpu_names
+    same = cluster.device_label in (None, device_label) or cluster.launcher != "local"
     gpus_here = len(gpus) if cluster.launcher == "local" else cluster.devices_per_node
     if not same or (cluster.device != "cpu" and gpus_here < cluster.devices_per_node):
         raise UserError(
             f"{spec.recipe} on {_describe(cluster)}",
-            f"was measured on {cluster.device_label or cluster.device}; here is {here or 'no GPU'}",
+            f"was measured on {cluster.device_label or cluster.device}; "
+            f"here is {device_label or 'no GPU'}",
             remedy="repeats of one group must run on one kind of machine",
         )
     _check(spec, force=True)
     spec, notices = _in_what_runs(spec)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    return Plan(spec, job, found, (*notices, *busy_notice(found)))
+    return Plan(spec, job, machine, (*notices, *busy_notice(machine)))
 
 
 def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
@@ -106,7 +108,7 @@ def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
 
 
 def _in_what_runs(spec: RunSpec) -> tuple[RunSpec, list[str]]:
-    """The run inside the allocation of this shell, or its own while that runs, else in the queue."""
+    """The run inside this shell's allocation, or its own while that runs, else in the queue."""
     cluster, then = spec.cluster, spec.cluster.slurm.allocation
     if cluster.launcher != "slurm" or then is None:
         return spec, []
@@ -184,21 +186,18 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
     update: dict[str, Any] = {"data": _with_files(recipe, "data", data, beside)}
     evaluation = recipe.training.evaluation
     if evaluation is not None:
-        found = _with_files(recipe, "training.evaluation", evaluation, beside)
-        update["training"] = recipe.training.model_copy(update={"evaluation": found})
+        located = _with_files(recipe, "training.evaluation", evaluation, beside)
+        update["training"] = recipe.training.model_copy(update={"evaluation": located})
     return recipe.model_copy(update=update)
 
 
 def _with_files(recipe: Recipe, where: str, part: V, beside: Path) -> V:
-    """A part of the recipe with absolute paths of its file and its mask, as far as it names them."""
-    named = {name: getattr(part, name) for name in ("path", "loss_mask")}
-    return part.model_copy(
-        update={
-            name: _file(recipe, f"{where}.{name}", file, beside)
-            for name, file in named.items()
-            if file
-        }
-    )
+    """A part of the recipe with absolute paths of its file and its mask, where it names them."""
+    files = {name: getattr(part, name) for name in ("path", "loss_mask")}
+    update = {
+        name: _file(recipe, f"{where}.{name}", file, beside) for name, file in files.items() if file
+    }
+    return part.model_copy(update=update)
 
 
 def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:
@@ -209,10 +208,10 @@ def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:
 
 
 def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
-    """The recipe with absolute checkpoints: one each that it begins with, not the latest of a moment.
+    """The recipe with the absolute folders of the very checkpoints that it begins with.
 
-    They may name a checkpoint, a folder of them, or a run, by path or as everywhere (`last`, a prefix).
-    Raises UserError when there is none.
+    The recipe may name a checkpoint, a folder of them (its latest at this moment), or a run, by
+    path or as everywhere (`last`, a prefix). Raises UserError when there is none.
     """
     update: dict[str, Any] = {}
     if recipe.checkpoint.resume is not None:
@@ -227,15 +226,15 @@ def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
 
 def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
     path = Path(name).expanduser()
-    found = path if path.is_dir() else find_run(runs, name)
-    for place in (found, found / CHECKPOINTS_FOLDER):
+    origin = path if path.is_dir() else find_run(runs, name)
+    for place in (origin, origin / CHECKPOINTS_FOLDER):
         latest = place / LATEST_CHECKPOINT
         folder = place / latest.read_text().strip() if latest.is_file() else place
         if (folder / CHECKPOINT_STATE).is_file():
             return str(folder.resolve())
     raise UserError(
         f"{recipe.name}: {field}",
-        f"{found} holds no whole checkpoint",
+        f"{origin} holds no whole checkpoint",
         remedy="checkpoint.every=N saves one every N steps",
     )
 
@@ -267,12 +266,12 @@ def would_fit(recipe: Recipe) -> str:
     return f"{' or '.join(phrases)}{with_changes}, by the static memory bound"
 
 
-def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:
+def reachable_rate(spec: RunSpec, machine: dict[str, Any]) -> GemmProbe | None:
     """The matrix-product probe for the run's dtype and device; None when it cannot be measured."""
     kind = "cpu" if spec.cluster.device == "cpu" else "cuda"
     try:
         return probe_machine(
-            found,
+            machine,
             kind,
             (spec.training.dtype,),
             spec.training.matmul_precision,
@@ -283,7 +282,7 @@ def reachable_rate(spec: RunSpec, found: dict[str, Any]) -> GemmProbe | None:
 
 
 def probe_machine(
-    found: dict[str, Any],
+    machine: dict[str, Any],
     kind: str,
     dtypes: tuple[Dtype, ...],
     matmul_precision: MatmulPrecision = "high",
@@ -292,11 +291,11 @@ def probe_machine(
     fresh: bool = False,
 ) -> GemmProbe:
     """The matrix-product probe of one GPU, or of all cores of a CPU (`kind` cpu or cuda)."""
-    cores = found["cpu"]["usable_cores"]
+    cores = machine["cpu"]["usable_cores"]
     identity = {
-        "device": found["cpu"]["model"] if kind == "cpu" else found["gpus"],
+        "device": machine["cpu"]["model"] if kind == "cpu" else machine["gpus"],
         "cores": cores,
-        "torch": found["packages"].get("torch"),
+        "torch": machine["packages"].get("torch"),
     }
     threads = cores if kind == "cpu" else None
     return probe_gemm(
@@ -304,9 +303,9 @@ def probe_machine(
     )
 
 
-def _native_bf16(cluster: Cluster, found: dict[str, Any]) -> bool:
+def _native_bf16(cluster: Cluster, machine: dict[str, Any]) -> bool:
     if cluster.device == "cpu":
-        return bool(found["cpu"]["native_bf16"])
+        return bool(machine["cpu"]["native_bf16"])
     device = find_device(cluster.device)
     return device is None or device.peak_flops_per_s("bf16") is not None
 
@@ -356,9 +355,9 @@ def _check(spec: RunSpec, force: bool) -> None:
         )
 
 
-def busy_notice(found: dict[str, Any]) -> list[str]:
+def busy_notice(machine: dict[str, Any]) -> list[str]:
     """What should be told when other programs use the cores before the run begins."""
-    busy = found["cpu_busy_fraction"]
+    busy = machine["cpu_busy_fraction"]
     if busy <= BUSY_LIMIT:
         return []
     return [f"other programs use {percent(busy, 0)} of the cores: expect a wider spread"]

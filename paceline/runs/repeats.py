@@ -54,7 +54,7 @@ class Turn:
     letter: str
     """A or B; empty when there is one side."""
     number: int
-    wanted: int
+    num_repeats: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Series:
     """One group of repeats, or two that run in turn."""
 
     sides: tuple[SeriesSide, ...]
-    wanted: int
+    num_repeats: int
     """Repeats a side."""
     tag: str | None = None
     """What the runs of a series that is gone on with are tagged."""
@@ -79,10 +79,10 @@ class Series:
         always follows the other, so that what a run leaves behind (caches, heat) is shared too.
         """
         pairs = list(zip(self.sides, "AB" if len(self.sides) > 1 else ("",), strict=False))
-        for place, number in enumerate(range(slot, self.wanted + 1, len(self.slots))):
+        for place, number in enumerate(range(slot, self.num_repeats + 1, len(self.slots))):
             for side, letter in reversed(pairs) if place % 2 else pairs:
                 if number in side.missing:
-                    yield Turn(side, letter, number, self.wanted)
+                    yield Turn(side, letter, number, self.num_repeats)
 
 
 def side_request(base: Request, text: str) -> Request:
@@ -116,12 +116,12 @@ def side_request(base: Request, text: str) -> Request:
 def new_series(
     root: Path,
     requests: Sequence[Request],
-    wanted: int,
+    num_repeats: int,
     name: str | None,
     nodes_per_trial: int | None = None,
     max_parallel: int | None = None,
 ) -> Series:
-    """The series that measures each request `wanted` times, in one group each.
+    """The series that measures each request `num_repeats` times, in one group each.
 
     A group of that name which has the same configuration is gone on with. Raises UserError when a
     request cannot run here or the name is taken. The last two share out what there is.
@@ -140,19 +140,21 @@ def new_series(
     names: list[str] = []
     for plan, end in zip(plans, ends, strict=True):
         names.append(name + end if name else _free_name(plan, end, taken))
-    sides = [_side(n, plan, taken.get(n, []), wanted) for n, plan in zip(names, plans, strict=True)]
-    slots = division.slots[:wanted]
-    return Series(_with_changes(sides), wanted, slots=slots, notices=division.notices)
+    sides = [
+        _side(n, plan, taken.get(n, []), num_repeats) for n, plan in zip(names, plans, strict=True)
+    ]
+    slots = division.slots[:num_repeats]
+    return Series(_with_changes(sides), num_repeats, slots=slots, notices=division.notices)
 
 
 def resumed_series(
     root: Path,
     name: str,
-    wanted: int | None,
+    num_repeats: int | None,
     where: Where | None = None,
     max_parallel: int | None = None,
 ) -> Series:
-    """The series that the group `name` belongs to, with what is missing up to `wanted`.
+    """The series that the group `name` belongs to, with what is missing up to `num_repeats`.
 
     None is the number that was asked for at first. `where` may name other hosts or an allocation.
     Raises UserError when there is no such group.
@@ -170,18 +172,18 @@ def resumed_series(
     spec = records[-1].spec
     if not repeats or spec is None:
         raise UserError(f"group {name!r}", "was not made by `paceline run --repeat`")
-    wanted = wanted or max(repeat.wanted for repeat in repeats)
+    num_repeats = num_repeats or max(repeat.wanted for repeat in repeats)
     specs = {group: spec if group == name else repeats[-1].partner for group in repeats[-1].groups}
     sides = [
-        _side(group, plan_again(spec), folders.get(group, []), wanted)
+        _side(group, plan_again(spec), folders.get(group, []), num_repeats)
         for group, spec in specs.items()
         if spec
     ]
     slots = slots_for(spec, where or Where(), max_parallel)
-    return Series(_with_changes(sides), wanted, records[-1].tag, slots)
+    return Series(_with_changes(sides), num_repeats, records[-1].tag, slots)
 
 
-def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> SeriesSide:
+def _side(group: str, plan: Plan, folders: Sequence[Path], num_repeats: int) -> SeriesSide:
     """A side with what its group has; raises UserError when the group measures something else."""
     records = [read_record(folder) for folder in folders]
     for record in records:
@@ -192,8 +194,8 @@ def _side(group: str, plan: Plan, folders: Sequence[Path], wanted: int) -> Serie
         for record, result in zip(records, done, strict=True)
         if record.repeat and has_figure(result)
     }
-    free = [number for number in range(1, wanted + 1) if number not in numbers]
-    num_missing = max(0, wanted - sum(map(has_figure, done)))
+    free = [number for number in range(1, num_repeats + 1) if number not in numbers]
+    num_missing = max(0, num_repeats - sum(map(has_figure, done)))
     return SeriesSide(group, plan, tuple(done), tuple(free[:num_missing]))
 
 
@@ -233,11 +235,11 @@ def _check_name(root: Path, name: str) -> None:
 def _free_name(plan: Plan, end: str, taken: Collection[str]) -> str:
     """`<recipe>-<variant>-<key>-r<number>`, the first number that no group has."""
     spec = plan.spec
-    named = [
+    parts = [
         re.sub(r"[^A-Za-z0-9._]+", "-", part or "").strip("-.")
         for part in (spec.recipe, spec.variant, spec.key)
     ]
-    base = "-".join(filter(None, named))
+    base = "-".join(filter(None, parts))
     numbers = (f"{base}-r{number}" for number in count(1))
     return next(n for n in numbers if not {n, f"{n}-a", f"{n}-b"} & set(taken)) + end
 

@@ -62,20 +62,21 @@ def group_lines(group: GroupResult) -> Iterator[str]:
         yield f"  each {_each(group)}"
     for number, run in enumerate(group.runs, start=1):
         if not has_figure(run):
-            yield f"  run {number} {run.status}: {printable(run.reason or 'no step time')} ({run.run})"
+            reason = printable(run.reason or "no step time")
+            yield f"  run {number} {run.status}: {reason} ({run.run})"
     warned = [run for run in group.runs if run.warnings]
     if warned:
-        told = f"{len(warned)} of {_runs(len(group.runs))} with warnings"
-        yield f"  {told}, the last: {printable(warned[-1].warnings[0])}"
+        count = f"{len(warned)} of {_runs(len(group.runs))} with warnings"
+        yield f"  {count}, the last: {printable(warned[-1].warnings[0])}"
     for fault in group.faults:
         yield f"  no run: {printable(fault)}"
 
 
 def configuration(changes: tuple[str, ...]) -> str:
     """What sets a configuration apart, in a line."""
-    told = [printable(change) for change in changes[:MOST_CHANGES]]
-    more = len(changes) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more > 0 else "")
+    shown = [printable(change) for change in changes[:MOST_CHANGES]]
+    more = len(changes) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def run_text(result: Result) -> str:
@@ -129,8 +130,8 @@ def _each(group: GroupResult) -> str:
     """`0.2301 0.2310 0.2322 s`: every run's step time, in the order in which they ran."""
     counted = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
     times = [time for metric in counted if (time := known(metric)) is not None]
-    told = [split_unit(written(time, "s")) for time in times]
-    units = {unit for _, unit in told}
+    parts = [split_unit(written(time, "s")) for time in times]
+    units = {unit for _, unit in parts}
     if len(units) != 1:
         return " ".join(written(time, "s") for time in times)
-    return f"{' '.join(number for number, _ in told)} {units.pop()}"
+    return f"{' '.join(number for number, _ in parts)} {units.pop()}"

@@ -42,7 +42,7 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
         sides, alone = self.series.sides, len(self.slots) == 1
         repeat = Repeat(
             number=task.number,
-            wanted=task.wanted,
+            wanted=task.num_repeats,
             groups=tuple(side.group for side in sides),
             partner=next((side.plan.spec for side in sides if side is not task.side), None),
         )
@@ -73,7 +73,7 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
             recipe=spec.recipe,
             changes=side.changes,
             key=spec.key,
-            wanted=self.series.wanted,
+            wanted=self.series.num_repeats,
             ok=ok,
             failed=len(outcomes) - ok,
             figures=group_figures(results),

@@ -42,8 +42,8 @@ def member(
 ) -> Member:
     """A good run with this step time."""
     values: dict[str, Any] = {"status": "ok", "window": WINDOW, **fields}
-    found = metrics_at(step_time_s, jitter) if metrics is None else metrics
-    return Member(name=name, facts=facts, metrics=found, **values)
+    figures = metrics_at(step_time_s, jitter) if metrics is None else metrics
+    return Member(name=name, facts=facts, metrics=figures, **values)
 
 
 def side(step_times_s: Sequence[float], name: str = "side", **fields: Any) -> Side:

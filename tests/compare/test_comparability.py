@@ -18,8 +18,8 @@ def changed(**fields: object) -> Facts:
 
 
 def test_a_run_is_alike_to_its_repeats():
-    found = likeness([FACTS] * 3, [FACTS] * 2)
-    assert (found.differences, found.unknown, found.unstated) == ((), (), ())
+    alike = likeness([FACTS] * 3, [FACTS] * 2)
+    assert (alike.differences, alike.unknown, alike.unstated) == ((), (), ())
 
 
 CHANGES: dict[str, dict[str, object]] = {
@@ -45,34 +45,34 @@ def test_every_key_is_tried():
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_each_setting_is_looked_at_by_itself(key: str):
-    found = likeness([FACTS], [changed(**CHANGES[key])])
+    alike = likeness([FACTS], [changed(**CHANGES[key])])
     # Another dtype has another matrix-product precision with it.
-    assert found.keys[0] == key and set(found.keys) <= {key, "matmul_precision"}
+    assert alike.keys[0] == key and set(alike.keys) <= {key, "matmul_precision"}
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in ("lora", "recompute")])
 def test_what_is_known_of_one_side_only_differs(key: str):
-    found = likeness([FACTS], [changed(**{key: None})])
-    assert key in found.keys
-    difference = next(d for d in found.differences if d.key == key)
+    alike = likeness([FACTS], [changed(**{key: None})])
+    assert key in alike.keys
+    difference = next(d for d in alike.differences if d.key == key)
     assert difference.candidate == "not known"
 
 
 def test_what_is_known_of_neither_is_told_apart():
-    found = likeness([changed(data=None, profiled=None)], [changed(data=None, profiled=None)])
-    assert (found.keys, found.unknown) == ((), ("data", "profiled"))
+    alike = likeness([changed(data=None, profiled=None)], [changed(data=None, profiled=None)])
+    assert (alike.keys, alike.unknown) == ((), ("data", "profiled"))
 
 
 def test_only_the_parts_that_differ_are_told():
-    (found,) = likeness([FACTS], [changed(layout=Layout(micro_batch=4, tp=2))]).differences
-    assert (found.baseline, found.candidate) == ("tp 1", "tp 2")
+    (difference,) = likeness([FACTS], [changed(layout=Layout(micro_batch=4, tp=2))]).differences
+    assert (difference.baseline, difference.candidate) == ("tp 1", "tp 2")
 
 
 def test_a_side_that_mixes_settings_differs_from_everything():
-    (found,) = likeness(
+    (difference,) = likeness(
         [FACTS, FACTS], [FACTS, changed(dtype="fp16", matmul_precision="highest")]
     ).differences[:1]
-    assert found.key == "dtype" and found.candidate == "mixed: fp32 / fp16"
+    assert difference.key == "dtype" and difference.candidate == "mixed: fp32 / fp16"
 
 
 def test_two_profiled_sides_are_not_comparable():
@@ -94,8 +94,8 @@ def test_a_schedule_without_a_pipeline_is_no_difference():
 
 def test_what_the_loss_counts_is_told_of_padded_samples_alone():
     padded = changed(packing="padded", loss_on="all")
-    (found,) = likeness([padded], [changed(packing="padded", loss_on="text")]).differences
-    assert (found.key, found.baseline, found.candidate) == (
+    (difference,) = likeness([padded], [changed(packing="padded", loss_on="text")]).differences
+    assert (difference.key, difference.baseline, difference.candidate) == (
         "packing",
         "loss_on all",
         "loss_on text",
@@ -111,8 +111,8 @@ def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
         (weak, ("num_devices",), "weak scaling"),
         (odd, ("num_devices", "global_batch"), "neither"),
     ):
-        found = likeness([FACTS], [side], allowed=["num_devices"])
-        assert found.keys == keys and rule in found.batch_rule
+        alike = likeness([FACTS], [side], allowed=["num_devices"])
+        assert alike.keys == keys and rule in alike.batch_rule
     assert likeness([FACTS], [weak]).keys == ("num_devices", "global_batch")
 
 
@@ -126,8 +126,8 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
         global_batch=8,
         layout=Layout(tp=1),
     )
-    found = likeness([row], [FACTS], published=True)
-    assert found.keys == () and set(found.unstated) == {
+    alike = likeness([row], [FACTS], published=True)
+    assert alike.keys == () and set(alike.unstated) == {
         "matmul_precision",
         "recompute",
         "data",

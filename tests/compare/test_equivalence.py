@@ -26,21 +26,21 @@ BEFORE, AFTER = [0.2301, 0.2310, 0.2295], [0.2352, 0.2371, 0.2349, 0.2360]
 
 
 def test_the_interval_and_p_are_those_of_welchs_test_on_logarithms():
-    found = compare_repeats(BEFORE, AFTER)
+    estimated = compare_repeats(BEFORE, AFTER)
     reference: Any = stats.ttest_ind(np.log(AFTER), np.log(BEFORE), equal_var=False)
     interval = reference.confidence_interval(0.95)
-    assert found.degrees == pytest.approx(reference.df)
-    assert found.p_value() == pytest.approx(reference.pvalue)
-    assert found.interval() == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
-    assert found.ratio == pytest.approx(stats.gmean(AFTER) / stats.gmean(BEFORE))
+    assert estimated.degrees == pytest.approx(reference.df)
+    assert estimated.p_value() == pytest.approx(reference.pvalue)
+    assert estimated.interval() == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+    assert estimated.ratio == pytest.approx(stats.gmean(AFTER) / stats.gmean(BEFORE))
 
 
 def test_against_a_fixed_figure_it_is_the_one_sample_test():
-    found = compare_with_figure(0.231, AFTER)
+    estimated = compare_with_figure(0.231, AFTER)
     reference: Any = stats.ttest_1samp(np.log(np.array(AFTER) / 0.231), 0.0)
     interval = reference.confidence_interval(0.95)
-    assert found.p_value() == pytest.approx(reference.pvalue)
-    assert found.interval() == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+    assert estimated.p_value() == pytest.approx(reference.pvalue)
+    assert estimated.interval() == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
@@ -103,27 +103,27 @@ def test_exchanging_the_sides_exchanges_the_answer(a: list[float], b: list[float
 def test_a_wider_margin_never_makes_a_difference_of_what_was_none(
     change: float, deviation: float, n: int, margin: float
 ):
-    found = estimate(change, deviation, n)
-    if decide(found, margin) == "same":
-        assert decide(found, margin + 0.01) == "same"
-    if decide(found, margin + 0.01) == "higher":
-        assert decide(found, margin) == "higher"
+    estimated = estimate(change, deviation, n)
+    if decide(estimated, margin) == "same":
+        assert decide(estimated, margin + 0.01) == "same"
+    if decide(estimated, margin + 0.01) == "higher":
+        assert decide(estimated, margin) == "higher"
 
 
 def test_one_side_without_spread_is_tested_with_the_others():
-    found = compare_repeats([0.2, 0.2, 0.2], AFTER)
-    assert not found.identical and found.degrees == pytest.approx(len(AFTER) - 1)
+    estimated = compare_repeats([0.2, 0.2, 0.2], AFTER)
+    assert not estimated.identical and estimated.degrees == pytest.approx(len(AFTER) - 1)
 
 
 def test_identical_values_are_no_test():
-    found = compare_repeats([0.2] * 3, [0.21] * 4)
-    assert found.identical and found.interval() == pytest.approx((1.05, 1.05))
-    assert found.p_value() == 0.0 and compare_repeats([0.2] * 3, [0.2] * 3).p_value() == 1.0
+    estimated = compare_repeats([0.2] * 3, [0.21] * 4)
+    assert estimated.identical and estimated.interval() == pytest.approx((1.05, 1.05))
+    assert estimated.p_value() == 0.0 and compare_repeats([0.2] * 3, [0.2] * 3).p_value() == 1.0
 
 
 def test_values_of_any_size_give_finite_ratios():
-    found = compare_repeats([1e-300, 2e-300, 3e-300], [1e300, 2e300, 3e300])
-    assert np.isfinite([found.ratio, *found.interval()]).all()
+    estimated = compare_repeats([1e-300, 2e-300, 3e-300], [1e300, 2e300, 3e300])
+    assert np.isfinite([estimated.ratio, *estimated.interval()]).all()
 
 
 @pytest.mark.parametrize(
@@ -145,20 +145,19 @@ def test_single_runs_are_judged_by_the_margin_unless_their_own_noise_hides_it(
 
 
 def test_further_repeats_are_as_many_as_decide_in_four_of_five_cases():
-    found = estimate(0.0, 0.006, n=3)
-    more = further_repeats(found, 3, 3, 0.01)
+    estimated = estimate(0.0, 0.006, n=3)
+    more = further_repeats(estimated, 3, 3, 0.01)
     assert more is not None
-    assert (
-        chance_of_decision(found, 3 + more, 0.01) >= 0.8 > chance_of_decision(found, 2 + more, 0.01)
-    )
+    assert chance_of_decision(estimated, 3 + more, 0.01) >= 0.8
+    assert chance_of_decision(estimated, 2 + more, 0.01) < 0.8
 
 
 def test_the_planned_chance_of_a_decision_is_the_true_one():
-    found, n, rng = estimate(0.004, 0.006), 8, np.random.default_rng(3)
-    runs = np.exp(rng.normal(0, 0.006, (4000, 2, n))) * [[1.0], [found.ratio]]
+    estimated, n, rng = estimate(0.004, 0.006), 8, np.random.default_rng(3)
+    runs = np.exp(rng.normal(0, 0.006, (4000, 2, n))) * [[1.0], [estimated.ratio]]
     answers = [decide(compare_repeats(before, after), 0.01) for before, after in runs]
     decided = sum(answer != "undecided" for answer in answers) / len(answers)
-    assert decided == pytest.approx(chance_of_decision(found, n, 0.01), abs=0.05)
+    assert decided == pytest.approx(chance_of_decision(estimated, n, 0.01), abs=0.05)
 
 
 def test_a_difference_at_the_margin_cannot_be_planned_for():
@@ -167,5 +166,5 @@ def test_a_difference_at_the_margin_cannot_be_planned_for():
 
 
 def test_unequal_sides_are_filled_up_to_the_larger_one():
-    found = estimate(0.0, 0.006, n=3)
-    assert (further_repeats(found, 3, 12, 0.01) or 0) >= 10
+    estimated = estimate(0.0, 0.006, n=3)
+    assert (further_repeats(estimated, 3, 12, 0.01) or 0) >= 10

@@ -12,11 +12,11 @@ from tests.compare.members import FACTS, WINDOW, member, metrics_at, repeats, si
 
 
 def test_clearly_slower_repeats_are_slower():
-    found = judge(repeats(3, name="a"), repeats(3, 0.03, name="b"))
-    assert (found.verdict, found.confidence, found.repeats_needed) == ("slower", "normal", 0)
-    assert found.ratio == pytest.approx(1.03) and found.low is not None and found.low > 1
-    assert (found.n_a, found.n_b, found.metric) == (3, 3, "step_time_s")
-    assert "b is slower than a" in found.sentence and "+3.00 %" in found.sentence
+    judged = judge(repeats(3, name="a"), repeats(3, 0.03, name="b"))
+    assert (judged.verdict, judged.confidence, judged.repeats_needed) == ("slower", "normal", 0)
+    assert judged.ratio == pytest.approx(1.03) and judged.low is not None and judged.low > 1
+    assert (judged.n_a, judged.n_b, judged.metric) == (3, 3, "step_time_s")
+    assert "b is slower than a" in judged.sentence and "+3.00 %" in judged.sentence
 
 
 def test_exchanged_sides_give_the_opposite():
@@ -24,21 +24,21 @@ def test_exchanged_sides_give_the_opposite():
 
 
 def test_equal_repeats_are_the_same():
-    found = judge(repeats(5, name="a"), repeats(5, name="b"))
-    assert (found.verdict, found.confidence) == ("same", "normal")
+    judged = judge(repeats(5, name="a"), repeats(5, name="b"))
+    assert (judged.verdict, judged.confidence) == ("same", "normal")
 
 
 def test_too_noisy_repeats_are_undecided_and_say_how_many_more_it_takes():
-    found = judge(repeats(3, name="a"), repeats(3, 0.006, name="b"))
-    assert found.verdict == "undecided"
-    assert found.repeats_needed is not None and 1 <= found.repeats_needed < 50
-    assert found.repeats_note is not None and "80 %" in found.repeats_note
+    judged = judge(repeats(3, name="a"), repeats(3, 0.006, name="b"))
+    assert judged.verdict == "undecided"
+    assert judged.repeats_needed is not None and 1 <= judged.repeats_needed < 50
+    assert judged.repeats_note is not None and "80 %" in judged.repeats_note
 
 
 def test_at_the_margin_no_number_of_repeats_is_promised():
-    found = judge(repeats(3, name="a", deviation=0.008), repeats(3, 0.01, name="b"))
-    assert found.verdict == "undecided" and found.repeats_needed == 50
-    assert found.repeats_note is not None and found.repeats_note.startswith("at least")
+    judged = judge(repeats(3, name="a", deviation=0.008), repeats(3, 0.01, name="b"))
+    assert judged.verdict == "undecided" and judged.repeats_needed == 50
+    assert judged.repeats_note is not None and judged.repeats_note.startswith("at least")
 
 
 @pytest.mark.parametrize(
@@ -48,98 +48,98 @@ def test_at_the_margin_no_number_of_repeats_is_promised():
 def test_fewer_than_three_repeats_get_a_margin_verdict_of_low_confidence(
     n: int, change: float, verdict: str
 ):
-    found = judge(repeats(n, deviation=0.001, name="a"), repeats(n, change, 0.001, name="b"))
-    assert (found.verdict, found.confidence) == (verdict, "low")
-    assert (found.p, found.low, found.repeats_needed) == (None, None, 3 - n)
-    assert "Low confidence" in found.sentence and found.why_low
+    judged = judge(repeats(n, deviation=0.001, name="a"), repeats(n, change, 0.001, name="b"))
+    assert (judged.verdict, judged.confidence) == (verdict, "low")
+    assert (judged.p, judged.low, judged.repeats_needed) == (None, None, 3 - n)
+    assert "Low confidence" in judged.sentence and judged.why_low
 
 
 def test_one_run_against_many_is_still_one_run():
-    found = judge(repeats(5, name="a"), repeats(1, 0.03, name="b"))
-    assert (found.confidence, found.n_a, found.n_b, found.repeats_needed) == ("low", 5, 1, 2)
+    judged = judge(repeats(5, name="a"), repeats(1, 0.03, name="b"))
+    assert (judged.confidence, judged.n_a, judged.n_b, judged.repeats_needed) == ("low", 5, 1, 2)
 
 
 def test_single_runs_whose_own_noise_is_larger_than_the_difference_are_undecided():
     wide = {"step_time_s": Metric(value=0.206, unit="s", low=0.196, high=0.216)}
-    found = judge(side([0.2], "a"), Side("b", (member("b", metrics=wide),)))
-    assert found.verdict == "undecided" and found.repeats_needed == 2
+    judged = judge(side([0.2], "a"), Side("b", (member("b", metrics=wide),)))
+    assert judged.verdict == "undecided" and judged.repeats_needed == 2
 
 
 def test_identical_values_are_doubted_although_they_agree():
-    found = judge(side([0.2] * 5, "a"), side([0.2] * 5, "b"))
-    assert (found.verdict, found.confidence, found.p) == ("same", "low", None)
-    assert any("identical" in reason for reason in found.why_low)
+    judged = judge(side([0.2] * 5, "a"), side([0.2] * 5, "b"))
+    assert (judged.verdict, judged.confidence, judged.p) == ("same", "low", None)
+    assert any("identical" in reason for reason in judged.why_low)
 
 
 def test_one_side_of_identical_values_is_doubted_too():
-    found = judge(side([0.2] * 3, "a"), repeats(3, 0.03, name="b"))
-    assert (found.verdict, found.confidence) == ("slower", "low")
-    assert found.why_low[0].startswith("step_time_s of a: identical values")
+    judged = judge(side([0.2] * 3, "a"), repeats(3, 0.03, name="b"))
+    assert (judged.verdict, judged.confidence) == ("slower", "low")
+    assert judged.why_low[0].startswith("step_time_s of a: identical values")
 
 
 def test_a_metric_named_twice_counts_once():
-    found = judge(repeats(3, name="a"), repeats(3, name="b"), metrics=["step_time_s"] * 2)
-    assert [m.metric for m in found.metrics if m.primary] == ["step_time_s"]
+    judged = judge(repeats(3, name="a"), repeats(3, name="b"), metrics=["step_time_s"] * 2)
+    assert [m.metric for m in judged.metrics if m.primary] == ["step_time_s"]
 
 
 def test_memory_may_well_be_identical():
-    found = judge(repeats(5, name="a"), repeats(5, name="b"))
-    memory = next(m for m in found.metrics if m.metric == "memory_resident_bytes")
+    judged = judge(repeats(5, name="a"), repeats(5, name="b"))
+    memory = next(m for m in judged.metrics if m.metric == "memory_resident_bytes")
     assert (memory.verdict, memory.note) == ("same", None)
 
 
 def test_other_settings_are_not_comparable_and_are_all_listed():
     other = FACTS.model_copy(update={"dtype": "bf16", "layout": Layout(micro_batch=2)})
-    found = judge(repeats(3, name="a"), repeats(3, name="b", facts=other))
-    assert found.verdict == "not comparable" and found.ratio is None and found.metrics == ()
-    assert found.differing_keys == ("dtype", "matmul_precision", "layout")
-    assert "dtype fp32 against bf16" in found.sentence
+    judged = judge(repeats(3, name="a"), repeats(3, name="b", facts=other))
+    assert judged.verdict == "not comparable" and judged.ratio is None and judged.metrics == ()
+    assert judged.differing_keys == ("dtype", "matmul_precision", "layout")
+    assert "dtype fp32 against bf16" in judged.sentence
 
 
 def test_allowed_differences_are_told_and_nothing_else_is_allowed():
     other = FACTS.model_copy(update={"data": "synthetic", "seq_len": 64})
     sides = repeats(3, name="a"), repeats(3, 0.2, name="b", facts=other)
     assert judge(*sides, allowed=["data"]).verdict == "not comparable"
-    found = judge(*sides, allowed=["data", "seq_len"])
-    assert found.differing_keys == ("seq_len", "data")
-    assert all(difference.allowed for difference in found.differences)
+    judged = judge(*sides, allowed=["data", "seq_len"])
+    assert judged.differing_keys == ("seq_len", "data")
+    assert all(difference.allowed for difference in judged.differences)
 
 
 def test_on_another_number_of_devices_tokens_a_device_are_compared():
     twice = FACTS.model_copy(update={"num_devices": 4, "global_batch": 16})
-    found = judge(
+    judged = judge(
         repeats(3, name="a"), repeats(3, 0.03, name="b", facts=twice), allowed=["num_devices"]
     )
-    assert found.metric == "tokens_per_s_per_device" and found.verdict == "slower"
-    assert found.ratio is not None and found.ratio < 1
-    assert any("weak scaling" in note for note in found.notes)
+    assert judged.metric == "tokens_per_s_per_device" and judged.verdict == "slower"
+    assert judged.ratio is not None and judged.ratio < 1
+    assert any("weak scaling" in note for note in judged.notes)
 
 
 def test_what_neither_side_states_lowers_the_confidence():
     silent = FACTS.model_copy(update={"data": None})
-    found = judge(repeats(5, name="a", facts=silent), repeats(5, name="b", facts=silent))
-    assert (found.verdict, found.confidence, found.unknown_keys) == ("same", "low", ("data",))
+    judged = judge(repeats(5, name="a", facts=silent), repeats(5, name="b", facts=silent))
+    assert (judged.verdict, judged.confidence, judged.unknown_keys) == ("same", "low", ("data",))
 
 
 def test_failed_repeats_are_named_and_left_out_while_three_are_good():
     broken = member("broken", status="oom", reason="no memory left")
     good = repeats(3, 0.03, name="b")
-    found = judge(repeats(3, name="a"), Side("b", (*good.members, broken)))
-    assert found.verdict == "slower" and found.n_b == 3
-    assert found.warnings == ("left out: broken: no memory left",)
+    judged = judge(repeats(3, name="a"), Side("b", (*good.members, broken)))
+    assert judged.verdict == "slower" and judged.n_b == 3
+    assert judged.warnings == ("left out: broken: no memory left",)
     few = judge(repeats(3, name="a"), Side("b", (*good.members[:2], broken)))
     assert few.verdict == "invalid" and "broken: no memory left" in few.sentence
 
 
 def test_a_run_that_did_not_end_well_is_invalid():
-    found = judge(side([0.2], "a"), Side("b", (member("b", status="nan"),)))
-    assert (found.verdict, found.n_b, found.repeats_needed) == ("invalid", 0, None)
+    judged = judge(side([0.2], "a"), Side("b", (member("b", status="nan"),)))
+    assert (judged.verdict, judged.n_b, judged.repeats_needed) == ("invalid", 0, None)
 
 
 @pytest.mark.parametrize(("change", "doubted"), [(-0.04, False), (-0.12, True)])
 def test_an_improvement_too_good_to_be_believed_is_flagged(change: float, doubted: bool):
-    found = judge(repeats(3, name="a"), repeats(3, change, name="b"))
-    assert found.verdict == "faster" and (found.too_good is not None) == doubted
+    judged = judge(repeats(3, name="a"), repeats(3, change, name="b"))
+    assert judged.verdict == "faster" and (judged.too_good is not None) == doubted
 
 
 def test_where_something_was_meant_to_differ_a_large_gain_is_no_surprise():
@@ -150,15 +150,15 @@ def test_where_something_was_meant_to_differ_a_large_gain_is_no_surprise():
 
 def test_more_than_the_peak_is_flagged_whatever_the_verdict():
     shares = {**metrics_at(0.2), "mfu": Metric(value=1.04, unit="fraction")}
-    found = judge(side([0.2], "a"), Side("b", (member("b", metrics=shares),)))
-    assert found.verdict == "same" and found.too_good is not None and "mfu" in found.too_good
+    judged = judge(side([0.2], "a"), Side("b", (member("b", metrics=shares),)))
+    assert judged.verdict == "same" and judged.too_good is not None and "mfu" in judged.too_good
 
 
 def test_the_same_run_on_both_sides_proves_nothing():
-    one = repeats(5, name="a")
-    found = judge(one, one)
-    assert (found.verdict, found.confidence) == ("same", "low")
-    assert any("both sides" in reason for reason in found.why_low)
+    same_runs = repeats(5, name="a")
+    judged = judge(same_runs, same_runs)
+    assert (judged.verdict, judged.confidence) == ("same", "low")
+    assert any("both sides" in reason for reason in judged.why_low)
 
 
 def test_drift_other_windows_and_outliers_are_told():
@@ -167,10 +167,10 @@ def test_drift_other_windows_and_outliers_are_told():
         rule="35:44", first_step=35, last_step=44, n=10, n_warmup=34, state="steady"
     )
     sides = side([0.2, 0.201, 0.25], "a", window=last), repeats(3, name="b", window=drifting)
-    found = judge(*sides)
-    assert found.confidence == "low"
-    told = " ".join(found.warnings)
-    assert "35:44, auto" in told and "drifts by +3.0%" in told and "a-2 lies" in told
+    judged = judge(*sides)
+    assert judged.confidence == "low"
+    warnings = " ".join(judged.warnings)
+    assert "35:44, auto" in warnings and "drifts by +3.0%" in warnings and "a-2 lies" in warnings
 
 
 def test_runs_one_after_the_other_are_told_from_interleaved_ones():
@@ -216,20 +216,20 @@ def test_several_primary_metrics_fail_together():
 
 
 def test_an_asked_for_metric_that_is_not_known_makes_no_verdict():
-    found = judge(repeats(3, name="a"), repeats(3, name="b"), metrics=["mfu"])
-    assert found.verdict == "invalid" and "mfu" in found.sentence
+    judged = judge(repeats(3, name="a"), repeats(3, name="b"), metrics=["mfu"])
+    assert judged.verdict == "invalid" and "mfu" in judged.sentence
 
 
 def test_a_value_of_zero_has_no_ratio_and_harms_nobody():
-    found = judge(repeats(3, name="a"), repeats(3, name="b"))
-    wait = next(m for m in found.metrics if m.metric == "data_wait_fraction")
+    judged = judge(repeats(3, name="a"), repeats(3, name="b"))
+    wait = next(m for m in judged.metrics if m.metric == "data_wait_fraction")
     assert wait.ratio is None and wait.verdict == "unknown" and wait.note is not None
 
 
 def test_p_values_are_corrected_for_the_tests_made_and_not_for_other_units_of_one():
-    found = judge(repeats(3, name="a"), repeats(3, 0.012, name="b"))
-    by_name = {m.metric: m for m in found.metrics}
-    tested = [m for m in found.metrics if m.p_corrected is not None]
+    judged = judge(repeats(3, name="a"), repeats(3, 0.012, name="b"))
+    by_name = {m.metric: m for m in judged.metrics}
+    tested = [m for m in judged.metrics if m.p_corrected is not None]
     assert {m.metric for m in tested} == {"step_time_s", "step_time_mean_s"}
     assert by_name["tokens_per_s"].follows == "step_time_s"
     assert all((m.p or 0) <= (m.p_corrected or 0) for m in tested)
@@ -238,15 +238,17 @@ def test_p_values_are_corrected_for_the_tests_made_and_not_for_other_units_of_on
 def test_changed_surroundings_are_possible_causes():
     before = {"versions.torch": "2.12.0", "host": "a1"}
     after = {"versions.torch": "2.13.0", "host": "a1"}
-    found = judge(repeats(3, name="a", environment=before), repeats(3, name="b", environment=after))
-    assert found.causes == ("torch 2.12.0 -> 2.13.0",)
+    judged = judge(
+        repeats(3, name="a", environment=before), repeats(3, name="b", environment=after)
+    )
+    assert judged.causes == ("torch 2.12.0 -> 2.13.0",)
 
 
 def test_whole_second_logs_widen_the_margin_and_say_so():
     sides = side([29.0], "a", printed_step_s=1.0), side([28.0], "b", printed_step_s=1.0)
-    found = judge(*sides)
-    assert found.verdict == "same" and found.resolution == pytest.approx(0.0351, abs=1e-4)
-    assert any("printed to within 3.51 %" in note for note in found.notes)
+    judged = judge(*sides)
+    assert judged.verdict == "same" and judged.resolution == pytest.approx(0.0351, abs=1e-4)
+    assert any("printed to within 3.51 %" in note for note in judged.notes)
 
 
 def test_figures_counted_in_different_conventions_are_not_held_together():
@@ -254,8 +256,8 @@ def test_figures_counted_in_different_conventions_are_not_held_together():
         metric = Metric(value=0.4, unit="fraction", convention=convention)
         return Side(name, (member(name, metrics={**metrics_at(0.2), "mfu": metric}),))
 
-    found = judge(counted("a", "causal"), counted("b", "full-attention"))
-    mfu = next(m for m in found.metrics if m.metric == "mfu")
+    judged = judge(counted("a", "causal"), counted("b", "full-attention"))
+    mfu = next(m for m in judged.metrics if m.metric == "mfu")
     assert mfu.ratio is None and mfu.note is not None and "conventions (causal" in mfu.note
     alike = judge(counted("a", "causal"), counted("b", "causal"))
     assert next(m for m in alike.metrics if m.metric == "mfu").ratio == 1.0
@@ -269,9 +271,11 @@ def test_with_another_sequence_length_flops_are_compared_if_they_are_known():
 
     def counted(side: Side) -> Side:
         flops = Metric(value=1e12, unit="FLOP/s", convention="causal")
-        known = {"model_flops_per_s_per_device": flops}
-        runs = (member(m.name, facts=m.facts, metrics={**m.metrics, **known}) for m in side.members)
+        figures = {"model_flops_per_s_per_device": flops}
+        runs = (
+            member(m.name, facts=m.facts, metrics={**m.metrics, **figures}) for m in side.members
+        )
         return Side(side.name, tuple(runs))
 
-    found = judge(*map(counted, sides), allowed=["seq_len"])
-    assert found.metric == "model_flops_per_s_per_device"
+    judged = judge(*map(counted, sides), allowed=["seq_len"])
+    assert judged.metric == "model_flops_per_s_per_device"

@@ -57,8 +57,8 @@ def test_the_mean_step_stands_for_the_median_where_a_source_averages():
 
 
 def test_the_noise_within_runs_is_read_from_their_intervals():
-    one = {"step_time_s": Metric(value=0.2, unit="s", low=0.198, high=0.202)}
-    single = Side("x", (member("a", metrics=one),))
+    interval = {"step_time_s": Metric(value=0.2, unit="s", low=0.198, high=0.202)}
+    single = Side("x", (member("a", metrics=interval),))
     assert single.within_run_error("step_time_s") == pytest.approx(0.02 / 3.92, rel=0.01)
     two = Side("x", (member("a", 0.2), member("b", 0.21)))
     assert two.within_run_error("step_time_s") == pytest.approx(0.0244, rel=0.01)

@@ -1,4 +1,4 @@
-"""Finished runs of one recipe at chosen speeds and times, as real run folders with raw step files."""
+"""Finished runs of one recipe at chosen speeds and times, as run folders with raw step files."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ def bound_run(runs: Path, bind: str) -> tuple[list[StartEvent], Result]:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_ranks_of_a_real_run_keep_to_cores_of_their_own(tmp_path: Path):
     begun, result = bound_run(tmp_path, "auto")
-    first, second = (set((one.cores or "").split(",")) for one in begun)
+    first, second = (set((event.cores or "").split(",")) for event in begun)
     assert first and second and not first & second
-    assert [one.bound and one.bound.by for one in begun] == ["cpu", "cpu"]
+    assert [event.bound and event.bound.by for event in begun] == ["cpu", "cpu"]
     assert [(rank.cores, rank.bound) for rank in result.ranks] == [(b.cores, True) for b in begun]
     assert not [warning for warning in result.warnings if "cores" in warning and "rank" in warning]
 
@@ -42,7 +42,7 @@ def test_a_real_run_takes_the_cores_that_a_file_names_and_tells_of_the_shared_on
     core = min(os.sched_getaffinity(0))
     (tmp_path / "cores").write_text(f"0 {core}\n1 {core}\n")
     begun, result = bound_run(tmp_path / "runs", str(tmp_path / "cores"))
-    assert [one.cores for one in begun] == [str(core)] * 2
+    assert [event.cores for event in begun] == [str(core)] * 2
     assert any("cores are used by several bound ranks" in warning for warning in result.warnings)
 
 
@@ -64,7 +64,7 @@ def test_unbound_ranks_on_several_numa_nodes_are_told_of(tmp_path: Path):
     folder = write_run(tmp_path, "loose")
     started(folder, *[{"cores": "0-63", "numa_nodes": 2, "threads": 8}] * 2)
     result = evaluate(folder).result
-    assert any("--bind auto keeps each near its device" in one for one in result.warnings)
+    assert any("--bind auto keeps each near its device" in warning for warning in result.warnings)
     assert [(rank.cores, rank.bound) for rank in result.ranks] == [("0-63", False)] * 2
 
 
@@ -73,7 +73,7 @@ def test_a_binding_that_failed_is_told_with_the_ranks(tmp_path: Path):
     folder = write_run(tmp_path, "failed")
     started(folder, *[{"cores": "0-1", "bound": failed}] * 2)
     warnings = evaluate(folder).result.warnings
-    assert any(one.startswith("ranks 0, 1 were not bound") for one in warnings), warnings
+    assert any(warning.startswith("ranks 0, 1 were not bound") for warning in warnings), warnings
 
 
 @pytest.mark.parametrize("cores", ["0-", "a", "1;2", "0-3,", "\n"])

@@ -41,9 +41,9 @@ WINDOW = WindowRecord(rule="auto", first_step=5, last_step=60, n=56, n_warmup=4,
 
 def test_a_tag_a_name_and_a_list_are_sides(tmp_path: Path):
     write_repeats(tmp_path, "before", 3)
-    one = write_run(tmp_path, "2026-01-02-one")
+    folder = write_run(tmp_path, "2026-01-02-one")
     assert len(side_of(tmp_path, "before").members) == 3
-    assert [m.name for m in side_of(tmp_path, str(one)).members] == ["2026-01-02-one"]
+    assert [m.name for m in side_of(tmp_path, str(folder)).members] == ["2026-01-02-one"]
     both = side_of(tmp_path, " before , 2026-01-02-one,before")
     assert len(both.members) == 4 and both.name == " before , 2026-01-02-one,before"
     with pytest.raises(UserError, match="is not in"):
@@ -58,18 +58,18 @@ def test_a_tag_a_name_and_a_list_are_sides(tmp_path: Path):
 
 def test_runs_of_the_same_name_in_two_places_are_two_runs(tmp_path: Path):
     first, second = (write_run(tmp_path / place, "run") for place in "ab")
-    found = compare_runs(tmp_path, str(first), str(second), Gate())
-    assert not any("both sides" in reason for reason in found.why_low)
+    judged = compare_runs(tmp_path, str(first), str(second), Gate())
+    assert not any("both sides" in reason for reason in judged.why_low)
     assert len(side_of(tmp_path, f"{first},{second}").members) == 2
 
 
 def test_repeats_are_judged_from_their_folders(tmp_path: Path):
     write_repeats(tmp_path, "before", 3, torch="2.12.0")
     write_repeats(tmp_path, "after", 3, change=0.03)
-    found = compare_runs(tmp_path, "before", "after", Gate())
-    assert (found.verdict, found.confidence) == ("slower", "normal")
-    assert found.ratio == pytest.approx(1.03, abs=0.002)
-    assert any("torch 2.12.0 -> 2.13.0" in cause for cause in found.causes)
+    judged = compare_runs(tmp_path, "before", "after", Gate())
+    assert (judged.verdict, judged.confidence) == ("slower", "normal")
+    assert judged.ratio == pytest.approx(1.03, abs=0.002)
+    assert any("torch 2.12.0 -> 2.13.0" in cause for cause in judged.causes)
     lenient = compare_runs(tmp_path, "before", "after", Gate(margin=0.05))
     assert lenient.verdict == "same"
 
@@ -78,8 +78,8 @@ def test_an_unfinished_repeat_is_left_out_by_name(tmp_path: Path):
     write_repeats(tmp_path, "before", 3)
     write_repeats(tmp_path, "after", 3)
     write_run(tmp_path, "2026-01-03-after-x", tag="after", steps=3)
-    found = compare_runs(tmp_path, "before", "after", Gate())
-    assert found.n_b == 3 and "2026-01-03-after-x: 3 steady steps" in found.warnings[0]
+    judged = compare_runs(tmp_path, "before", "after", Gate())
+    assert judged.n_b == 3 and "2026-01-03-after-x: 3 steady steps" in judged.warnings[0]
 
 
 def test_a_result_file_is_a_side(tmp_path: Path):
@@ -93,8 +93,8 @@ def test_a_result_file_is_a_side(tmp_path: Path):
     copy.rename(copy := tmp_path / "kept, as it was.json")
     assert len(side_of(tmp_path, str(copy)).members) == 1
     assert alone.facts.model is None and alone.metrics["step_time_s"].value
-    found = compare_runs(tmp_path, str(copy), str(copy), Gate())
-    assert "model" in found.unknown_keys and found.confidence == "low"
+    judged = compare_runs(tmp_path, str(copy), str(copy), Gate())
+    assert "model" in judged.unknown_keys and judged.confidence == "low"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"run": 1}', "[" * 100_000, '{"file": "x"}'])
@@ -196,10 +196,10 @@ def test_a_reference_printed_in_whole_numbers_widens_the_margin():
 
 def test_three_runs_against_a_reference_are_a_test():
     row = references.row("llama31-70b-fp8-64")
-    found = judge(published_side(row), run_like(row, (row.step_time_s or 0) * 1.03, n=3))
-    assert (found.verdict, found.confidence) == ("slower", "normal")
-    assert found.low is not None and found.low > 1 and found.n_a == 3
-    assert any("does not state" in note for note in found.notes)
+    judged = judge(published_side(row), run_like(row, (row.step_time_s or 0) * 1.03, n=3))
+    assert (judged.verdict, judged.confidence) == ("slower", "normal")
+    assert judged.low is not None and judged.low > 1 and judged.n_a == 3
+    assert any("does not state" in note for note in judged.notes)
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.97, 0.995, 1.0, 1.02, 1.05, 1.07, 1.2])
@@ -220,12 +220,12 @@ def test_a_runs_own_verdict_is_that_of_compare_against(row_id: str, factor: floa
     rates["samples_per_s"] = rates["tokens_per_s"].model_copy(
         update={"value": (rates["tokens_per_s"].value or 0) / seq_len}
     )
-    own = single_run_verdict(
+    verdict = single_run_verdict(
         "ok", None, WINDOW, compare_with_references(run.facts, (row_id,), {**run.metrics, **rates})
     )
     theirs = judge(published_side(row), side)
-    assert own.kind == {"same": "pass"}.get(theirs.verdict, theirs.verdict)
-    assert ("too good" in own.sentence) == (theirs.too_good is not None)
+    assert verdict.kind == {"same": "pass"}.get(theirs.verdict, theirs.verdict)
+    assert ("too good" in verdict.sentence) == (theirs.too_good is not None)
 
 
 def test_the_nearest_row_has_the_fewest_differences():
@@ -239,9 +239,9 @@ def test_the_nearest_row_has_the_fewest_differences():
 
 def test_a_run_without_published_rows_is_told_so(tmp_path: Path):
     write_run(tmp_path, "run")
-    found = compare_with_reference(tmp_path, "run", "reference", Gate())
-    assert found.verdict == "not comparable" and "model" in found.differing_keys
-    assert any("no published row" in note for note in found.notes)
+    judged = compare_with_reference(tmp_path, "run", "reference", Gate())
+    assert judged.verdict == "not comparable" and "model" in judged.differing_keys
+    assert any("no published row" in note for note in judged.notes)
     with pytest.raises(UserError, match="is unknown"):
         compare_with_reference(tmp_path, "run", "no-such-table", Gate())
 
@@ -249,7 +249,7 @@ def test_a_run_without_published_rows_is_told_so(tmp_path: Path):
 def test_the_spec_of_a_run_decides_what_is_comparable(tmp_path: Path):
     write_run(tmp_path, "a")
     write_run(tmp_path, "b", spec=make_spec(ranks=4))
-    found = compare_runs(tmp_path, "a", "b", Gate())
-    assert found.differing_keys == ("num_devices", "global_batch")
+    judged = compare_runs(tmp_path, "a", "b", Gate())
+    assert judged.differing_keys == ("num_devices", "global_batch")
     allowed = compare_runs(tmp_path, "a", "b", Gate(allowed=("num_devices",)))
     assert allowed.metric == "tokens_per_s_per_device"

@@ -46,9 +46,9 @@ def test_the_headline_says_it_all():
 
 
 def test_the_direction_of_the_ratio_is_told():
-    told = "\n".join(summary_lines(slower()))
-    assert "ratio 1.0300 of step_time_s, candidate over baseline (above 1 is worse)" in told
-    assert "95 % interval" in told and "margin 1.00 %" in told and "n 3 and 3" in told
+    text = "\n".join(summary_lines(slower()))
+    assert "ratio 1.0300 of step_time_s, candidate over baseline (above 1 is worse)" in text
+    assert "95 % interval" in text and "margin 1.00 %" in text and "n 3 and 3" in text
 
 
 def test_undecided_says_how_many_more_repeats():
@@ -56,8 +56,8 @@ def test_undecided_says_how_many_more_repeats():
     two = judge(repeats(2, name="before"), repeats(2, name="after"))
     assert "1 more repeat a side (" in "\n".join(summary_lines(two))
     published = undecided().baseline.model_copy(update={"kind": "reference"})
-    told = "\n".join(summary_lines(undecided().model_copy(update={"baseline": published})))
-    assert " more repeats (" in told
+    text = "\n".join(summary_lines(undecided().model_copy(update={"baseline": published})))
+    assert " more repeats (" in text
 
 
 def test_a_difference_says_how_to_accept_it():
@@ -75,7 +75,7 @@ def test_too_many_causes_are_counted():
 
 
 def test_other_units_of_the_step_time_are_left_to_json():
-    names = [one.metric for one in shown(slower())]
+    names = [metric.metric for metric in shown(slower())]
     assert "step_time_s" in names and "tokens_per_s" not in names
 
 
@@ -106,15 +106,15 @@ def test_markdown_has_one_table_with_equal_columns():
 def test_hostile_names_break_neither_markdown_nor_xml_nor_terminal():
     broken = member(HOSTILE, status="failed", reason=HOSTILE)
     good = repeats(3, 0.03, name=HOSTILE)
-    found = judge(repeats(3, name="before"), Side(HOSTILE, (*good.members, broken)))
-    markdown, plain = comparison_md(found), [headline(found), *finding_lines(found)]
+    comparison = judge(repeats(3, name="before"), Side(HOSTILE, (*good.members, broken)))
+    markdown, plain = comparison_md(comparison), [headline(comparison), *finding_lines(comparison)]
     for text in (markdown, *plain):
         assert "\x1b" not in text and "\x00" not in text
     assert not re.search(r"(?<!\\)[<`|*]", markdown.split("| metric")[0]) and all(
         "\n" not in line for line in plain
     )
     assert not [line for line in markdown.splitlines() if line.startswith("# b")]
-    suite = ElementTree.fromstring(junit_xml(found).encode())
+    suite = ElementTree.fromstring(junit_xml(comparison).encode())
     assert suite.get("tests") == "2" and "</testcase>" in (suite[0].get("classname") or "")
 
 
@@ -129,13 +129,13 @@ def test_hostile_names_break_neither_markdown_nor_xml_nor_terminal():
     ],
     ids=["slower", "undecided", "not comparable", "same", "invalid"],
 )
-def test_junit_counts_failures_and_errors(found: Comparison, failures: int, errors: int):
-    suite = ElementTree.fromstring(junit_xml(found))
+def test_junit_counts_failures_and_errors(comparison: Comparison, failures: int, errors: int):
+    suite = ElementTree.fromstring(junit_xml(comparison))
     cases = suite.findall("testcase")
     assert (suite.get("failures"), suite.get("errors")) == (str(failures), str(errors))
     assert suite.get("tests") == str(len(cases)) and cases[0].get("name") == "comparable"
     assert len(suite.findall(".//failure")) == failures and len(suite.findall(".//error")) == errors
-    assert found.sentence in (suite.findtext("system-out") or "")
+    assert comparison.sentence in (suite.findtext("system-out") or "")
 
 
 def test_a_primary_metric_within_the_correction_is_an_error_not_a_failure():

@@ -19,20 +19,11 @@ from paceline.files.run_folder import LOGS_FOLDER, REPORT_FILE, RESULT_FILE, STE
 from paceline.runs.flow import LOOK_S, _Life
 from tests.cli.test_errors import paceline
 
-SMALL = [
-    "--set",
-    "model.num_layers=1",
-    "--set",
-    "model.hidden_size=64",
-    "--set",
-    "model.ffn_size=128",
-    "--set",
-    "seq_len=64",
-    "--set",
-    "dtype=fp32",
-    "--set",
-    "global_batch=16",
-]
+SMALL_SETTINGS = (
+    *("model.num_layers=1", "model.hidden_size=64", "model.ffn_size=128"),
+    *("seq_len=64", "dtype=fp32", "global_batch=16"),
+)
+SMALL = [word for setting in SMALL_SETTINGS for word in ("--set", setting)]
 
 
 def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -81,19 +72,8 @@ def result_of(runs: Path) -> dict[str, Any]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One real run of 40 steps with two ranks: (runs folder, what --json printed)."""
     runs = tmp_path_factory.mktemp("runs")
-    done = paceline(
-        "run",
-        "tiny-llama",
-        *SMALL,
-        "--set",
-        "steps=40",
-        "--devices",
-        "2",
-        "--tag",
-        "first",
-        "--json",
-        runs=runs,
-    )
+    options = ["--set", "steps=40", "--devices", "2", "--tag", "first", "--json"]
+    done = paceline("run", "tiny-llama", *SMALL, *options, runs=runs)
     assert done.returncode == 0, done.stderr
     return runs, json.loads(done.stdout)
 
@@ -202,23 +182,12 @@ def test_a_broken_corpus_is_a_reason_and_not_a_stack_trace(tmp_path: Path):
 def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("to be or not to be " * 5000)
     environment = {**os.environ, "PACELINE_RUNS": "here", "XDG_CACHE_HOME": str(tmp_path)}
+    options = [
+        *("--no-probe", "--json", "--set", "steps=12"),
+        *("--set", "data.source=text", "--set", "data.path=corpus.txt"),
+    ]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "paceline",
-            "run",
-            "tiny-llama",
-            "--no-probe",
-            "--json",
-            *SMALL,
-            "--set",
-            "steps=12",
-            "--set",
-            "data.source=text",
-            "--set",
-            "data.path=corpus.txt",
-        ],
+        [sys.executable, "-m", "paceline", "run", "tiny-llama", *SMALL, *options],
         capture_output=True,
         text=True,
         env=environment,
@@ -285,9 +254,9 @@ def test_a_file_that_a_rank_removes_while_it_is_looked_at_is_no_fault(
     glob = Path.glob
 
     def glob_then_remove(self: Path, pattern: str) -> list[Path]:
-        found = list(glob(self, pattern))
+        paths = list(glob(self, pattern))
         (logs / "rank-00000.stack").unlink(missing_ok=True)
-        return found
+        return paths
 
     monkeypatch.setattr(Path, "glob", glob_then_remove)
     life = _Life(tmp_path, 60.0, engine("native"))
@@ -308,13 +277,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, f
     began = time.monotonic()
     for pid in (pids["one"][1], *pids["both"]):
         os.kill(pid, signal.SIGSTOP)
-    found: dict[str, tuple[Path, float]] = {}
+    stopped_files: dict[str, tuple[Path, float]] = {}
     for name, process in processes.items():
         process.communicate(timeout=180)
-        found[name] = runs[name], time.monotonic() - began
+        stopped_files[name] = runs[name], time.monotonic() - began
         assert process.returncode == 2
         assert_gone(pids[name])
-    return found
+    return stopped_files
 
 
 @pytest.mark.parametrize(
@@ -364,18 +333,9 @@ def test_an_index_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_pat
     blocked = tmp_path / "blocked"
     blocked.write_text("")
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(blocked)}
+    options = ["--set", "steps=12", "--json"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "paceline",
-            "run",
-            "tiny-llama",
-            *SMALL,
-            "--set",
-            "steps=12",
-            "--json",
-        ],
+        [sys.executable, "-m", "paceline", "run", "tiny-llama", *SMALL, *options],
         capture_output=True,
         text=True,
         env=environment,

@@ -1,4 +1,4 @@
-"""The history of a recipe: comparable runs in time order, their changes, and what came with them."""
+"""The history of a recipe: comparable runs in time order, their changes and what came along."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ def test_runs_without_a_figure_are_left_out_with_the_reason(tmp_path: Path):
     failed = make_finished(tmp_path, 20, 0.2, status="failed")
     torn = make_finished(tmp_path, 21, 0.2)
     (torn / RUN_FILE).write_text("{")
-    found = history_of(tmp_path)
-    assert found.left_out["ended as failed"] == (failed.name,)
-    assert any("run.json" in reason for reason in found.left_out) and len(found.left_out) == 2
+    history = history_of(tmp_path)
+    assert history.left_out["ended as failed"] == (failed.name,)
+    assert any("run.json" in reason for reason in history.left_out) and len(history.left_out) == 2
     assert history_of(tmp_path, metric="mfu").series == ()
 
 
@@ -280,5 +280,5 @@ def test_a_recipe_is_named_by_its_file_as_well(tmp_path: Path):
 def test_the_history_is_strict_json(tmp_path: Path):
     make_many(tmp_path, [*OLD, *NEW])
     text = history_of(tmp_path).model_dump_json()
-    found = json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
-    assert found["series"][0]["changes"][0]["worse"] is True
+    document = json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
+    assert document["series"][0]["changes"][0]["worse"] is True

@@ -40,8 +40,8 @@ def test_a_selection_looks_at_some_runs_only(runs: Path):
 
 
 def test_json_csv_and_markdown(runs: Path):
-    found = json.loads(paceline("history", "example", "--json", runs=runs).stdout)
-    (change,) = found["series"][0]["changes"]
+    document = json.loads(paceline("history", "example", "--json", runs=runs).stdout)
+    (change,) = document["series"][0]["changes"]
     assert change["environment"][0]["item"] == "kernel" and change["ratio"] > 1
     text = paceline("history", "example", "--format", "csv", runs=runs).stdout
     rows = list(csv.DictReader(io.StringIO(text)))

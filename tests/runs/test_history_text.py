@@ -65,9 +65,9 @@ def test_nothing_that_was_recorded_reaches_the_terminal_as_a_command(tmp_path: P
     make_many(tmp_path, OLD)
     for number, time in enumerate(NEW, start=8):
         make_finished(tmp_path, number, time, machine={"kernel": "6.9\x1b[2J\r\n| x |"})
-    found = recipe_history("example", run_folders(tmp_path))
-    assert "\x1b" not in "".join((*history_lines(found), *history_md(found)))
-    assert "| x |" not in "\n".join(history_md(found))
+    history = recipe_history("example", run_folders(tmp_path))
+    assert "\x1b" not in "".join((*history_lines(history), *history_md(history)))
+    assert "| x |" not in "\n".join(history_md(history))
 
 
 def test_markdown_is_two_tables_in_which_nothing_is_markup(changed: History):
@@ -87,8 +87,8 @@ def test_every_value_is_a_row_and_the_first_after_a_step_has_its_size(changed: H
 def test_the_text_of_a_drift_and_of_no_change(tmp_path: Path):
     make_many(tmp_path, [t * (1 - 0.001 * day) for day, t in enumerate(around(0.2, 30, seed=3))])
     drifting = recipe_history("example", run_folders(tmp_path))
-    told = "\n".join(history_lines(drifting))
-    assert "slow drift: the last value is" in told and "% faster than the first" in told
+    text = "\n".join(history_lines(drifting))
+    assert "slow drift: the last value is" in text and "% faster than the first" in text
     assert "slow drift" in "\n".join(history_md(drifting))
     still = recipe_history("example", run_folders(tmp_path)[:3])
     assert "too few runs" in "\n".join(history_lines(still))
@@ -102,7 +102,7 @@ def test_a_metric_without_a_better_direction_is_higher_or_lower(tmp_path: Path):
 
 def test_no_figure_at_all_is_told(tmp_path: Path):
     make_many(tmp_path, OLD)
-    found = recipe_history("example", run_folders(tmp_path), "mfu")
-    assert next(history_lines(found)).endswith("no run has a figure")
-    assert "8 runs without mfu" in "\n".join(history_lines(found))
-    assert "8 runs without mfu" in "\n".join(history_md(found))
+    history = recipe_history("example", run_folders(tmp_path), "mfu")
+    assert next(history_lines(history)).endswith("no run has a figure")
+    assert "8 runs without mfu" in "\n".join(history_lines(history))
+    assert "8 runs without mfu" in "\n".join(history_md(history))

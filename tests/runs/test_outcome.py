@@ -91,14 +91,14 @@ def test_a_run_like_the_published_one_is_compared_with_it():
         name="c", device=catalog.find_device("H100").device.name, nodes=1, devices_per_node=8
     )
     spec = resolve(load_recipe("opt-350m-sft"), cluster, True, None)
-    found = compare_with_references(facts_of(spec), spec.references, FIGURES)
-    assert found[0].comparable and found[0].ratio == pytest.approx(900 / 943, abs=0.001)
-    assert not any(c.comparable for c in found[1:])
-    assert found[0].statistic == "mean"
+    comparisons = compare_with_references(facts_of(spec), spec.references, FIGURES)
+    assert comparisons[0].comparable and comparisons[0].ratio == pytest.approx(900 / 943, abs=0.001)
+    assert not any(c.comparable for c in comparisons[1:])
+    assert comparisons[0].statistic == "mean"
     smaller = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": 2})})
     changed = compare_with_references(facts_of(smaller), smaller.references, FIGURES)
     assert not any(c.comparable for c in changed) and "model" in (changed[0].why_not or "")
-    assert found[1].why_not is not None and "devices" in found[1].why_not
+    assert comparisons[1].why_not is not None and "devices" in comparisons[1].why_not
 
 
 def test_merged_json_is_strict(tmp_path: Path):
@@ -130,8 +130,10 @@ def with_checkpoints(folder: Path, every: int, first_step: int = 1) -> Path:
 
 def test_steps_that_waited_for_a_checkpoint_count_in_the_mean_and_are_told(tmp_path: Path):
     result = evaluate(with_checkpoints(make_folder(tmp_path, 40), every=10)).result
-    (told,) = [warning for warning in result.warnings if "checkpoint" in warning]
-    assert "4 of 40 steady steps waited for a checkpoint, 4." in told and "median hardly" in told
+    (warning,) = [warning for warning in result.warnings if "checkpoint" in warning]
+    assert (
+        "4 of 40 steady steps waited for a checkpoint, 4." in warning and "median hardly" in warning
+    )
     assert result.metrics["step_time_s"].value == pytest.approx(0.2, rel=0.02)
     assert result.metrics["step_time_mean_s"].value == pytest.approx(0.21, rel=0.02)
 

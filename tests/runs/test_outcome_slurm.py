@@ -30,8 +30,8 @@ def test_a_job_that_may_still_run_is_named(tmp_path: Path) -> None:
 
 
 def test_a_job_that_ended_well_is_a_result(tmp_path: Path) -> None:
-    told = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 0", ended=True)
-    assert told == ("ok", "")
+    standing = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 0", ended=True)
+    assert standing == ("ok", "")
 
 
 def test_a_job_that_ended_badly_is_a_failure(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_few_timed_steps_of_fine_tuning_are_warned_of(tmp_path: Path, packing: s
     few = evaluate(make_folder(tmp_path / "few", LEAST_TIMED - 5, make_spec(data=data))).result
     enough = evaluate(make_folder(tmp_path / "ok", LEAST_TIMED + 15, make_spec(data=data))).result
 
-    told = [any(f"at least {LEAST_TIMED}" in w for w in r.warnings) for r in (few, enough)]
-    assert told == [packing == "padded", False]
+    warned = [any(f"at least {LEAST_TIMED}" in w for w in r.warnings) for r in (few, enough)]
+    assert warned == [packing == "padded", False]
 
 
 def test_tokens_that_the_ranks_counted_are_the_runs(tmp_path: Path):

@@ -76,9 +76,9 @@ def test_a_cpu_build_of_torch_leaves_gpus_alone_and_says_so():
 
 
 def test_ranks_share_the_cores_and_the_memory():
-    one, two = (make_plan(Request("tiny-llama", devices=n)).spec.cluster for n in (1, 2))
-    assert one.device_memory_bytes == pytest.approx(2 * (two.device_memory_bytes or 0))
-    assert (one.threads_per_device or 0) >= (two.threads_per_device or 0) >= 1
+    alone, pair = (make_plan(Request("tiny-llama", devices=n)).spec.cluster for n in (1, 2))
+    assert alone.device_memory_bytes == pytest.approx(2 * (pair.device_memory_bytes or 0))
+    assert (alone.threads_per_device or 0) >= (pair.threads_per_device or 0) >= 1
 
 
 def test_settings_carry_what_the_trainer_needs():
@@ -204,8 +204,8 @@ def test_a_run_takes_no_more_gpus_than_make_whole_copies_of_its_layout():
         recipe = load_recipe("tiny-llama", None, ["tp=3", f"devices={devices}"])
         cluster, notices = choose_cluster(Request("tiny-llama"), recipe, eight)
         assert cluster.world_size == taken
-        told = devices in ("8", "5")
-        assert any(f"this run takes the {taken}" in notice for notice in notices) == told
+        is_noticed = devices in ("8", "5")
+        assert any(f"this run takes the {taken}" in notice for notice in notices) == is_noticed
 
 
 def test_a_layout_for_more_gpus_than_there_are_is_refused():
@@ -240,8 +240,8 @@ def test_a_busy_machine_is_told_and_a_quiet_one_is_not():
 
 
 def test_a_run_that_fits_as_it_stands_is_told_no_changes():
-    told = would_fit(load_recipe("llama2-70b-lora"))
-    assert "1 x B200, by the static memory bound" in told
+    phrase = would_fit(load_recipe("llama2-70b-lora"))
+    assert "1 x B200, by the static memory bound" in phrase
 
 
 @pytest.mark.parametrize(

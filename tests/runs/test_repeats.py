@@ -1,4 +1,4 @@
-"""Series of repeats: their order, their names, and what is left to do after they were broken off."""
+"""Series of repeats: their order, their names, and what is left after they were broken off."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
 
 
-def numbered(number: int, group: str = "g", wanted: int = 3, **fields: Any) -> dict[str, Any]:
+def numbered(number: int, group: str = "g", of: int = 3, **fields: Any) -> dict[str, Any]:
     """Fields of the record of one repeat."""
     return {
         "group": group,
-        "repeat": Repeat(number=number, wanted=wanted, groups=(group,)),
+        "repeat": Repeat(number=number, wanted=of, groups=(group,)),
         **fields,
     }
 
@@ -57,8 +57,8 @@ def side(group: str, missing: Sequence[int]) -> SeriesSide:
     return SeriesSide(group, plan, missing=tuple(missing))
 
 
-def order(*sides: SeriesSide, wanted: int = 5) -> str:
-    return " ".join(f"{t.letter}{t.number}" for t in Series(sides, wanted).turns())
+def order(*sides: SeriesSide, num_repeats: int = 5) -> str:
+    return " ".join(f"{t.letter}{t.number}" for t in Series(sides, num_repeats).turns())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_side_without_any_recipe_is_refused():
 
 def test_two_sides_take_turns_so_that_a_linear_drift_cancels():
     both = side("a", range(1, 5)), side("b", range(1, 5))
-    assert order(*both, wanted=4) == "A1 B1 B2 A2 A3 B3 B4 A4"
+    assert order(*both, num_repeats=4) == "A1 B1 B2 A2 A3 B3 B4 A4"
     places = {letter: [] for letter in "AB"}
     for place, turn in enumerate(Series(both, 4).turns()):
         places[turn.letter].append(place)
@@ -108,7 +108,7 @@ def test_on_several_slots_pairs_stay_together_and_turn_on_each_slot():
 
 
 def test_one_side_runs_in_order_and_has_no_letter():
-    assert order(side("a", range(1, 4)), wanted=3) == "1 2 3"
+    assert order(side("a", range(1, 4)), num_repeats=3) == "1 2 3"
 
 
 def test_only_what_is_missing_runs_and_keeps_its_place():
@@ -146,8 +146,8 @@ def test_a_group_is_gone_on_with_under_its_name(tmp_path: Path):
     make_finished(tmp_path, 1, 0.2, spec=spec, **numbered(1))
     make_finished(tmp_path, 2, 0.2, spec=spec, status="failed", **numbered(2))
     make_finished(tmp_path, 3, 0.2, spec=spec, **numbered(3))
-    (found,) = new_series(tmp_path, [BASE], 4, "g").sides
-    assert found.missing == (2, 4) and len(found.done) == 3
+    (group_side,) = new_series(tmp_path, [BASE], 4, "g").sides
+    assert group_side.missing == (2, 4) and len(group_side.done) == 3
     assert new_series(tmp_path, [BASE], 2, "g").sides[0].missing == ()
 
 
@@ -172,7 +172,7 @@ def test_a_broken_off_group_knows_what_it_lacks(tmp_path: Path):
     make_finished(tmp_path, 1, 0.2, spec=spec, tag="night", **numbered(1))
     make_finished(tmp_path, 2, 0.2, spec=spec, tag="night", status="cancelled", **numbered(2))
     series = resumed_series(tmp_path, "g", None)
-    assert (series.wanted, series.tag) == (3, "night")
+    assert (series.num_repeats, series.tag) == (3, "night")
     assert series.sides[0].missing == (2, 3) and series.sides[0].plan.spec == spec
     assert resumed_series(tmp_path, "g", 5).sides[0].missing == (2, 3, 4, 5)
 
@@ -184,7 +184,7 @@ def test_two_groups_go_on_together_even_if_one_has_not_begun(tmp_path: Path):
     series = resumed_series(tmp_path, "n-a", None)
     assert [s.group for s in series.sides] == ["n-a", "n-b"]
     assert [s.plan.spec.training.steps for s in series.sides] == [20, 30]
-    assert order(*series.sides, wanted=2) == "B1 B2 A2"
+    assert order(*series.sides, num_repeats=2) == "B1 B2 A2"
 
 
 def test_a_group_of_another_machine_is_not_gone_on_with(tmp_path: Path):
@@ -264,12 +264,12 @@ class Machine:
 
 
 def run_with(
-    monkeypatch: pytest.MonkeyPatch, root: Path, wanted: int, *endings: str, name: str = "g"
+    monkeypatch: pytest.MonkeyPatch, root: Path, num_repeats: int, *endings: str, name: str = "g"
 ) -> tuple[SeriesResult, Machine, Silent]:
     """A series of one group whose runs end like this, its machine and its observer."""
     machine, observer = Machine(*endings), Silent()
     monkeypatch.setattr(flow, "run", machine)
-    series = new_series(root, [BASE], wanted, name)
+    series = new_series(root, [BASE], num_repeats, name)
     return run_series(series, root, ["paceline"], observer), machine, observer
 
 
@@ -279,7 +279,7 @@ def test_a_failed_repeat_is_counted_and_the_series_goes_on(
     result, machine, observer = run_with(monkeypatch, tmp_path, 4, "ok", "failed", "fault", "ok")
     (group,) = result.groups
     assert (group.ok, group.failed, group.missing) == (2, 2, 2)
-    assert [told for *_, told in observer.ended_turns] == ["ok", "failed", "fault", "ok"]
+    assert [status for *_, status in observer.ended_turns] == ["ok", "failed", "fault", "ok"]
     assert group.figures["step_time_s"].value == pytest.approx(0.201)
     assert group.faults == ("launcher: is gone",)
     assert result.resume == "paceline run --resume g" and not result.interrupted
@@ -306,8 +306,14 @@ def test_what_is_left_of_a_lost_part_runs_on_the_others(tmp_path: Path, fleet: F
     (group,) = result.groups
     assert (group.ok, group.failed) == (6, 1) and result.resume is None
     assert observer.lost_slots == [("n2", True)]
-    done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
-    on = {one.repeat.number: one.spec.cluster.hosts for one in done if one.repeat and one.spec}
+    done = [
+        record for folder in run_folders(tmp_path) if (record := read_record(folder)).status == "ok"
+    ]
+    on = {
+        record.repeat.number: record.spec.cluster.hosts
+        for record in done
+        if record.repeat and record.spec
+    }
     assert on == {1: ("n1",), 4: ("n1",), 3: ("n3",), 6: ("n3",), 2: ("n1",), 5: ("n3",)}
 
 
@@ -318,9 +324,13 @@ def test_a_pair_of_a_lost_part_stays_together(tmp_path: Path, fleet: Fleet):
     series = new_series(tmp_path, sides, 3, "g", nodes_per_trial=1)
     result = run_series(series, tmp_path, ["paceline"], Silent())
     assert [group.ok for group in result.groups] == [3, 3]
-    done = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
+    done = [
+        record for folder in run_folders(tmp_path) if (record := read_record(folder)).status == "ok"
+    ]
     places = {
-        one.spec.cluster.hosts for one in done if one.repeat and one.repeat.number == 1 and one.spec
+        record.spec.cluster.hosts
+        for record in done
+        if record.repeat and record.repeat.number == 1 and record.spec
     }
     assert len(places) == 1
 

@@ -44,8 +44,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 def records(runs: Path) -> list[dict[str, Any]]:
     """Every run.json, in the order in which the runs began."""
-    found = [json.loads(path.read_text()) for path in runs.glob("*/run.json")]
-    return sorted(found, key=lambda record: record["created"])
+    documents = [json.loads(path.read_text()) for path in runs.glob("*/run.json")]
+    return sorted(documents, key=lambda record: record["created"])
 
 
 def test_two_configurations_give_two_groups_with_their_figures(
@@ -65,10 +65,10 @@ def test_two_configurations_give_two_groups_with_their_figures(
 
 def test_they_ran_in_turn_and_each_run_knows_its_place(pair: tuple[Path, dict[str, Any], str]):
     runs, _, errors = pair
-    found = records(runs)
-    assert [record["group"][-1] for record in found] == ["a", "b", "b", "a"]
-    assert [record["repeat"]["number"] for record in found] == [1, 1, 2, 2]
-    assert {record["tag"] for record in found} == {"trial"}
+    documents = records(runs)
+    assert [record["group"][-1] for record in documents] == ["a", "b", "b", "a"]
+    assert [record["repeat"]["number"] for record in documents] == [1, 1, 2, 2]
+    assert {record["tag"] for record in documents} == {"trial"}
     assert "A  repeat 1 of 2" in errors and "B  repeat 2 of 2" in errors
 
 
@@ -193,20 +193,22 @@ def test_the_same_configuration_twice_is_a_trial_and_said_to_be_one():
     assert done.returncode == 0 and "a trial of the method" in done.stderr
 
 
-def told(ok: int, wanted: int = 2, status: str = "failed", **fields: object) -> SeriesResult:
+def series_with(
+    ok: int, num_repeats: int = 2, status: str = "failed", **fields: object
+) -> SeriesResult:
     """A series of one group that has `ok` figures; the other runs ended with `status`."""
     verdict = {"kind": "none", "sentence": ""}
     runs = [
         {"run": "r", "recipe": "x", "status": s, "verdict": verdict}
-        for s in ["ok"] * ok + [status] * (wanted - ok)
+        for s in ["ok"] * ok + [status] * (num_repeats - ok)
     ]
     group = {
         "group": "g",
         "recipe": "x",
         "key": "k",
-        "wanted": wanted,
+        "wanted": num_repeats,
         "ok": ok,
-        "failed": wanted - ok,
+        "failed": num_repeats - ok,
         "runs": runs,
     }
     return SeriesResult(groups=(GroupResult.model_validate(group),), **fields)  # type: ignore[arg-type]
@@ -215,12 +217,12 @@ def told(ok: int, wanted: int = 2, status: str = "failed", **fields: object) -> 
 @pytest.mark.parametrize(
     ("series", "code"),
     [
-        (told(2), 0),
-        (told(1), 4),
-        (told(0), 2),
-        (told(0, status="incomplete"), 4),
-        (told(0, status="cancelled", interrupted=True), 4),
-        (told(1, interrupted=True), 4),
+        (series_with(2), 0),
+        (series_with(1), 4),
+        (series_with(0), 2),
+        (series_with(0, status="incomplete"), 4),
+        (series_with(0, status="cancelled", interrupted=True), 4),
+        (series_with(1, interrupted=True), 4),
     ],
 )
 def test_the_exit_code_says_whether_there_are_figures(series: SeriesResult, code: int):

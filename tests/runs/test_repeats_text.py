@@ -21,14 +21,14 @@ def results(root: Path, *times: float) -> list[Result]:
     return [evaluate(make_finished(root, at, time)).result for at, time in enumerate(times)]
 
 
-def group(runs: list[Result], wanted: int = 3, **fields: object) -> GroupResult:
+def group(runs: list[Result], num_repeats: int = 3, **fields: object) -> GroupResult:
     ok = sum(map(has_figure, runs))
     return GroupResult.model_validate(
         {
             "group": "g",
             "recipe": "example",
             "key": "k",
-            "wanted": wanted,
+            "wanted": num_repeats,
             "ok": ok,
             "failed": len(runs) - ok,
             "runs": runs,

@@ -45,10 +45,10 @@ def test_a_driver_update_comes_before_what_else_is_new():
     after = items(
         torch="2.14.0", host="node-7", gpus=[{**GPU, "uuid": "GPU-3", "driver": "560.35"}] * 2
     )
-    found = named(before, after)
-    assert list(found) == ["NVIDIA driver", "torch", "host", "GPU boards"]
-    assert found["NVIDIA driver"] == ("550.54", "560.35")
-    assert found["GPU boards"] == ("GPU-1, GPU-2", "GPU-3")
+    changes = named(before, after)
+    assert list(changes) == ["NVIDIA driver", "torch", "host", "GPU boards"]
+    assert changes["NVIDIA driver"] == ("550.54", "560.35")
+    assert changes["GPU boards"] == ("GPU-1, GPU-2", "GPU-3")
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_an_item_that_changes_all_the_time_is_told_apart_and_comes_last():
     hosts = ["node-1", "node-2", "node-1"]
     before = [items(host=host) for host in hosts]
     after = [items(host="node-2", kernel="6.9", distribution="Debian 13") for _ in hosts]
-    found = environment_changes(before, after)
-    assert [(c.item, c.only_here) for c in found] == [("kernel", True), ("host", False)]
+    changes = environment_changes(before, after)
+    assert [(c.item, c.only_here) for c in changes] == [("kernel", True), ("host", False)]
 
 
 def test_a_run_that_recorded_nothing_differs_in_nothing():
     before = [items(), environment_items({}, {}), items()]
     after = [items(kernel="6.9", environment={"NCCL_ALGO": "Ring"})]
-    found = environment_changes(before, after)
-    assert [(c.item, c.only_here) for c in found] == [("kernel", True), ("$NCCL_ALGO", True)]
+    changes = environment_changes(before, after)
+    assert [(c.item, c.only_here) for c in changes] == [("kernel", True), ("$NCCL_ALGO", True)]
     sometimes = [items(environment={"NCCL_ALGO": "Tree"}), items()]
     assert [c.only_here for c in environment_changes(sometimes, after)] == [True, False]
 

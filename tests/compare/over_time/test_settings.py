@@ -8,9 +8,9 @@ from tests.example import make_spec
 
 
 def test_every_setting_has_its_dotted_name():
-    told = flat_settings(make_spec())
-    assert told["layout.zero_stage"] == "0" and told["training.seq_len"] == "32"
-    assert told["model.tied_embeddings"] == "false" and "lora" not in told
+    settings = flat_settings(make_spec())
+    assert settings["layout.zero_stage"] == "0" and settings["training.seq_len"] == "32"
+    assert settings["model.tied_embeddings"] == "false" and "lora" not in settings
 
 
 def test_only_what_differs_is_told():

@@ -29,18 +29,18 @@ def cost(y: FloatColumn, breaks: list[int] | tuple[int, ...], price: float) -> f
 
 def divisions(n: int) -> list[tuple[int, ...]]:
     """Every way to cut n rows into levels of two or more."""
-    found = [cut for k in range(n // 2) for cut in combinations(range(2, n - 1), k)]
-    return [c for c in found if all(b - a >= 2 for a, b in pairwise([0, *c, n]))]
+    candidates = [cut for k in range(n // 2) for cut in combinations(range(2, n - 1), k)]
+    return [c for c in candidates if all(b - a >= 2 for a, b in pairwise([0, *c, n]))]
 
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=9), st.sampled_from([0.1, 0.5, 1.0, 3.0]))
 @settings(max_examples=150, deadline=None)
 def test_no_division_is_cheaper_than_the_one_found(values: list[float], price: float):
     y = np.array(values)
-    found = potts_breaks(y, price)
-    assert tuple(found) in divisions(len(y))
+    breaks = potts_breaks(y, price)
+    assert tuple(breaks) in divisions(len(y))
     cheapest = min(cost(y, breaks, price) for breaks in divisions(len(y)))
-    assert cost(y, found, price) == pytest.approx(cheapest, abs=1e-9)
+    assert cost(y, breaks, price) == pytest.approx(cheapest, abs=1e-9)
 
 
 def test_a_step_is_found_with_its_size_and_interval():
@@ -84,18 +84,18 @@ def test_two_per_cent_over_five_runs_are_found_in_95_of_100_series(n_before: int
 
 
 def test_the_interval_covers_the_true_size_in_about_95_of_100_series():
-    found = [fit_series(stepped(15, 15, 1.02, seed)).changes for seed in range(400)]
-    covered = [c[0].low <= 1.02 <= c[0].high for c in found if len(c) == 1]
+    changes = [fit_series(stepped(15, 15, 1.02, seed)).changes for seed in range(400)]
+    covered = [c[0].low <= 1.02 <= c[0].high for c in changes if len(c) == 1]
     assert 0.92 <= np.mean(covered) <= 0.98
 
 
 def test_what_is_called_findable_is_found_in_9_of_10_cases():
-    found = 0
+    num_found = 0
     for seed in range(200):
         promised = fit_series(noise(20, seed)).findable
         assert promised is not None
-        found += bool(fit_series(stepped(15, 5, 1 + promised, 1000 + seed)).changes)
-    assert found >= 0.88 * 200
+        num_found += bool(fit_series(stepped(15, 5, 1 + promised, 1000 + seed)).changes)
+    assert num_found >= 0.88 * 200
 
 
 def test_a_change_within_the_margin_is_not_named():

@@ -35,11 +35,13 @@ def shared(
     where: Where | None = None,
     nodes: int | None = None,
     at_once: int | None = None,
-    found: dict[str, Any] | None = None,
+    machine: dict[str, Any] | None = None,
 ) -> Division:
-    request = Request("tiny-gpt", device="auto" if found else "cpu", where=where or Where())
+    request = Request("tiny-gpt", device="auto" if machine else "cpu", where=where or Where())
     everything = inventory.inventory()
-    return divide(request, load_recipe("tiny-gpt"), {**everything, **(found or {})}, nodes, at_once)
+    return divide(
+        request, load_recipe("tiny-gpt"), {**everything, **(machine or {})}, nodes, at_once
+    )
 
 
 def on(text: str) -> Where:
@@ -86,15 +88,15 @@ def test_more_nodes_than_there_are_is_refused():
 
 def test_an_allocation_is_shared_by_its_nodes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    asked: list[str] = []
+    job_ids: list[str] = []
 
     def nodes_of(job: str) -> tuple[Host, ...]:
-        asked.append(job)
+        job_ids.append(job)
         return tuple(Host(name=f"n{k}") for k in range(1, 5))
 
     monkeypatch.setattr(division_module, "from_allocation", nodes_of)
     division = shared(nodes=2)
-    assert hosts_of(division) == [("n1", "n2"), ("n3", "n4")] and asked == ["7"]
+    assert hosts_of(division) == [("n1", "n2"), ("n3", "n4")] and job_ids == ["7"]
     assert division.request.where.launcher == "slurm" and division.request.where.allocation == "7"
 
 
@@ -130,11 +132,11 @@ def test_cores_and_memory_of_one_machine_are_shared_evenly():
 def test_gpus_of_one_machine_are_shared_by_their_visible_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     packages = {"torch": "2.13.0"}
-    division = shared(at_once=2, found={"gpus": [GPU] * 4, "packages": packages})
+    division = shared(at_once=2, machine={"gpus": [GPU] * 4, "packages": packages})
     assert [slot.devices for slot in division.slots] == [("4", "5"), ("6", "7")]
     assert len(division.inventory["gpus"]) == 2
     with pytest.raises(UserError, match="has 4 GPUs"):
-        shared(at_once=5, found={"gpus": [GPU] * 4, "packages": packages})
+        shared(at_once=5, machine={"gpus": [GPU] * 4, "packages": packages})
 
 
 def test_further_runs_go_to_other_hosts_or_as_many_slots_as_asked_for():
