@@ -57,11 +57,11 @@ def compare_metrics(
         for comparison in shown
         if comparison.p is not None and (comparison.primary or comparison.follows is None)
     ]
-    together = dict(
+    p_corrected = dict(
         zip([t.metric for t in tested], corrected([t.p or 0.0 for t in tested]), strict=True)
     )
     return tuple(
-        comparison.model_copy(update={"p_corrected": together.get(comparison.metric)})
+        comparison.model_copy(update={"p_corrected": p_corrected.get(comparison.metric)})
         for comparison in shown
     )
 

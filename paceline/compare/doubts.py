@@ -107,14 +107,16 @@ def remark_on_figures(
             )
 
 
-def suspicion(sides: Pair, lead: MetricComparison, verdict: GateWord, meant: bool) -> str | None:
+def suspicion(
+    sides: Pair, lead: MetricComparison, verdict: GateWord, difference_meant: bool
+) -> str | None:
     """Why the candidate's figure is suspicious, or None."""
     for name, limit in (("mfu", "data-sheet peak"), ("of_achievable", "probed rate")):
         for member in sides.candidate.used:
             share = finite(member.metrics.get(name))
             if share is not None and share > 1:
                 return f"{name} of {member.name} is {percent(share)}: no run exceeds its {limit}"
-    if verdict not in ("faster", "better") or lead.ratio is None or meant:
+    if verdict not in ("faster", "better") or lead.ratio is None or difference_meant:
         return None
     gain = max(lead.ratio, 1 / lead.ratio) - 1
     if gain <= TOO_GOOD + lead.resolution:

@@ -92,18 +92,20 @@ def _verdict(
     remark_on_figures(sides, primaries, blank.margin, remarks)
     needed, how = _repeats(primaries, verdict, min(sides.sizes))
     low = bool(remarks.why_low)
-    said = sentence(sides, lead, verdict, blank.margin) + (" Low confidence." if low else "")
+    text = sentence(sides, lead, verdict, blank.margin) + (" Low confidence." if low else "")
     return blank.model_copy(
         update={
             **{name: getattr(lead, name) for name in ("metric", "ratio", "low", "high", "p")},
             "verdict": verdict,
             "confidence": "low" if low else "normal",
             "why_low": tuple(remarks.why_low),
-            "sentence": said,
+            "sentence": text,
             "resolution": lead.resolution,
             "repeats_needed": needed,
             "repeats_note": how,
-            "too_good": suspicion(sides, lead, verdict, meant=bool(blank.differing_keys)),
+            "too_good": suspicion(
+                sides, lead, verdict, difference_meant=bool(blank.differing_keys)
+            ),
             "warnings": tuple(remarks.warnings),
             "notes": tuple(remarks.notes),
             "metrics": comparisons,
@@ -111,12 +113,12 @@ def _verdict(
     )
 
 
-def _without_figures(sides: Pair, said: str, margin: float) -> Comparison:
+def _without_figures(sides: Pair, text: str, margin: float) -> Comparison:
     n_a, n_b = sides.n_a_and_b
     return Comparison(
         verdict="invalid",
         confidence="low",
-        sentence=said,
+        sentence=text,
         n_a=n_a,
         n_b=n_b,
         margin=margin,
@@ -170,10 +172,10 @@ def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
 def _words(primaries: Sequence[MetricComparison]) -> list[GateWord]:
     """Each primary metric's word; of several, a difference must survive their correction."""
     tested = [comparison for comparison in primaries if comparison.p is not None]
-    together = corrected([comparison.p or 0.0 for comparison in tested])
+    p_values = corrected([comparison.p or 0.0 for comparison in tested])
     weak = {
         comparison.metric
-        for comparison, p in zip(tested, together, strict=True)
+        for comparison, p in zip(tested, p_values, strict=True)
         if p > 1 - CONFIDENCE
     }
     return [_word(comparison, comparison.metric in weak) for comparison in primaries]

@@ -66,7 +66,7 @@ class EndEvidence:
     """The last lines that each rank printed, without stack frames."""
     tail: Sequence[str] = ()
     """The last lines of the log that tells most."""
-    machine: JobEnd | None = None
+    job_end: JobEnd | None = None
     """What the launcher itself knows of the end."""
     locked: frozenset[int] = frozenset()
     """Ranks whose stacks a timer wrote because their watchdog could not run."""
@@ -83,8 +83,8 @@ class EndEvidence:
 
     def with_rank(self, rank: int, reason: str) -> str:
         """The reason with the rank's number, unless there is one rank or all say the same."""
-        said = {end.reason for end in self.ends.values()}
-        alike = len(self.ends) == self.world_size and said == {reason}
+        reasons = {end.reason for end in self.ends.values()}
+        alike = len(self.ends) == self.world_size and reasons == {reason}
         return reason if self.world_size == 1 or alike else f"rank {rank}: {reason}"
 
 
@@ -118,7 +118,7 @@ def read_evidence(
 
 def judge(evidence: EndEvidence) -> Ending:
     """How a run ended: by a rank's own fault, by a killed one, by one that hangs, or well."""
-    ending = _own_fault(evidence) or _by_machine(evidence) or _killed(evidence) or _hung(evidence)
+    ending = _own_fault(evidence) or _by_launcher(evidence) or _killed(evidence) or _hung(evidence)
     if ending is not None:
         return ending
     ends = evidence.ends
@@ -195,9 +195,9 @@ def _own_fault(evidence: EndEvidence) -> Ending | None:
     return Ending(end.status, evidence.with_rank(rank, _reason(end)), rank=rank)
 
 
-def _by_machine(evidence: EndEvidence) -> Ending | None:
+def _by_launcher(evidence: EndEvidence) -> Ending | None:
     """What the launcher knows: a host that is gone, a job that the batch system ended."""
-    end = evidence.machine
+    end = evidence.job_end
     return Ending(end.status, end.reason, hosts=end.hosts) if end else None
 
 

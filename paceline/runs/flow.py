@@ -139,8 +139,8 @@ def run(
     `submit` starts, in the launcher's place and together with other runs, what it has prepared.
     """
     folder = new_run_folder(root, plan.spec, tag)
-    placed = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
-    record = _new_record(plan, folder, command).model_copy(update=placed)
+    membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
+    record = _new_record(plan, folder, command).model_copy(update=membership)
     write_value(folder / RUN_FILE, record)
     write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
     try:
@@ -257,7 +257,7 @@ def _launch_and_wait(
         # Elsewhere the ranks do not share this machine's memory.
         killed, spec = local and oom_kills() > kills_before, plan.spec
         evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
-        ending = judge(replace(evidence, machine=job.verdict()))
+        ending = judge(replace(evidence, job_end=job.verdict()))
     return _ended(record, ending, code, folder)
 
 
@@ -266,7 +266,7 @@ def _watch(
 ) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
     follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
-    life = _Life(folder, spec.hang_limit_s, engine(spec.engine))
+    signs = _SignsOfLife(folder, spec.hang_limit_s, engine(spec.engine))
     finished_at: float | None = None
     phase = ""
     try:
@@ -285,11 +285,11 @@ def _watch(
             if job.timed_out:
                 limit = f"the time limit of {spec.time_limit_s:g} s passed"
                 return job.stop(), Ending("timeout", limit)
-            life.look()
-            if life.failed_s > AFTER_FAILURE_S:
+            signs.look()
+            if signs.failed_s > AFTER_FAILURE_S:
                 return job.stop(), None
-            if life.silent_s > life.limit_s:
-                silence = f"no rank gave a sign of life for {life.silent_s:.0f} s"
+            if signs.silent_s > signs.limit_s:
+                silence = f"no rank gave a sign of life for {signs.silent_s:.0f} s"
                 return job.stop(), Ending("failed", silence)
             if follower.finished:
                 finished_at = finished_at or time.monotonic()
@@ -301,7 +301,7 @@ def _watch(
 
 
 @dataclass
-class _Life:
+class _SignsOfLife:
     """Signs of life in what the ranks write; time in which this process stood still is left out."""
 
     folder: Path

@@ -78,7 +78,7 @@ class _SeriesRun:
 
 
 @dataclass
-class _Alike:
+class _ComparableRuns:
     """Runs that may be held against each other."""
 
     runs: list[_SeriesRun] = field(default_factory=list[_SeriesRun])
@@ -178,20 +178,20 @@ def _moment(record: RunRecord) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_Alike]:
+def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
     """Series of comparable runs: of one key and one kind of CPU, measured over the same window.
 
     An imported log has no key. It joins the series whose facts are all known and equal to its own,
     else that of another imported log with the same facts, whatever nobody stated taken to be alike.
     """
-    by_identity: dict[tuple[str, ...], _Alike] = {}
+    by_identity: dict[tuple[str, ...], _ComparableRuns] = {}
     for run in (run for run in runs if run.record.spec):
-        by_identity.setdefault(_identity(run), _Alike()).runs.append(run)
-    imported: list[_Alike] = []
+        by_identity.setdefault(_identity(run), _ComparableRuns()).runs.append(run)
+    imported: list[_ComparableRuns] = []
     for run in (run for run in runs if not run.record.spec):
         place = next((s for s in (*by_identity.values(), *imported) if _belongs(run, s)), None)
         if place is None:
-            imported.append(place := _Alike())
+            imported.append(place := _ComparableRuns())
             place.unknown = likeness([run.facts], [run.facts]).unknown
         place.runs.append(run)
     for series in by_identity.values():
@@ -210,14 +210,14 @@ def _manner(run: _SeriesRun) -> tuple[str, str]:
     return run.record.known.engine or "", run.result.window.rule if run.result.window else ""
 
 
-def _belongs(run: _SeriesRun, alike: _Alike) -> bool:
-    if _manner(run) != _manner(alike.first):
+def _belongs(run: _SeriesRun, series: _ComparableRuns) -> bool:
+    if _manner(run) != _manner(series.first):
         return False
-    compared = likeness([alike.first.facts], [run.facts])
-    return not compared.differences and (not compared.unknown or alike.first.record.spec is None)
+    compared = likeness([series.first.facts], [run.facts])
+    return not compared.differences and (not compared.unknown or series.first.record.spec is None)
 
 
-def _names(all_series: Sequence[_Alike]) -> list[str]:
+def _names(all_series: Sequence[_ComparableRuns]) -> list[str]:
     """What each series runs, and in which settings it differs from the others."""
     settings = [flat_settings(s.first.record.spec or s.first.facts) for s in all_series]
     apart = distinguishing(settings) if len(all_series) > 1 else [{} for _ in all_series]
@@ -244,10 +244,10 @@ def _names(all_series: Sequence[_Alike]) -> list[str]:
     return names
 
 
-def _series(alike: _Alike, name: str, metric: str, margin: float) -> RunSeries:
-    points, notes = _occasions(alike.runs)
+def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) -> RunSeries:
+    points, notes = _occasions(comparable.runs)
     values = np.array([float(np.median([run.value for run in point])) for point in points])
-    imported = [run.value for run in alike.runs if run.record.spec is None]
+    imported = [run.value for run in comparable.runs if run.record.spec is None]
     resolution = printed_step_s(np.array(imported)) / float(np.median(values))
     if resolution > WORTH_TELLING:
         notes.append(f"the logs round to {percent(resolution, 2)}: smaller changes are not named")
@@ -255,12 +255,12 @@ def _series(alike: _Alike, name: str, metric: str, margin: float) -> RunSeries:
     surroundings = _Surroundings(points)
     if imported:
         notes.append("imported logs stand at the time of their import")
-    if alike.unknown:
-        notes.append(TAKEN_ALIKE.format(", ".join(alike.unknown)))
+    if comparable.unknown:
+        notes.append(TAKEN_ALIKE.format(", ".join(comparable.unknown)))
     return RunSeries(
         name=name,
-        key=alike.first.record.key,
-        n_runs=len(alike.runs),
+        key=comparable.first.record.key,
+        n_runs=len(comparable.runs),
         points=tuple(
             SeriesPoint(
                 runs=tuple(run.record.name for run in point),

@@ -125,14 +125,14 @@ def run_series(
     )
     interrupted = runner.run_tasks(Lanes(series))
     results = tuple(map(runner.group_result, series.sides))
-    place = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
+    folder_option = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     compare = _comparison(root, results, series.sides)
-    options = _slot_options(series, runner.losses.whole)
-    resume = f"paceline run --resume {results[0].group}{options}{place}"
+    slot_options = _slot_options(series, runner.losses.whole)
+    resume = f"paceline run --resume {results[0].group}{slot_options}{folder_option}"
     return SeriesResult(
         groups=results,
         interrupted=interrupted,
-        compare=f"{compare}{place}" if compare else None,
+        compare=f"{compare}{folder_option}" if compare else None,
         verdict=_verdict(root, results, series.sides),
         resume=resume if any(group.missing for group in results) else None,
     )

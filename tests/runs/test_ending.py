@@ -35,7 +35,7 @@ def job(*ranks: RankLog, code: int = 1, **evidence: Any) -> EndEvidence:
     return EndEvidence(dict(enumerate(ranks)), len(ranks), code, **evidence)
 
 
-def status_and_reason(evidence: EndEvidence) -> tuple[str, str | None]:
+def outcome(evidence: EndEvidence) -> tuple[str, str | None]:
     ending = judge(evidence)
     return ending.status, ending.reason
 
@@ -49,11 +49,11 @@ def test_an_end_line_from_before_causes_has_that_of_its_reason(reason: str | Non
 def test_a_cause_counts_and_the_words_of_its_reason_do_not():
     end = {**END, "status": "failed", "cause": "own_fault"}
     ranks = [read_rank(lines({**end, "reason": reason})) for reason in (LOST, WAITED)]
-    assert status_and_reason(job(*ranks)) == ("failed", f"rank 0: {LOST}")
+    assert outcome(job(*ranks)) == ("failed", f"rank 0: {LOST}")
 
 
 def test_all_ranks_ok_is_ok():
-    assert status_and_reason(job(rank(), rank(), code=0)) == ("ok", None)
+    assert outcome(job(rank(), rank(), code=0)) == ("ok", None)
 
 
 def test_a_crash_after_the_last_step_is_ok_with_a_warning():
@@ -63,117 +63,117 @@ def test_a_crash_after_the_last_step_is_ok_with_a_warning():
 
 @pytest.mark.parametrize("status", ["oom", "nan", "failed"])
 def test_one_ranks_trouble_is_the_runs_and_it_is_named(status: str):
-    assert status_and_reason(job(rank(), rank(status, "because"))) == (status, "rank 1: because")
+    assert outcome(job(rank(), rank(status, "because"))) == (status, "rank 1: because")
     assert judge(job(rank(), rank(status, "because"))).rank == 1
 
 
 def test_a_single_rank_needs_no_name():
-    assert status_and_reason(job(rank("failed", "because"))) == ("failed", "because")
+    assert outcome(job(rank("failed", "because"))) == ("failed", "because")
 
 
 def test_what_all_ranks_say_is_said_once():
-    assert status_and_reason(job(rank("nan", "because"), rank("nan", "because"))) == ("nan", "because")
+    assert outcome(job(rank("nan", "because"), rank("nan", "because"))) == ("nan", "because")
 
 
 def test_the_first_of_several_failures_is_the_cause():
     late, early = rank("oom", "no memory", at=2.0), rank("failed", "ValueError: bad", at=1.0)
-    assert status_and_reason(job(late, early)) == ("failed", "rank 1: ValueError: bad")
+    assert outcome(job(late, early)) == ("failed", "rank 1: ValueError: bad")
 
 
 def test_of_failures_at_the_same_time_the_gravest_is_the_cause():
     ranks = rank("failed", "something unknown"), rank("oom", "no memory")
-    assert status_and_reason(job(*ranks)) == ("oom", "rank 1: no memory")
+    assert outcome(job(*ranks)) == ("oom", "rank 1: no memory")
 
 
 def test_a_lost_peer_is_never_the_cause():
     ranks = rank("failed", LOST, at=1.0), rank("oom", "no memory", at=2.0)
-    assert status_and_reason(job(*ranks)) == ("oom", "rank 1: no memory")
+    assert outcome(job(*ranks)) == ("oom", "rank 1: no memory")
 
 
 def test_with_nothing_else_a_lost_peer_is_better_than_silence():
-    assert status_and_reason(job(rank("failed", LOST), rank(None))) == ("failed", LOST)
+    assert outcome(job(rank("failed", LOST), rank(None))) == ("failed", LOST)
 
 
 def test_a_rank_killed_by_a_signal_is_named_before_the_peer_that_noticed():
     evidence = job(rank("failed", LOST), rank(None), exits={0: 1, 1: -9})
-    assert status_and_reason(evidence) == ("failed", "rank 1 was killed by SIGKILL")
+    assert outcome(evidence) == ("failed", "rank 1 was killed by SIGKILL")
 
 
 def test_what_a_killed_rank_printed_last_is_added():
     evidence = job(
         rank(None), rank(None), exits={1: -6, 0: -15}, tails={1: ["Error: no such device"]}
     )
-    assert status_and_reason(evidence) == ("failed", "rank 1 was killed by SIGABRT: Error: no such device")
+    assert outcome(evidence) == ("failed", "rank 1 was killed by SIGABRT: Error: no such device")
 
 
 def test_the_launchers_own_signal_is_no_cause():
     evidence = job(rank(None), rank("failed", "ValueError: bad"), exits={1: 1, 0: -15})
-    assert status_and_reason(evidence) == ("failed", "rank 1: ValueError: bad")
+    assert outcome(evidence) == ("failed", "rank 1: ValueError: bad")
 
 
 def test_a_kill_with_the_kernels_count_is_out_of_memory():
     evidence = job(rank("failed", LOST), rank(None), exits={1: -9}, oom_killed=True)
-    assert status_and_reason(evidence) == (
+    assert outcome(evidence) == (
         "oom",
         "the kernel killed rank 1 because the machine ran out of memory",
     )
 
 
 def test_the_kernels_count_alone_suffices_when_a_rank_is_missing():
-    assert status_and_reason(job(rank(), rank(None), oom_killed=True))[0] == "oom"
-    assert status_and_reason(job(rank(), rank(), code=0, oom_killed=True))[0] == "ok"
+    assert outcome(job(rank(), rank(None), oom_killed=True))[0] == "oom"
+    assert outcome(job(rank(), rank(), code=0, oom_killed=True))[0] == "ok"
 
 
 def test_a_cpp_program_out_of_memory_aborts_and_says_so_only_in_its_log():
     tails = {1: ["terminate called after throwing an instance of 'std::bad_alloc'"]}
     evidence = job(rank("failed", LOST), rank(None), exits={1: -6}, tails=tails)
-    assert status_and_reason(evidence) == ("oom", "rank 1: std::bad_alloc in C++ code")
+    assert outcome(evidence) == ("oom", "rank 1: std::bad_alloc in C++ code")
 
 
 def test_the_rank_outside_a_collective_is_the_one_that_hangs():
     ranks = rank("failed", WAITED, at=0.0), rank("failed", ALONE, at=1.0), rank("failed", WAITED)
-    assert status_and_reason(job(*ranks)) == ("failed", f"rank 1: {ALONE}")
+    assert outcome(job(*ranks)) == ("failed", f"rank 1: {ALONE}")
     assert judge(job(*ranks)).rank == 1
 
 
 def test_a_rank_that_gave_no_sign_is_the_one_that_hangs():
     """It was stopped; the launcher killed it at last, which is no cause."""
-    status, reason = status_and_reason(job(rank("failed", WAITED), rank(None), exits={0: 1, 1: -9}))
+    status, reason = outcome(job(rank("failed", WAITED), rank(None), exits={0: 1, 1: -9}))
     assert status == "failed" and reason is not None
     assert reason.startswith("rank 1 gave no sign while rank 0 waited (no progress for 5 s")
 
 
 def test_many_silent_ranks_are_not_all_listed():
-    _, reason = status_and_reason(job(rank("failed", WAITED), *[rank(None)] * 20))
+    _, reason = outcome(job(rank("failed", WAITED), *[rank(None)] * 20))
     assert reason is not None and "ranks 1, 2, 3, 4, 5, 6, 7, 8, ... gave" in reason
 
 
 def test_a_rank_whose_watchdog_could_not_run_is_the_one_that_hangs():
     evidence = job(rank("failed", WAITED), rank(None), rank(None), locked=frozenset({2}))
-    _, reason = status_and_reason(evidence)
+    _, reason = outcome(evidence)
     assert reason is not None
     assert reason.startswith("rank 2: no progress for 5 s in step 3: its watchdog could not run")
 
 
 def test_ranks_that_all_wait_are_out_of_step():
-    _, reason = status_and_reason(job(rank("failed", WAITED), rank("failed", WAITED)))
+    _, reason = outcome(job(rank("failed", WAITED), rank("failed", WAITED)))
     assert reason == "no progress for 5 s in step 3: every rank waits for others"
 
 
 def test_a_rank_that_left_without_a_word_is_named():
     evidence = job(rank("failed", LOST), rank(None), exits={1: 7}, tails={1: ["fatal error: x"]})
-    assert status_and_reason(evidence) == ("failed", "rank 1: ended with exit code 7: fatal error: x")
+    assert outcome(evidence) == ("failed", "rank 1: ended with exit code 7: fatal error: x")
 
 
 def test_a_silent_death_takes_its_reason_from_the_log():
-    assert status_and_reason(job(rank(None), tail=["step 1", "ValueError: no such thing"])) == (
+    assert outcome(job(rank(None), tail=["step 1", "ValueError: no such thing"])) == (
         "failed",
         "ValueError: no such thing",
     )
 
 
 def test_a_missing_rank_is_not_ok():
-    assert status_and_reason(job(rank(), rank(None), code=0))[0] == "failed"
+    assert outcome(job(rank(), rank(None), code=0))[0] == "failed"
 
 
 LAUNCHER = """
@@ -252,14 +252,15 @@ def test_a_folder_without_anything_is_evidence_of_a_failure(tmp_path: Path):
 
 def test_a_lost_host_is_the_cause_before_the_ranks_that_noticed():
     gone = JobEnd("failed", "node-2: the connection was lost", ("node-2",))
-    evidence = job(rank("failed", LOST), rank(None), machine=gone)
-    assert status_and_reason(evidence) == ("failed", "node-2: the connection was lost")
-    assert status_and_reason(job(rank("failed", "because"), rank(None), machine=gone))[1] == "rank 0: because"
+    evidence = job(rank("failed", LOST), rank(None), job_end=gone)
+    assert outcome(evidence) == ("failed", "node-2: the connection was lost")
+    evidence = job(rank("failed", "because"), rank(None), job_end=gone)
+    assert outcome(evidence)[1] == "rank 0: because"
 
 
 def test_a_job_that_the_batch_system_ended_has_its_status():
     limit = JobEnd("timeout", "Slurm: TIMEOUT")
-    assert status_and_reason(job(rank(None), rank(None), machine=limit)) == ("timeout", "Slurm: TIMEOUT")
+    assert outcome(job(rank(None), rank(None), job_end=limit)) == ("timeout", "Slurm: TIMEOUT")
 
 
 def test_exits_of_many_nodes_are_read_from_their_own_logs(tmp_path: Path):
@@ -269,4 +270,4 @@ def test_exits_of_many_nodes_are_read_from_their_own_logs(tmp_path: Path):
     (logs / "host-a.log").write_text("@exit rank=0 code=1 at=11.0\n")
     evidence = read_evidence(tmp_path, "native", 2, 1, False)
     assert list(evidence.exits.items()) == [(1, -9), (0, 1)]
-    assert status_and_reason(evidence) == ("failed", "rank 1 was killed by SIGKILL")
+    assert outcome(evidence) == ("failed", "rank 1 was killed by SIGKILL")

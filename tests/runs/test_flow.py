@@ -16,7 +16,7 @@ import pytest
 
 from paceline.engines import engine
 from paceline.files.run_folder import LOGS_FOLDER, REPORT_FILE, RESULT_FILE, STEPS_FOLDER
-from paceline.runs.flow import LOOK_S, _Life
+from paceline.runs.flow import LOOK_S, _SignsOfLife
 from tests.cli.test_errors import paceline
 
 SMALL_SETTINGS = (
@@ -259,7 +259,7 @@ def test_a_file_that_a_rank_removes_while_it_is_looked_at_is_no_fault(
         return paths
 
     monkeypatch.setattr(Path, "glob", glob_then_remove)
-    life = _Life(tmp_path, 60.0, engine("native"))
+    life = _SignsOfLife(tmp_path, 60.0, engine("native"))
     life._looked -= 2 * LOOK_S
     life.look()
 

@@ -236,8 +236,8 @@ class TaskRunner(ABC, Generic[Task, Kept]):
             if kept is not None:
                 self.observer.ended(task, kept)
         if cluster:
-            on = replace(slot, hosts=slot.hosts or cluster.hosts)
-            self.observer.lost(on, why, slot in self.losses.lost)
+            lost_slot = replace(slot, hosts=slot.hosts or cluster.hosts)
+            self.observer.lost(lost_slot, why, slot in self.losses.lost)
 
     def _lost_cluster(self, task: Task, slot: JobSlot, outcome: TaskOutcome) -> Cluster | None:
         """The cluster of which a host of the slot is lost; the end of its allocation ends all."""
