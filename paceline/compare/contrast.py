@@ -172,6 +172,7 @@ def _side_figure(values: Sequence[float | None]) -> SideFigure:
         mean = float(np.mean(numbers)) if numbers and len(numbers) == len(values) else None
         return SideFigure(value=mean, n=len(numbers), values=tuple(numbers))
     logs = [log(value) for value in positive]
+    # Of logarithms, so relative as it is (for small ones exp(s) - 1 = s).
     spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else None
     return SideFigure(
         value=exp(float(np.mean(logs))), n=len(logs), spread=spread, values=tuple(positive)

@@ -128,6 +128,7 @@ class Side:
         From the intervals within the runs, and from two repeats' distance if that is larger.
         """
         values = [(m.value, m.low, m.high) for m in self.metric(name) if m]
+        # A 95 % interval is 2 x 1.96 standard errors wide.
         errors = [
             log(high / low) / (2 * 1.96)
             for _, low, high in values
@@ -135,6 +136,7 @@ class Side:
         ]
         within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
         positive = [value for value, *_ in values if value and value > 0]
+        # Of two logarithms at distance d: s = d / sqrt 2, and their mean's error s / sqrt 2 = d / 2.
         between = abs(log(positive[0] / positive[1])) / 2 if len(positive) == 2 else 0.0
         return max(within, between)
 
@@ -183,6 +185,7 @@ def figure(member: Member, name: str, at_mean: bool) -> float | None:
         return finite(member.metrics.get("step_time_mean_s"))
     if name not in RATES:
         return value
+    # jitter_tax is the mean step over the median one, less 1.
     tax = finite(member.metrics.get("jitter_tax"))
     return None if tax is None or tax <= -1 else value / (1 + tax)
 

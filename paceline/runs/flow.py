@@ -51,6 +51,7 @@ from paceline.runs.plan import Plan, probe_machine, reachable_rate
 
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
+"""Rows of the columns that are turned into text at once, which bounds the memory it takes."""
 TEARDOWN_LIMIT_S = 60.0
 """How long a launcher may take to end after the first rank has finished all its steps."""
 AFTER_FAILURE_S = 5.0
@@ -58,6 +59,7 @@ AFTER_FAILURE_S = 5.0
 SILENCE_GRACE_S = 15.0
 """How much longer than hang_limit_s, at least, all ranks may be silent, watchdogs included."""
 LOOK_S = 1.0
+"""At the least between two looks at the files of all ranks."""
 LAST_LINES_BYTES = 8192
 
 

@@ -16,7 +16,7 @@ from paceline.core.window import stretch_around
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import RunRecord, run_files
 from paceline.logs.facts import Given
-from paceline.logs.parsed_log import LogStatus, ParsedLog
+from paceline.logs.parsed_log import LogStatus
 from paceline.logs.parser import Parsing, parse_log
 from paceline.report.logs import disagreement_text
 
@@ -85,17 +85,13 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
         num_parameters=_whole(stated.get("num_parameters")),
         steps_done=log.n_steps,
         steps_asked=_whole(stated.get("total_steps")) or 0,
-        warnings=(*_findings(log), *log.warnings),
+        warnings=(*map(disagreement_text, log.disagreements), *log.warnings),
     )
 
 
 def _title(record: RunRecord, stated: dict[str, int | float | str]) -> str:
     """What a run of no recipe is called: the model's name in its log, else the log's own name."""
     return str(stated.get("model") or PurePath(record.log or record.name).name)
-
-
-def _findings(log: ParsedLog) -> list[str]:
-    return [disagreement_text(finding) for finding in log.disagreements]
 
 
 def _framework(facts: Facts, stated: dict[str, int | float | str]) -> dict[str, str]:

@@ -48,7 +48,9 @@ from paceline.runs.ending import file_text, judge, log_tail, read_evidence, read
 from paceline.runs.log_result import evaluate_log
 
 JITTER_WARNING = 0.1
+"""The mean step over the median one, less 1, beyond which spikes are warned of."""
 SPREAD_WARNING = 0.1
+"""Relative scatter of the steady steps beyond which the figures are called uncertain."""
 LEAST_TIMED = 30
 """Steps from which the published fine-tuning benchmarks take their figure at the least."""
 

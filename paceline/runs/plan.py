@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -324,7 +323,7 @@ def _check(spec: RunSpec, force: bool) -> None:
     if problems:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",
-            _listed(problems),
+            "; ".join(problems),
             remedy="change it with --set",
         )
     absent = engine(spec.engine).missing(spec)
@@ -374,7 +373,3 @@ def _describe(cluster: Cluster) -> str:
     memory = _device_memory_bytes(cluster)
     room = f" with {gib(memory)} each" if memory else ""
     return f"{cluster.world_size} x {cluster.device}{room}"
-
-
-def _listed(problems: Sequence[str]) -> str:
-    return "; ".join(problems)

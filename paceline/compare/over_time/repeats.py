@@ -83,6 +83,7 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
         deviation = float(logs.std(ddof=1))
         spread = float(np.expm1(deviation))
         if len(values) >= FEWEST_FOR_INTERVAL:
+            # t s / sqrt n, both ways from the mean of the logarithms.
             reach = student_t(0.975, len(values) - 1) * deviation / len(values) ** 0.5
             low, high = (float(np.exp(logs.mean() + side * reach)) for side in (-1, 1))
     return Metric(
