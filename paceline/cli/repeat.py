@@ -13,7 +13,6 @@ from paceline.cli.options import ReportFormat
 from paceline.cli.output import Column, TableFormat, emit_table
 from paceline.cli.printing import Execution, plan_content, print_plan, tell_notices
 from paceline.cli.progress import progress_display, run_headline
-from paceline.cli.sweep_table import lost_text
 from paceline.compare.over_time.repeats import SeriesResult
 from paceline.core.errors import UserError
 from paceline.core.result import Result
@@ -38,7 +37,7 @@ from paceline.runs.repeats_text import (
     series_lines,
 )
 from paceline.runs.series import run_series
-from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.losses import TaskOutcome, lost_text
 from paceline.runs.tasks.slot import JobSlot
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})
@@ -90,7 +89,7 @@ def exit_code(result: SeriesResult) -> int:
 
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
-    root, num_repeats = runs_root(how.runs_dir), _number(several.repeat)
+    root, wanted = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
         foreign = several.interleave or several.group or several.nodes_per_trial or how.tag
@@ -99,14 +98,14 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
                             allowed="--repeat, --hosts, --allocation, --max-parallel, --no-probe, "
                             "--runs-dir, --format, --dry-run",
                             remedy="leave out the rest")  # fmt: skip
-        return resumed_series(root, several.resume, num_repeats, where, several.max_parallel)
+        return resumed_series(root, several.resume, wanted, where, several.max_parallel)
     requests = [request]
     if several.interleave:
         requests = [side_request(request, text) for text in several.interleave]
     if not request.recipe and not several.interleave:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     shared = several.nodes_per_trial, several.max_parallel
-    return new_series(root, requests, num_repeats or ENOUGH_FOR_SAME, several.group, *shared)
+    return new_series(root, requests, wanted or ENOUGH_FOR_SAME, several.group, *shared)
 
 
 def _number(repeat: str | None) -> int | None:

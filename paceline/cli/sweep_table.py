@@ -24,6 +24,7 @@ from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.trials import Trial, row_of
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
+from paceline.runs.tasks.losses import lost_text
 from paceline.runs.tasks.slot import JobSlot
 
 LINE_EVERY_S = 5.0
@@ -61,13 +62,6 @@ def columns_of(result: SweepResult) -> list[Column]:
                wraps=one.key == "notes")
         for one in shown_columns(result)
     ]  # fmt: skip
-
-
-def lost_text(slot: JobSlot, why: str, for_good: bool) -> str:
-    """That a host of a slot is lost, and what this means for what is left."""
-    if for_good:
-        return f"nothing more runs on {slot.name}: {why}"
-    return f"{slot.name} lost a host, and there is no other place; once more there: {why}"
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from paceline.cli.output import Column, TableFormat, emit_table
-from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable, lost_text
+from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.layouts.sweep.chart import notes
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
@@ -22,6 +22,7 @@ from paceline.layouts.tune.ranking import Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
+from paceline.runs.tasks.losses import lost_text
 from paceline.runs.tasks.slot import JobSlot
 
 

@@ -99,3 +99,10 @@ def allocation_fault(cluster: Cluster) -> str | None:
 def why_ended(outcome: TaskOutcome) -> str:
     """How a run ended, in a sentence."""
     return str(outcome) if isinstance(outcome, PacelineError) else outcome.reason or outcome.status
+
+
+def lost_text(slot: JobSlot, why: str, for_good: bool) -> str:
+    """That a host of a slot is lost, and what this means for what is left."""
+    if for_good:
+        return f"nothing more runs on {slot.name}: {why}"
+    return f"{slot.name} lost a host, and there is no other place; once more there: {why}"
