@@ -11,7 +11,7 @@ from paceline.compare.directions import is_speed
 from paceline.compare.equivalence import MIN_REPEATS, NO_SPREAD
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.over_time.environment import environment_changes
-from paceline.compare.sides import Pair, finite, outlying
+from paceline.compare.sides import Pair, finite_value, outlying
 from paceline.core.units import percent
 
 TOO_GOOD = 0.05
@@ -113,7 +113,7 @@ def suspicion(
     """Why the candidate's figure is suspicious, or None."""
     for name, limit in (("mfu", "data-sheet peak"), ("of_achievable", "probed rate")):
         for member in sides.candidate.used:
-            share = finite(member.metrics.get(name))
+            share = finite_value(member.metrics.get(name))
             if share is not None and share > 1:
                 return f"{name} of {member.name} is {percent(share)}: no run exceeds its {limit}"
     if verdict not in ("faster", "better") or lead.ratio is None or difference_meant:

@@ -29,7 +29,7 @@ from paceline.compare.judgement import (
     SideSummary,
 )
 from paceline.compare.phrases import sentence
-from paceline.compare.sides import Pair, Side, finite
+from paceline.compare.sides import Pair, Side, finite_value
 
 ORDER: tuple[GateWord, ...] = (
     "invalid",
@@ -160,7 +160,7 @@ def _summary(side: Side) -> SideSummary:
 def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
     """The metric to judge by, with a note when it is not the step time."""
     name, why = fair_metric(alike.keys)
-    has_flops = all(finite(m) is not None for side in sides.each for m in side.metric(name))
+    has_flops = all(finite_value(m) is not None for side in sides.each for m in side.metric(name))
     if name == "model_flops_per_s_per_device" and not has_flops:
         name = "tokens_per_s_per_device"
         why = "FLOP/s are not known, so tokens/s a device are compared, of another amount of work"

@@ -66,7 +66,7 @@ class Member:
     @property
     def resolution(self) -> float:
         """Half a printed step over the step time."""
-        step_time_s = finite(self.metrics.get("step_time_s"))
+        step_time_s = finite_value(self.metrics.get("step_time_s"))
         return self.printed_step_s / 2 / step_time_s if step_time_s else 0.0
 
 
@@ -136,7 +136,7 @@ class Side:
         ]
         within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
         positive = [value for value, *_ in values if value and value > 0]
-        # Of two logarithms at distance d: s = d / sqrt 2, and their mean's error s / sqrt 2 = d / 2.
+        # Two logarithms at distance d: s = d / sqrt 2, their mean's error s / sqrt 2 = d / 2.
         between = abs(log(positive[0] / positive[1])) / 2 if len(positive) == 2 else 0.0
         return max(within, between)
 
@@ -170,23 +170,24 @@ class Pair:
         return (candidate, baseline) if self.baseline.published else (baseline, candidate)
 
 
-def finite(metric: Metric | None) -> float | None:
+def finite_value(metric: Metric | None) -> float | None:
     """The metric's value if it is a finite number."""
-    is_finite = metric is not None and metric.value is not None and isfinite(metric.value)
-    return metric.value if metric is not None and is_finite else None
+    if metric is None or metric.value is None or not isfinite(metric.value):
+        return None
+    return metric.value
 
 
 def figure(member: Member, name: str, at_mean: bool) -> float | None:
     """A metric of a run; `at_mean` gives what it is at the mean step instead of the median one."""
-    value = finite(member.metrics.get(name))
+    value = finite_value(member.metrics.get(name))
     if not at_mean or value is None:
         return value
     if name == "step_time_s":
-        return finite(member.metrics.get("step_time_mean_s"))
+        return finite_value(member.metrics.get("step_time_mean_s"))
     if name not in RATES:
         return value
     # jitter_tax is the mean step over the median one, less 1.
-    tax = finite(member.metrics.get("jitter_tax"))
+    tax = finite_value(member.metrics.get("jitter_tax"))
     return None if tax is None or tax <= -1 else value / (1 + tax)
 
 

@@ -29,7 +29,7 @@ from paceline.compare.over_time.timeline import (
     SeriesPoint,
     SlowDrift,
 )
-from paceline.compare.sides import finite, printed_step_s
+from paceline.compare.sides import finite_value, printed_step_s
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
@@ -155,7 +155,7 @@ def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun |
         return f"ended as {result.status}", None
     if record.known.profiled:
         return "with a profiler attached", None
-    value = finite(result.metrics.get(metric))
+    value = finite_value(result.metrics.get(metric))
     if value is None or value <= 0:
         return f"without {metric}" if value is None else f"with {metric} not above 0", None
     units.add(result.metrics[metric].unit)

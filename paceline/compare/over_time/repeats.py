@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from paceline.compare.equivalence import student_t
 from paceline.compare.judgement import Comparison
+from paceline.compare.sides import finite_value
 from paceline.core.result import Metric, Result
 from paceline.core.value import Value
 
@@ -61,7 +61,7 @@ class SeriesResult(Value):
 
 def has_figure(result: Result) -> bool:
     """Whether a run counts as a repeat: it ended well and has a step time."""
-    return result.status == "ok" and _finite_value(result.metrics.get("step_time_s")) is not None
+    return result.status == "ok" and finite_value(result.metrics.get("step_time_s")) is not None
 
 
 def group_figures(results: Sequence[Result]) -> dict[str, Metric]:
@@ -73,7 +73,7 @@ def group_figures(results: Sequence[Result]) -> dict[str, Metric]:
 
 def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
     present = [metric for metric in metrics if metric is not None]
-    values = [value for metric in present if (value := _finite_value(metric)) is not None]
+    values = [value for metric in present if (value := finite_value(metric)) is not None]
     first = present[0]
     if not values:
         return first.model_copy(update={"n": 0})
@@ -97,8 +97,3 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
         statistic="median of runs",
         convention=first.convention,
     )
-
-
-def _finite_value(metric: Metric | None) -> float | None:
-    value = metric.value if metric else None
-    return value if value is not None and isfinite(value) else None
