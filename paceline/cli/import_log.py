@@ -11,7 +11,7 @@ from paceline.cli import log_options as log
 from paceline.cli import options
 from paceline.cli.printing import print_report
 from paceline.files.run_folder import runs_root
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.runs.flow import command_line
 from paceline.runs.log_import import import_log as store
 
@@ -44,7 +44,7 @@ def import_log(
 
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
-    given = Given(
+    given = UserSettings(
         engine,
         recipe,
         model,

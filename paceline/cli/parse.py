@@ -25,7 +25,7 @@ from paceline.cli.output import (
     select_rows,
 )
 from paceline.core.units import percent, significant
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import STANDARD_INPUT, Parsing, log_files, parse_log, standard_input
 from paceline.report.figures import one_line
@@ -88,7 +88,7 @@ def parse(
     cause. Exit code 1 for a single file that cannot be read; files that are no training log are
     an answer, not an error.
     """
-    given = Given(
+    given = UserSettings(
         engine,
         recipe,
         model,
@@ -116,7 +116,7 @@ def parse(
         raise typer.Exit(3)
 
 
-def _parsed(paths: list[Path], given: Given, one_of_many: bool) -> Iterator[Parsing]:
+def _parsed(paths: list[Path], given: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
     """Each log in turn, so that no more than one is in memory; a bar on a terminal for many."""
     with standard_input(paths) as copy:
         found = log_files(paths)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.run import Job, RunSpec
 from paceline.core.steps import Step
-from paceline.engines.dialect.logged import Dialect
+from paceline.engines.dialect.log_content import Dialect
 from paceline.files.events import RankLog
 
 

@@ -14,8 +14,14 @@ import numpy as np
 
 from paceline.core.steps import IntColumn
 from paceline.core.units import GIB, TERA
-from paceline.engines.dialect.deepspeed_settings import Settings
-from paceline.engines.dialect.logged import Dialect, Logged, decimal_step, numbers, whole_numbers
+from paceline.engines.dialect.deepspeed_settings import DeepSpeedSettings
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    decimal_step,
+    numbers,
+    whole_numbers,
+)
 from paceline.engines.dialect.records import NUMBER, watched
 
 __all__ = ["DIALECT"]
@@ -52,9 +58,9 @@ _TORN = re.compile(
 )
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps by the number that the log prints; lines without one are counted from the first."""
-    settings, timer, rlhf, perf = Settings(), _Timer(), _Rlhf(), _Perf()
+    settings, timer, rlhf, perf = DeepSpeedSettings(), _Timer(), _Rlhf(), _Perf()
     results, begun = _Results(), False
     for block in watched(blocks, log, b"exits successfully", _TORN):
         if not begun:
@@ -92,7 +98,7 @@ class _Timer:
     """DeepSpeed's throughput timer; each line gives the rate of one step and a running average."""
 
     def __init__(self) -> None:
-        self.log = Logged()
+        self.log = LogContent()
         self.average: float | None = None
         self._skipped: tuple[int, int] = (0, 0)
         self._last, self._offset = 0, 0
@@ -106,7 +112,7 @@ class _Timer:
         elif any(mark in block for mark in _OLD_MARKS) and (old := _OLD_TIMER.findall(block)):
             self._add(old, cumulative=False)
 
-    def keep_peaks(self, log: Logged) -> None:
+    def keep_peaks(self, log: LogContent) -> None:
         """Memory, and the steps that an fp16 overflow skipped, which the running average counts."""
         for kind, value in self.log.memory_bytes.items():
             log.peak(kind, value)
@@ -143,7 +149,7 @@ class _Timed:
     """Lines that time one step each and do not number it; a loss line stands before."""
 
     def __init__(self, first: int) -> None:
-        self.log = Logged()
+        self.log = LogContent()
         self._next = first
         self._loss = b""
 
@@ -215,7 +221,7 @@ class _Perf(_Timed):
             loss=numbers(loss),
         )
 
-    def keep_settings(self, settings: Settings) -> None:
+    def keep_settings(self, settings: DeepSpeedSettings) -> None:
         """The line's batch is of one device only in the supervised steps."""
         if self._seen is None:
             return
@@ -239,7 +245,7 @@ class _Results:
         if b"Execution time: " in block and len(self._times) < MOST_RESULTS:
             self._times += _TIME.findall(block)
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """The first of each is kept, as Lambda's own evaluation does."""
         rates = numbers(self._rates[:1])
         if len(rates) and 0 < rates[0] < np.inf:

@@ -14,8 +14,8 @@ import numpy as np
 
 from paceline.core.steps import FloatColumn
 from paceline.engines.dialect.hf_settings import RUNNING, complete_settings, pieces, read_settings
-from paceline.engines.dialect.hf_summary import Summaries
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.hf_summary import TrainSummaries
+from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.engines.dialect.progress_bars import BarTimes
 from paceline.engines.dialect.records import Records, field, significant_step, watched
 
@@ -42,7 +42,7 @@ _FIELDS = {
 }
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps as the bar counts them, from 1, and the one figure for the whole run.
 
     Where the dictionaries have `train_runtime`, a running total, its differences are the step
@@ -82,9 +82,9 @@ START: Place = (0, True, 0.0, 0.0)
 class _Run:
     """One run after the other, event by event."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self._log = log
-        self._summaries = Summaries()
+        self._summaries = TrainSummaries()
         self._rows = _Rows()
         self._uncounted = 0
         self._has_run_time = self._timed_by_bar = False
@@ -254,7 +254,7 @@ class _Rows:
             time_s, _, grad_norm, tokens = self._values[-1]
             self._values[-1] = time_s, loss, grad_norm, tokens
 
-    def add_to(self, log: Logged, all_of_it: bool = False) -> None:
+    def add_to(self, log: LogContent, all_of_it: bool = False) -> None:
         """Move the steps into the log, but for the last one unless it is the end."""
         ready = len(self._index) - (not all_of_it)
         if ready <= 0:

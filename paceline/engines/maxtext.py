@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterable
 
 from paceline.core.units import GIB, TERA
-from paceline.engines.dialect.logged import Dialect, Logged, excerpt, numbers, whole_numbers
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    excerpt,
+    numbers,
+    whole_numbers,
+)
 from paceline.engines.dialect.records import (
     NUMBER,
     keep_whole_numbers,
@@ -28,7 +34,7 @@ _STEP = re.compile(
 _TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps are numbered from 0; `TFLOP/s` is of one device, `total_weights` the step's real tokens.
 
     While the batch ramps up, rates are left out of the line.
@@ -100,7 +106,7 @@ class _Settings:
         if b"Using (GB) " in block:
             self._in_use_gib = max(self._in_use_gib, _largest(_IN_USE.findall(block)))
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put into the log what was read."""
         said = self._said
         keep_whole_numbers(log, _FACTS, said.items())
@@ -121,7 +127,7 @@ class _Settings:
         self._keep_batch_and_dtype(log)
         self._keep_memory(log)
 
-    def _keep_batch_and_dtype(self, log: Logged) -> None:
+    def _keep_batch_and_dtype(self, log: LogContent) -> None:
         sharded = product(*(log.facts.get(name, 1) for name in ("tp", "pp", "cp")))
         if sharded == 1:
             batch = self._said.get(b"per_device_batch_size", b"").removesuffix(b".0")
@@ -132,7 +138,7 @@ class _Settings:
         elif b"dtype" in self._said and not quantization.strip():
             log.facts["dtype"] = excerpt(self._said[b"dtype"])
 
-    def _keep_memory(self, log: Logged) -> None:
+    def _keep_memory(self, log: LogContent) -> None:
         """GB are GiB here; what XLA plans goes before what is in use when training begins."""
         if self._planned_gib:
             log.peak("allocated", self._planned_gib * GIB)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from paceline.engines.dialect.iteration_log import IterationLog
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 
 __all__ = ["DIALECT"]
 
@@ -16,7 +16,7 @@ CAUSAL_SINCE = "2025-03-06"
 _DAY = re.compile(rb"\[(20\d\d-\d\d-\d\d) \d\d:\d\d:\d\d[0-9.]{0,8}\] {1,4}iteration ")
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps are numbered from 1; a time is the mean over the log interval, TFLOP/s are of one device."""
     day = None
     for batch in IterationLog(log).batches(blocks):

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 
 from paceline.engines.dialect.iteration_log import IterationLog
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.engines.dialect.step_time_join import STEP_TIME, StepTimeJoin
 
 __all__ = ["DIALECT"]
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """The iteration record of the last rank with the TFLOP/s that rank 0 prints beside it."""
     join = StepTimeJoin(log)
     for batch in IterationLog(log).batches(blocks):

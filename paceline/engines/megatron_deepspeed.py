@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 
 from paceline.engines.dialect.iteration_log import IterationLog
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 
 __all__ = ["DIALECT"]
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Times in seconds, before 2022 in milliseconds; `TFLOPs` are of one device, samples of all.
 
     For some weeks of 2021 `samples per second` was divided by milliseconds; it is kept as printed.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.engines.dialect.mllog import TOKEN, MlRecord, number, record_of, texts
 from paceline.engines.dialect.mlperf_steps import StepLines
 from paceline.engines.dialect.mlperf_system import System
@@ -37,7 +37,7 @@ _UNUSED = re.compile(
 _CANCELLED = re.compile(rb"CANCELLED AT [0-9T:-]{8,30}(?: DUE TO [A-Za-z ]{1,40})?")
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """The first run in the log; steps by the printed step, else by samples over the batch."""
     run, system = _Run(log), System()
     for block in watched(blocks, log):
@@ -50,7 +50,7 @@ def read(blocks: Iterable[bytes], log: Logged) -> None:
 class _Run:
     """One run from init_start to run_stop."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self._log = log
         self._lines = StepLines()
         self._markers: dict[str, MlRecord] = {}

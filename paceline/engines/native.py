@@ -16,7 +16,7 @@ from paceline.core.run import NEWER_SIZES, Job, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.core.steps import Step
 from paceline.engines.dialect import native_lines, native_log
-from paceline.engines.dialect.logged import Dialect
+from paceline.engines.dialect.log_content import Dialect
 from paceline.files.events import StepEvent, read_events, read_rank, to_step
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.engines.dialect.logged import Dialect, Logged, numbers, whole_numbers
-from paceline.engines.dialect.nemo_settings import ENDS, Settings
+from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
+from paceline.engines.dialect.nemo_settings import ENDS, NemoSettings
 from paceline.engines.dialect.records import Records, field, note_resolution, watched
 
 __all__ = ["DIALECT"]
@@ -42,13 +42,13 @@ _BY_BATCH_TIME = re.compile(rb"(batch_time=)[^\n]*samples/sec=[^\n]*")
 _LOSS = (field(rb"reduced_train_loss="), field(rb", loss="))
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps by their `global_step`, from 0, or by the bar's count; drawn again, the later counts.
 
     `samples/sec` is of all devices, `peak_memory_usage` the reserved peak in bytes. The batch
     follows from consumed_samples.
     """
-    settings, positions, batches = Settings(re.compile(_KEY)), _Positions(), _Batches(log)
+    settings, positions, batches = NemoSettings(re.compile(_KEY)), _Positions(), _Batches(log)
     for block in watched(blocks, log, ENDS, _TORN):
         settings.read(block)
         if _KEY not in block:
@@ -69,7 +69,7 @@ def _lines_with_bars(block: bytes) -> bytes:
 
 
 def _add(
-    log: Logged,
+    log: LogContent,
     records: Records,
     positions: _Positions,
     batches: _Batches,
@@ -112,7 +112,7 @@ class _Positions:
         rows = zip(values.tolist(), halves.tolist(), counted.tolist(), totals, strict=True)
         return np.array([self._one(*row) for row in rows], dtype=np.int64)
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put the bar's total into the log's facts, where its count is that of the whole run."""
         if self._total and not self._before and abs(self._offset or 0) <= 2:
             log.facts.setdefault("total_steps", self._total)
@@ -136,7 +136,7 @@ class _Positions:
 class _Batches:
     """The global batch from consumed_samples, which counts the samples of the step itself too."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self._log = log
         self._anchor: tuple[int, float, int] | None = None
         """Step, samples and batch from which the next ones are foretold; batch 0 = not known."""
@@ -158,7 +158,7 @@ class _Batches:
         rows = zip(index.tolist(), consumed.tolist(), halves.tolist(), strict=True)
         return np.array([self._one(*row) for row in rows], dtype=np.float64)
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put the batch into the log's facts if it never changed."""
         if len(self._seen) == 1:
             log.facts.setdefault("global_batch", next(iter(self._seen)))

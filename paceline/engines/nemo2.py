@@ -12,8 +12,8 @@ import numpy as np
 
 from paceline.core.steps import IntColumn
 from paceline.core.units import TERA
-from paceline.engines.dialect.logged import Dialect, Logged, numbers, whole_numbers
-from paceline.engines.dialect.nemo_settings import ENDS, Settings
+from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
+from paceline.engines.dialect.nemo_settings import ENDS, NemoSettings
 from paceline.engines.dialect.records import Records, field, note_resolution, watched
 
 __all__ = ["DIALECT"]
@@ -39,13 +39,13 @@ _MEMORY = {"reserved_bytes": (field(rb"max_memory_reserved: "), field(rb"peak_me
 _RATES = {"flops_per_s_per_device": field(rb"TFLOPS_per_GPU: ")}
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps by their `global_step`, from 0; in the first epoch `iteration` is the same.
 
     `TFLOPS_per_GPU` is of one device. `peak_memory_usage` is the older name of the reserved peak;
     `memory_allocated` beside it is no peak and is left out.
     """
-    settings = Settings(_STEP)
+    settings = NemoSettings(_STEP)
     for block in watched(blocks, log, ENDS, _TORN):
         settings.read(block)
         # What other processes print may stand before a record without a line end.

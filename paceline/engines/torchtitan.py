@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from paceline.core.units import GIB, TERA
-from paceline.engines.dialect.logged import Dialect, Logged, excerpt, whole_numbers
+from paceline.engines.dialect.log_content import Dialect, LogContent, excerpt, whole_numbers
 from paceline.engines.dialect.records import (
     Records,
     field,
@@ -47,7 +47,7 @@ _RATES = {"flops_per_s_per_device": field(rb'tflops"?[:=] ?')}
 _PER_CENT = {"mfu": field(rb'mfu(?:\(%\))?"?[:=] ?')}
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps are numbered from 1; tokens/s, TFLOP/s and MFU are of one device, memory is reserved.
 
     Lines that say `validate step` are of no training step.
@@ -98,7 +98,7 @@ _OF_THE_WORLD = {b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp"}
 _LOW_PRECISION = ((b"Swapped to Float8Linear", "fp8"), (b"Swapped to MXLinear", "mxfp8"))
 
 
-def _read_settings(text: bytes, log: Logged) -> None:
+def _read_settings(text: bytes, log: LogContent) -> None:
     """Keep what the lines before the first step say; a restart says it again."""
     if b" device mesh with " in text:
         _read_mesh(text, log)
@@ -122,7 +122,7 @@ def _read_settings(text: bytes, log: Logged) -> None:
             log.facts["dtype"] = dtype
 
 
-def _read_mesh(text: bytes, log: Logged) -> None:
+def _read_mesh(text: bytes, log: LogContent) -> None:
     found, old = last_match(_MESH, text), last_match(_OLD_MESH, text)
     if found and not (old and old.start() > found.start()):
         sizes = dict(re.findall(rb"([a-z_]{2,20})=(\d{1,9})", found[1]))
@@ -141,7 +141,7 @@ def _read_mesh(text: bytes, log: Logged) -> None:
         log.facts["num_devices"] = ranks
 
 
-def _read_batch(text: bytes, log: Logged) -> None:
+def _read_batch(text: bytes, log: LogContent) -> None:
     """Batches in sequences, or, since 2026, in tokens."""
     said: list[tuple[bytes, bytes]] = []
     if found := last_match(_BATCH, text):

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.facts import Facts
 from paceline.core.steps import FloatColumn, IntColumn, Steps
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 
 RATES = ("samples_per_s", "tokens_per_s_per_device")
 LARGEST_INTERVAL = 10_000
@@ -16,7 +16,7 @@ REGULAR = 0.8
 """Share of equal distances between step numbers from which they are taken for a log interval."""
 
 
-def completed_steps(steps: Steps, facts: Facts, log: Logged) -> Steps:
+def completed_steps(steps: Steps, facts: Facts, log: LogContent) -> Steps:
     """`steps` with averaged_over, and with a step time from samples/s or tokens/s where it lacks.
 
     t = B / (samples/s), or B s / (n x tokens/s of one device).

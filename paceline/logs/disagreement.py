@@ -27,7 +27,7 @@ Candidates = Iterator[tuple[str, float]]
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedFigure:
     """One printed figure beside the computed one, and what the log counted with."""
 
     figure: str
@@ -46,7 +46,7 @@ class Printed:
 
 
 def find_disagreements(
-    facts: Facts, figures: list[Printed], running_average: float | None = None
+    facts: Facts, figures: list[PrintedFigure], running_average: float | None = None
 ) -> tuple[Disagreement, ...]:
     """The figures that differ by more than rounding, each with its likely cause."""
     found: list[Disagreement] = []
@@ -66,7 +66,9 @@ def find_disagreements(
     return tuple(found)
 
 
-def likely_cause(facts: Facts, figure: Printed, ratio: float, running_average: float | None) -> str:
+def likely_cause(
+    facts: Facts, figure: PrintedFigure, ratio: float, running_average: float | None
+) -> str:
     """The first known cause whose ratio is within 0.2 %, else within 1 %, of the one found."""
     candidates = [c for c in _candidates(facts, figure, running_average) if c[1] > 0]
     for tolerance in (max(t, figure.tolerance) for t in CAUSE_TOLERANCES):
@@ -83,7 +85,7 @@ def last_digit(printed: float) -> float:
     return 0.5 / float(digits) if digits else 0.0
 
 
-def _candidates(facts: Facts, figure: Printed, running_average: float | None) -> Candidates:
+def _candidates(facts: Facts, figure: PrintedFigure, running_average: float | None) -> Candidates:
     if figure.unit in ("FLOP/s", "fraction"):
         yield from _other_counts(facts)
     if figure.unit == "fraction":
@@ -120,7 +122,7 @@ def _other_counts(facts: Facts) -> Candidates:
             yield f"{recompute} recomputation is counted as work, in {name}", hardware / base
 
 
-def _other_peaks(facts: Facts, figure: Printed) -> Candidates:
+def _other_peaks(facts: Facts, figure: PrintedFigure) -> Candidates:
     if figure.sparse_peak:
         yield "divided by the sparse peak, twice the dense one", 1 / figure.sparse_peak
         yield "divided by half the dense peak", figure.sparse_peak

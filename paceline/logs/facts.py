@@ -15,7 +15,7 @@ from paceline.core.shape import Shape, num_parameters
 from paceline.core.units import count
 from paceline.core.window import check_rule
 from paceline.engines import dialect
-from paceline.engines.dialect.logged import Fact, Logged
+from paceline.engines.dialect.log_content import Fact, LogContent
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe
 
@@ -32,7 +32,7 @@ COMPARED = ("dtype", "num_devices", "device")
 
 
 @dataclass(frozen=True)
-class Given:
+class UserSettings:
     """What the user adds to a log; None = nothing said."""
 
     engine: str | None = None
@@ -67,7 +67,7 @@ class Given:
 
     def check(self) -> None:
         """Raise UserError for what is not known, before a long log is read for it."""
-        all_facts(self, self.engine_name, Logged())
+        all_facts(self, self.engine_name, LogContent())
         try:
             check_rule(self.window or "auto")
         except ValueError as error:
@@ -75,7 +75,7 @@ class Given:
                             allowed="auto, last, FIRST:LAST, skip:N") from error  # fmt: skip
 
 
-def all_facts(given: Given, engine: str | None, log: Logged) -> tuple[Facts, list[str]]:
+def all_facts(given: UserSettings, engine: str | None, log: LogContent) -> tuple[Facts, list[str]]:
     """Every fact with its best source, and sentences on contradictions and on names not known.
 
     Raises UserError for a model, recipe, device, dtype or convention that is not known.
@@ -124,7 +124,7 @@ def _contradictions(
             yield f"{name.replace('_', ' ')} {own[name]} was given; the log says {said[name]}"
 
 
-def _user_facts(given: Given) -> tuple[dict[str, Any], list[str]]:
+def _user_facts(given: UserSettings) -> tuple[dict[str, Any], list[str]]:
     """What the user adds, and what the name of the device leaves open."""
     device = _device(given.device) if given.device else None
     facts: dict[str, Any] = {

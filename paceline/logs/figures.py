@@ -14,9 +14,9 @@ from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.units import TERA
 from paceline.core.window import Window
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.logs.completion import completed_steps
-from paceline.logs.disagreement import Printed, find_disagreements, last_digit
+from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit
 from paceline.logs.parsed_log import Disagreement
 from paceline.machines.placement import find_device
 
@@ -74,7 +74,7 @@ class SingleFigure:
 
 
 def figures_of(
-    facts: Facts, steps: Steps, window: Steps, log: Logged, printed: bool = False
+    facts: Facts, steps: Steps, window: Steps, log: LogContent, printed: bool = False
 ) -> LogFigures:
     """The figures of a window with at least one timed step; `printed` = it is the log's one figure."""
     run = log_run(facts, steps, window)
@@ -102,7 +102,7 @@ def figures_of(
 
 
 def figures_without_batch(
-    facts: Facts, window: Steps, log: Logged, rates: dict[str, Metric], printed: bool
+    facts: Facts, window: Steps, log: LogContent, rates: dict[str, Metric], printed: bool
 ) -> LogFigures | None:
     """The figures of a log that prints a throughput and no batch, as if a step had one sample.
 
@@ -134,7 +134,7 @@ def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
 
 
 def single_figure(
-    log: Logged, facts: Facts, kind: Dialect, steps: Steps, rule: str | None
+    log: LogContent, facts: Facts, kind: Dialect, steps: Steps, rule: str | None
 ) -> SingleFigure | None:
     """The log's one figure for the whole run, where the framework reports by it or has nothing else.
 
@@ -161,7 +161,7 @@ def single_figure(
     return SingleFigure(Steps.of(one), Window(slice(0, len(one)), record), rates)
 
 
-def _printed_rates(log: Logged, facts: Facts) -> dict[str, Metric]:
+def _printed_rates(log: LogContent, facts: Facts) -> dict[str, Metric]:
     """Printed samples/s and tokens/s, each with the other where the sequence length is known."""
     samples, tokens = log.figures.get("samples_per_s"), log.figures.get("tokens_per_s")
     per_s, batch, length = log.figures.get("steps_per_s"), facts.global_batch, facts.seq_len
@@ -208,7 +208,7 @@ def _as_printed(name: str, metric: Metric) -> Metric:
     return metric.model_copy(update={"statistic": "as printed", "spread": None})
 
 
-def reported_figures(window: Steps, log: Logged) -> dict[str, float]:
+def reported_figures(window: Steps, log: LogContent) -> dict[str, float]:
     """The log's own figures: medians over the window, and what it prints once."""
     found: dict[str, float] = {}
     for column, (name, scale) in PRINTED_COLUMNS.items():
@@ -224,7 +224,7 @@ def reported_figures(window: Steps, log: Logged) -> dict[str, float]:
     return found if flops is None else {**found, "tflops_per_device": flops / TERA}
 
 
-def _printed_memory(log: Logged, metrics: dict[str, Metric]) -> dict[str, Metric]:
+def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Metric]:
     """Memory peaks that the log prints outside its step lines."""
     return {
         f"memory_{kind}_bytes": Metric(value=value, unit="bytes", statistic="max")
@@ -233,7 +233,7 @@ def _printed_memory(log: Logged, metrics: dict[str, Metric]) -> dict[str, Metric
     }
 
 
-def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[Printed]:
+def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedFigure]:
     """Printed figures that our own can be held against."""
     batch, length, n = run.global_batch, run.seq_len, run.facts.num_devices
     samples = batch / run.times.median if batch else None
@@ -249,7 +249,7 @@ def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[Printed]
         ("mfu", share, "fraction", "mfu"),
     )
     return [
-        Printed(
+        PrintedFigure(
             figure,
             reported[figure] * (TERA if unit == "FLOP/s" else 1),
             computed,
@@ -269,7 +269,7 @@ def _rounding(window: Steps, column: str) -> float | None:
     return min((last_digit(_plain(value)) for value in known), default=None)
 
 
-def _warnings(run: TimedRun, log: Logged, printed: bool) -> list[str]:
+def _warnings(run: TimedRun, log: LogContent, printed: bool) -> list[str]:
     found: list[str] = []
     step = log.resolution_s / run.times.median
     if not printed and step > COARSE:

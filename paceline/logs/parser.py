@@ -26,10 +26,10 @@ from paceline.core.window import (
     steady_window,
 )
 from paceline.engines import dialect, dialects
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.files.log_file import UTF16_MARKS, LogFile
 from paceline.logs.completion import completed_steps, paced_steps
-from paceline.logs.facts import Given, all_facts
+from paceline.logs.facts import UserSettings, all_facts
 from paceline.logs.figures import (
     LogFigures,
     figures_of,
@@ -52,7 +52,7 @@ class Parsing:
 
     document: ParsedLog
     steps: Steps
-    log: Logged
+    log: LogContent
     window: Window | None = None
 
 
@@ -83,7 +83,7 @@ def standard_input(paths: list[Path]) -> Iterator[Path]:
 
 
 def parse_log(
-    path: Path, given: Given, *, called: Path | None = None, one_of_many: bool = False
+    path: Path, given: UserSettings, *, called: Path | None = None, one_of_many: bool = False
 ) -> Parsing:
     """What the log at `path` says together with what the user adds.
 
@@ -127,8 +127,8 @@ def _shows(block: bytes, kind: Dialect) -> bool:
     return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
 
 
-def _read(file: LogFile, shown: Path, given: Given, name: str, one_of_many: bool) -> Parsing:
-    kind, log = dialect(name), Logged()
+def _read(file: LogFile, shown: Path, given: UserSettings, name: str, one_of_many: bool) -> Parsing:
+    kind, log = dialect(name), LogContent()
     kind.read(file, log)
     facts, notes = all_facts(given, name, log)
     steps = completed_steps(log.steps(), facts, log)
@@ -174,7 +174,7 @@ def _with_convention(document: ParsedLog, kind: Dialect) -> ParsedLog:
     return document.model_copy(update={"conventions": {**document.conventions, **said}})
 
 
-def _as_given(window: Steps, given: Given) -> Steps:
+def _as_given(window: Steps, given: UserSettings) -> Steps:
     """The steps of a window without the columns in whose place the user's word stands."""
     known = [name for name, size in given.sizes.items() if size and name in window.columns]
     if not known:
@@ -182,7 +182,7 @@ def _as_given(window: Steps, given: Given) -> Steps:
     return replace(window, columns={n: c for n, c in window.columns.items() if n not in known})
 
 
-def _contradictions(given: Given, window: WindowRecord) -> list[str]:
+def _contradictions(given: UserSettings, window: WindowRecord) -> list[str]:
     """Sizes that the user gives and the step lines contradict."""
     said = window.model_dump(include=set(given.sizes))
     return [
@@ -192,7 +192,7 @@ def _contradictions(given: Given, window: WindowRecord) -> list[str]:
     ]
 
 
-def _with_batch(facts: Facts, given: Given, window: WindowRecord) -> Facts:
+def _with_batch(facts: Facts, given: UserSettings, window: WindowRecord) -> Facts:
     """`facts` with the batch and length that the figures rest on: a log may ramp them up."""
     lines = window.model_dump(include=set(given.sizes))
     sizes = {name: size or lines[name] for name, size in given.sizes.items()}
@@ -223,7 +223,7 @@ def _with_rates(document: ParsedLog) -> ParsedLog:
 
 
 def _window(
-    shown: Path, steps: Steps, given: Given, log: Logged, one_of_many: bool
+    shown: Path, steps: Steps, given: UserSettings, log: LogContent, one_of_many: bool
 ) -> tuple[Window, list[str]]:
     """The window, and a sentence when there is none because the rule picks no step."""
     rule = given.window or "auto"
@@ -241,7 +241,7 @@ def _window(
 
 
 def _status(
-    steps: Steps, log: Logged, file: LogFile, has_rate: bool
+    steps: Steps, log: LogContent, file: LogFile, has_rate: bool
 ) -> tuple[LogStatus, str | None]:
     """The status, worst news first."""
     if log.out_of_memory:
@@ -258,7 +258,7 @@ def _status(
     return "truncated", "it ends before the first step time"
 
 
-def _warnings(file: LogFile, log: Logged, record: WindowRecord, printed: bool) -> Iterator[str]:
+def _warnings(file: LogFile, log: LogContent, record: WindowRecord, printed: bool) -> Iterator[str]:
     yield from log.remarks
     yield from _cut_lines(file)
     if printed:
@@ -274,7 +274,7 @@ def _cut_lines(file: LogFile) -> Iterator[str]:
         yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
 
 
-def _unknown(shown: Path, given: Given, file: LogFile) -> Parsing:
+def _unknown(shown: Path, given: UserSettings, file: LogFile) -> Parsing:
     if file.num_bytes == 0 and file.broken_off is None:
         return _without_steps(shown, given, "empty", "the file holds nothing")
     if file.broken_off:
@@ -287,14 +287,14 @@ def _unknown(shown: Path, given: Given, file: LogFile) -> Parsing:
 
 
 def _without_steps(
-    shown: Path, given: Given, status: LogStatus, reason: str, num_bytes: int = 0
+    shown: Path, given: UserSettings, status: LogStatus, reason: str, num_bytes: int = 0
 ) -> Parsing:
-    facts, _ = all_facts(given, given.engine_name, Logged())
+    facts, _ = all_facts(given, given.engine_name, LogContent())
     document = ParsedLog(
         file=as_text(str(shown)), engine=given.engine_name, status=status, reason=reason, facts=facts,
         num_bytes=num_bytes,
     )  # fmt: skip
-    return Parsing(document, Steps.of([]), Logged())
+    return Parsing(document, Steps.of([]), LogContent())
 
 
 def _unreadable(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.mllog import MlRecord, records
 from paceline.engines.dialect.mlperf_system import System
 from paceline.files.log_file import UTF16_MARKS, LogFile
@@ -89,7 +89,7 @@ def read_log(path: Path) -> RunLog:
     except OSError as error:
         log.unreadable = error.strerror or str(error)
     log.broken_off = file.broken_off
-    logged = Logged()
+    logged = LogContent()
     system.keep(logged)
     devices, device = logged.facts.get("num_devices"), logged.facts.get("device")
     log.num_devices = devices if isinstance(devices, int) else None

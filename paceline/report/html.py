@@ -46,7 +46,7 @@ MOST_RANK_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Figure:
+class EmbeddedChart:
     """One chart with its heading and notes as text of the page."""
 
     name: str
@@ -73,7 +73,7 @@ def render_html(report: RunReport) -> str:
 
 def render_page(template: str, charts: Mapping[str, alt.LayerChart], **content: Any) -> str:
     """A page of our own style that loads nothing: its template, its charts drawn for the page."""
-    figures = [_figure(name, chart) for name, chart in charts.items()]
+    figures = [_embedded_chart(name, chart) for name, chart in charts.items()]
     bundle = _vega_bundle() if figures else ""
     script = _template_text("page.js")
     return (
@@ -205,11 +205,11 @@ def _reference_row(row: ReferenceComparison) -> list[str]:
     return [printable(cell) for cell in cells]
 
 
-def _figure(name: str, chart: alt.LayerChart) -> Figure:
+def _embedded_chart(name: str, chart: alt.LayerChart) -> EmbeddedChart:
     """The chart with its title taken out: the page sets and wraps that itself."""
     spec = chart.to_dict()
     title = spec.pop("title")
-    return Figure(name, title["text"], tuple(title["subtitle"]), json_for_script(spec))
+    return EmbeddedChart(name, title["text"], tuple(title["subtitle"]), json_for_script(spec))
 
 
 def json_for_script(content: Any) -> Markup:

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.window import MIN_STEADY
-from paceline.report.drawn import Drawn, band_s, drawn_steps, thinned_rows
+from paceline.report.chart_steps import ChartSteps, band_s, chart_steps, thinned_rows
 from paceline.report.figures import written
 from paceline.report.page import describe_window, window_mask
 from paceline.report.theme import Look, chart_config
@@ -25,7 +25,7 @@ WINDOW = {"drifting": "window (drifting)", "short": "window (too few steps)"}
 
 def step_series(report: RunReport, look: Look) -> alt.LayerChart | None:
     """Step time over step number: one point per step, the warm-up's ground, band and median."""
-    drawn = drawn_steps(report)
+    drawn = chart_steps(report)
     if drawn is None:
         return None
     layers = [*_ground(report, drawn, look), _points(report, drawn, look)]
@@ -40,7 +40,7 @@ def step_series(report: RunReport, look: Look) -> alt.LayerChart | None:
 
 def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
     """Histogram of the window's step times on the axis of the series; None below five steps."""
-    drawn = drawn_steps(report)
+    drawn = chart_steps(report)
     times = report.steps["step_time_s"][window_mask(report)]
     if drawn is None or len(times) < MIN_STEADY:
         return None
@@ -136,7 +136,7 @@ def _columns(look: Look) -> int:
     return 400 if look.width == "container" else int(look.width) // 6
 
 
-def _points(report: RunReport, drawn: Drawn, look: Look) -> alt.Chart:
+def _points(report: RunReport, drawn: ChartSteps, look: Look) -> alt.Chart:
     phases = _phases(report, drawn)
     rows: list[dict[str, Any]] = [
         {"step": int(i), "time": float(t), "shown": float(s), "phase": p, "edge": bool(t != s)}
@@ -170,7 +170,7 @@ def _points(report: RunReport, drawn: Drawn, look: Look) -> alt.Chart:
     )
 
 
-def _ground(report: RunReport, drawn: Drawn, look: Look) -> list[alt.Chart]:
+def _ground(report: RunReport, drawn: ChartSteps, look: Look) -> list[alt.Chart]:
     """The warm-up's shade and the window's band, each where there is one."""
     if not drawn.in_window.any():
         return []
@@ -196,7 +196,7 @@ def _ground(report: RunReport, drawn: Drawn, look: Look) -> list[alt.Chart]:
 
 
 def _rectangle(
-    name: str, area: dict[str, float], drawn: Drawn, colour: str, said: str
+    name: str, area: dict[str, float], drawn: ChartSteps, colour: str, said: str
 ) -> alt.Chart:
     return (
         alt.Chart(alt.Data(values=[area]), name=name)
@@ -211,7 +211,7 @@ def _rectangle(
     )
 
 
-def _median_rule(drawn: Drawn, look: Look, ends: list[float]) -> alt.Chart:
+def _median_rule(drawn: ChartSteps, look: Look, ends: list[float]) -> alt.Chart:
     """A thin line at the median between two x positions."""
     rows = [{"at": end, "median": drawn.centre_s} for end in ends]
     return (
@@ -225,7 +225,7 @@ def _median_rule(drawn: Drawn, look: Look, ends: list[float]) -> alt.Chart:
     )
 
 
-def _phases(report: RunReport, drawn: Drawn) -> list[str]:
+def _phases(report: RunReport, drawn: ChartSteps) -> list[str]:
     window = report.result.window
     if window is None or window.first_step is None:
         return [NO_WINDOW] * len(drawn.index)
@@ -241,7 +241,7 @@ def _window_name(report: RunReport) -> str:
     return WINDOW.get(window.state if window else "", "steady window")
 
 
-def _window_sentence(report: RunReport, drawn: Drawn) -> str:
+def _window_sentence(report: RunReport, drawn: ChartSteps) -> str:
     band = band_s(report)
     if not drawn.in_window.any():
         return f"{drawn.num_timed:,} steps, {describe_window(report.result)}"
@@ -251,7 +251,7 @@ def _window_sentence(report: RunReport, drawn: Drawn) -> str:
     )
 
 
-def _drawing_notes(drawn: Drawn) -> list[str]:
+def _drawing_notes(drawn: ChartSteps) -> list[str]:
     """What the drawing does not show as it is: points at the edge, thinned points."""
     notes: list[str] = []
     moved = int((drawn.times_s != drawn.shown_s).sum())
@@ -284,12 +284,12 @@ def _step_axis(index: IntColumn) -> alt.X:
     return alt.X("step:Q", title="step (number)", axis=whole_axis(first, last), scale=scale)
 
 
-def _domain(drawn: Drawn) -> list[float]:
+def _domain(drawn: ChartSteps) -> list[float]:
     margin = 0.05 * (drawn.high_s - drawn.low_s)
     return [max(drawn.low_s - margin, 0.0), drawn.high_s + margin]
 
 
-def _scale(drawn: Drawn) -> alt.Scale:
+def _scale(drawn: ChartSteps) -> alt.Scale:
     return alt.Scale(domain=_domain(drawn), nice=False, zero=False)
 
 

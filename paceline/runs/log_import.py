@@ -20,7 +20,7 @@ from paceline.files.run_folder import (
     run_folders,
     write_value,
 )
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parser import as_text, parse_log
 from paceline.runs.flow import finish
 from paceline.runs.log_result import RUN_STATUS
@@ -28,7 +28,7 @@ from paceline.runs.log_result import RUN_STATUS
 
 def import_log(
     path: Path,
-    given: Given,
+    given: UserSettings,
     root: Path,
     command: list[str],
     *,

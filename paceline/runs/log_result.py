@@ -15,7 +15,7 @@ from paceline.core.steps import Steps
 from paceline.core.window import stretch_around
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import RunRecord, run_files
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import LogStatus
 from paceline.logs.parser import Parsing, parse_log
 from paceline.report.logs import disagreement_text
@@ -39,7 +39,7 @@ def evaluate_log(folder: Path, record: RunRecord) -> RunReport:
     path = folder / (record.log or "")
     if not path.is_file():
         raise UserError(str(path), "is missing", remedy="import the log again")
-    given = Given(engine=record.known.engine, window=record.window, facts=record.known)
+    given = UserSettings(engine=record.known.engine, window=record.window, facts=record.known)
     parsing = parse_log(path, given)
     return RunReport(
         result=log_result(folder.name, record, parsing),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 
 FIELDS = {
     "consumed samples": "        1024",
@@ -40,14 +40,14 @@ def records(times_ms: Sequence[float], first: int = 1) -> bytes:
     )
 
 
-def read(kind: Dialect, *blocks: bytes) -> Logged:
+def read(kind: Dialect, *blocks: bytes) -> LogContent:
     """What the dialect reads of these blocks."""
-    log = Logged()
+    log = LogContent()
     kind.read(blocks, log)
     return log
 
 
-def column(log: Logged, name: str) -> list[float | None]:
+def column(log: LogContent, name: str) -> list[float | None]:
     """A column as plain numbers with the digits of 32 bit; None where nothing is said."""
     return [
         None if np.isnan(value) else float(f"{value:.7g}") for value in log.steps()[name].tolist()

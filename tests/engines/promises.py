@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from paceline.core.steps import FLOATS
-from paceline.engines.dialect.logged import FACT_NAMES, FIGURE_NAMES, Dialect, Logged
+from paceline.engines.dialect.log_content import FACT_NAMES, FIGURE_NAMES, Dialect, LogContent
 from paceline.files.log_file import BLOCK_BYTES, LogFile
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 
 SIZES = (BLOCK_BYTES, 4096, 97)
@@ -38,19 +38,19 @@ class InPieces(LogFile):
             yield self._content[start : start + self._size]
 
 
-def read(kind: Dialect, content: bytes, size: int = BLOCK_BYTES) -> Logged:
+def read(kind: Dialect, content: bytes, size: int = BLOCK_BYTES) -> LogContent:
     """What the dialect reads of `content` when it comes in pieces of `size` bytes.
 
     A warning of numpy is an error: it would stand in the user's terminal.
     """
-    log = Logged()
+    log = LogContent()
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
         warnings.simplefilter("error")
         kind.read(InPieces(content, size, kind.begins), log)
     return log
 
 
-def check_read(kind: Dialect, content: bytes, sizes: tuple[int, ...] = SIZES) -> Logged:
+def check_read(kind: Dialect, content: bytes, sizes: tuple[int, ...] = SIZES) -> LogContent:
     """Reads `content`, and asserts that the answer is sound and the same for every size of pieces.
 
     `content` must be shorter than the longest record that blocks keep whole.
@@ -63,7 +63,7 @@ def check_read(kind: Dialect, content: bytes, sizes: tuple[int, ...] = SIZES) ->
     return log
 
 
-def check_answer(log: Logged, num_bytes: int) -> None:
+def check_answer(log: LogContent, num_bytes: int) -> None:
     """Asserts that names are known, numbers finite, texts short, and steps no more than there can be."""
     assert log.facts.keys() <= FACT_NAMES.keys(), log.facts
     assert log.figures.keys() <= FIGURE_NAMES.keys(), log.figures
@@ -77,7 +77,7 @@ def check_answer(log: Logged, num_bytes: int) -> None:
     assert len(log) <= num_bytes / SHORTEST_RECORD_BYTES
 
 
-def answer(log: Logged) -> tuple[Any, ...]:
+def answer(log: LogContent) -> tuple[Any, ...]:
     """Everything that a log says, in a form that can be compared; consumes the log."""
     said = (dict(log.facts), dict(log.figures), dict(log.memory_bytes), log.resolution_s)
     ending = (log.ended, log.torn, log.out_of_memory)
@@ -92,7 +92,7 @@ def check_parse(path: Path) -> dict[str, Any]:
     """Parses the file as the verb does, and asserts that the answer is a status in sound JSON."""
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
         warnings.simplefilter("error")
-        document = parse_log(path, Given()).document.model_dump(mode="json")
+        document = parse_log(path, UserSettings()).document.model_dump(mode="json")
     json.dumps(document, allow_nan=False)
     assert document["status"] == "ok" or document["reason"]
     return document

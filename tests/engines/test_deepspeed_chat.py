@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.units import GIB, TERA
 from paceline.engines.deepspeed_chat import DIALECT
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.files.log_file import LogFile
 from tests.engines.promises import check_read
 
@@ -43,8 +43,8 @@ def perf(latency: str, tflops: str = "11.25", samples: str = "120.00") -> bytes:
     ).encode()
 
 
-def read_file(path: Path) -> Logged:
-    log = Logged()
+def read_file(path: Path) -> LogContent:
+    log = LogContent()
     DIALECT.read(LogFile(path), log)
     return log
 

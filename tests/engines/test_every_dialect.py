@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.engines import dialect, dialects
-from paceline.engines.dialect.logged import Dialect
+from paceline.engines.dialect.log_content import Dialect
 from paceline.logs.parser import detect
 from tests.engines.promises import InPieces, answer, check_parse, check_read, read
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.hf_trainer import DIALECT
 from tests.engines.promises import check_read, read
 
@@ -39,7 +39,7 @@ def summary(run_time: float = 273.0144, rate: float = 3.663, **more: float) -> s
     return f"{said}\n"
 
 
-def check(text: str) -> Logged:
+def check(text: str) -> LogContent:
     return check_read(DIALECT, text.encode())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.maxtext import DIALECT
 from tests.engines.promises import check_read
 
@@ -47,7 +47,7 @@ def line(step: int, seconds: float = 5.668) -> str:
     )
 
 
-def check(text: str) -> Logged:
+def check(text: str) -> LogContent:
     return check_read(DIALECT, text.encode())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.megatron import DIALECT
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import detect
@@ -25,7 +25,7 @@ def variants(reference_data: Path) -> list[bytes]:
     return (reference_data / "logs" / "megatron_lm_variants.log").read_bytes().splitlines(True)
 
 
-def real(folder: Path, name: str) -> Logged:
+def real(folder: Path, name: str) -> LogContent:
     path = folder / "logs" / name
     assert detect(LogFile(path)) == "megatron"
     return check_read(DIALECT, path.read_bytes())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engines import megatron
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.megatron_deepspeed import DIALECT
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import detect
@@ -18,7 +18,7 @@ TERA = 1e12
 MIB = 2**20
 
 
-def real(folder: Path, name: str) -> Logged:
+def real(folder: Path, name: str) -> LogContent:
     path = folder / "logs" / name
     assert detect(LogFile(path)) == "megatron_deepspeed"
     check_read(DIALECT, path.read_bytes())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.core.steps import Steps
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.mlperf import DIALECT
 from paceline.files.log_file import LogFile
 from tests.engines.promises import check_read
@@ -46,8 +46,8 @@ END = line("eval_accuracy", 0.92, samples_count=3072) + line(
 )
 
 
-def read_file(path: Path) -> Logged:
-    log = Logged()
+def read_file(path: Path) -> LogContent:
+    log = LogContent()
     DIALECT.read(LogFile(path), log)
     return log
 
@@ -67,7 +67,7 @@ def rows(reference_data: Path) -> dict[tuple[str, ...], dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def logs(reference_data: Path) -> dict[tuple[str, ...], Logged]:
+def logs(reference_data: Path) -> dict[tuple[str, ...], LogContent]:
     root = reference_data / "mlperf" / "logs"
     return {
         (*path.relative_to(root).parts[:-1], path.name.split(".")[0]): read_file(path)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.native import DIALECT, job
 from tests.engines.promises import check_read
 from tests.example import make_spec
@@ -31,7 +31,7 @@ def end(status: str = "ok", reason: str | None = None, steps: int = 3) -> dict[s
     return {**END, "status": status, "reason": reason, "steps": steps}
 
 
-def read(*events: dict[str, Any]) -> Logged:
+def read(*events: dict[str, Any]) -> LogContent:
     return check_read(DIALECT, text(*events))
 
 
@@ -107,7 +107,7 @@ def test_merged_steps_are_the_whole_runs():
 
 
 def test_a_restarted_rank_ends_with_the_steps_that_it_did_again():
-    log = Logged()
+    log = LogContent()
     events = [start(), step(1), step(2), step(3), start(), step(2, loss=1.0), step(3), step(4)]
     DIALECT.read([text(*events)], log)
     steps = log.steps()

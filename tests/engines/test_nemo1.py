@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.nemo1 import DIALECT
 from tests.engines.promises import check_read, read
 
@@ -50,7 +50,7 @@ def bar(
     )
 
 
-def check(text: str) -> Logged:
+def check(text: str) -> LogContent:
     return check_read(DIALECT, text.encode())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.torchtitan import DIALECT
 from tests.engines.promises import check_read
 
@@ -23,7 +23,7 @@ def line(step: int, rate: str = "1,444", colours: tuple[str, ...] = ("",) * 6) -
     )
 
 
-def check(text: str) -> Logged:
+def check(text: str) -> LogContent:
     return check_read(DIALECT, text.encode())
 
 

@@ -12,7 +12,7 @@ from paceline.core.facts import Facts
 from paceline.core.flops import flops_per_token, hardware_flops_per_token
 from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe
-from paceline.logs.disagreement import UNKNOWN, Printed, find_disagreements, likely_cause
+from paceline.logs.disagreement import UNKNOWN, PrintedFigure, find_disagreements, likely_cause
 
 
 def facts(**fields: object) -> Facts:
@@ -24,7 +24,7 @@ def facts(**fields: object) -> Facts:
 
 
 def cause(ratio: float, unit: str = "FLOP/s", sparse: float | None = None, **fields: object) -> str:
-    printed = Printed("figure", ratio * 100.0, 100.0, unit, sparse)
+    printed = PrintedFigure("figure", ratio * 100.0, 100.0, unit, sparse)
     return likely_cause(facts(**fields), printed, ratio, fields.get("running"))  # type: ignore[arg-type]
 
 
@@ -35,19 +35,19 @@ def counted(convention: str) -> float:
 
 
 def test_a_figure_that_follows_is_not_listed():
-    figures = [Printed("tflops_per_device", 1004.0, 1000.0, "FLOP/s")]
+    figures = [PrintedFigure("tflops_per_device", 1004.0, 1000.0, "FLOP/s")]
     assert find_disagreements(facts(), figures) == ()
 
 
 def test_rounding_is_that_of_the_column_not_of_a_figure_that_happens_to_be_round():
-    round_one = Printed("tflops_per_device", 4e14, 4.06e14, "FLOP/s")
+    round_one = PrintedFigure("tflops_per_device", 4e14, 4.06e14, "FLOP/s")
     assert find_disagreements(facts(), [round_one]) == ()
     (found,) = find_disagreements(facts(), [replace(round_one, rounding=1e-5)])
     assert found.printed == 4e14
 
 
 def test_a_disagreement_carries_both_figures_and_their_ratio():
-    (found,) = find_disagreements(facts(), [Printed("mfu", 0.25, 0.5, "fraction", 2.0)])
+    (found,) = find_disagreements(facts(), [PrintedFigure("mfu", 0.25, 0.5, "fraction", 2.0)])
     assert (found.printed, found.computed, found.ratio) == (0.25, 0.5, 0.5)
 
 
@@ -94,7 +94,7 @@ def test_milliseconds_taken_for_seconds_are_recognised():
 
 
 def test_a_running_average_is_recognised_by_its_own_value():
-    figure = Printed("samples_per_s", 950.76, 943.46, "samples/s")
+    figure = PrintedFigure("samples_per_s", 950.76, 943.46, "samples/s")
     said = likely_cause(facts(), figure, 950.76 / 943.46, 950.76)
     assert "running average" in said
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import log_files, parse_log
 from tests.example import noisy
 from tests.logs.example import chat_log, maxtext_log, megatron_line, megatron_log, titan_log
 
-NOTHING = Given()
-LLAMA = Given(model="llama31-8b", device="B200", num_devices=8, seq_len=8192, dtype="bf16")
+NOTHING = UserSettings()
+LLAMA = UserSettings(model="llama31-8b", device="B200", num_devices=8, seq_len=8192, dtype="bf16")
 """In llama31-8b's convention; the batch is in Megatron's lines."""
 
 
 def parsed(
-    folder: Path, text: str | bytes, given: Given = NOTHING, name: str = "a.log"
+    folder: Path, text: str | bytes, given: UserSettings = NOTHING, name: str = "a.log"
 ) -> ParsedLog:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -89,7 +89,7 @@ def test_a_ramped_batch_never_mixes_with_the_rest(tmp_path: Path):
 def test_lines_that_average_say_over_how_many_steps(tmp_path: Path):
     lines = [megatron_line(n, 5.7) for n in range(10, 210, 10)]
     (path := tmp_path / "a.log").write_text("".join(lines))
-    steps = parse_log(path, Given()).steps
+    steps = parse_log(path, UserSettings()).steps
     assert set(steps.averaged_over.tolist()) == {10}
 
 
@@ -100,7 +100,7 @@ def test_few_steps_are_ok_with_a_warning(tmp_path: Path):
 
 
 def test_one_figure_for_the_whole_run_is_as_printed(tmp_path: Path):
-    given = Given(recipe="opt-350m-sft", num_devices=8)
+    given = UserSettings(recipe="opt-350m-sft", num_devices=8)
     log = parsed(tmp_path, chat_log(), given)
     assert log.engine == "deepspeed_chat" and log.status == "ok"
     assert log.window is not None and (log.window.rule, log.window.n) == ("as printed", 1)
@@ -111,14 +111,14 @@ def test_one_figure_for_the_whole_run_is_as_printed(tmp_path: Path):
 
 
 def test_the_step_lines_beside_one_figure_can_be_asked_for(tmp_path: Path):
-    given = Given(recipe="opt-350m-sft", num_devices=8, window="auto")
+    given = UserSettings(recipe="opt-350m-sft", num_devices=8, window="auto")
     log = parsed(tmp_path, chat_log(), given)
     assert log.window is not None and log.window.rule == "auto" and log.n_steps == 10
     assert log.samples_per_s == pytest.approx(950.0, rel=0.01)
 
 
 def test_a_running_average_is_told_from_the_figure(tmp_path: Path):
-    log = parsed(tmp_path, chat_log(), Given(recipe="opt-350m-sft", num_devices=8))
+    log = parsed(tmp_path, chat_log(), UserSettings(recipe="opt-350m-sft", num_devices=8))
     found = [d for d in log.disagreements if d.figure == "running_samples_per_s"]
     assert found and "running average" in found[0].cause
 
@@ -140,7 +140,7 @@ def test_one_figure_without_a_batch_gives_a_rate_and_no_step_time(tmp_path: Path
     ],
 )
 def test_the_window_can_be_asked_for(tmp_path: Path, rule: str, steps: tuple[int, int, int]):
-    log = parsed(tmp_path, megatron_log(steady(50)), Given(window=rule))
+    log = parsed(tmp_path, megatron_log(steady(50)), UserSettings(window=rule))
     window = log.window
     assert window is not None
     assert (window.rule, window.first_step, window.last_step, window.n) == (rule, *steps)
@@ -149,11 +149,11 @@ def test_the_window_can_be_asked_for(tmp_path: Path, rule: str, steps: tuple[int
 @pytest.mark.parametrize("rule", ["60:70", "skip:999"])
 def test_a_window_that_picks_nothing_is_refused(tmp_path: Path, rule: str):
     with pytest.raises(UserError, match=rf"--window {rule}"):
-        parsed(tmp_path, megatron_log(steady(50)), Given(window=rule))
+        parsed(tmp_path, megatron_log(steady(50)), UserSettings(window=rule))
 
 
 def test_the_users_word_goes_before_the_logs_and_is_held_against_it(tmp_path: Path):
-    log = parsed(tmp_path, chat_log(), Given(recipe="opt-350m-sft", num_devices=16))
+    log = parsed(tmp_path, chat_log(), UserSettings(recipe="opt-350m-sft", num_devices=16))
     assert log.facts.num_devices == 16
     assert any("16 was given; the log says 8" in w for w in log.warnings)
 
@@ -201,9 +201,9 @@ def test_gzip_and_plain_give_the_same(tmp_path: Path):
 
 def test_a_forced_engine_reads_what_detection_would_not(tmp_path: Path):
     text = megatron_log(steady()) + maxtext_log([2.0] * 10)
-    assert parsed(tmp_path, text, Given(engine="maxtext")).n_steps == 10
+    assert parsed(tmp_path, text, UserSettings(engine="maxtext")).n_steps == 10
     with pytest.raises(UserError, match="is unknown"):
-        parsed(tmp_path, text, Given(engine="megatrom"))
+        parsed(tmp_path, text, UserSettings(engine="megatrom"))
 
 
 def test_a_folder_is_searched_to_its_ends_in_order(tmp_path: Path):
@@ -221,22 +221,22 @@ def test_a_file_that_may_not_be_read_is_unreadable(tmp_path: Path):
 
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
-    log = parse_log(fifo, Given()).document
+    log = parse_log(fifo, UserSettings()).document
     assert log.status == "unreadable" and "no regular file" in (log.reason or "")
     dangling = tmp_path / "gone"
     dangling.symlink_to(tmp_path / "nowhere")
-    assert parse_log(dangling, Given()).document.status == "unreadable"
+    assert parse_log(dangling, UserSettings()).document.status == "unreadable"
 
 
 def test_a_folder_that_cannot_be_searched_is_not_left_out(tmp_path: Path):
-    log = parse_log(tmp_path, Given()).document
+    log = parse_log(tmp_path, UserSettings()).document
     assert log.status == "unreadable" and "searched" in (log.reason or "")
 
 
 def test_a_name_of_any_bytes_can_be_written(tmp_path: Path):
     path = tmp_path / "train-\udcff.log"
     path.write_text(megatron_log(steady()))
-    log = parse_log(path, Given()).document
+    log = parse_log(path, UserSettings()).document
     assert log.status == "ok" and log.file.encode("utf-8").endswith(b"train-?.log")
 
 
@@ -254,7 +254,7 @@ def test_a_length_that_no_line_contradicts_is_no_contradiction(tmp_path: Path):
 
 def test_one_of_many_logs_may_lack_the_window(tmp_path: Path):
     (path := tmp_path / "a.log").write_text(megatron_log(steady(20)))
-    log = parse_log(path, Given(window="35:44"), one_of_many=True).document
+    log = parse_log(path, UserSettings(window="35:44"), one_of_many=True).document
     assert log.status == "ok" and log.n_steps == 20
     assert log.window is None and log.step_time_s is None and log.metrics == {}
     assert "--window 35:44 picks none of the 20 timed steps; the log has steps 1-20" in log.warnings
@@ -297,7 +297,7 @@ def test_steps_and_samples_a_second_give_the_mean_batch(tmp_path: Path):
 
 
 def test_one_figure_for_the_whole_run_has_no_percentiles(tmp_path: Path):
-    log = parsed(tmp_path, chat_log(), Given(recipe="opt-350m-sft", num_devices=8))
+    log = parsed(tmp_path, chat_log(), UserSettings(recipe="opt-350m-sft", num_devices=8))
     assert log.metrics["step_time_p95_s"].value is None and log.metrics["step_time_p95_s"].note
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from paceline.core.units import GIB, MIB
 from paceline.core.window import MIN_STEADY
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import Parsing, log_files, parse_log
 
-LLAMA = Given(
+LLAMA = UserSettings(
     model="llama31-8b", device="B200", num_devices=8, seq_len=8192, dtype="bf16",
     convention="causal", total_tokens=1e12,
 )  # fmt: skip
@@ -124,7 +124,7 @@ LOGS = {
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_says_what_a_reader_finds_in_it(reference_data: Path, name: str):
     expected = LOGS[name]
-    log = parse_log(reference_data / "logs" / name, Given()).document
+    log = parse_log(reference_data / "logs" / name, UserSettings()).document
 
     assert (log.engine, log.status, log.n_steps) == (expected.engine, "ok", expected.n_steps)
     assert log.window is not None and log.window.rule == expected.rule
@@ -152,11 +152,11 @@ def test_every_log_is_expected_here(reference_data: Path):
     """One of them times collectives and is no training log."""
     others = [path for path in log_files([reference_data / "logs"]) if path.name not in LOGS]
     assert [path.name for path in others] == ["bigscience_all_reduce_n16_32gb.txt"]
-    assert parse_log(others[0], Given()).document.status == "not-a-training-log"
+    assert parse_log(others[0], UserSettings()).document.status == "not-a-training-log"
 
 
 def test_the_window_that_nvidia_takes_gives_the_figures_that_nvidia_expects(bridge: Path):
-    log = parse_log(bridge, Given(window="35:44"))
+    log = parse_log(bridge, UserSettings(window="35:44"))
     assert log.document.step_time_s is not None and log.document.step_time_s.n == 10
     assert log.document.step_time_s.mean == pytest.approx(5.70788)
     assert printed_tflops(log, 35, 44) == pytest.approx(1181.93)

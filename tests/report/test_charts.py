@@ -17,8 +17,8 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import Step, Steps
 from paceline.core.units import GIB
 from paceline.core.window import steady_window
+from paceline.report.chart_steps import MAX_POINTS, axis_range, chart_steps, thinned_rows
 from paceline.report.charts import CHARTS, run_charts, save_chart, save_charts
-from paceline.report.drawn import MAX_POINTS, axis_range, drawn_steps, thinned_rows
 from paceline.report.theme import DARK, EXPORT, LIGHT, ON_PAGE, Look
 from tests.report.example import (
     failed_report,
@@ -132,7 +132,7 @@ def test_the_axis_has_a_range_and_holds_the_median(times: list[float], band: flo
 def test_steps_without_a_time_are_no_points() -> None:
     steps = Steps.of([Step(1, 0.2, loss=3.0), Step(2, None, loss=2.9), Step(3, 0.2, loss=2.8)])
     run = replace(report(window=None), steps=steps)
-    drawn = drawn_steps(run)
+    drawn = chart_steps(run)
     assert drawn is not None and list(drawn.index) == [1, 3]
     assert len(rows_of(spec_of("loss", run), "losses")) == 3
 

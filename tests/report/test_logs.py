@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.steps import Step, Steps
-from paceline.logs.facts import Given
+from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import Disagreement
 from paceline.logs.parser import parse_log
 from paceline.report.logs import (
@@ -28,7 +28,7 @@ from tests.logs.example import maxtext_log
 @pytest.fixture
 def document(tmp_path: Path):
     (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0, 0.01)))
-    given = Given(model="llama31-8b", device="H100", num_devices=8, global_batch=8, seq_len=8192,
+    given = UserSettings(model="llama31-8b", device="H100", num_devices=8, global_batch=8, seq_len=8192,
                   dtype="bf16")  # fmt: skip
     return parse_log(path, given).document
 
@@ -42,7 +42,7 @@ def test_the_first_lines_say_what_was_run_and_how_fast(document):
 
 def test_what_cannot_be_told_says_what_is_missing(tmp_path: Path):
     (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0)))
-    text = "\n".join(log_lines(parse_log(path, Given()).document))
+    text = "\n".join(log_lines(parse_log(path, UserSettings()).document))
     assert "no FLOP/s: not known: model" in text and "MFU" not in text
 
 

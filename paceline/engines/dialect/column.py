@@ -15,7 +15,7 @@ FIRST_ROWS = 1 << 12
 GROWTH = 4
 
 
-class Column:
+class GrowingColumn:
     """A growing column of numbers; a single value until the first one differs.
 
     Whole numbers take 32 bit until one of them needs 64.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.engines.dialect.logged import Fact, Logged
+from paceline.engines.dialect.log_content import Fact, LogContent
 from paceline.engines.dialect.records import product
 
 MOST_HOSTS = 100_000
@@ -45,7 +45,7 @@ NAMES = {
 """Names of whole numbers, as DeepSpeed and its chat example write them, and as facts."""
 
 
-class Settings:
+class DeepSpeedSettings:
     """Collects the first statement of each setting; a reward or critic model's come later."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Settings:
         if b"Creating " in block and (kind := _OPTIMIZER.search(block)):
             self.facts.setdefault("dtype", kind[1].decode("ascii").lower())
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put everything into the log's facts, with what follows from it."""
         if len(self._lengths) == 2:
             self.facts.setdefault("seq_len", sum(self._lengths.values()))

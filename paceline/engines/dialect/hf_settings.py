@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.records import keep_whole_numbers
 
 RUNNING = b"***** Running training *****"
@@ -53,7 +53,7 @@ def pieces(text: bytes) -> list[bytes]:
     return [text]
 
 
-def read_settings(text: bytes, log: Logged) -> None:
+def read_settings(text: bytes, log: LogContent) -> None:
     """Keep what `text` says in the log's facts; the last attempt of several in one log counts."""
     if not any(mark in text for mark in _MARKS):
         return
@@ -64,7 +64,7 @@ def read_settings(text: bytes, log: Logged) -> None:
         log.figures["timed_steps"] = float(steps)
 
 
-def complete_settings(log: Logged) -> None:
+def complete_settings(log: LogContent) -> None:
     """Add the number of devices, where the batch sizes tell it: total / (a device's x accumulation)."""
     total, part = log.facts.get("global_batch"), log.facts.get("micro_batch")
     accumulation = log.facts.get("gradient_accumulation")

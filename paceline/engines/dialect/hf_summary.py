@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.engines.dialect.logged import Logged, numbers
+from paceline.engines.dialect.log_content import LogContent, numbers
 from paceline.engines.dialect.records import Records, field
 
 SAME_RUN = 0.05
@@ -23,7 +23,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True)
-class Summary:
+class TrainSummary:
     """One rank's figures, by the names of FIGURE_NAMES and `tokens`."""
 
     values: dict[str, float]
@@ -35,11 +35,11 @@ class Summary:
         return self.values["run_time_s"]
 
 
-class Summaries:
+class TrainSummaries:
     """The summaries of one run: the longest counts, for the run lasts as long as its last rank."""
 
     def __init__(self) -> None:
-        self._longest: Summary | None = None
+        self._longest: TrainSummary | None = None
         self._shortest_s = 0.0
         self._count = 0
 
@@ -55,7 +55,7 @@ class Summaries:
         sound = {name: value for name, value in values.items() if 0 < value < 1e18}
         if "run_time_s" not in sound:
             return
-        summary = Summary(sound, texts)
+        summary = TrainSummary(sound, texts)
         longest = self._longest
         if longest is not None and not self._is_of_the_run(summary, longest):
             self.begin()
@@ -66,7 +66,7 @@ class Summaries:
             self._longest = summary
         self._shortest_s = min(self._shortest_s, summary.run_time_s)
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put the run's figures into the log."""
         if self._longest is None:
             return
@@ -84,10 +84,10 @@ class Summaries:
                 f"{self._shortest_s:.7g} to {self._longest.run_time_s:.7g} s: the longest counts"
             )
 
-    def _is_of_the_run(self, summary: Summary, longest: Summary) -> bool:
+    def _is_of_the_run(self, summary: TrainSummary, longest: TrainSummary) -> bool:
         return abs(summary.run_time_s - longest.run_time_s) <= SAME_RUN * longest.run_time_s
 
-    def _keep_steps(self, log: Logged, value: float, text: bytes) -> None:
+    def _keep_steps(self, log: LogContent, value: float, text: bytes) -> None:
         digits = len(text.partition(b"e")[0].replace(b".", b"").lstrip(b"0"))
         if digits >= FEWEST_DIGITS:
             log.figures["steps_per_s"] = value
@@ -98,7 +98,7 @@ class Summaries:
             )
 
 
-def _keep_tokens(log: Logged, values: dict[str, float]) -> None:
+def _keep_tokens(log: LogContent, values: dict[str, float]) -> None:
     """Keep tokens/s only where it is certain that it is of all devices.
 
     Some versions count what one process reads; then `num_input_tokens_seen`, which is of all, is a

@@ -12,8 +12,8 @@ import numpy as np
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.units import TERA
 from paceline.engines.dialect.iteration_records import RECORD, Fields, Rows, whole_records
-from paceline.engines.dialect.logged import Logged, decimal_step, numbers, whole_numbers
-from paceline.engines.dialect.megatron_settings import Settings
+from paceline.engines.dialect.log_content import LogContent, decimal_step, numbers, whole_numbers
+from paceline.engines.dialect.megatron_settings import MegatronSettings
 
 __all__ = ["Batch", "IterationLog"]
 
@@ -63,10 +63,10 @@ class Batch:
 class IterationLog:
     """Reads iteration records batch by batch; what is said beside them goes into the log's facts."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self._log = log
         self._fields = Fields(_WANTED)
-        self._settings = Settings(log)
+        self._settings = MegatronSettings(log)
         self._targets: dict[bytes, tuple[str, float] | None] = {}
         self._timed_by: set[bytes] = set()
         self._num_skipped = self._num_nan = self._num_untimed = 0

@@ -7,10 +7,10 @@ import re
 
 from paceline.core.units import GB, MIB
 from paceline.engines.dialect.iteration_records import last_record
-from paceline.engines.dialect.logged import Fact, Logged, excerpt, numbers
+from paceline.engines.dialect.log_content import Fact, LogContent, excerpt, numbers
 from paceline.engines.dialect.records import out_of_memory_line
 
-__all__ = ["Settings"]
+__all__ = ["MegatronSettings"]
 
 ARGUMENTS: dict[bytes, str] = {
     b"world_size": "num_devices",
@@ -80,10 +80,10 @@ HALF_STEP = 0.00501
 """Half of the last digit of the printed billions, and a little for the rounding."""
 
 
-class Settings:
-    """Gathers in a Logged what the pieces of a log say of the run."""
+class MegatronSettings:
+    """Gathers in a LogContent what the pieces of a log say of the run."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self._log = log
         self._flags: dict[bytes, bytes] = {}
         self._parameters: dict[tuple[int, int], int] = {}

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from paceline.engines.dialect.logged import Logged, numbers, whole_numbers
+from paceline.engines.dialect.log_content import LogContent, numbers, whole_numbers
 from paceline.engines.dialect.mllog import TOKEN, MlRecord, number
 
 ROWS_AT_ONCE = 4096
@@ -52,7 +52,7 @@ class StepLines:
         self.begun = False
         """Whether some speed was told."""
         self.blocks = _Blocks()
-        self._single = Logged()
+        self._single = LogContent()
         self._rows: list[tuple[bytes, bytes, bytes]] = []
 
     def single_steps(self, block: bytes) -> bytes:
@@ -93,7 +93,7 @@ class StepLines:
         else:
             self._take(place, *(nan if value is None else value for value in (time, rate, loss)))
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """The better series into the log, with how many steps one line averages."""
         self._flush()
         self.blocks.end(None)
@@ -135,7 +135,7 @@ class _Blocks:
     """Means of the blocks between evaluations, and losses, which are printed more often."""
 
     def __init__(self) -> None:
-        self.log = Logged()
+        self.log = LogContent()
         self.global_batch: int | None = None
         self._rows: list[tuple[int, float, float, float]] = []
         self._mean: tuple[Place, float, float] | None = None

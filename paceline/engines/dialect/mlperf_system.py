@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, cast
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 
 MOST_TRIES = 8
 LONGEST_LINE = 1 << 14
@@ -39,7 +39,7 @@ class System:
             described = (_object(line) for line in _lines_behind(block, _SYSTEM))
             self._described = next((known for known in described if known), None)
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put what is known into the log's facts, and a contradiction into its remarks."""
         detected = self._detected()
         if self._launched:

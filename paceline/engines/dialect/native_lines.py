@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.engines.dialect.logged import LARGEST, numbers, whole_numbers
+from paceline.engines.dialect.log_content import LARGEST, numbers, whole_numbers
 
 Event = dict[str, Any]
 Columns = tuple[IntColumn, dict[str, FloatColumn]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.native_lines import (
     Columns,
     Event,
@@ -42,7 +42,7 @@ LONGEST_REASON = 200
 _LOST = re.compile(r"became (?:-?inf|nan) in step (\d{1,15})")
 
 
-def read(blocks: Iterable[bytes], log: Logged) -> None:
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps of every rank whose lines the log holds, merged as in a run folder."""
     run = _Run(log)
     layout: LineLayout | None = None
@@ -60,14 +60,14 @@ def read(blocks: Iterable[bytes], log: Logged) -> None:
 class _Rank:
     """The steps of one rank; those of a merged file belong to none."""
 
-    log: Logged = field(default_factory=Logged)
+    log: LogContent = field(default_factory=LogContent)
     of_events: bool = False
 
 
 class _Run:
     """Every rank's steps, and what start and end lines say."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self.faults = Faults()
         self._log = log
         self._ranks: dict[int, _Rank] = {}
@@ -198,7 +198,7 @@ class _Run:
             self._log.remark(f"a rank ended with status {status}: {_short(reason)}")
 
 
-def _add_merged(log: Logged, ranks: Mapping[int, Steps], without: Iterable[str]) -> None:
+def _add_merged(log: LogContent, ranks: Mapping[int, Steps], without: Iterable[str]) -> None:
     """The merged ranks, some thousand steps at a time: a copy of everything would be too large."""
     numbers = np.unique(next(iter(ranks.values())).index)
     at_once = max(LEAST_AT_ONCE, STEPS_AT_ONCE // len(ranks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.records import keep_whole_numbers, product
 
 ENDS = b"`Trainer.fit` stopped:"
@@ -35,7 +35,7 @@ _OTHERS = {b"devices", b"num_nodes", b"precision", b"fp8"}
 _DTYPES = {b"bf16": "bf16", b"16": "fp16", b"32": "fp32"}
 
 
-class Settings:
+class NemoSettings:
     """The configuration printed before the first step: YAML, one `key: value` a line.
 
     Its parts (data sets) repeat names: the first statement of each name counts.
@@ -63,7 +63,7 @@ class Settings:
         if found := _RELEASE.search(head):
             self._release = found[1]
 
-    def keep(self, log: Logged) -> None:
+    def keep(self, log: LogContent) -> None:
         """Put into the log's facts what was read, and what its last line says."""
         keep_whole_numbers(log, _FACTS, self._said.items())
         ranks = product(*(_whole(self._said.get(key)) for key in (b"devices", b"num_nodes")))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from paceline.core.steps import FloatColumn
-from paceline.engines.dialect.logged import Fact, Logged, decimal_step, excerpt, numbers
+from paceline.engines.dialect.log_content import Fact, LogContent, decimal_step, excerpt, numbers
 
 NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24})"
 """A number as programs print it in their step lines."""
@@ -90,7 +90,7 @@ class Records:
         return columns
 
 
-def note_resolution(log: Logged, columns: Mapping[str, FloatColumn], digits: int) -> None:
+def note_resolution(log: LogContent, columns: Mapping[str, FloatColumn], digits: int) -> None:
     """Keep the step of the last printed step time, of which `digits` significant ones are shown."""
     times = columns.get("step_time_s")
     if times is not None:
@@ -99,7 +99,7 @@ def note_resolution(log: Logged, columns: Mapping[str, FloatColumn], digits: int
             log.resolution_s = significant_step(known[-1].item(), digits)
 
 
-def note_decimals(log: Logged, times: Sequence[bytes] | None) -> None:
+def note_decimals(log: LogContent, times: Sequence[bytes] | None) -> None:
     """Keep the step of the last digit of step times as printed, with a fixed number of decimals."""
     for text in reversed(times or ()):
         if text:
@@ -109,7 +109,7 @@ def note_decimals(log: Logged, times: Sequence[bytes] | None) -> None:
 
 def watched(
     blocks: Iterable[bytes],
-    log: Logged,
+    log: LogContent,
     ends: bytes | None = None,
     torn: re.Pattern[bytes] | None = None,
 ) -> Iterator[bytes]:
@@ -158,7 +158,7 @@ def significant_step(value: float, digits: int) -> float:
 
 
 def keep_whole_numbers(
-    log: Logged, names: Mapping[bytes, str], said: Iterable[tuple[bytes, bytes]]
+    log: LogContent, names: Mapping[bytes, str], said: Iterable[tuple[bytes, bytes]]
 ) -> None:
     """Keep in the log's facts what is said of the settings in `names`, if it is a number above 0.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.units import TERA
-from paceline.engines.dialect.logged import Logged, decimal_step, numbers
+from paceline.engines.dialect.log_content import LogContent, decimal_step, numbers
 
 __all__ = ["STEP_TIME", "StepTimeJoin"]
 
@@ -63,7 +63,7 @@ class _Records:
 class StepTimeJoin:
     """Adds to a log the iteration records with the FLOP/s of their Step Time lines."""
 
-    def __init__(self, log: Logged) -> None:
+    def __init__(self, log: LogContent) -> None:
         self._log = log
         self._step_s = 0.0
         self._lines = _Lines(np.zeros(0), np.zeros(0))

@@ -11,14 +11,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.dialect.column import Column
+from paceline.engines.dialect.column import GrowingColumn
 
 ANY_NUMBER = st.floats(width=32) | st.sampled_from([0.0, 1.0, float("nan"), float("inf")])
 
 
 @given(st.lists(st.lists(ANY_NUMBER, max_size=4)), st.sampled_from([np.float32, np.float64]))
 def test_a_column_gives_back_what_was_appended_however_it_came(parts, dtype):
-    column = Column(dtype)
+    column = GrowingColumn(dtype)
     for part in parts:
         column.extend(np.array(part, np.float64))
 
@@ -29,7 +29,7 @@ def test_a_column_gives_back_what_was_appended_however_it_came(parts, dtype):
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 1, 2**31 - 1, 2**31])))
 def test_whole_numbers_are_kept_exactly(values):
-    column = Column(np.int64)
+    column = GrowingColumn(np.int64)
     for value in values:
         column.extend(np.array([value], np.int64))
 
@@ -40,7 +40,7 @@ def test_whole_numbers_are_kept_exactly(values):
 def test_a_column_keeps_chosen_rows_in_their_order(values, data):
     rows = data.draw(st.permutations(range(len(values))))
     kept = rows[: data.draw(st.integers(0, len(rows)))]
-    column = Column(np.float32)
+    column = GrowingColumn(np.float32)
     column.extend(np.array(values))
     column.keep(np.array(kept, np.int32))
 
@@ -50,7 +50,7 @@ def test_a_column_keeps_chosen_rows_in_their_order(values, data):
 def test_a_column_of_one_value_takes_no_memory():
     tracemalloc.start()
     try:
-        column, values = Column(np.float64), np.full(10_000, 7.0)
+        column, values = GrowingColumn(np.float64), np.full(10_000, 7.0)
         for _ in range(300):
             column.extend(values)
         read = column.read()
@@ -63,7 +63,7 @@ def test_a_column_of_one_value_takes_no_memory():
 
 
 def test_a_number_too_large_for_its_column_is_infinite():
-    column = Column(np.float32)
+    column = GrowingColumn(np.float32)
     column.extend(np.array([1e60]))
     column.extend(np.array([1e60, 1.0]))
 
@@ -71,7 +71,7 @@ def test_a_number_too_large_for_its_column_is_infinite():
 
 
 def test_a_column_takes_no_more_than_its_values():
-    column, values = Column(np.float32), np.random.default_rng(0).random(10_000)
+    column, values = GrowingColumn(np.float32), np.random.default_rng(0).random(10_000)
     column.extend(values)
     before = resident_bytes()
     for _ in range(2_000):
@@ -82,7 +82,7 @@ def test_a_column_takes_no_more_than_its_values():
 
 
 def test_step_numbers_take_32_bit_each():
-    column, n = Column(np.int64), 4_000_000
+    column, n = GrowingColumn(np.int64), 4_000_000
     before = resident_bytes()
     for start in range(0, n, 10_000):
         column.extend(np.arange(start, start + 10_000))

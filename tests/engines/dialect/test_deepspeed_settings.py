@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engines.dialect.deepspeed_settings import Settings, model_name
-from paceline.engines.dialect.logged import Fact, Logged
+from paceline.engines.dialect.deepspeed_settings import DeepSpeedSettings, model_name
+from paceline.engines.dialect.log_content import Fact, LogContent
 
 
 def facts(text: str) -> dict[str, Fact]:
     """Facts of a text, which must be the same line by line."""
-    whole, parts = Settings(), Settings()
+    whole, parts = DeepSpeedSettings(), DeepSpeedSettings()
     whole.read(text.encode())
     for line in text.encode().splitlines(keepends=True):
         parts.read(line)
-    logs = Logged(), Logged()
+    logs = LogContent(), LogContent()
     whole.keep(logs[0])
     parts.keep(logs[1])
     assert logs[0].facts == logs[1].facts

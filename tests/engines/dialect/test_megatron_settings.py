@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engines.dialect.logged import Logged
-from paceline.engines.dialect.megatron_settings import Settings
+from paceline.engines.dialect.log_content import LogContent
+from paceline.engines.dialect.megatron_settings import MegatronSettings
 from tests.engines.megatron_lines import record
 
 MIB, GB = 2**20, 10**9
 
 
-def settings(*pieces: bytes) -> Logged:
+def settings(*pieces: bytes) -> LogContent:
     """What is said by a log that comes in these pieces."""
-    log = Logged()
-    reader = Settings(log)
+    log = LogContent()
+    reader = MegatronSettings(log)
     for piece in pieces:
         reader.read(piece)
     reader.finish()

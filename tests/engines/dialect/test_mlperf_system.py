@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.mlperf_system import System
 
 LAUNCH = ":::DLPAL reg/image:1 174 18 node[01-18] 'unknown' GB300_18x4x1xtp2pp3cp4_8b\n"
@@ -19,8 +19,8 @@ def described(**fields: Any) -> str:
     return f":::SYSJSON {json.dumps({**known, **fields})}\n"
 
 
-def read(*blocks: str) -> Logged:
-    log, system = Logged(), System()
+def read(*blocks: str) -> LogContent:
+    log, system = LogContent(), System()
     for block in blocks:
         system.read(block.encode())
     system.keep(log)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.records import (
     Records,
     field,
@@ -52,8 +52,8 @@ def test_of_several_names_the_first_one_counts():
     np.testing.assert_array_equal(columns["loss"], [1, 3, np.nan])
 
 
-def run(blocks: list[bytes], torn: re.Pattern[bytes] | None = None) -> tuple[bytes, Logged]:
-    log = Logged()
+def run(blocks: list[bytes], torn: re.Pattern[bytes] | None = None) -> tuple[bytes, LogContent]:
+    log = LogContent()
     return b"".join(watched(blocks, log, b"All done", torn)), log
 
 
@@ -143,7 +143,7 @@ def test_the_step_of_the_last_significant_digit(value: float, digits: int, step:
 
 
 def test_the_last_known_time_sets_the_resolution():
-    log = Logged()
+    log = LogContent()
     note_resolution(log, {"step_time_s": np.array([5.0, 20.0, np.nan])}, 3)
     assert log.resolution_s == pytest.approx(0.1)
     note_resolution(log, {"step_time_s": np.array([np.nan])}, 3)
@@ -156,7 +156,7 @@ def test_the_last_known_time_sets_the_resolution():
 
 
 def test_settings_are_whole_numbers_above_zero():
-    log = Logged()
+    log = LogContent()
     said = [(b"n", b"1,024"), (b"m", b"0"), (b"k", b"-3"), (b"x", b"5"), (b"n", b"2,048")]
     keep_whole_numbers(log, {b"n": "global_batch", b"m": "tp", b"k": "pp"}, said)
     keep_whole_numbers(log, {b"n": "seq_len"}, [(b"n", b"9" * 19), (b"n", b"9" * 40)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.steps import FloatColumn
-from paceline.engines.dialect.logged import Logged
+from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.step_time_join import MOST_WAITING, STEP_TIME, StepTimeJoin
 
 FLOPS = "flops_per_s_per_device"
@@ -30,9 +30,9 @@ def joined(
     records_s: Sequence[float] | FloatColumn,
     lines_s: Sequence[float] | FloatColumn,
     batch: int = 10**9,
-) -> Logged:
+) -> LogContent:
     """The log of records numbered from 1 and lines that come in batches of so many."""
-    log = Logged()
+    log = LogContent()
     join = StepTimeJoin(log)
     times = np.asarray(records_s, dtype=np.float64)
     for start in range(0, max(len(times), len(lines_s)), batch):
@@ -43,7 +43,7 @@ def joined(
     return log
 
 
-def assert_joined(log: Logged, times: FloatColumn, missing: Sequence[int] = ()) -> None:
+def assert_joined(log: LogContent, times: FloatColumn, missing: Sequence[int] = ()) -> None:
     """Each step has the figure of its own time, within what the printed time resolves."""
     flops = log.steps()[FLOPS]
     known = np.isfinite(flops)
@@ -107,7 +107,7 @@ def test_a_pair_that_disagrees_is_not_joined_and_the_next_one_is():
 
 def test_all_lines_before_all_records():
     times = steady(300)
-    log, empty = Logged(), np.zeros(0, np.int64)
+    log, empty = LogContent(), np.zeros(0, np.int64)
     join = StepTimeJoin(log)
     join.add(empty, {}, [line(t) for t in times])
     join.add(np.arange(1, 301), {"step_time_s": times}, [])
@@ -117,7 +117,7 @@ def test_all_lines_before_all_records():
 
 
 def test_other_columns_stay_with_their_records():
-    log, times = Logged(), steady(3)
+    log, times = LogContent(), steady(3)
     join = StepTimeJoin(log)
     join.add(np.array([1]), {"step_time_s": times[:1]}, [line(times[0])])
     join.add(np.array([2]), {"step_time_s": times[1:2], "loss": np.array([2.5])}, [])
@@ -137,7 +137,7 @@ def test_lines_that_never_agree_are_given_up():
 
 
 def test_lines_that_wait_too_long_become_steps_of_a_log_without_records():
-    log = Logged()
+    log = LogContent()
     join = StepTimeJoin(log)
     for _ in range(3):
         join.add(np.zeros(0, np.int64), {}, [line(5.7)] * MOST_WAITING)
@@ -148,7 +148,7 @@ def test_lines_that_wait_too_long_become_steps_of_a_log_without_records():
 
 
 def test_records_do_not_wait_for_ever():
-    log = Logged()
+    log = LogContent()
     join = StepTimeJoin(log)
     n = MOST_WAITING + 5
     join.add(np.arange(1, n + 1), {"step_time_s": np.full(n, 5.7)}, [])

@@ -11,7 +11,7 @@ import pytest
 from paceline.core.steps import FLOATS
 from paceline.engines import megatron, megatron_deepspeed
 from paceline.engines.dialect.iteration_records import RECORD
-from paceline.engines.dialect.logged import Dialect, Logged
+from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.engines.dialect.wrapped_records import Wrapping
 from tests.engines.megatron_lines import MS, S, column, read, record
 from tests.engines.promises import check_read
@@ -39,7 +39,7 @@ def worded(text: bytes, width: int) -> bytes:
     return "\n".join(lines).encode() + b"\n"
 
 
-def assert_same(found: Logged, expected: Logged) -> None:
+def assert_same(found: LogContent, expected: LogContent) -> None:
     ours, theirs = found.steps(), expected.steps()
     assert ours.index.tolist() == theirs.index.tolist()
     for name in FLOATS:

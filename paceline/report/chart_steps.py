@@ -19,7 +19,7 @@ EDGE_BANDS = 4
 
 
 @dataclass(frozen=True)
-class Drawn:
+class ChartSteps:
     """The timed steps as they are drawn."""
 
     index: IntColumn
@@ -52,7 +52,7 @@ class Drawn:
         return int((self.times_s != self.shown_s).sum())
 
 
-def drawn_steps(report: RunReport) -> Drawn | None:
+def chart_steps(report: RunReport) -> ChartSteps | None:
     """The steps with a time, thinned and fitted to the axis; None when there are none."""
     timed = np.flatnonzero(np.isfinite(report.steps["step_time_s"]))
     if not len(timed):
@@ -62,7 +62,7 @@ def drawn_steps(report: RunReport) -> Drawn | None:
     centre = float(np.median(times[inside] if inside.any() else times))
     low, high = axis_range(times, centre, band_s(report))
     rows = thinned_rows(times)
-    return Drawn(
+    return ChartSteps(
         index=report.steps.index[timed][rows],
         times_s=times[rows],
         shown_s=np.clip(times[rows], low, high),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
-from paceline.engines.dialect.column import Column
+from paceline.engines.dialect.column import GrowingColumn
 from paceline.engines.dialect.step_order import REPAIRS, Rows, grows, restarts
 
 EXACT = {"step_time_s", "tokens"}
@@ -35,7 +35,7 @@ Fact = int | float | str
 
 
 @dataclass
-class Logged:
+class LogContent:
     """A log as its dialect reads it; nothing is said until a line says it."""
 
     facts: dict[str, Fact] = field(default_factory=dict[str, Fact])
@@ -55,8 +55,8 @@ class Logged:
     out_of_memory: str | None = None
     """The line that tells of it."""
     _in_order: bool = False
-    _index: Column = field(default_factory=lambda: Column(np.int64))
-    _columns: dict[str, Column] = field(default_factory=dict[str, Column])
+    _index: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
+    _columns: dict[str, GrowingColumn] = field(default_factory=dict[str, GrowingColumn])
 
     def __len__(self) -> int:
         return len(self._index)
@@ -80,7 +80,7 @@ class Logged:
         for name in self._columns.keys() - columns.keys():
             self._columns[name].extend(unsaid)
 
-    def take_steps(self, other: Logged, without: Collection[str] = ()) -> None:
+    def take_steps(self, other: LogContent, without: Collection[str] = ()) -> None:
         """Take over the steps of `other` in place of its own; `other` must not be used afterwards."""
         self._index = other._index
         self._columns = {
@@ -146,7 +146,7 @@ class Dialect:
     """Literals of which every log of this kind has at least one: looked for before anything else."""
     step_line: re.Pattern[bytes]
     """What only a step (or the one figure) of this dialect looks like."""
-    read: Callable[[Iterable[bytes], Logged], None]
+    read: Callable[[Iterable[bytes], LogContent], None]
     """Reads blocks of whole lines; must neither raise nor slow down on any bytes."""
     precedence: int = 5
     """Lower wins where the lines of several dialects stand in one log."""
@@ -257,9 +257,9 @@ def _number(text: bytes) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def _unsaid_column(name: str, length: int) -> Column:
+def _unsaid_column(name: str, length: int) -> GrowingColumn:
     if name not in FLOATS:
         raise KeyError(f"{name} is no column of Step")
-    column = Column(np.float64 if name in EXACT else np.float32)
+    column = GrowingColumn(np.float64 if name in EXACT else np.float32)
     column.extend(np.broadcast_to(np.nan, length))
     return column

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.dialect.logged import (
+from paceline.engines.dialect.log_content import (
     MOST_CHARACTERS,
     MOST_REMARKS,
-    Logged,
+    LogContent,
     decimal_step,
     excerpt,
     numbers,
@@ -20,8 +20,8 @@ from paceline.engines.dialect.logged import (
 )
 
 
-def logged(*index: int, **columns: list[float]) -> Logged:
-    log = Logged()
+def logged(*index: int, **columns: list[float]) -> LogContent:
+    log = LogContent()
     log.add_steps(np.array(index, np.int64), **{k: np.array(v) for k, v in columns.items()})
     return log
 
@@ -62,7 +62,7 @@ def test_a_column_of_another_name_or_length_is_refused():
 
 
 def test_a_log_without_steps_has_none():
-    assert len(Logged().steps()) == 0
+    assert len(LogContent().steps()) == 0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_steps_can_be_asked_for_twice(printed):
 def test_millions_of_lines_that_come_again_take_little_memory():
     tracemalloc.start()
     try:
-        log, values = Logged(), np.random.default_rng(0).random(10_000)
+        log, values = LogContent(), np.random.default_rng(0).random(10_000)
         for k in range(300):
             index = np.arange(10_000 * k, 10_000 * (k + 1)) // 2
             log.add_steps(index, step_time_s=values, loss=values, mfu=values, grad_norm=values)
@@ -147,7 +147,7 @@ def test_millions_of_lines_that_come_again_take_little_memory():
 
 
 def test_a_remark_is_kept_once_and_no_more_than_a_screen_of_them():
-    log = Logged()
+    log = LogContent()
     for number in [1, 1, 2, *range(1000)]:
         log.remark(f"{number} lines were torn")
 
@@ -156,7 +156,7 @@ def test_a_remark_is_kept_once_and_no_more_than_a_screen_of_them():
 
 
 def test_the_largest_memory_figure_of_a_kind_is_kept():
-    log = Logged()
+    log = LogContent()
     for value in (5.0, 7.0, 6.0, float("nan"), float("inf")):
         log.peak("reserved", value)
     log.peak("allocated", float("nan"))
