@@ -87,6 +87,8 @@ def _named(name: str, needed: str, known: Callable[[], Iterable[str]]) -> Any:
             return module
     names = list(known())
     raise UserError(
-        f"engine {name!r}", "is unknown", allowed=", ".join(names),
+        f"engine {name!r}",
+        "is unknown",
+        allowed=", ".join(names),
         remedy=did_you_mean(name, names) or None,
-    )  # fmt: skip
+    )

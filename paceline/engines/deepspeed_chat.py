@@ -30,23 +30,38 @@ MOST_RESULTS = 1000
 
 _MEMORY = rb"(?:, MemAllocated=" + NUMBER + rb"GB, MaxMemAllocated=" + NUMBER + rb"GB)?"
 _TIMER = re.compile(
-    rb"global_step=(\d{1,18}), RunningAvgSamplesPerSec=" + NUMBER
-    + rb", CurrSamplesPerSec=" + NUMBER + rb"\b" + _MEMORY
-)  # fmt: skip
+    rb"global_step=(\d{1,18}), RunningAvgSamplesPerSec="
+    + NUMBER
+    + rb", CurrSamplesPerSec="
+    + NUMBER
+    + rb"\b"
+    + _MEMORY
+)
 _OLD_TIMER = re.compile(
-    rb"[0-9]/(\d{1,18}), (?:RunningAvg)?SamplesPerSec=" + NUMBER
-    + rb"(?:, CurrSamplesPerSec=" + NUMBER + rb")?" + _MEMORY
-)  # fmt: skip
+    rb"[0-9]/(\d{1,18}), (?:RunningAvg)?SamplesPerSec="
+    + NUMBER
+    + rb"(?:, CurrSamplesPerSec="
+    + NUMBER
+    + rb")?"
+    + _MEMORY
+)
 _OLD_MARKS = (b", SamplesPerSec=", b", RunningAvgSamplesPerSec=")
 _RLHF = re.compile(
     rb"\|(?:act_loss: " + NUMBER + rb"|E2E latency=" + NUMBER + rb"s (?:\|[^|\n\r]{0,60}+){0,8}?"
     rb"(?:\|CurSamplesPerSec=" + NUMBER + rb" (?:\|AvgSamplesPerSec=" + NUMBER + rb")?|[\n\r]))"
-)  # fmt: skip
+)
 _PERF = re.compile(
-    rb"(?:Rank: 0, loss = " + NUMBER + rb"|Latency: " + NUMBER + rb"s, TFLOPs: " + NUMBER
-    + rb", Samples/sec: " + NUMBER + rb", Time/seq [^,\n\r]{1,30}, Batch Size: (\d{1,12})"
+    rb"(?:Rank: 0, loss = "
+    + NUMBER
+    + rb"|Latency: "
+    + NUMBER
+    + rb"s, TFLOPs: "
+    + NUMBER
+    + rb", Samples/sec: "
+    + NUMBER
+    + rb", Time/seq [^,\n\r]{1,30}, Batch Size: (\d{1,12})"
     rb", (Total Seq\.|Sequence) Length: (\d{0,12}))"
-)  # fmt: skip
+)
 _SKIPPED = re.compile(rb"step=(\d{1,18}), skipped=(\d{1,18})")
 _TIME = re.compile(rb"Execution time: " + NUMBER + rb" seconds for (\d{1,18}) steps")
 _THROUGHPUT = re.compile(rb"Throughput: " + NUMBER + rb" samples/sec")

@@ -25,12 +25,21 @@ from paceline.engines.dialect.records import (
 __all__ = ["DIALECT"]
 
 _STEP = re.compile(
-    rb"completed step: (\d{1,18}), seconds: " + NUMBER
-    + rb"(?:, TFLOP/s(?:/device)?: " + NUMBER + rb")?"
-    + rb"(?:, Tokens/s/device: " + NUMBER + rb")?"
-    + rb"(?:, total_weights: " + NUMBER + rb")?"
-    + rb"(?:(?:, [^,\r\n]{1,60}){0,4}?, loss: " + NUMBER + rb")?"
-)  # fmt: skip
+    rb"completed step: (\d{1,18}), seconds: "
+    + NUMBER
+    + rb"(?:, TFLOP/s(?:/device)?: "
+    + NUMBER
+    + rb")?"
+    + rb"(?:, Tokens/s/device: "
+    + NUMBER
+    + rb")?"
+    + rb"(?:, total_weights: "
+    + NUMBER
+    + rb")?"
+    + rb"(?:(?:, [^,\r\n]{1,60}){0,4}?, loss: "
+    + NUMBER
+    + rb")?"
+)
 _TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 

@@ -112,10 +112,14 @@ def _layout_problems(spec: RunSpec) -> list[str]:
     """What is wrong with the whole batch, else with the first smaller one of a ramp-up."""
     for batch in reversed(spec.training.batches):
         problems = native_problems(
-            spec.layout, spec.model, spec.world_size, batch,
-            dtype=spec.training.dtype, device=_device(spec),
+            spec.layout,
+            spec.model,
+            spec.world_size,
+            batch,
+            dtype=spec.training.dtype,
+            device=_device(spec),
             compiled=spec.training.compile != "none",
-        )  # fmt: skip
+        )
         if problems and batch < spec.training.global_batch:
             return [f"while the batch ramps up: {problem}" for problem in problems]
         if problems:

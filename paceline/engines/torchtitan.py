@@ -28,19 +28,24 @@ _STEP = re.compile(
 _TORN = re.compile(rb"step: {1,12}\d{1,18} +loss(?!.{0,4000}(?:tps|wps|iter): {0,12}[0-9])")
 _COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m)?"
 _STEP_LINE = re.compile(
-    rb"step: {1,12}\d{1,18} {1,4}" + _COLOUR + rb"loss: {1,12}" + _COLOUR
+    rb"step: {1,12}\d{1,18} {1,4}"
+    + _COLOUR
+    + rb"loss: {1,12}"
+    + _COLOUR
     + rb"[0-9ni-][^\r\n]{0,200}?(?:tps|wps|iter): |step=\d{1,18} global_avg_loss="
     + rb'|"step": \d{1,18}, "loss_metrics/'
-)  # fmt: skip
+)
 
 _TIME = (field(rb'end_to_end\(s\)"?[:=] ?'), field(rb"iter: {1,12}"))
 _EITHER = {
     "loss": (field(rb"loss: {1,12}"), field(rb'global_avg_loss"?[:=] ?')),
     "step_time_s": _TIME,
     "tokens_per_s_per_device": (
-        field(rb"tps: "), field(rb"wps: "), field(rb'throughput\(tps\)"?[:=] ?')
+        field(rb"tps: "),
+        field(rb"wps: "),
+        field(rb'throughput\(tps\)"?[:=] ?'),
     ),
-}  # fmt: skip
+}
 _MEMORY = {"reserved_bytes": (field(rb"memory: {0,12}"), field(rb'max_reserved\(GiB\)"?[:=] ?'))}
 _GRAD_NORM = {"grad_norm": field(rb'grad_norm"?[:=] {0,12}')}
 _RATES = {"flops_per_s_per_device": field(rb'tflops"?[:=] ?')}

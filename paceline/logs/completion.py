@@ -26,9 +26,9 @@ def completed_steps(steps: Steps, facts: Facts, log: LogContent) -> Steps:
     if steps.known("step_time_s") or not len(steps):
         return steps
     times = _times_from_rates(steps, facts)
-    return steps if times is None else replace(
-        steps, columns={**steps.columns, "step_time_s": times}
-    )  # fmt: skip
+    return (
+        steps if times is None else replace(steps, columns={**steps.columns, "step_time_s": times})
+    )
 
 
 def paced_steps(steps: Steps) -> Steps:

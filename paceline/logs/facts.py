@@ -21,9 +21,15 @@ from paceline.files.recipe import Recipe, load_recipe
 
 AXES = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
 DTYPE_NAMES = {
-    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-    "torch.float16": "fp16", "float32": "fp32", "torch.float32": "fp32", "float": "fp32",
-}  # fmt: skip
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "torch.float16": "fp16",
+    "float32": "fp32",
+    "torch.float32": "fp32",
+    "float": "fp32",
+}
 SIZES = ("global_batch", "seq_len")
 SAME_SIZE = 0.03
 """Printed counts are rounded to three digits, and may leave out embeddings or count adapters."""
@@ -71,8 +77,9 @@ class UserSettings:
         try:
             check_rule(self.window or "auto")
         except ValueError as error:
-            raise UserError(f"--window {self.window}", str(error),
-                            allowed="auto, last, FIRST:LAST, skip:N") from error  # fmt: skip
+            raise UserError(
+                f"--window {self.window}", str(error), allowed="auto, last, FIRST:LAST, skip:N"
+            ) from error
 
 
 def all_facts(given: UserSettings, engine: str | None, log: LogContent) -> tuple[Facts, list[str]]:
@@ -139,14 +146,19 @@ def _user_facts(given: UserSettings) -> tuple[dict[str, Any], list[str]]:
     if given.model is not None:
         recipe = load_recipe(given.model)
         facts |= {
-            "recipe": recipe.name, "model": recipe.model, "lora": recipe.lora,
+            "recipe": recipe.name,
+            "model": recipe.model,
+            "lora": recipe.lora,
             "nominal_parameters": recipe.nominal_parameters,
-        }  # fmt: skip
+        }
         convention = facts["flops_convention"] or recipe.flops_convention
         known = recipe.model.conventions
         if known and convention not in known:
-            raise UserError(f"--convention {convention}", f"counts no model like {recipe.name}",
-                            allowed=", ".join(known))  # fmt: skip
+            raise UserError(
+                f"--convention {convention}",
+                f"counts no model like {recipe.name}",
+                allowed=", ".join(known),
+            )
         facts["flops_convention"] = convention
     known = {name: value for name, value in facts.items() if value is not None}
     return known, [device.note] if device and device.note else []
@@ -227,13 +239,21 @@ def _dtype(name: str, where: str) -> str:
     known = get_args(Dtype)
     dtype = DTYPE_NAMES.get(name.lower(), name.lower())
     if dtype not in known:
-        raise UserError(f"{where} {name}", "is unknown", allowed=", ".join(known),
-                        remedy=did_you_mean(dtype, list(known)) or None)  # fmt: skip
+        raise UserError(
+            f"{where} {name}",
+            "is unknown",
+            allowed=", ".join(known),
+            remedy=did_you_mean(dtype, list(known)) or None,
+        )
     return dtype
 
 
 def _convention(name: str) -> str:
     if name not in CONVENTIONS:
-        raise UserError(f"--convention {name}", "is unknown", allowed=", ".join(CONVENTIONS),
-                        remedy=did_you_mean(name, list(CONVENTIONS)) or None)  # fmt: skip
+        raise UserError(
+            f"--convention {name}",
+            "is unknown",
+            allowed=", ".join(CONVENTIONS),
+            remedy=did_you_mean(name, list(CONVENTIONS)) or None,
+        )
     return name

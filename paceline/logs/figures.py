@@ -25,9 +25,15 @@ COARSE = 0.005
 
 JITTER_WARNING = 0.1
 OF_STEPS = {
-    "step_time_s", "step_time_mean_s", "step_time_p05_s", "step_time_p95_s", "jitter_tax",
-    "first_step_s", "data_wait_fraction", "comm_wait_fraction",
-}  # fmt: skip
+    "step_time_s",
+    "step_time_mean_s",
+    "step_time_p05_s",
+    "step_time_p95_s",
+    "jitter_tax",
+    "first_step_s",
+    "data_wait_fraction",
+    "comm_wait_fraction",
+}
 """Metrics that a rate alone does not tell."""
 
 OF_MANY_STEPS = {"step_time_p05_s", "step_time_p95_s"}
@@ -127,10 +133,12 @@ def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
     return timed_run(
-        facts, steps, window,
+        facts,
+        steps,
+        window,
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_source=peak.source if peak else None,
-    )  # fmt: skip
+    )
 
 
 def single_figure(
@@ -155,9 +163,15 @@ def single_figure(
         else []
     )
     record = WindowRecord(
-        rule="as printed", first_step=None, last_step=None, n=1, n_warmup=0, state="short",
-        global_batch=batch, seq_len=facts.seq_len,
-    )  # fmt: skip
+        rule="as printed",
+        first_step=None,
+        last_step=None,
+        n=1,
+        n_warmup=0,
+        state="short",
+        global_batch=batch,
+        seq_len=facts.seq_len,
+    )
     return SingleFigure(Steps.of(one), Window(slice(0, len(one)), record), rates)
 
 
@@ -193,9 +207,12 @@ def rates_of(facts: Facts, window: Steps) -> dict[str, Metric]:
         if len(values) and factor:
             rate = summarize(values * factor)
             found[name] = Metric(
-                value=_plain(rate.median), unit=unit, n=rate.n, spread=rate.relative_spread,
+                value=_plain(rate.median),
+                unit=unit,
+                n=rate.n,
+                spread=rate.relative_spread,
                 statistic="median of the printed rates",
-            )  # fmt: skip
+            )
     return found
 
 

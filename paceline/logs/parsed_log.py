@@ -11,9 +11,7 @@ from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary
 from paceline.core.value import Value
 
-LogStatus = Literal[
-    "ok", "empty", "not-a-training-log", "unreadable", "truncated", "nan", "oom"
-]  # fmt: skip
+LogStatus = Literal["ok", "empty", "not-a-training-log", "unreadable", "truncated", "nan", "oom"]
 
 
 class StepTimes(Value):

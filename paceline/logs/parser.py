@@ -291,9 +291,13 @@ def _without_steps(
 ) -> Parsing:
     facts, _ = all_facts(given, given.engine_name, LogContent())
     document = ParsedLog(
-        file=as_text(str(shown)), engine=given.engine_name, status=status, reason=reason, facts=facts,
+        file=as_text(str(shown)),
+        engine=given.engine_name,
+        status=status,
+        reason=reason,
+        facts=facts,
         num_bytes=num_bytes,
-    )  # fmt: skip
+    )
     return Parsing(document, Steps.of([]), LogContent())
 
 

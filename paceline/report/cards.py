@@ -83,8 +83,12 @@ def _throughput(result: Result) -> Card:
 def _step_time(result: Result) -> Card:
     metric = result.metrics.get("step_time_s")
     if result.window is not None and result.window.rule == "as printed":
-        return _card("Step time, mean", "none" if known(metric) is None else value_text(metric),
-                     metric, ["as the source prints it"] if known(metric) else _reason(metric))  # fmt: skip
+        return _card(
+            "Step time, mean",
+            "none" if known(metric) is None else value_text(metric),
+            metric,
+            ["as the source prints it"] if known(metric) else _reason(metric),
+        )
     low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
     span = None
     if known(low) is not None and known(high) is not None:

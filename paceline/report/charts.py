@@ -38,8 +38,9 @@ def save_chart(chart: alt.LayerChart, path: Path) -> Path:
     """Write one chart as .svg or .png (two pixels a unit), by the path's suffix."""
     form = path.suffix.removeprefix(".")
     if form not in FORMATS:
-        raise UserError(str(path), "charts are not written in this format",
-                        allowed=", ".join(FORMATS))  # fmt: skip
+        raise UserError(
+            str(path), "charts are not written in this format", allowed=", ".join(FORMATS)
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         chart.save(path, format=form, scale_factor=PIXELS_PER_UNIT if form == "png" else 1)

@@ -200,8 +200,14 @@ def _rank_row(rank: RankSummary, name: str) -> list[str]:
 def _reference_row(row: ReferenceComparison) -> list[str]:
     ratio = "none" if row.ratio is None else f"{row.ratio:.3f}"
     judged = "yes" if row.comparable else f"no: {row.why_not or 'no reason given'}"
-    cells = (row.reference, label(row.metric), written(row.reference_value, row.unit), ratio, judged,
-             row.source)  # fmt: skip
+    cells = (
+        row.reference,
+        label(row.metric),
+        written(row.reference_value, row.unit),
+        ratio,
+        judged,
+        row.source,
+    )
     return [printable(cell) for cell in cells]
 
 

@@ -186,11 +186,13 @@ def _rank_label(
     return (
         alt.Chart(alt.Data(values=[{**row, "text": text}]), name="straggler")
         .mark_text(
-            color=look.palette.accent, fontWeight="bold", dy=-9,
+            color=look.palette.accent,
+            fontWeight="bold",
+            dy=-9,
             align="left" if place < 0.2 else "right" if place > 0.8 else "center",
         )
         .encode(x=x, y="until:Q", text="text:N")
-    )  # fmt: skip
+    )
 
 
 def _ranks_sentence(straggler: Straggler | None, staged: bool) -> str:

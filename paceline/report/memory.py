@@ -66,11 +66,17 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
         alt.Chart(alt.Data(values=rows), name="parts")
         .mark_bar(height=16, stroke=look.palette.card, strokeWidth=1)
         .encode(
-            x=x, x2="end:Q", y=y, color=_colours(used, look),
-            tooltip=[alt.Tooltip("bar:N", title="of"), alt.Tooltip("part:N"),
-                     alt.Tooltip("size:N", title="bytes")],
+            x=x,
+            x2="end:Q",
+            y=y,
+            color=_colours(used, look),
+            tooltip=[
+                alt.Tooltip("bar:N", title="of"),
+                alt.Tooltip("part:N"),
+                alt.Tooltip("size:N", title="bytes"),
+            ],
         )
-    ]  # fmt: skip
+    ]
     if drawn_limit:
         layers.append(
             alt.Chart(alt.Data(values=[{"start": drawn_limit / divisor}]), name="part-limit")
@@ -134,8 +140,15 @@ def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[st
         size = parts.get(part, 0.0)
         if size > 0:
             end = start + size
-            rows.append({"bar": bar, "part": part, "start": start / divisor, "end": end / divisor,
-                         "size": written(size, "bytes")})  # fmt: skip
+            rows.append(
+                {
+                    "bar": bar,
+                    "part": part,
+                    "start": start / divisor,
+                    "end": end / divisor,
+                    "size": written(size, "bytes"),
+                }
+            )
             start = end
     return rows
 

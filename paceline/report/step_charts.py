@@ -32,10 +32,12 @@ def step_series(report: RunReport, look: Look) -> alt.LayerChart | None:
     if drawn.in_window.any():
         layers.append(_median_rule(drawn, look, [drawn.window_start, drawn.window_end]))
     return finish(
-        layers, look, "Step times",
+        layers,
+        look,
+        "Step times",
         [_window_sentence(report, drawn), *_drawing_notes(drawn)],
         HEIGHT,
-    )  # fmt: skip
+    )
 
 
 def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -144,8 +146,11 @@ def _points(report: RunReport, drawn: ChartSteps, look: Look) -> alt.Chart:
     ]
     palette = look.palette
     colours = {
-        WARMUP: palette.warmup, _window_name(report): palette.steady, OUTSIDE: palette.accent, NO_WINDOW: palette.steady
-    }  # fmt: skip
+        WARMUP: palette.warmup,
+        _window_name(report): palette.steady,
+        OUTSIDE: palette.accent,
+        NO_WINDOW: palette.steady,
+    }
     present = [phase for phase in colours if phase in phases]
     return (
         alt.Chart(alt.Data(values=rows), name="steps")

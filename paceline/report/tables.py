@@ -100,8 +100,17 @@ def metrics_md(result: Result) -> str:
     ]
     if result.reason:
         lines += ["", f"Reason: {md_text(result.reason)}"]
-    head = ("metric", "value", "95 % interval", "spread", "n", "statistic", "window",
-            "convention", "source or note")  # fmt: skip
+    head = (
+        "metric",
+        "value",
+        "95 % interval",
+        "spread",
+        "n",
+        "statistic",
+        "window",
+        "convention",
+        "source or note",
+    )
     rows = [_md_cells(row) for row in written_rows(result)]
     if rows:
         lines += ["", _md_line(head), _md_line(["---"] * len(head)), *map(_md_line, rows)]
@@ -162,8 +171,16 @@ def csv_cell(value: object) -> object:
 
 def _md_cells(row: WrittenRow) -> list[str]:
     remark = "; ".join(part for part in (row.source, row.note) if part)
-    cells = (row.value, row.interval, row.spread, row.n, row.statistic, row.window,
-             row.convention, remark)  # fmt: skip
+    cells = (
+        row.value,
+        row.interval,
+        row.spread,
+        row.n,
+        row.statistic,
+        row.window,
+        row.convention,
+        remark,
+    )
     name = f"`{row.name}`" if re.fullmatch(r"[a-z0-9_]+", row.name) else md_text(row.name)
     return [name, *(md_text(cell) for cell in cells)]
 

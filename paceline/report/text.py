@@ -164,8 +164,12 @@ def _resources(result: Result) -> str:
     """Memory with its kind, data wait and start-up."""
     kinds = memory_by_kind(result)
     parts = [f"memory {written(b, 'bytes')} a rank ({kind})" for kind, b in kinds.items()][:1]
-    named = (("data_wait_fraction", "data wait"), ("startup_s", "start-up"),
-             ("first_step_s", "first step"), ("days_to_train", "whole training"))  # fmt: skip
+    named = (
+        ("data_wait_fraction", "data wait"),
+        ("startup_s", "start-up"),
+        ("first_step_s", "first step"),
+        ("days_to_train", "whole training"),
+    )
     for name, words in named:
         metric = result.metrics.get(name)
         if metric is not None and known(metric) is not None:

@@ -38,16 +38,38 @@ class Palette:
 
 
 LIGHT = Palette(
-    page="#f7f7f5", card="#ffffff", ink="#1d232b", muted="#5d6672", line="#e2e3e0",
-    steady="#2f6ba8", band="#cfdfef", warmup="#9298a0", shade="#efefec", accent="#b8540f",
-    good="#1f7a6c", steady_soft="#7ba3ca", good_soft="#a5cbc4", warmup_soft="#d3d5d8",
-)  # fmt: skip
+    page="#f7f7f5",
+    card="#ffffff",
+    ink="#1d232b",
+    muted="#5d6672",
+    line="#e2e3e0",
+    steady="#2f6ba8",
+    band="#cfdfef",
+    warmup="#9298a0",
+    shade="#efefec",
+    accent="#b8540f",
+    good="#1f7a6c",
+    steady_soft="#7ba3ca",
+    good_soft="#a5cbc4",
+    warmup_soft="#d3d5d8",
+)
 
 DARK = Palette(
-    page="#14171b", card="#1c2026", ink="#e7e8e6", muted="#a0a8b2", line="#343a42",
-    steady="#7db3e3", band="#2b4258", warmup="#7f8791", shade="#252a31", accent="#efa066",
-    good="#63c2b0", steady_soft="#55809f", good_soft="#38655f", warmup_soft="#464c54",
-)  # fmt: skip
+    page="#14171b",
+    card="#1c2026",
+    ink="#e7e8e6",
+    muted="#a0a8b2",
+    line="#343a42",
+    steady="#7db3e3",
+    band="#2b4258",
+    warmup="#7f8791",
+    shade="#252a31",
+    accent="#efa066",
+    good="#63c2b0",
+    steady_soft="#55809f",
+    good_soft="#38655f",
+    warmup_soft="#464c54",
+)
 
 PAGE = Palette(**{field.name: f"var(--{field.name})" for field in fields(Palette)})
 """Colours as CSS variables, so that one drawing follows the page's appearance."""
@@ -74,20 +96,46 @@ def css_variables(palette: Palette) -> str:
 def chart_config(look: Look) -> dict[str, Any]:
     """Vega-Lite configuration: quiet axes, horizontal grid, legend on top."""
     colours = look.palette
-    text = {"labelColor": colours.muted, "titleColor": colours.muted, "labelFontSize": 11,
-            "titleFontSize": 11, "titleFontWeight": "normal"}  # fmt: skip
+    text = {
+        "labelColor": colours.muted,
+        "titleColor": colours.muted,
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+    }
     return {
         "font": FONT,
         "background": look.background,
         "padding": {"left": 4, "right": 12, "top": 6, "bottom": 4},
         "view": {"stroke": None},
-        "axis": {**text, "gridColor": colours.line, "domainColor": colours.line,
-                 "tickColor": colours.line, "titlePadding": 8, "labelLimit": 120},
+        "axis": {
+            **text,
+            "gridColor": colours.line,
+            "domainColor": colours.line,
+            "tickColor": colours.line,
+            "titlePadding": 8,
+            "labelLimit": 120,
+        },
         "axisX": {"grid": False},
         "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
-        "legend": {**text, "orient": "top", "title": None, "direction": "horizontal",
-                   "symbolSize": 60, "columnPadding": 14, "offset": 6, "symbolStrokeWidth": 0},
+        "legend": {
+            **text,
+            "orient": "top",
+            "title": None,
+            "direction": "horizontal",
+            "symbolSize": 60,
+            "columnPadding": 14,
+            "offset": 6,
+            "symbolStrokeWidth": 0,
+        },
         "text": {"color": colours.ink, "fontSize": 11},
-        "title": {"anchor": "start", "color": colours.ink, "subtitleColor": colours.muted,
-                  "fontSize": 14, "subtitleFontSize": 11, "subtitlePadding": 4, "offset": 10},
-    }  # fmt: skip
+        "title": {
+            "anchor": "start",
+            "color": colours.ink,
+            "subtitleColor": colours.muted,
+            "fontSize": 14,
+            "subtitleFontSize": 11,
+            "subtitlePadding": 4,
+            "offset": 10,
+        },
+    }

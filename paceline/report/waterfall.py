@@ -24,11 +24,20 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
     before = 0.0
     for level in levels:
         start = 0.0 if level.name in WHOLE else before
-        rows.append({
-            "name": printable(level.name), "start": start, "end": level.share,
-            "told": percent(level.share, 1), "seconds": level.lost_s,
-            "kind": "whole" if level.name in WHOLE else "lost" if level.share <= before else "gained",
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": printable(level.name),
+                "start": start,
+                "end": level.share,
+                "told": percent(level.share, 1),
+                "seconds": level.lost_s,
+                "kind": "whole"
+                if level.name in WHOLE
+                else "lost"
+                if level.share <= before
+                else "gained",
+            }
+        )
         before = level.share
     return rows
 
@@ -37,10 +46,15 @@ def waterfall_chart(levels: Sequence[WaterfallLevel], look: Look) -> alt.LayerCh
     """Shares of the peak, one bar below the other."""
     rows, palette = bars(levels), look.palette
     base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=180)),
-        tooltip=[alt.Tooltip("name:N"), alt.Tooltip("told:N", title="left of the peak"),
-                 alt.Tooltip("seconds:Q", title="seconds of the step", format=".4~f")],
-    )  # fmt: skip
+        y=alt.Y(
+            "name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=180)
+        ),
+        tooltip=[
+            alt.Tooltip("name:N"),
+            alt.Tooltip("told:N", title="left of the peak"),
+            alt.Tooltip("seconds:Q", title="seconds of the step", format=".4~f"),
+        ],
+    )
     colour = alt.Color(
         "kind:N",
         legend=None,

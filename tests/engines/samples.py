@@ -29,7 +29,7 @@ PREFIXES = (
     b"ml-512-node-001: ",
     b"\x1b[36m[rank0]:\x1b[0m ",
 )
-"""What launchers put in front of every line."""  # fmt: skip
+"""What launchers put in front of every line."""
 
 
 @dataclass(frozen=True)
@@ -189,23 +189,38 @@ def _maxtext(number: int, seconds: float) -> bytes:
 
 def _mlperf(number: int, seconds: float) -> bytes:
     event = {
-        "namespace": "", "time_ms": 1_759_855_621_073 + int(1000 * number * seconds),
-        "event_type": "POINT_IN_TIME", "key": "tracked_stats",
+        "namespace": "",
+        "time_ms": 1_759_855_621_073 + int(1000 * number * seconds),
+        "event_type": "POINT_IN_TIME",
+        "key": "tracked_stats",
         "value": {"train_step_time": seconds},
-        "metadata": {"file": "/workspace/callbacks.py", "lineno": 210,
-                     "samples_count": 32 * number, "step": number},
-    }  # fmt: skip
+        "metadata": {
+            "file": "/workspace/callbacks.py",
+            "lineno": 210,
+            "samples_count": 32 * number,
+            "step": number,
+        },
+    }
     return f":::MLLOG {json.dumps(event)}\n".encode()
 
 
 def _native(number: int, seconds: float) -> bytes:
     event = {
-        "event": "step", "step": number, "loss": 9.5 - number * 1e-7, "grad_norm": 1.25,
-        "tokens": 4096.0, "samples": 16.0, "global_batch": 32, "seq_len": 256,
-        "step_time_s": seconds, "busy_time_s": 0.9 * seconds, "comm_wait_s": 0.1 * seconds,
-        "data_wait_s": 0.001, "skipped": False,
+        "event": "step",
+        "step": number,
+        "loss": 9.5 - number * 1e-7,
+        "grad_norm": 1.25,
+        "tokens": 4096.0,
+        "samples": 16.0,
+        "global_batch": 32,
+        "seq_len": 256,
+        "step_time_s": seconds,
+        "busy_time_s": 0.9 * seconds,
+        "comm_wait_s": 0.1 * seconds,
+        "data_wait_s": 0.001,
+        "skipped": False,
         "memory_bytes": {"allocated": None, "reserved": None, "resident": 6.5e8},
-    }  # fmt: skip
+    }
     return json.dumps(event).encode() + b"\n"
 
 
@@ -217,9 +232,13 @@ def _digits(value: float, digits: int) -> str:
 
 def _mlperf_event(kind: str, key: str, value: object, time_ms: int = 1_759_855_600_000) -> bytes:
     event = {
-        "namespace": "", "time_ms": time_ms, "event_type": kind, "key": key, "value": value,
+        "namespace": "",
+        "time_ms": time_ms,
+        "event_type": kind,
+        "key": key,
+        "value": value,
         "metadata": {"file": "/workspace/train.py", "lineno": 12, "status": "success"},
-    }  # fmt: skip
+    }
     return f":::MLLOG {json.dumps(event)}\n".encode()
 
 
@@ -231,13 +250,33 @@ MEGATRON_HEAD = b"""using world size: 8, data-parallel size: 8
   seq_length ...................................... 8192
 -------------------- end of arguments ---------------------
 """
-NATIVE_HEAD = json.dumps({
-    "event": "start", "schema": 1, "rank": 0, "world_size": 2, "local_rank": 0, "host": "here",
-    "pid": 7, "time_unix": 1.7e9, "torch": "2.13.0", "python": "3.11.7", "cuda": None,
-    "backend": "gloo", "device_name": "cpu", "num_parameters": 11_000_000,
-    "trainable_parameters": 11_000_000, "layout": {"tp": 1, "pp": 1}, "dtype": "bf16",
-    "matmul_precision": "high", "threads": 1, "data": {"source": "synthetic"},
-}).encode() + b"\n"  # fmt: skip
+NATIVE_HEAD = (
+    json.dumps(
+        {
+            "event": "start",
+            "schema": 1,
+            "rank": 0,
+            "world_size": 2,
+            "local_rank": 0,
+            "host": "here",
+            "pid": 7,
+            "time_unix": 1.7e9,
+            "torch": "2.13.0",
+            "python": "3.11.7",
+            "cuda": None,
+            "backend": "gloo",
+            "device_name": "cpu",
+            "num_parameters": 11_000_000,
+            "trainable_parameters": 11_000_000,
+            "layout": {"tp": 1, "pp": 1},
+            "dtype": "bf16",
+            "matmul_precision": "high",
+            "threads": 1,
+            "data": {"source": "synthetic"},
+        }
+    ).encode()
+    + b"\n"
+)
 
 SAMPLES = {
     "nemo1": Sample(_nemo1, first=0, digits=5e-3),

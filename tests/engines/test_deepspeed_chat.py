@@ -88,14 +88,21 @@ def test_a_public_supervised_log_says_what_the_eye_reads(name: str, reference_da
     assert steps.index.tolist() == list(range(10, 111, 10))
     np.testing.assert_allclose(steps["samples_per_s"][[0, 5, 10]], seen["rates"], rtol=1e-6)
     assert log.figures == {
-        "samples_per_s": rate, "run_time_s": seconds, "timed_steps": timed,
+        "samples_per_s": rate,
+        "run_time_s": seconds,
+        "timed_steps": timed,
         "running_samples_per_s": seen["average"],
-    }  # fmt: skip
+    }
     assert log.memory_bytes == {"allocated": pytest.approx(seen["peak_gib"] * GIB)}
     assert log.facts == {
-        **seen["facts"], "seq_len": 512, "zero_stage": 0, "dtype": "fp16", "log_interval": 1,
-        "gradient_accumulation": 1, "framework_version": "0.14.4",
-    }  # fmt: skip
+        **seen["facts"],
+        "seq_len": 512,
+        "zero_stage": 0,
+        "dtype": "fp16",
+        "log_interval": 1,
+        "gradient_accumulation": 1,
+        "framework_version": "0.14.4",
+    }
     assert log.remarks == ["9 of the first 110 steps were skipped (fp16 overflow)"]
     assert log.ended and "exits successfully" in log.ended and log.torn is None
 
@@ -113,9 +120,11 @@ def test_the_public_log_of_reinforcement_learning_says_what_the_eye_reads(refere
     )
     assert steps["loss"][[0, 8]].tolist() == [0.03057861328125, 0.0208587646484375]
     assert log.figures == {
-        "samples_per_s": 9.8183, "run_time_s": 130.3683, "timed_steps": 10,
+        "samples_per_s": 9.8183,
+        "run_time_s": 130.3683,
+        "timed_steps": 10,
         "running_samples_per_s": 9.86,
-    }  # fmt: skip
+    }
     assert log.memory_bytes == {"allocated": pytest.approx(35.63 * GIB)}
     assert log.facts["model"] == "facebook/opt-13b" and log.facts["seq_len"] == 512
     assert log.facts["zero_stage"] == 3 and log.facts["global_batch"] == 128
@@ -256,9 +265,15 @@ def test_skipped_steps_are_told_once():
 
 @pytest.mark.parametrize(
     "text",
-    [timer(10, "9.5")[:-40], timer(10, "9.5")[:-9], rlhf(1, "9.50", "8.25")[:-40],
-     perf("0.25")[:-30], RESULT[:-5], RESULT[:-15]],
-)  # fmt: skip
+    [
+        timer(10, "9.5")[:-40],
+        timer(10, "9.5")[:-9],
+        rlhf(1, "9.50", "8.25")[:-40],
+        perf("0.25")[:-30],
+        RESULT[:-5],
+        RESULT[:-15],
+    ],
+)
 def test_a_record_that_breaks_off_is_told(text: bytes):
     log = check_read(DIALECT, timer(5, "8.5") + text)
 

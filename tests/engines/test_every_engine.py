@@ -51,8 +51,9 @@ def test_lines_that_are_not_its_own_give_no_steps(name: str):
 
 @ENGINES
 def test_what_it_cannot_do_is_a_sentence(name: str):
-    spec = make_spec(layout=Layout(ep=2), training=Training(
-        seq_len=32, global_batch=8, steps=1, dtype="nvfp4"))  # fmt: skip
+    spec = make_spec(
+        layout=Layout(ep=2), training=Training(seq_len=32, global_batch=8, steps=1, dtype="nvfp4")
+    )
     assert all(len(problem.split()) > 3 for problem in engine(name).unsupported(spec))
 
 

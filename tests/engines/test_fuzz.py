@@ -17,16 +17,48 @@ from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 
 DIALECTS = pytest.mark.parametrize("name", dialects())
 FUZZED = settings(
-    max_examples=60, deadline=None, derandomize=True,
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 TIMES = times_of(6)
 
-HOSTILE = st.sampled_from([
-    b"9" * 24, b"1e308", b"-1e-308", b"1e999", b"nan", b"-inf", b"NaN", b"0", b"-1", b"1e5e5",
-    b"1.2.3", b"9" * 400, b"18446744073709551616", b"\xd9\xa3", b"", b"e", b"+", b"1,234,567",
-    b"\x00", b"\x1b[0m", b"|", b": ", b"\n", b"\r", b"[", b"]", b"{", b"}", b"\xff", b'"', b"'",
-])  # fmt: skip
+HOSTILE = st.sampled_from(
+    [
+        b"9" * 24,
+        b"1e308",
+        b"-1e-308",
+        b"1e999",
+        b"nan",
+        b"-inf",
+        b"NaN",
+        b"0",
+        b"-1",
+        b"1e5e5",
+        b"1.2.3",
+        b"9" * 400,
+        b"18446744073709551616",
+        b"\xd9\xa3",
+        b"",
+        b"e",
+        b"+",
+        b"1,234,567",
+        b"\x00",
+        b"\x1b[0m",
+        b"|",
+        b": ",
+        b"\n",
+        b"\r",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b"\xff",
+        b'"',
+        b"'",
+    ]
+)
 
 
 def grown(name: str) -> bytes:
@@ -133,23 +165,28 @@ def test_the_whole_way_from_a_damaged_file_to_a_status(folder: Path, data: st.Da
 FOUND = {
     "an argument whose line another one has torn": (
         "megatron",
-        b"  hidden_size ......... 4096\n  num_layers ......... 2\n" + b"-\n" * 60
-        + b"  hidden_size .. 8192\n" + SAMPLES["megatron"].line(1, 1.0),
+        b"  hidden_size ......... 4096\n  num_layers ......... 2\n"
+        + b"-\n" * 60
+        + b"  hidden_size .. 8192\n"
+        + SAMPLES["megatron"].line(1, 1.0),
     ),
     "a count of 309 digits": (
         "megatron",
         SAMPLES["megatron"].line(1, 1.0).replace(b"nan iterations:   0", b"nan iterations: 1e308"),
     ),
     "step times of zero": (
-        "maxtext", re.sub(rb"seconds: [0-9.]+", b"seconds: 0.000", log_text("maxtext", TIMES)),
+        "maxtext",
+        re.sub(rb"seconds: [0-9.]+", b"seconds: 0.000", log_text("maxtext", TIMES)),
     ),
     "a step number beyond 64 bit": (
-        "nemo2", SAMPLES["nemo2"].line(3, 1.0).replace(b"iteration 3", b"iteration " + b"9" * 19),
+        "nemo2",
+        SAMPLES["nemo2"].line(3, 1.0).replace(b"iteration 3", b"iteration " + b"9" * 19),
     ),
     "figures beyond 32 bit": (
-        "maxtext", re.sub(rb"(: )[0-9.]+,", rb"\g<1>1e99,", log_text("maxtext", TIMES)),
+        "maxtext",
+        re.sub(rb"(: )[0-9.]+,", rb"\g<1>1e99,", log_text("maxtext", TIMES)),
     ),
-}  # fmt: skip
+}
 """What broke a promise once."""
 
 

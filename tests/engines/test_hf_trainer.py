@@ -33,9 +33,13 @@ def bar(step: int, rate: str = " 2.00s/it", of: int = 100) -> str:
 
 def summary(run_time: float = 273.0144, rate: float = 3.663, **more: float) -> str:
     said = {
-        "train_runtime": run_time, "train_samples_per_second": rate,
-        "train_steps_per_second": 0.457, "train_loss": 2.1, "epoch": 1.0, **more,
-    }  # fmt: skip
+        "train_runtime": run_time,
+        "train_samples_per_second": rate,
+        "train_steps_per_second": 0.457,
+        "train_loss": 2.1,
+        "epoch": 1.0,
+        **more,
+    }
     return f"{said}\n"
 
 
@@ -125,11 +129,15 @@ def test_running_totals_of_time_and_tokens_give_each_step_its_own():
     times = [27.3002, 30.8283, 34.3821, 37.9205]
     text = "".join(
         bar(n)
-        + entry(n / 100, num_input_tokens_seen=196_608 * n, train_runtime=time,
-                train_tokens_per_second=7201.711)
+        + entry(
+            n / 100,
+            num_input_tokens_seen=196_608 * n,
+            train_runtime=time,
+            train_tokens_per_second=7201.711,
+        )
         + bar(n)
         for n, time in enumerate(times, start=1)
-    )  # fmt: skip
+    )
     log = check(text)
     steps = log.steps()
     assert steps.index.tolist() == [1, 2, 3, 4]
@@ -246,9 +254,12 @@ BLOCK = """\
 def test_the_block_before_the_first_step_is_kept():
     log = check(BLOCK + entry(0.1))
     assert log.facts == {
-        "micro_batch": 2, "global_batch": 24, "gradient_accumulation": 1, "total_steps": 1000,
+        "micro_batch": 2,
+        "global_batch": 24,
+        "gradient_accumulation": 1,
+        "total_steps": 1000,
         "num_devices": 12,
-    }  # fmt: skip
+    }
 
 
 def test_deepspeeds_print_is_kept():
@@ -261,17 +272,22 @@ def test_deepspeeds_print_is_kept():
     "train_batch_size": 99,
 """
     assert check(text + entry(0.1)).facts == {
-        "global_batch": 64, "micro_batch": 4, "num_devices": 16, "zero_stage": 3,
+        "global_batch": 64,
+        "micro_batch": 4,
+        "num_devices": 16,
+        "zero_stage": 3,
         "gradient_accumulation": 1,
-    }  # fmt: skip
+    }
 
 
 def test_printed_arguments_are_kept():
     text = "TrainingArguments(\nbf16=True,\nfp16=False,\nlogging_steps=500,\nmax_steps=-1,\n"
     text += "per_device_train_batch_size=8,\nper_device_eval_batch_size=64,\n)\n"
     assert check(text + entry(0.1)).facts == {
-        "dtype": "bf16", "log_interval": 500, "micro_batch": 8,
-    }  # fmt: skip
+        "dtype": "bf16",
+        "log_interval": 500,
+        "micro_batch": 8,
+    }
 
 
 def test_the_result_of_a_notebook_has_the_steps_it_did():
@@ -280,8 +296,10 @@ def test_the_result_of_a_notebook_has_the_steps_it_did():
         "'train_samples_per_second': 8.019, 'total_flos': 1571537744307456, 'epoch': 1.0})\n"
     )
     assert check(text).figures == {
-        "timed_steps": 10_686.0, "run_time_s": 1332.6534, "samples_per_s": 8.019,
-    }  # fmt: skip
+        "timed_steps": 10_686.0,
+        "run_time_s": 1332.6534,
+        "samples_per_s": 8.019,
+    }
 
 
 def test_the_trainers_own_file_has_step_numbers():
@@ -290,13 +308,23 @@ def test_the_trainers_own_file_has_step_numbers():
         for n in range(10, 60, 10)
     ]
     end = {
-        "epoch": 0.5, "step": 50, "total_flos": 1.5e15, "train_loss": 2.5, "train_runtime": 100.5,
-        "train_samples_per_second": 7.96, "train_steps_per_second": 0.498,
-    }  # fmt: skip
+        "epoch": 0.5,
+        "step": 50,
+        "total_flos": 1.5e15,
+        "train_loss": 2.5,
+        "train_runtime": 100.5,
+        "train_samples_per_second": 7.96,
+        "train_steps_per_second": 0.498,
+    }
     state = {
-        "best_metric": None, "global_step": 50, "log_history": [*history, end],
-        "logging_steps": 10, "max_steps": 50, "train_batch_size": 4, "trial_name": None,
-    }  # fmt: skip
+        "best_metric": None,
+        "global_step": 50,
+        "log_history": [*history, end],
+        "logging_steps": 10,
+        "max_steps": 50,
+        "train_batch_size": 4,
+        "trial_name": None,
+    }
     text = json.dumps(state, indent=2, sort_keys=True)
     assert DIALECT.step_line.search(text.encode())
     log = check(text)
@@ -308,10 +336,15 @@ def test_the_trainers_own_file_has_step_numbers():
 
 def test_running_totals_in_the_trainers_own_file_give_times():
     history = [
-        {"epoch": n / 100, "loss": 2.5, "num_input_tokens_seen": 512 * n, "step": n,
-         "train_runtime": 9 + 1.5 * n}
+        {
+            "epoch": n / 100,
+            "loss": 2.5,
+            "num_input_tokens_seen": 512 * n,
+            "step": n,
+            "train_runtime": 9 + 1.5 * n,
+        }
         for n in range(10, 60, 10)
-    ]  # fmt: skip
+    ]
     steps = check(json.dumps({"log_history": history}, indent=2)).steps()
     assert steps["step_time_s"][1:].tolist() == [1.5] * 4
     assert steps["tokens"][1:].tolist() == [512.0] * 4

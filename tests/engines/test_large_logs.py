@@ -22,8 +22,18 @@ FILES = ("maxtext", "no line end", "carriage returns only", "near matches", "zer
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("large")
     result = folder / "result.json"
-    command = [sys.executable, str(BENCHMARK), "--size", str(SIZE), "--only", ",".join(FILES),
-               "--folder", str(folder), "--result", str(result)]  # fmt: skip
+    command = [
+        sys.executable,
+        str(BENCHMARK),
+        "--size",
+        str(SIZE),
+        "--only",
+        ",".join(FILES),
+        "--folder",
+        str(folder),
+        "--result",
+        str(result),
+    ]
     subprocess.run(command, capture_output=True, text=True)
     told = {row["file"]: row for row in json.loads(result.read_text())["rows"]}
     assert sorted(folder.iterdir()) == [result]

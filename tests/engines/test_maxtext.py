@@ -66,21 +66,37 @@ def test_the_current_line():
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ("completed step: 15107, seconds: 2.167, TFLOP/s: 36.722, loss: 2.191",
-         {"flops_per_s_per_device": 36.722e12}),
-        ("completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, loss: 2.191",
-         {"flops_per_s_per_device": 36.722e12}),
-        ("completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, "
-         "Tokens/s/device: 6529.527, loss: 2.191", {"tokens_per_s_per_device": 6529.527}),
-        ("completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, Tokens/s/device: 6529.5, "
-         "total_weights: 65536, loss: 2.191, lm_loss: 2.190, perplexity: 8.945", {"tokens": 65_536}),
+        (
+            "completed step: 15107, seconds: 2.167, TFLOP/s: 36.722, loss: 2.191",
+            {"flops_per_s_per_device": 36.722e12},
+        ),
+        (
+            "completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, loss: 2.191",
+            {"flops_per_s_per_device": 36.722e12},
+        ),
+        (
+            "completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, "
+            "Tokens/s/device: 6529.527, loss: 2.191",
+            {"tokens_per_s_per_device": 6529.527},
+        ),
+        (
+            "completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, Tokens/s/device: 6529.5, "
+            "total_weights: 65536, loss: 2.191, lm_loss: 2.190, perplexity: 8.945",
+            {"tokens": 65_536},
+        ),
         ("completed step: 15107, seconds: 2.167, relative_loss: 0.1, loss: 2.191", {}),
-        ("[Rampup Batch Size Phase], completed step: 15107, seconds: 2.167, total_weights: 65536, "
-         "loss: 2.191", {"tokens": 65_536}),
-        ("completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.7, Tokens/s/device: 6529.5, "
-         "total_weights: 65536, loss: 2.191, lr: 3.000e-04, grad_norm: 1.2e+01", {}),
+        (
+            "[Rampup Batch Size Phase], completed step: 15107, seconds: 2.167, total_weights: 65536, "
+            "loss: 2.191",
+            {"tokens": 65_536},
+        ),
+        (
+            "completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.7, Tokens/s/device: 6529.5, "
+            "total_weights: 65536, loss: 2.191, lr: 3.000e-04, grad_norm: 1.2e+01",
+            {},
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_form_of_the_line(text: str, known: dict[str, float]):
     steps = check(text + "\n").steps()
     assert steps.index.tolist() == [15_107]
@@ -106,12 +122,27 @@ def test_a_loss_that_is_no_number_is_infinite():
 def test_the_configuration_is_kept():
     log = check(CONFIGURATION + "number parameters: 68.977 billion\n" + line(0))
     assert log.facts == {
-        "global_batch": 896, "gradient_accumulation": 1, "seq_len": 8192, "total_steps": 150,
-        "num_layers": 80, "hidden_size": 8192, "ffn_size": 28672, "num_heads": 64,
-        "num_kv_heads": 8, "vocab_size": 32_000, "num_devices": 128, "tp": 1, "pp": 1, "ep": 1,
-        "micro_batch": 7, "dtype": "bfloat16", "model": "llama2-70b", "device": "TPU v5",
-        "framework_version": "JAX 0.4.35.dev20241202", "num_parameters": 68_977_000_000,
-    }  # fmt: skip
+        "global_batch": 896,
+        "gradient_accumulation": 1,
+        "seq_len": 8192,
+        "total_steps": 150,
+        "num_layers": 80,
+        "hidden_size": 8192,
+        "ffn_size": 28672,
+        "num_heads": 64,
+        "num_kv_heads": 8,
+        "vocab_size": 32_000,
+        "num_devices": 128,
+        "tp": 1,
+        "pp": 1,
+        "ep": 1,
+        "micro_batch": 7,
+        "dtype": "bfloat16",
+        "model": "llama2-70b",
+        "device": "TPU v5",
+        "framework_version": "JAX 0.4.35.dev20241202",
+        "num_parameters": 68_977_000_000,
+    }
 
 
 def test_an_axis_that_is_left_to_maxtext_is_not_known():

@@ -68,8 +68,12 @@ def test_a_log_of_2021(reference_data: Path):
     assert column(log, "step_time_s") == [155.4838, 129.0288, 128.8915]
     assert column(log, "loss") == [None, None, None]
     assert log.facts == {
-        "global_batch": 1024, "micro_batch": 4, "tp": 4, "pp": 16, "total_steps": 1000
-    }  # fmt: skip
+        "global_batch": 1024,
+        "micro_batch": 4,
+        "tp": 4,
+        "pp": 16,
+        "total_steps": 1000,
+    }
     assert log.remarks == ["skipped steps (overflow), whose time the printed times include: 3"]
 
 
@@ -172,10 +176,17 @@ def test_fields_in_another_order_are_read_all_the_same():
 
 
 PREFIXES = (
-    "[default7]:", "[lrdn3321:3]: ", "3: ", " 12: [2026-02-06 20:55:02.918469] ", "[rank0]:",
-    "ml-512-node-001: ", "ain_fp8_mx/0  [2025-12-22 15:18:33] ", "pod-x-7 ", "\x1b[32mINFO\x1b[0m ",
+    "[default7]:",
+    "[lrdn3321:3]: ",
+    "3: ",
+    " 12: [2026-02-06 20:55:02.918469] ",
+    "[rank0]:",
+    "ml-512-node-001: ",
+    "ain_fp8_mx/0  [2025-12-22 15:18:33] ",
+    "pod-x-7 ",
+    "\x1b[32mINFO\x1b[0m ",
     "[20260923 15:34:02][rank-7/8][DEBUG] [-utils.py:425] : [2026-09-23 15:34:04.269468] ",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -247,8 +258,10 @@ def test_a_whole_last_record_without_line_end_is_not_torn():
 
 def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
     skipped: dict[str, str | None] = {
-        "lm loss": None, "grad norm": "inf", "number of skipped iterations": "  3"
-    }  # fmt: skip
+        "lm loss": None,
+        "grad norm": "inf",
+        "number of skipped iterations": "  3",
+    }
     log = read(DIALECT, record(1) + record(2, skipped) + record(3))
 
     assert column(log, "loss") == [8.99542, None, 8.99542]
@@ -265,8 +278,10 @@ def test_a_nan_is_told_as_infinity():
 
 def test_an_interval_of_nan_losses_only_has_an_infinite_loss():
     nan: dict[str, str | None] = {
-        "lm loss": None, "number of skipped iterations": "  2", "number of nan iterations": "  2"
-    }  # fmt: skip
+        "lm loss": None,
+        "number of skipped iterations": "  2",
+        "number of nan iterations": "  2",
+    }
     some = nan | {"lm loss": "2.0"}
     log = read(DIALECT, record(1, nan) + record(2, some))
 
@@ -276,9 +291,12 @@ def test_an_interval_of_nan_losses_only_has_an_infinite_loss():
 
 def test_numbers_beyond_all_sense_do_no_harm():
     odd: dict[str, str | None] = {
-        "number of skipped iterations": "1e999", "number of nan iterations": "nan",
-        "grad norm": "1e999", "global batch size": "-1e308", MS: "1e400",
-    }  # fmt: skip
+        "number of skipped iterations": "1e999",
+        "number of nan iterations": "nan",
+        "grad norm": "1e999",
+        "global batch size": "-1e308",
+        MS: "1e400",
+    }
     assert len(check_read(DIALECT, record(1) + record(2, odd) + record(10**17))) == 3
 
 

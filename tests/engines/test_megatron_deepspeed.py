@@ -29,8 +29,12 @@ def test_the_176b_log(reference_data: Path):
     log = real(reference_data, "bigscience_tr11-176B_chronicles.txt")
 
     assert log.steps().index.tolist() == [
-        *range(31214, 31223), 31250, 31251, *range(42780, 42785), 45000
-    ]  # fmt: skip
+        *range(31214, 31223),
+        31250,
+        31251,
+        *range(42780, 42785),
+        45000,
+    ]
     assert column(log, "step_time_s") == [
         106.46, 105.9, 106.4, 106.33, 107.53, 106.36, 106.3, 106.13, 106.44, 106.09, 106.13,
         105.16, 105.17, 106.25, 110.17, 111.14, 111.0,
@@ -89,19 +93,29 @@ def test_a_log_of_2021_that_writes_lm_loss_with_a_dash(reference_data: Path):
     assert set(column(log, "grad_norm")) == {0}
     assert log.memory_bytes == {"allocated": 19961.072265625 * MIB, "reserved": 23288 * MIB}
     assert log.facts == {
-        "global_batch": 1024, "micro_batch": 4, "tp": 4, "pp": 16, "total_steps": 1000
-    }  # fmt: skip
+        "global_batch": 1024,
+        "micro_batch": 4,
+        "tp": 4,
+        "pp": 16,
+        "total_steps": 1000,
+    }
 
 
 OWN: dict[str, str | None] = {
-    MS: None, S: "215.99", "num zeros": "0.0", "samples per second": "9.482", "TFLOPs": "145.19",
-}  # fmt: skip
+    MS: None,
+    S: "215.99",
+    "num zeros": "0.0",
+    "samples per second": "9.482",
+    "TFLOPs": "145.19",
+}
 
 
 def test_fields_of_the_followers():
     changed = OWN | {
-        "actual seqlen": " 4096", "tokens per gpu per second (tgs)": "1146.733", "lm loss": None
-    }  # fmt: skip
+        "actual seqlen": " 4096",
+        "tokens per gpu per second (tgs)": "1146.733",
+        "lm loss": None,
+    }
     log = check_read(DIALECT, record(1, changed) + record(2, changed))
 
     assert column(log, "seq_len") == [4096, 4096]

@@ -25,9 +25,14 @@ ABORTED = {
 
 
 def line(key: str, value: Any = None, time_s: float = 0.0, **metadata: Any) -> bytes:
-    fields = {"namespace": "", "time_ms": START_MS + round(1000 * time_s),
-              "event_type": "POINT_IN_TIME", "key": key, "value": value,
-              "metadata": {"file": "/workspace/callbacks.py", "lineno": 273, **metadata}}  # fmt: skip
+    fields = {
+        "namespace": "",
+        "time_ms": START_MS + round(1000 * time_s),
+        "event_type": "POINT_IN_TIME",
+        "key": key,
+        "value": value,
+        "metadata": {"file": "/workspace/callbacks.py", "lineno": 273, **metadata},
+    }
     return b":::MLLOG " + json.dumps(fields).encode() + b"\n"
 
 
@@ -158,18 +163,29 @@ class TestPublicLogs:
 
         assert (len(steps), *steps.index[[0, 1, -1]].tolist()) == (160, 31, 63, 5119)
         assert steps["step_time_s"][[0, 1, 2]].tolist() == [
-            0.1571516990661621, 0.16748046875, 0.16051554679870605,
-        ]  # fmt: skip
+            0.1571516990661621,
+            0.16748046875,
+            0.16051554679870605,
+        ]
         assert steps["loss"][:2].tolist() == pytest.approx([8.318889617919922, 7.480711936950684])
         assert log.figures == {
-            "init_time_s": 129.093, "run_time_s": 854.346, "timed_steps": 5130,
+            "init_time_s": 129.093,
+            "run_time_s": 854.346,
+            "timed_steps": 5130,
             "samples_to_target": 184680,
-        }  # fmt: skip
+        }
         assert log.facts == {
-            "model": "llama31_8b", "global_batch": 36, "gradient_accumulation": 1, "seq_len": 8192,
-            "num_devices": 72, "tp": 1, "pp": 1, "cp": 2, "device": "NVIDIA GB300",
+            "model": "llama31_8b",
+            "global_batch": 36,
+            "gradient_accumulation": 1,
+            "seq_len": 8192,
+            "num_devices": 72,
+            "tp": 1,
+            "pp": 1,
+            "cp": 2,
+            "device": "NVIDIA GB300",
             "log_interval": 1,
-        }  # fmt: skip
+        }
 
     def test_lambdas_llama_2_70b_says_what_the_eye_reads(self, logs):
         key = ("v5.1", "Lambda", "gb300_n18_ngc25.04_nemo", "llama2_70b_lora", "result_1")
@@ -178,8 +194,10 @@ class TestPublicLogs:
 
         assert blocks.index.tolist() == [172, 215, 258, 301, 344, 387]
         assert blocks["step_time_s"][[0, 1, 5]].tolist() == [
-            0.18161959787209717, 0.18213907104654936, 0.18273177244182714,
-        ]  # fmt: skip
+            0.18161959787209717,
+            0.18213907104654936,
+            0.18273177244182714,
+        ]
         assert steps.index[:3].tolist() == [10, 20, 30]
         assert steps["loss"][:2].tolist() == pytest.approx([16.292781829833984, 12.607441902160645])
         assert log.facts["log_interval"] == 43 and log.facts["lora_rank"] == 16
@@ -216,8 +234,11 @@ def test_the_run_time_is_between_the_markers_and_initialisation_before():
     log = check_read(DIALECT, BEGIN + END)
 
     assert log.figures == {
-        "init_time_s": 60.0, "run_time_s": 600.25, "timed_steps": 384, "samples_to_target": 3072,
-    }  # fmt: skip
+        "init_time_s": 60.0,
+        "run_time_s": 600.25,
+        "timed_steps": 384,
+        "samples_to_target": 3072,
+    }
     assert log.ended == "run_stop, status success" and log.torn is None
 
 

@@ -37,10 +37,20 @@ def read(*events: dict[str, Any]) -> LogContent:
 
 def merged(number: int, **changes: Any) -> dict[str, Any]:
     return {
-        "step": number, "step_time_s": number / 4, "loss": 2.5, "grad_norm": None, "tokens": 128.0,
-        "samples": 4.0, "global_batch": 4.0, "seq_len": 32.0, "busy_time_s": 0.1,
-        "flops_per_s_per_device": None, "allocated_bytes": None, "resident_bytes": 7.0, **changes,
-    }  # fmt: skip
+        "step": number,
+        "step_time_s": number / 4,
+        "loss": 2.5,
+        "grad_norm": None,
+        "tokens": 128.0,
+        "samples": 4.0,
+        "global_batch": 4.0,
+        "seq_len": 32.0,
+        "busy_time_s": 0.1,
+        "flops_per_s_per_device": None,
+        "allocated_bytes": None,
+        "resident_bytes": 7.0,
+        **changes,
+    }
 
 
 def test_a_rank_that_is_alone_is_the_whole_run():
@@ -52,9 +62,14 @@ def test_a_rank_that_is_alone_is_the_whole_run():
     assert steps["tokens"].tolist() == [64.0] * 3 and steps["resident_bytes"].tolist() == [5.0] * 3
     assert not steps.known("allocated_bytes")
     assert log.facts == {
-        "num_devices": 1, "num_parameters": START["num_parameters"], "device": "cpu", "dtype": "fp32",
-        "global_batch": 4, "seq_len": 32, "log_interval": 1,
-    }  # fmt: skip
+        "num_devices": 1,
+        "num_parameters": START["num_parameters"],
+        "device": "cpu",
+        "dtype": "fp32",
+        "global_batch": 4,
+        "seq_len": 32,
+        "log_interval": 1,
+    }
     assert log.ended == "end of a rank, status ok" and log.remarks == []
 
 
@@ -132,8 +147,12 @@ def test_a_batch_that_grows_is_no_fact_but_a_column():
 
 
 def test_a_device_is_named_unless_it_is_the_cpu():
-    gpu = start(device_name="NVIDIA H200", backend="nccl", cuda="12.8",
-                layout={"tp": 1, "pp": 1, "zero_stage": 2, "micro_batch": 8, "recompute": "none"})  # fmt: skip
+    gpu = start(
+        device_name="NVIDIA H200",
+        backend="nccl",
+        cuda="12.8",
+        layout={"tp": 1, "pp": 1, "zero_stage": 2, "micro_batch": 8, "recompute": "none"},
+    )
     facts = read(gpu, step(1)).facts
 
     assert facts["device"] == "NVIDIA H200"
@@ -167,10 +186,17 @@ def test_lines_of_a_newer_schema_are_read_as_far_as_they_are_known():
 
 @pytest.mark.parametrize(
     "line",
-    [b'{"event": "other"}', b'{"event": "step", "step": "x"}', b'{"event": "step", "loss": 1}',
-     b'{"event": "step", "step": 2,', b'{"event": "start", "rank": -1, "world_size": 1}',
-     b'{"event": 3}', b'{"event": "step", "step": -1}', b'{"event": "step", "step": ' + b"9" * 5000],
-)  # fmt: skip
+    [
+        b'{"event": "other"}',
+        b'{"event": "step", "step": "x"}',
+        b'{"event": "step", "loss": 1}',
+        b'{"event": "step", "step": 2,',
+        b'{"event": "start", "rank": -1, "world_size": 1}',
+        b'{"event": 3}',
+        b'{"event": "step", "step": -1}',
+        b'{"event": "step", "step": ' + b"9" * 5000,
+    ],
+)
 def test_an_event_line_that_is_not_valid_costs_only_itself_and_is_counted(line: bytes):
     log = check_read(DIALECT, text(start(), step(1)) + line + b"\n" + text(step(2)))
 

@@ -217,10 +217,17 @@ NVIDIA Release 24.05 (build 94715567)
 def test_the_configuration_before_the_first_step_is_kept():
     log = check(CONFIGURATION + bar(0, batch=256) + "\n      num_layers: 77\n")
     assert log.facts == {
-        "num_devices": 32, "dtype": "bf16", "total_steps": 100, "micro_batch": 2,
-        "global_batch": 256, "seq_len": 4096, "tp": 4, "pp": 2, "num_layers": 32,
+        "num_devices": 32,
+        "dtype": "bf16",
+        "total_steps": 100,
+        "micro_batch": 2,
+        "global_batch": 256,
+        "seq_len": 4096,
+        "tp": 4,
+        "pp": 2,
+        "num_layers": 32,
         "framework_version": "24.05",
-    }  # fmt: skip
+    }
 
 
 def test_the_ranks_that_register_go_before_the_configuration():

@@ -111,8 +111,13 @@ def test_lines_without_a_global_step_are_numbered_by_their_iteration():
 
 def test_a_printer_that_averages_leaves_gaps():
     assert check("".join(line(n) for n in range(9, 60, 10))).steps().index.tolist() == [
-        9, 19, 29, 39, 49, 59,
-    ]  # fmt: skip
+        9,
+        19,
+        29,
+        39,
+        49,
+        59,
+    ]
 
 
 def test_two_records_on_one_physical_line():

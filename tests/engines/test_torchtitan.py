@@ -126,11 +126,18 @@ gradient accumulation steps 4, sequence length 8192, total steps 1000 (warmup 20
 def test_the_lines_before_the_first_step_are_kept():
     log = check(HEAD + line(1))
     assert log.facts == {
-        "framework_version": "0.2.0", "num_devices": 32, "tp": 4,
-        "device": "NVIDIA H100 80GB HBM3", "model": "llama3 8B", "num_parameters": 8_030_261_248,
-        "micro_batch": 2, "global_batch": 64, "gradient_accumulation": 4, "seq_len": 8192,
+        "framework_version": "0.2.0",
+        "num_devices": 32,
+        "tp": 4,
+        "device": "NVIDIA H100 80GB HBM3",
+        "model": "llama3 8B",
+        "num_parameters": 8_030_261_248,
+        "micro_batch": 2,
+        "global_batch": 64,
+        "gradient_accumulation": 4,
+        "seq_len": 8192,
         "total_steps": 1000,
-    }  # fmt: skip
+    }
     assert log.remarks == ["the log's MFU is against a peak of 9.890e+14 FLOP/s"]
 
 
@@ -141,8 +148,12 @@ def test_the_mesh_as_it_is_printed_now():
     log = check(f"{HEAD}{LOGGER}{mesh}, etp=1\n{line(1)}")
     facts = log.facts
     assert (facts["num_devices"], facts["pp"], facts["tp"], facts["cp"], facts["ep"]) == (
-        16, 2, 2, 1, 4,
-    )  # fmt: skip
+        16,
+        2,
+        2,
+        1,
+        4,
+    )
 
 
 def test_a_pipeline_divides_the_local_batch_so_it_is_no_micro_batch():
@@ -156,15 +167,24 @@ def test_a_pipeline_divides_the_local_batch_so_it_is_no_micro_batch():
 @pytest.mark.parametrize(
     ("sentence", "batch"),
     [
-        ("Training starts at step 1, with local batch size 1, global batch size 8, "
-         "sequence length 2048, total steps 10 (warmup 2)", 8),
-        ("Trainer is initialized with local batch size 1, global batch size 8, "
-         "gradient_accumulation_steps: 1, sequence length 2048, total steps 10 (warmup 2)", 8),
-        ("Trainer is initialized with 4096 tokens per DP rank, 262144 tokens per train step, "
-         "gradient accumulation steps 1, maximum context length 2048, total steps 10 (warmup 2)", 128),
+        (
+            "Training starts at step 1, with local batch size 1, global batch size 8, "
+            "sequence length 2048, total steps 10 (warmup 2)",
+            8,
+        ),
+        (
+            "Trainer is initialized with local batch size 1, global batch size 8, "
+            "gradient_accumulation_steps: 1, sequence length 2048, total steps 10 (warmup 2)",
+            8,
+        ),
+        (
+            "Trainer is initialized with 4096 tokens per DP rank, 262144 tokens per train step, "
+            "gradient accumulation steps 1, maximum context length 2048, total steps 10 (warmup 2)",
+            128,
+        ),
     ],
     ids=["2025", "accumulation", "tokens"],
-)  # fmt: skip
+)
 def test_the_batch_in_every_wording(sentence: str, batch: int):
     facts = check(f"{LOGGER}{sentence}\n{line(1)}").facts
     assert facts["global_batch"] == batch
@@ -175,10 +195,12 @@ def test_the_batch_in_every_wording(sentence: str, batch: int):
     ("sentence", "name"),
     [
         ("GPU capacity: NVIDIA H100 (0) with 95.04GiB memory", "NVIDIA H100"),
-        ("XPU capacity: Intel(R) Data Center GPU Max 1550 with 63.98GiB memory",
-         "Intel(R) Data Center GPU Max 1550"),
+        (
+            "XPU capacity: Intel(R) Data Center GPU Max 1550 with 63.98GiB memory",
+            "Intel(R) Data Center GPU Max 1550",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_devices_name(sentence: str, name: str):
     assert check(f"{LOGGER}{sentence}\n{line(1)}").facts["device"] == name
 

@@ -163,8 +163,19 @@ def test_a_log_with_a_lost_loss_is_imported_with_that_status(tmp_path: Path):
 
 def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
     (path := tmp_path / "train.log").write_text(chat_log("943.455"))
-    result = answer("import", path, "--recipe", "opt-350m-sft", "--device", "H100-SXM", "--dtype",
-                    "fp16", "--runs-dir", tmp_path / "runs", "--json")  # fmt: skip
+    result = answer(
+        "import",
+        path,
+        "--recipe",
+        "opt-350m-sft",
+        "--device",
+        "H100-SXM",
+        "--dtype",
+        "fp16",
+        "--runs-dir",
+        tmp_path / "runs",
+        "--json",
+    )
     assert result["verdict"]["kind"] == "pass" and result["references"][0]["comparable"]
     shown = paceline("show", "last", "--runs-dir", tmp_path / "runs").stdout
     assert "mean, as printed" in shown and "median" not in shown

@@ -17,9 +17,13 @@ from paceline.logs.disagreement import UNKNOWN, PrintedFigure, find_disagreement
 
 def facts(**fields: object) -> Facts:
     values: dict[str, object] = {
-        "model": load_recipe("llama31-8b").model, "seq_len": 8192, "num_devices": 64,
-        "devices_per_node": 8, "layout": Layout(tp=4), "flops_convention": "causal",
-    }  # fmt: skip
+        "model": load_recipe("llama31-8b").model,
+        "seq_len": 8192,
+        "num_devices": 64,
+        "devices_per_node": 8,
+        "layout": Layout(tp=4),
+        "flops_convention": "causal",
+    }
     return Facts.model_validate({**values, **fields})
 
 

@@ -71,10 +71,14 @@ def test_a_contradiction_is_told():
 @pytest.mark.parametrize(
     "given",
     [
-        UserSettings(model="lama31-8b"), UserSettings(recipe="nope"), UserSettings(device="H1000"),
-        UserSettings(dtype="bf61"), UserSettings(convention="casual"), UserSettings(engine="megatrom"),
+        UserSettings(model="lama31-8b"),
+        UserSettings(recipe="nope"),
+        UserSettings(device="H1000"),
+        UserSettings(dtype="bf61"),
+        UserSettings(convention="casual"),
+        UserSettings(engine="megatrom"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_name_is_refused_with_what_is_allowed(given: UserSettings):
     with pytest.raises(UserError, match=r"unknown|not in") as refused:
         all_facts(given, given.engine_name, LogContent())

@@ -274,8 +274,13 @@ def test_without_a_batch_a_rate_gives_all_that_does_not_need_it(tmp_path: Path):
     assert rate.step_time_s is None and "step_time_s" not in rate.metrics
     assert rate.facts.global_batch is None and whole.step_time_s is not None
     assert rate.tokens_per_s == pytest.approx(8 * 7001.45)
-    for name in ("tokens_per_s", "samples_per_s", "model_flops_per_s_per_device", "mfu",
-                 "days_to_train"):  # fmt: skip
+    for name in (
+        "tokens_per_s",
+        "samples_per_s",
+        "model_flops_per_s_per_device",
+        "mfu",
+        "days_to_train",
+    ):
         assert rate.metrics[name].value == pytest.approx(whole.metrics[name].value, rel=1e-6)
 
 

@@ -17,9 +17,14 @@ from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import Parsing, log_files, parse_log
 
 LLAMA = UserSettings(
-    model="llama31-8b", device="B200", num_devices=8, seq_len=8192, dtype="bf16",
-    convention="causal", total_tokens=1e12,
-)  # fmt: skip
+    model="llama31-8b",
+    device="B200",
+    num_devices=8,
+    seq_len=8192,
+    dtype="bf16",
+    convention="causal",
+    total_tokens=1e12,
+)
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,19 @@ def spec(num_ranks: int = 2, steps: int = 60) -> RunSpec:
     return RunSpec(
         recipe="tiny-llama",
         model=DecoderShape(
-            num_layers=4, hidden_size=256, num_heads=8, num_kv_heads=4, ffn_size=768,
-            vocab_size=512, gated_ffn=True, activation="silu", norm="rmsnorm", positions="rope",
-            max_positions=256, bias=False, tied_embeddings=False,
+            num_layers=4,
+            hidden_size=256,
+            num_heads=8,
+            num_kv_heads=4,
+            ffn_size=768,
+            vocab_size=512,
+            gated_ffn=True,
+            activation="silu",
+            norm="rmsnorm",
+            positions="rope",
+            max_positions=256,
+            bias=False,
+            tied_embeddings=False,
         ),
         training=Training(
             seq_len=SEQ_LEN, steps=steps, global_batch=BATCH_PER_RANK * num_ranks, dtype="bf16"
@@ -58,10 +68,13 @@ def spec(num_ranks: int = 2, steps: int = 60) -> RunSpec:
         data=Data(source="stdlib"),
         layout=Layout(micro_batch=8),
         cluster=Cluster(
-            name="here", device="cpu", device_label="Epyc 9654", devices_per_node=num_ranks,
+            name="here",
+            device="cpu",
+            device_label="Epyc 9654",
+            devices_per_node=num_ranks,
             device_memory_bytes=8 * GIB,
         ),
-    )  # fmt: skip
+    )
 
 
 def rank_steps(
@@ -105,27 +118,44 @@ def rank_steps(
 def rank_memory(rank: int, resident: float = 0.61 * GIB, **changes: Any) -> RankMemory:
     """One rank's memory by part on a CPU; `changes` replace fields."""
     at_peak = {
-        "weights": 13.0 * MIB, "gradients": 13.0 * MIB, "optimizer": 26.0 * MIB, "buffers": 2.0**15,
-        "gathered": 0.0, "activations": 143.0 * MIB, "other": 0.0,
-    }  # fmt: skip
+        "weights": 13.0 * MIB,
+        "gradients": 13.0 * MIB,
+        "optimizer": 26.0 * MIB,
+        "buffers": 2.0**15,
+        "gathered": 0.0,
+        "activations": 143.0 * MIB,
+        "other": 0.0,
+    }
     values: dict[str, Any] = {
-        "rank": rank, "step": 2, "kind": "tracked", "watcher_bytes": 20.0 * MIB,
-        "parts_bytes": {**at_peak, "context": 300.0 * MIB}, "at_peak_bytes": at_peak,
+        "rank": rank,
+        "step": 2,
+        "kind": "tracked",
+        "watcher_bytes": 20.0 * MIB,
+        "parts_bytes": {**at_peak, "context": 300.0 * MIB},
+        "at_peak_bytes": at_peak,
         "peak_bytes": {"resident": resident, "tracked": sum(at_peak.values())},
         "watched_step_s": 0.4,
-    }  # fmt: skip
+    }
     return RankMemory.model_validate({**values, **changes})
 
 
 def memory_by_part(**changes: Any) -> MemoryByPart:
     """Two ranks' memory beside a limit and the static bound; `changes` replace fields."""
     values: dict[str, Any] = {
-        "largest_rank": 0, "ranks": (rank_memory(0), rank_memory(1)), "limit_bytes": 8.0 * GIB,
+        "largest_rank": 0,
+        "ranks": (rank_memory(0), rank_memory(1)),
+        "limit_bytes": 8.0 * GIB,
         "limit": "the machine's memory / processes",
-        "bound_bytes": {"weights": 13.0 * MIB, "gradients": 13.0 * MIB, "optimizer": 26.0 * MIB,
-                        "gathered": 0.0, "activations": 78.0 * MIB, "context": 0.0},
+        "bound_bytes": {
+            "weights": 13.0 * MIB,
+            "gradients": 13.0 * MIB,
+            "optimizer": 26.0 * MIB,
+            "gathered": 0.0,
+            "activations": 78.0 * MIB,
+            "context": 0.0,
+        },
         "watch_cost_s": 0.18,
-    }  # fmt: skip
+    }
     return MemoryByPart.model_validate({**values, **changes})
 
 
@@ -188,9 +218,18 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
             "devices": [],
         },
         folder="runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de",
-        files=("run.json", "job.sh", "inventory.json", "result.json", "steps.jsonl",
-               "steps/rank0.jsonl", "steps/rank1.jsonl", "logs/rank0.log", "logs/rank1.log"),
-    )  # fmt: skip
+        files=(
+            "run.json",
+            "job.sh",
+            "inventory.json",
+            "result.json",
+            "steps.jsonl",
+            "steps/rank0.jsonl",
+            "steps/rank1.jsonl",
+            "logs/rank0.log",
+            "logs/rank1.log",
+        ),
+    )
 
 
 def referenced_report() -> RunReport:
@@ -214,10 +253,14 @@ def levels() -> tuple[WaterfallLevel, ...]:
     return tuple(
         WaterfallLevel(name=name, flops_per_s=share * 1e11, share=share, lost_s=lost)
         for name, share, lost in (
-            ("peak", 1.0, 0.0), ("large products", 0.8, 0.025), ("memory-bound work", 2 / 3, 0.025),
-            ("estimated", 2 / 3, 0.0), ("not explained", 0.5, 0.05), ("measured", 0.5, 0.0),
+            ("peak", 1.0, 0.0),
+            ("large products", 0.8, 0.025),
+            ("memory-bound work", 2 / 3, 0.025),
+            ("estimated", 2 / 3, 0.0),
+            ("not explained", 0.5, 0.05),
+            ("measured", 0.5, 0.0),
         )
-    )  # fmt: skip
+    )
 
 
 def reference(
@@ -225,10 +268,15 @@ def reference(
 ) -> ReferenceComparison:
     """One published row beside the run."""
     return ReferenceComparison(
-        reference=name, source="Paceline's own measurement, 2026-10", metric="tokens_per_s",
-        reference_value=value, unit="tokens/s", ratio=ratio, comparable=why_not is None,
+        reference=name,
+        source="Paceline's own measurement, 2026-10",
+        metric="tokens_per_s",
+        reference_value=value,
+        unit="tokens/s",
+        ratio=ratio,
+        comparable=why_not is None,
         why_not=why_not,
-    )  # fmt: skip
+    )
 
 
 def failed_report(status: Status = "oom", num_steps: int = 0, **changes: Any) -> RunReport:
@@ -237,9 +285,15 @@ def failed_report(status: Status = "oom", num_steps: int = 0, **changes: Any) ->
     reason = REASONS.get(status, f"the run is {status}")
     tail = ("loading 1,204 files", reason, "[rank 1] exit code 1")
     result = Result(
-        run=whole.result.run, recipe="tiny-llama", status=status, reason=reason, log_tail=tail,
-        verdict=single_run_verdict(status, reason, None, ()), steps_done=num_steps, steps_asked=60,
-    )  # fmt: skip
+        run=whole.result.run,
+        recipe="tiny-llama",
+        status=status,
+        reason=reason,
+        log_tail=tail,
+        verdict=single_run_verdict(status, reason, None, ()),
+        steps_done=num_steps,
+        steps_asked=60,
+    )
     return replace(
         whole,
         result=result.model_copy(update=changes),
@@ -251,8 +305,14 @@ def single_step_report() -> RunReport:
     """A run of one step: a window too short for a figure."""
     whole = report()
     steps = whole.steps.select(slice(0, 1))
-    changes = {"window": steady_window(steps).record, "metrics": {}, "ranks": (),
-               "straggler": None, "steps_done": 1, "steps_asked": 1}  # fmt: skip
+    changes = {
+        "window": steady_window(steps).record,
+        "metrics": {},
+        "ranks": (),
+        "straggler": None,
+        "steps_done": 1,
+        "steps_asked": 1,
+    }
     return replace(whole, result=whole.result.model_copy(update=changes), steps=steps)
 
 
@@ -260,18 +320,24 @@ def hostile_report(text: str = HOSTILE) -> RunReport:
     """A run in which every free text is `text`."""
     whole = referenced_report()
     result = whole.result
-    named = {key: m.model_copy(update={"note": text, "source": text, "convention": text})
-             for key, m in result.metrics.items()}  # fmt: skip
+    named = {
+        key: m.model_copy(update={"note": text, "source": text, "convention": text})
+        for key, m in result.metrics.items()
+    }
     changes: dict[str, Any] = {
-        "run": text, "recipe": text, "reason": text, "log_tail": (text, text),
+        "run": text,
+        "recipe": text,
+        "reason": text,
+        "log_tail": (text, text),
         "metrics": {**named, text: named["mfu"].model_copy(update={"value": 2.0, "unit": text})},
         "verdict": Verdict(kind="slower", sentence=text),
         "references": tuple(
             r.model_copy(update={"reference": text, "source": text}) for r in result.references
         ),
         "ranks": tuple(r.model_copy(update={"host": text}) for r in result.ranks),
-        "versions": {text: text}, "warnings": (text,),
-    }  # fmt: skip
+        "versions": {text: text},
+        "warnings": (text,),
+    }
     assert whole.spec is not None
     return RunReport(
         result=result.model_copy(update=changes),

@@ -81,11 +81,16 @@ def test_elements_close_in_order(page: Page) -> None:
 
 def test_the_page_says_how_fast_how_sure_how_far_and_where_the_data_lies(page: Page) -> None:
     for part in (
-        "17,422 tokens/s", "± 0.2 % within-run 95 %", "62.7 %",
-        "of the 590 GFLOP/s this machine reaches in bf16", "MFU: no data-sheet peak for cpu in bf16",
-        "54 steady steps (7-60): rule auto", "not the change from one run to the next",
-        "runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de", "▲ faster than the reference",
-    ):  # fmt: skip
+        "17,422 tokens/s",
+        "± 0.2 % within-run 95 %",
+        "62.7 %",
+        "of the 590 GFLOP/s this machine reaches in bf16",
+        "MFU: no data-sheet peak for cpu in bf16",
+        "54 steady steps (7-60): rule auto",
+        "not the change from one run to the next",
+        "runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de",
+        "▲ faster than the reference",
+    ):
         assert part in page.text
 
 
@@ -95,8 +100,14 @@ def test_the_metrics_table_has_a_row_per_metric(page: Page) -> None:
 
 def test_the_folds_hold_command_script_recipe_environment_and_files(page: Page) -> None:
     assert [tag for tag, _ in page.elements].count("summary") == 6
-    for part in ("paceline run tiny-llama --set steps=60", "torch.distributed.run",
-                 '"hidden_size": 256', "cpu.flags", "avx2, avx512_bf16", "steps/rank1.jsonl"):  # fmt: skip
+    for part in (
+        "paceline run tiny-llama --set steps=60",
+        "torch.distributed.run",
+        '"hidden_size": 256',
+        "cpu.flags",
+        "avx2, avx512_bf16",
+        "steps/rank1.jsonl",
+    ):
         assert part in page.text
 
 
@@ -145,8 +156,14 @@ def test_ranks_are_named_with_their_pipeline_stage_where_there_are_several() -> 
 
 def test_a_failed_run_shows_reason_log_and_advice_and_no_empty_charts() -> None:
     page = Page(render_html(failed_report("oom")))
-    for part in ("✕ out of memory", "Rank 1 ran out of memory", "[rank 1] exit code 1",
-                 "0 of 60 steps done", "What to do.", "layout.micro_batch"):  # fmt: skip
+    for part in (
+        "✕ out of memory",
+        "Rank 1 ran out of memory",
+        "[rank 1] exit code 1",
+        "0 of 60 steps done",
+        "What to do.",
+        "layout.micro_batch",
+    ):
         assert part in page.text
     assert list(page.attributes("data-chart")) == []
     assert len("".join(text for _, text in page.scripts)) < 10_000, "no charts, no bundle"
@@ -233,8 +250,12 @@ def test_numbers_keep_their_units_on_a_line() -> None:
 def test_nested_inventory_becomes_lines() -> None:
     nested = {"a": {"b": [1, 2], "c_bytes": 2**30}, "d": [{"e": None}], "f": [], "g": {}}
     assert dict(flattened(nested)) == {
-        "a.b": "1, 2", "a.c_bytes": "1.00 GiB", "d.0.e": "none", "f": "none", "g": "none",
-    }  # fmt: skip
+        "a.b": "1, 2",
+        "a.c_bytes": "1.00 GiB",
+        "d.0.e": "none",
+        "f": "none",
+        "g": "none",
+    }
 
 
 def contrast(one: str, other: str) -> float:

@@ -28,8 +28,9 @@ from tests.logs.example import maxtext_log
 @pytest.fixture
 def document(tmp_path: Path):
     (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0, 0.01)))
-    given = UserSettings(model="llama31-8b", device="H100", num_devices=8, global_batch=8, seq_len=8192,
-                  dtype="bf16")  # fmt: skip
+    given = UserSettings(
+        model="llama31-8b", device="H100", num_devices=8, global_batch=8, seq_len=8192, dtype="bf16"
+    )
     return parse_log(path, given).document
 
 
@@ -54,8 +55,14 @@ def test_a_row_and_the_row_of_nothing_have_the_same_columns(document):
 
 
 def test_a_finding_names_both_figures_and_the_cause():
-    finding = Disagreement(figure="tflops_per_device", printed=1.249e15, computed=1.1096e15,
-                           unit="FLOP/s", ratio=1.1256, cause="counted in another way")  # fmt: skip
+    finding = Disagreement(
+        figure="tflops_per_device",
+        printed=1.249e15,
+        computed=1.1096e15,
+        unit="FLOP/s",
+        ratio=1.1256,
+        cause="counted in another way",
+    )
     text = disagreement_text(finding)
     assert "1,249 TFLOP/s" in text and "1,110 TFLOP/s" in text and text.endswith("another way")
 
@@ -89,6 +96,7 @@ def test_a_name_over_two_lines_stays_on_one(document):
 
 
 def test_a_share_is_told_in_per_cent():
-    finding = Disagreement(figure="mfu", printed=0.40, computed=0.41, unit="fraction",
-                           ratio=0.9756, cause="rounding")  # fmt: skip
+    finding = Disagreement(
+        figure="mfu", printed=0.40, computed=0.41, unit="fraction", ratio=0.9756, cause="rounding"
+    )
     assert "prints 40.00 %, its own speed gives 41.00 % (" in disagreement_text(finding)

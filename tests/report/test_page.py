@@ -19,8 +19,14 @@ from tests.report.example import STATUSES, failed_report, report
 
 def window(**fields: object) -> WindowRecord:
     """A window of steps 9-60."""
-    values = {"rule": "auto", "first_step": 9, "last_step": 60, "n": 52, "n_warmup": 8,
-              "state": "steady"}  # fmt: skip
+    values = {
+        "rule": "auto",
+        "first_step": 9,
+        "last_step": 60,
+        "n": 52,
+        "n_warmup": 8,
+        "state": "steady",
+    }
     return WindowRecord.model_validate({**values, **fields})
 
 
@@ -53,9 +59,15 @@ def test_the_window_covers_its_steps_and_no_step_without_a_time() -> None:
 
 def test_the_setup_names_devices_dtype_layout_and_batch() -> None:
     assert page.describe_setup(report()) == [
-        "tiny-llama", "native", "2 x cpu (Epyc 9654)", "bf16", "dp 2", "seq 256 tokens",
-        "global batch 16 sequences", "3.54M parameters",
-    ]  # fmt: skip
+        "tiny-llama",
+        "native",
+        "2 x cpu (Epyc 9654)",
+        "bf16",
+        "dp 2",
+        "seq 256 tokens",
+        "global batch 16 sequences",
+        "3.54M parameters",
+    ]
 
 
 def test_the_setup_of_foreign_logs_is_the_recipe_alone() -> None:
@@ -69,7 +81,7 @@ def test_the_rule_states_warm_up_batch_and_drift() -> None:
     assert text == (
         "rule auto, 8 warm-up steps left out, global batch 16 x 256 tokens throughout, "
         "drift +0.0 % over the window"
-    )  # fmt: skip
+    )
 
 
 def test_times_are_written_in_utc_and_anything_else_as_it_is() -> None:

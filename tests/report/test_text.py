@@ -74,8 +74,14 @@ def test_mfu_comes_with_its_convention() -> None:
 
 def test_the_report_names_step_time_memory_waiting_and_start_up() -> None:
     text = printed(report())
-    for part in ("s median", "s mean (0.4 % jitter)", "GiB a rank (resident)", "data wait",
-                 "start-up 2.31 s", "rank 1 on node-000 busiest (+2.0 %)"):  # fmt: skip
+    for part in (
+        "s median",
+        "s mean (0.4 % jitter)",
+        "GiB a rank (resident)",
+        "data wait",
+        "start-up 2.31 s",
+        "rank 1 on node-000 busiest (+2.0 %)",
+    ):
         assert part in text
 
 

@@ -14,8 +14,14 @@ _NUMBERING = re.compile(
 """Statements that change how what follows is numbered."""
 
 _MARKS = (
-    b"batch", b"_steps", b"ation steps", b"world_size .", b"_stage .", b"16=True", b"TrainOutput(",
-)  # fmt: skip
+    b"batch",
+    b"_steps",
+    b"ation steps",
+    b"world_size .",
+    b"_stage .",
+    b"16=True",
+    b"TrainOutput(",
+)
 """Each statement has one of these in itself, so that it does not matter what stands around it."""
 
 _SETTING = re.compile(

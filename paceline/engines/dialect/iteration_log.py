@@ -24,11 +24,18 @@ COLUMNS = (
     (rb"grad(?:ient)?[ _]norm", "grad_norm", 1.0),
     (rb"global batch size", "global_batch", 1.0),
     (rb"(?:actual|curriculum) seqlen", "seq_len", 1.0),
-    (rb"[a-z ]{0,40}\(TFLOPs?/s(?:ec)?/GPU\)|TFLOPs|approx flops per GPU", "flops_per_s_per_device", 1 / TERA),
-    (rb"tokens/s(?:ec)?/GPU(?: inst.{0,20})?|TGS|[a-z ]{0,40}\((?:tgs|tok(?:ens)?/s(?:ec)?/GPU)\)",
-     "tokens_per_s_per_device", 1.0),
+    (
+        rb"[a-z ]{0,40}\(TFLOPs?/s(?:ec)?/GPU\)|TFLOPs|approx flops per GPU",
+        "flops_per_s_per_device",
+        1 / TERA,
+    ),
+    (
+        rb"tokens/s(?:ec)?/GPU(?: inst.{0,20})?|TGS|[a-z ]{0,40}\((?:tgs|tok(?:ens)?/s(?:ec)?/GPU)\)",
+        "tokens_per_s_per_device",
+        1.0,
+    ),
     (rb"samples per second|samples/sec|iteration time", "samples_per_s", 1.0),
-)  # fmt: skip
+)
 """Name of a field, column of Step, and what the printed number is divided by.
 
 Dividing by 1000 makes 13035.3 ms the number 13.0353, which a product with 0.001 would not.

@@ -35,8 +35,12 @@ ARGUMENTS: dict[bytes, str] = {
 """Arguments with whole numbers, and our names for them."""
 
 FLAGS = (b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8")
-DTYPES = {b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.half": "fp16",
-          b"torch.float32": "fp32"}  # fmt: skip
+DTYPES = {
+    b"torch.bfloat16": "bf16",
+    b"torch.float16": "fp16",
+    b"torch.half": "fp16",
+    b"torch.float32": "fp32",
+}
 
 _DOTTED = re.compile(rb" \.{2,48}+ (\S{1,64}+)")
 """Timers have dots as well, with a colon behind them."""

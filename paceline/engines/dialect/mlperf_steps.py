@@ -30,15 +30,32 @@ _HEAD = (
 )
 _METADATA = rb', "metadata": \{"file": "[^"\\\r\n]{0,512}+", "lineno": \d{1,9}'
 _SINGLE = re.compile(
-    TOKEN + _HEAD + rb'\{"train_step_time": ' + _NUMBER + rb', "reduced_train_loss": ' + _NUMBER
-    + rb"\}" + _METADATA + rb', "step": (\d{1,15})(?:\.0)?, "samples_count": \d{1,15}(?:\.0)?\}\}'
-)  # fmt: skip
+    TOKEN
+    + _HEAD
+    + rb'\{"train_step_time": '
+    + _NUMBER
+    + rb', "reduced_train_loss": '
+    + _NUMBER
+    + rb"\}"
+    + _METADATA
+    + rb', "step": (\d{1,15})(?:\.0)?, "samples_count": \d{1,15}(?:\.0)?\}\}'
+)
 _USUAL = re.compile(
-    _HEAD + rb'(?:\{(?:"throughput": ' + _NUMBER + rb'(?:, )?)?(?:"train_step_time": ' + _NUMBER
-    + rb'(?:, )?)?(?:"train_loss": ' + _NUMBER + rb')?(?:"max_memory_usage": [0-9.]{1,24})?\}|'
-    + _NUMBER + rb")" + _METADATA + _STEP + rb'(?:, "samples_count": (\d{1,15})(?:\.0)?)?'
+    _HEAD
+    + rb'(?:\{(?:"throughput": '
+    + _NUMBER
+    + rb'(?:, )?)?(?:"train_step_time": '
+    + _NUMBER
+    + rb'(?:, )?)?(?:"train_loss": '
+    + _NUMBER
+    + rb')?(?:"max_memory_usage": [0-9.]{1,24})?\}|'
+    + _NUMBER
+    + rb")"
+    + _METADATA
+    + _STEP
+    + rb'(?:, "samples_count": (\d{1,15})(?:\.0)?)?'
     rb'(?:, "lr": [0-9.e-]{1,24})?' + _STEP + rb"\}\}"
-)  # fmt: skip
+)
 """These lines as they are usually written: many times as fast as decoding JSON."""
 
 Place = tuple[int | None, int | None]
@@ -203,8 +220,11 @@ class _Blocks:
         if self._rows and self._rows[-1][0] == step:
             _, old_time, old_rate, old_loss = self._rows[-1]
             self._rows[-1] = (
-                step, _known(time, old_time), _known(rate, old_rate), _known(loss, old_loss),
-            )  # fmt: skip
+                step,
+                _known(time, old_time),
+                _known(rate, old_rate),
+                _known(loss, old_loss),
+            )
             return
         if len(self._rows) >= ROWS_AT_ONCE:
             self.flush()

@@ -11,14 +11,33 @@ MOST_LINES = 32
 """A record goes on over no more lines than this."""
 
 KNOWN = (
-    b"consumed samples", b"consumed tokens", b"skipped samples", b"elapsed time per iteration (ms)",
-    b"elapsed time per iteration (s)", b"throughput per GPU (TFLOP/s/GPU)", b"tokens/sec/gpu", b"eta",
-    b"energy per GPU (J/iter/GPU)", b"power per GPU (W/GPU)", b"iteration time", b"learning rate",
-    b"global batch size", b"lm loss", b"lm-loss", b"loss scale", b"grad norm", b"num zeros",
-    b"params norm", b"curriculum seqlen", b"actual seqlen", b"number of skipped iterations",
-    b"number of nan iterations", b"samples per second", b"tokens per gpu per second (tgs)",
+    b"consumed samples",
+    b"consumed tokens",
+    b"skipped samples",
+    b"elapsed time per iteration (ms)",
+    b"elapsed time per iteration (s)",
+    b"throughput per GPU (TFLOP/s/GPU)",
+    b"tokens/sec/gpu",
+    b"eta",
+    b"energy per GPU (J/iter/GPU)",
+    b"power per GPU (W/GPU)",
+    b"iteration time",
+    b"learning rate",
+    b"global batch size",
+    b"lm loss",
+    b"lm-loss",
+    b"loss scale",
+    b"grad norm",
+    b"num zeros",
+    b"params norm",
+    b"curriculum seqlen",
+    b"actual seqlen",
+    b"number of skipped iterations",
+    b"number of nan iterations",
+    b"samples per second",
+    b"tokens per gpu per second (tgs)",
     b"TFLOPs",
-)  # fmt: skip
+)
 """Names of fields by which a line is known to go on with the record of the line before."""
 
 _INTRUDER = re.compile(

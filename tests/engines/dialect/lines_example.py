@@ -26,9 +26,13 @@ def cell(column: str, text: str) -> Cell:
 def line(num_devices: int, step_time_s: float, table: str = "table") -> Line:
     """A row whose tokens/s, MFU and days are those of its step time."""
     inputs = Inputs(
-        seq_len=8192, global_batch=2 * num_devices, num_devices=num_devices, total_tokens=1e12,
-        flops_per_sample=exactly(3.94e15), peak_flops_per_s=989e12,
-    )  # fmt: skip
+        seq_len=8192,
+        global_batch=2 * num_devices,
+        num_devices=num_devices,
+        total_tokens=1e12,
+        flops_per_sample=exactly(3.94e15),
+        peak_flops_per_s=989e12,
+    )
     cells: dict[str, Cell] = {}
     for column, digits in DIGITS.items():
         how = relation(column, inputs)

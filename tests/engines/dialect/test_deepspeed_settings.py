@@ -29,9 +29,13 @@ def test_the_launch_command_states_the_workload():
     )
 
     assert facts(command) == {
-        "model": "facebook/opt-350m", "micro_batch": 24, "seq_len": 512, "zero_stage": 2,
-        "gradient_accumulation": 4, "dtype": "bf16",
-    }  # fmt: skip
+        "model": "facebook/opt-350m",
+        "micro_batch": 24,
+        "seq_len": 512,
+        "zero_stage": 2,
+        "gradient_accumulation": 4,
+        "dtype": "bf16",
+    }
 
 
 def test_the_command_of_a_spawned_process_is_quoted():
@@ -82,8 +86,12 @@ def test_the_printed_configuration_is_read():
     )
 
     assert facts(printed) == {
-        "dtype": "bfloat16", "global_batch": 64, "micro_batch": 4, "num_devices": 8, "zero_stage": 3,
-    }  # fmt: skip
+        "dtype": "bfloat16",
+        "global_batch": 64,
+        "micro_batch": 4,
+        "num_devices": 8,
+        "zero_stage": 3,
+    }
 
 
 @pytest.mark.parametrize(

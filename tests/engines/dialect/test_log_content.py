@@ -201,11 +201,23 @@ def test_thousands_of_digits_are_the_largest_number():
 @pytest.mark.parametrize(
     ("text", "step"),
     [
-        (b"5690.4", 0.1), (b"29", 1.0), (b"1.25e+3", 10.0), (b"5.", 1.0), (b".25", 0.01),
-        (b"-0.125", 0.001), (b"2E-3", 0.001), (b"", 0.0), (b"nan", 0.0), (b"inf", 0.0),
-        (b"1e", 0.0), (b"1e5e5", 0.0), (b"e+-", 0.0), (b".", 0.0), (b"1" * 9999 + b"x", 0.0),
+        (b"5690.4", 0.1),
+        (b"29", 1.0),
+        (b"1.25e+3", 10.0),
+        (b"5.", 1.0),
+        (b".25", 0.01),
+        (b"-0.125", 0.001),
+        (b"2E-3", 0.001),
+        (b"", 0.0),
+        (b"nan", 0.0),
+        (b"inf", 0.0),
+        (b"1e", 0.0),
+        (b"1e5e5", 0.0),
+        (b"e+-", 0.0),
+        (b".", 0.0),
+        (b"1" * 9999 + b"x", 0.0),
     ],
-)  # fmt: skip
+)
 def test_the_step_of_the_last_digit(text, step):
     assert decimal_step(text) == pytest.approx(step, rel=1e-12)
 

@@ -29,17 +29,41 @@ def dump(**arguments: object) -> bytes:
 
 def test_arguments_become_facts():
     text = dump(
-        context_parallel_size=2, ffn_hidden_size=14336, global_batch_size=128, hidden_size=4096,
-        log_interval=10, micro_batch_size=1, num_attention_heads=32, num_layers=32,
-        padded_vocab_size=128256, pipeline_model_parallel_size=4, seq_length=8192,
-        tensor_model_parallel_size=2, train_iters=500, world_size=64, expert_model_parallel_size=1,
+        context_parallel_size=2,
+        ffn_hidden_size=14336,
+        global_batch_size=128,
+        hidden_size=4096,
+        log_interval=10,
+        micro_batch_size=1,
+        num_attention_heads=32,
+        num_layers=32,
+        padded_vocab_size=128256,
+        pipeline_model_parallel_size=4,
+        seq_length=8192,
+        tensor_model_parallel_size=2,
+        train_iters=500,
+        world_size=64,
+        expert_model_parallel_size=1,
         virtual_pipeline_model_parallel_size=2,
-    )  # fmt: skip
+    )
     assert settings(text).facts == {
-        "cp": 2, "ffn_size": 14336, "global_batch": 128, "hidden_size": 4096, "log_interval": 10,
-        "micro_batch": 1, "num_heads": 32, "num_layers": 32, "vocab_size": 128256, "pp": 4,
-        "seq_len": 8192, "tp": 2, "total_steps": 500, "num_devices": 64, "ep": 1, "vp": 2,
-    }  # fmt: skip
+        "cp": 2,
+        "ffn_size": 14336,
+        "global_batch": 128,
+        "hidden_size": 4096,
+        "log_interval": 10,
+        "micro_batch": 1,
+        "num_heads": 32,
+        "num_layers": 32,
+        "vocab_size": 128256,
+        "pp": 4,
+        "seq_len": 8192,
+        "tp": 2,
+        "total_steps": 500,
+        "num_devices": 64,
+        "ep": 1,
+        "vp": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,13 +86,17 @@ def test_what_is_no_number_or_another_argument_is_no_fact(text: bytes):
         ({"params_dtype": "torch.bfloat16", "fp8": "hybrid"}, {"dtype": "fp8"}),
         ({"zero_stage": 1, "deepspeed": True}, {"zero_stage": 1}),
         ({"zero_stage": 1, "deepspeed": False}, {}),
-        ({"num_attention_heads": 32, "group_query_attention": True, "num_query_groups": 8},
-         {"num_heads": 32, "num_kv_heads": 8}),
-        ({"num_attention_heads": 32, "group_query_attention": False, "num_query_groups": 1},
-         {"num_heads": 32, "num_kv_heads": 32}),
+        (
+            {"num_attention_heads": 32, "group_query_attention": True, "num_query_groups": 8},
+            {"num_heads": 32, "num_kv_heads": 8},
+        ),
+        (
+            {"num_attention_heads": 32, "group_query_attention": False, "num_query_groups": 1},
+            {"num_heads": 32, "num_kv_heads": 32},
+        ),
         ({"num_attention_heads": 32}, {"num_heads": 32}),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_depend_on_each_other(
     arguments: dict[str, object], facts: dict[str, object]
 ):
@@ -86,19 +114,26 @@ def test_a_line_of_arguments_a_piece_gives_the_same():
 @pytest.mark.parametrize(
     ("line", "facts"),
     [
-        (b"using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, "
-         b"pipeline-model-parallel size: 16 \n", {"num_devices": 64, "tp": 4, "pp": 16}),
-        (b"using world size: 8, data-parallel size: 2, context-parallel size: 2, hierarchical "
-         b"context-parallel sizes: None, tensor-model-parallel size: 2, encoder-tensor-model-parallel "
-         b"size: 0, pipeline-model-parallel size: 1\n",
-         {"num_devices": 8, "cp": 2, "tp": 2, "pp": 1}),
-        (b" > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n",
-         {"vocab_size": 50304}),
+        (
+            b"using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, "
+            b"pipeline-model-parallel size: 16 \n",
+            {"num_devices": 64, "tp": 4, "pp": 16},
+        ),
+        (
+            b"using world size: 8, data-parallel size: 2, context-parallel size: 2, hierarchical "
+            b"context-parallel sizes: None, tensor-model-parallel size: 2, encoder-tensor-model-parallel "
+            b"size: 0, pipeline-model-parallel size: 1\n",
+            {"num_devices": 8, "cp": 2, "tp": 2, "pp": 1},
+        ),
+        (
+            b" > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n",
+            {"vocab_size": 50304},
+        ),
         (b'    "train_micro_batch_size_per_gpu": 48, \n', {"micro_batch": 48}),
         (b"[INFO] [config.py:904:print]   train_micro_batch_size_per_gpu  4\n", {"micro_batch": 4}),
         (b"[config.py:1007:print]   train_micro_batch_size_per_gpu  2\n", {"micro_batch": 2}),
     ],
-)  # fmt: skip
+)
 def test_lines_of_the_start(line: bytes, facts: dict[str, int]):
     assert settings(line).facts == facts
 
@@ -113,17 +148,25 @@ SINGLE = dump(tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
         (SINGLE + RANKS % (0, 0, 124_475_904), 124_475_904),
         (RANKS % (0, 0, 124_475_904), None),
         (RANKS % (0, 0, 5) + RANKS % (0, 1, 6), None),
-        (b"Total number of parameters in billions: 6.44\n"
-         b"Number of parameters in most loaded shard in billions: 6.4367\n", 6_436_700_000),
-        (b"Total number of parameters in billions: 70.55\n"
-         b"Number of parameters in most loaded shard in billions: 2.3456\n", 70_550_000_000),
+        (
+            b"Total number of parameters in billions: 6.44\n"
+            b"Number of parameters in most loaded shard in billions: 6.4367\n",
+            6_436_700_000,
+        ),
+        (
+            b"Total number of parameters in billions: 70.55\n"
+            b"Number of parameters in most loaded shard in billions: 2.3456\n",
+            70_550_000_000,
+        ),
         (b"Total number of parameters in billions:  8.03\n", 8_030_000_000),
         (b"Number of parameters in most loaded shard in billions: 2.3456\n", None),
-        (b"STAGE_PARAMS=8 (0.0M) TOTAL_PARAMS=13 (1M) UNIQUE_PARAMS=12862513152 (12862.513M)\n",
-         12_862_513_152),
+        (
+            b"STAGE_PARAMS=8 (0.0M) TOTAL_PARAMS=13 (1M) UNIQUE_PARAMS=12862513152 (12862.513M)\n",
+            12_862_513_152,
+        ),
         (b"Total number of parameters in billions: 1.2.3\n", None),
     ],
-)  # fmt: skip
+)
 def test_the_number_of_parameters_where_it_is_sure(text: bytes, number: int | None):
     assert settings(text).facts.get("num_parameters") == number
 
@@ -131,20 +174,27 @@ def test_the_number_of_parameters_where_it_is_sure(text: bytes, number: int | No
 @pytest.mark.parametrize(
     ("line", "peaks"),
     [
-        (b"[Rank 0] (after 20 iterations) memory (MB) | allocated: 48465.2 | max allocated: "
-         b"75078.5 | reserved: 75682.0 | max reserved: 75684.0\n",
-         {"allocated": 75078.5 * MIB, "reserved": 75684 * MIB}),
-        (b"after 1 iterations memory (MB) | allocated: 1.0 | max allocated: 26118.25 | reserved: "
-         b"3.0 | max reserved: 28560.0\n", {"allocated": 26118.25 * MIB, "reserved": 28560 * MIB}),
-        (b"[Rank 0] (after 1 iterations) memory (GB) | mem-allocated-gigabytes: 50.8 | "
-         b"mem-reserved-gigabytes: 127.0 | mem-max-allocated-gigabytes: 116.5 | "
-         b"mem-max-reserved-gigabytes: 127.25 | mem-alloc-retires: 0\n",
-         {"allocated": 116.5 * GB, "reserved": 127.25 * GB}),
+        (
+            b"[Rank 0] (after 20 iterations) memory (MB) | allocated: 48465.2 | max allocated: "
+            b"75078.5 | reserved: 75682.0 | max reserved: 75684.0\n",
+            {"allocated": 75078.5 * MIB, "reserved": 75684 * MIB},
+        ),
+        (
+            b"after 1 iterations memory (MB) | allocated: 1.0 | max allocated: 26118.25 | reserved: "
+            b"3.0 | max reserved: 28560.0\n",
+            {"allocated": 26118.25 * MIB, "reserved": 28560 * MIB},
+        ),
+        (
+            b"[Rank 0] (after 1 iterations) memory (GB) | mem-allocated-gigabytes: 50.8 | "
+            b"mem-reserved-gigabytes: 127.0 | mem-max-allocated-gigabytes: 116.5 | "
+            b"mem-max-reserved-gigabytes: 127.25 | mem-alloc-retires: 0\n",
+            {"allocated": 116.5 * GB, "reserved": 127.25 * GB},
+        ),
         (b"host-mem-max-allocated-gigabytes: 5.0\n", {}),
         (b"Theoretical memory footprints: weight and optimizer=57438.81 MB\n", {}),
         (b"max allocated: 5.0 | max reserved: 6.0\n", {}),
     ],
-)  # fmt: skip
+)
 def test_memory_lines(line: bytes, peaks: dict[str, float]):
     assert settings(line).memory_bytes == peaks
 

@@ -14,8 +14,14 @@ from paceline.engines.dialect.mllog import MlRecord, number, record_of, records,
 
 
 def line(key: str = "run_start", value: Any = None, **metadata: Any) -> bytes:
-    fields = {"namespace": "", "time_ms": 1759855621073, "event_type": "INTERVAL_START",
-              "key": key, "value": value, "metadata": {"file": "a.py", "lineno": 3, **metadata}}  # fmt: skip
+    fields = {
+        "namespace": "",
+        "time_ms": 1759855621073,
+        "event_type": "INTERVAL_START",
+        "key": key,
+        "value": value,
+        "metadata": {"file": "a.py", "lineno": 3, **metadata},
+    }
     return b":::MLLOG " + json.dumps(fields).encode()
 
 
@@ -34,9 +40,15 @@ def test_a_line_tells_key_value_time_and_metadata():
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(b" 0: ", b"\n"), (b"0: ", b"\r\n"), (b"[rank3]: ", b"\x1b[0m\n"), (b"glued text", b" and more"),
-     (b"\xff\x00", b"\r"), (b"\x1b[31m", b"")],
-)  # fmt: skip
+    [
+        (b" 0: ", b"\n"),
+        (b"0: ", b"\r\n"),
+        (b"[rank3]: ", b"\x1b[0m\n"),
+        (b"glued text", b" and more"),
+        (b"\xff\x00", b"\r"),
+        (b"\x1b[31m", b""),
+    ],
+)
 def test_what_stands_around_a_record_does_not_matter(before: bytes, after: bytes):
     assert [r and r.key for r in read(before + line() + after)] == ["run_start"]
 
@@ -59,11 +71,21 @@ def test_nan_and_infinity_read_as_infinity():
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"[]", b"3", b'{"key": "a"}', b'{"key": 1, "time_ms": 1, "metadata": {}}',
-     b'{"key": "a", "time_ms": "x", "metadata": {}}', b'{"key": "a", "time_ms": 1, "metadata": 3}',
-     b'{"key": "a", "time_ms": true, "metadata": {}}', b"[" * 100_000, b"9" * 5000,
-     b'{"key": "a",\n "time_ms": 1, "metadata": {}}'],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b'{"key": "a"}',
+        b'{"key": 1, "time_ms": 1, "metadata": {}}',
+        b'{"key": "a", "time_ms": "x", "metadata": {}}',
+        b'{"key": "a", "time_ms": 1, "metadata": 3}',
+        b'{"key": "a", "time_ms": true, "metadata": {}}',
+        b"[" * 100_000,
+        b"9" * 5000,
+        b'{"key": "a",\n "time_ms": 1, "metadata": {}}',
+    ],
+)
 def test_what_is_no_whole_record_is_none(text: bytes):
     assert record_of(text) is None
 
@@ -75,9 +97,19 @@ def test_any_bytes_behind_a_token_are_read_without_an_exception(text: bytes):
 
 @pytest.mark.parametrize(
     ("value", "count"),
-    [(36, 36), (31.0, 31), (0, 0), (2.5, None), (-1, None), (10**400, None), (True, None),
-     ("3", None), (None, None), (inf, None)],
-)  # fmt: skip
+    [
+        (36, 36),
+        (31.0, 31),
+        (0, 0),
+        (2.5, None),
+        (-1, None),
+        (10**400, None),
+        (True, None),
+        ("3", None),
+        (None, None),
+        (inf, None),
+    ],
+)
 def test_a_count_is_a_whole_number_from_0_on(value: object, count: int | None):
     assert whole(value) == count
 

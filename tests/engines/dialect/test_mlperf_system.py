@@ -14,8 +14,12 @@ LAUNCH = ":::DLPAL reg/image:1 174 18 node[01-18] 'unknown' GB300_18x4x1xtp2pp3c
 
 
 def described(**fields: Any) -> str:
-    known = {"system_name": "X", "number_of_nodes": "18", "accelerators_per_node": "4",
-             "accelerator_model_name": "NVIDIA GB300"}  # fmt: skip
+    known = {
+        "system_name": "X",
+        "number_of_nodes": "18",
+        "accelerators_per_node": "4",
+        "accelerator_model_name": "NVIDIA GB300",
+    }
     return f":::SYSJSON {json.dumps({**known, **fields})}\n"
 
 
@@ -61,8 +65,14 @@ def test_a_description_without_counts_states_none(nodes: object):
 
 @pytest.mark.parametrize(
     "text",
-    [":::SYSJSON \n", ":::SYSJSON [1]\n", ":::SYSJSON " + "[" * 20_000, ":::DLPAL a b c\n",
-     ":::DLPAL x_0x0x1xtp1pp1cp1\n", ":::DLPAL"],
-)  # fmt: skip
+    [
+        ":::SYSJSON \n",
+        ":::SYSJSON [1]\n",
+        ":::SYSJSON " + "[" * 20_000,
+        ":::DLPAL a b c\n",
+        ":::DLPAL x_0x0x1xtp1pp1cp1\n",
+        ":::DLPAL",
+    ],
+)
 def test_lines_that_say_nothing_are_passed_over(text: str):
     assert read(text).facts == {}

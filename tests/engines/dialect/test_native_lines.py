@@ -94,10 +94,22 @@ def test_it_is_learnt_from_any_order_of_fields_and_from_merged_steps():
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{}", b"3", b'{"event": "end", "step": 1}', b'{"event": "step"}', b'{"step": 1',
-     b'{"step": 1, "loss": "x" }', b'{"step":1}', b"[" * 5000, b'{"step": 1, "a": {"step": 2}',
-     line(step(1, skipped=True)), line(step(1, note="x" * 5000)), b'{"step": 1.5}'],
-)  # fmt: skip
+    [
+        b"",
+        b"{}",
+        b"3",
+        b'{"event": "end", "step": 1}',
+        b'{"event": "step"}',
+        b'{"step": 1',
+        b'{"step": 1, "loss": "x" }',
+        b'{"step":1}',
+        b"[" * 5000,
+        b'{"step": 1, "a": {"step": 2}',
+        line(step(1, skipped=True)),
+        line(step(1, note="x" * 5000)),
+        b'{"step": 1.5}',
+    ],
+)
 def test_nothing_is_learnt_from_what_is_no_usual_step_line(text: bytes):
     assert LineLayout.learnt(text) is None
 

@@ -135,9 +135,18 @@ def test_colours_are_taken_away():
 
 @pytest.mark.parametrize(
     ("value", "digits", "step"),
-    [(11.2, 3, 0.1), (5.9, 3, 0.01), (6.08, 4, 0.001), (123.4, 4, 0.1), (0.189, 4, 1e-4),
-     (0.0, 3, 0.0), (-2.0, 3, 0.0), (float("inf"), 3, 0.0), (float("nan"), 3, 0.0)],
-)  # fmt: skip
+    [
+        (11.2, 3, 0.1),
+        (5.9, 3, 0.01),
+        (6.08, 4, 0.001),
+        (123.4, 4, 0.1),
+        (0.189, 4, 1e-4),
+        (0.0, 3, 0.0),
+        (-2.0, 3, 0.0),
+        (float("inf"), 3, 0.0),
+        (float("nan"), 3, 0.0),
+    ],
+)
 def test_the_step_of_the_last_significant_digit(value: float, digits: int, step: float):
     assert significant_step(value, digits) == pytest.approx(step)
 

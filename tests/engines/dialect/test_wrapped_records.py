@@ -18,9 +18,13 @@ from tests.engines.promises import check_read
 
 WIDTHS = (60, 72, 80, 100, 132, 160, 200)
 MANY: dict[str, str | None] = {
-    MS: None, S: "106.46", "consumed tokens": "   97829879808", "num zeros": "0.0",
-    "samples per second": "19.238", "TFLOPs": "147.29",
-}  # fmt: skip
+    MS: None,
+    S: "106.46",
+    "consumed tokens": "   97829879808",
+    "num zeros": "0.0",
+    "samples per second": "19.238",
+    "TFLOPs": "147.29",
+}
 PLAIN = b"".join(record(n, {"lm loss": f"{n}.234567E+00"}, "[default7]: ") for n in range(1, 30))
 RICH = b"".join(record(n, {**MANY, "lm loss": f"{n}.234567E+00"}) for n in range(1, 30))
 
