@@ -69,8 +69,8 @@ def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 Entry = tuple[float, float, float, float, float, float]
-"""Loss, gradient norm, tokens of all devices since the run began, step number, seconds since the run
-began, the unit in which these are printed; NaN = the dictionary does not say."""
+"""Loss, gradient norm, tokens of all devices since the run began, step number, seconds since the
+run began, the unit in which these are printed; NaN = the dictionary does not say."""
 
 
 Place = tuple[int, bool, float, float]

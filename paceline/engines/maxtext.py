@@ -44,7 +44,7 @@ _TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps are numbered from 0; `TFLOP/s` is of one device, `total_weights` the step's real tokens.
+    """Steps count from 0; `TFLOP/s` is of one device, `total_weights` the step's real tokens.
 
     While the batch ramps up, rates are left out of the line.
     """

@@ -1,4 +1,4 @@
-"""Megatron-LM's log, from 2021 to today: one `iteration` record a log interval, from the last rank."""
+"""Megatron-LM's log, from 2021 on: one `iteration` record a log interval, from the last rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY = re.compile(rb"\[(20\d\d-\d\d-\d\d) \d\d:\d\d:\d\d[0-9.]{0,8}\] {1,4}itera
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps are numbered from 1; a time is the mean over the log interval, TFLOP/s are of one device."""
+    """Steps count from 1; a time is the mean over the log interval, TFLOP/s are of one device."""
     day = None
     for batch in IterationLog(log).batches(blocks):
         log.add_steps(batch.index, **batch.columns)
@@ -30,7 +30,8 @@ DIALECT = Dialect(
     title="Megatron-LM",
     marks=(b"elapsed time per iteration (", b" | consumed samples: "),
     step_line=re.compile(
-        rb"iteration {1,24}+\d{1,18}/ {0,24}+\d{1,18} {0,4}+\| {1,4}(?:consumed samples|elapsed time)"
+        rb"iteration {1,24}+\d{1,18}/ {0,24}+\d{1,18} {0,4}+\| {1,4}"
+        rb"(?:consumed samples|elapsed time)"
     ),
     read=read,
     precedence=4,

@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed's log (BigScience and its followers): Megatron's records with fields of its own."""
+"""Megatron-DeepSpeed's log (BigScience and its followers): Megatron's records and more fields."""
 
 from __future__ import annotations
 

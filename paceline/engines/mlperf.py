@@ -31,8 +31,8 @@ MARKERS = ("init_start", "run_start", "run_stop")
 
 _BEGINNINGS = (b'"init_start"', b'"run_start"')
 _UNUSED = re.compile(
-    rb'\{"namespace": "[^"\\\r\n]{0,64}+", "time_ms": \d{1,16}, "event_type": "POINT_IN_TIME", "key": '
-    rb'"(?:cache_clear"|tracked_stats", "value": \{"validation_step_time")'
+    rb'\{"namespace": "[^"\\\r\n]{0,64}+", "time_ms": \d{1,16}, "event_type": "POINT_IN_TIME", '
+    rb'"key": "(?:cache_clear"|tracked_stats", "value": \{"validation_step_time")'
 )
 _CANCELLED = re.compile(rb"CANCELLED AT [0-9T:-]{8,30}(?: DUE TO [A-Za-z ]{1,40})?")
 

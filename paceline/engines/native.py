@@ -44,8 +44,8 @@ def unsupported(spec: RunSpec) -> list[str]:
         )
     if spec.model.kind == "decoder" and spec.model.num_experts > 1:
         problems.append(
-            "model.num_experts > 1 is not in this trainer: models with experts are estimated, parsed and "
-            "launched through other engines"
+            "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
+            "parsed and launched through other engines"
         )
     problems += _evaluation_problems(spec)
     return problems + (
@@ -59,7 +59,8 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
     evaluation = spec.training.evaluation
     if evaluation and evaluation.path and spec.data.path is None:
         problems.append(
-            f"training.evaluation.path is a file like data.path, and source {spec.data.source} has none"
+            "training.evaluation.path is a file like data.path, and source "
+            f"{spec.data.source} has none"
         )
     masks = {
         "data": spec.data.loss_mask,
@@ -67,8 +68,8 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
     }
     if spec.data.source != "tokens" and (where := [name for name, mask in masks.items() if mask]):
         problems.append(
-            f"{where[0]}.loss_mask has a byte for each token of a file, and source {spec.data.source} "
-            "has none"
+            f"{where[0]}.loss_mask has a byte for each token of a file, and source "
+            f"{spec.data.source} has none"
         )
     if evaluation and evaluation.mean == "samples" and spec.model.kind == "mmdit":
         problems.append(

@@ -63,7 +63,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _lines_with_bars(block: bytes) -> bytes:
-    """The bars of a block, one a line; a printed `^M` stands for the carriage return of a terminal."""
+    """The bars of a block, one a line; a printed `^M` stands for a terminal's carriage return."""
     lines = block.replace(b"\r", b"\n").replace(b"^M", b"\n").split(b"\n")
     return b"\n".join([line for line in lines if _KEY in line])
 

@@ -1,4 +1,4 @@
-"""Figures of a log: ours from its step times, the log's own beside them, and where they disagree."""
+"""Figures of a log: ours from its step times, the log's own, and where the two disagree."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SingleFigure:
 def figures_of(
     facts: Facts, steps: Steps, window: Steps, log: LogContent, printed: bool = False
 ) -> LogFigures:
-    """The figures of a window with at least one timed step; `printed` = it is the log's one figure."""
+    """The figures of a window with timed steps; `printed` = it is the log's one figure."""
     run = log_run(facts, steps, window)
     metrics = measure(run)
     if printed:
@@ -144,7 +144,7 @@ def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
 def single_figure(
     log: LogContent, facts: Facts, kind: Dialect, steps: Steps, rule: str | None
 ) -> SingleFigure | None:
-    """The log's one figure for the whole run, where the framework reports by it or has nothing else.
+    """The log's one figure for the whole run, where its framework reports by it or has no other.
 
     None when steps are asked for by a rule, or when they are all that there is.
     """

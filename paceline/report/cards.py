@@ -1,4 +1,4 @@
-"""The four figures at the top of the page: how fast, how long a step, how far from the limit, memory."""
+"""The four figures at the top of the page: throughput, step time, share of the limit, memory."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from paceline.report.theme import Look
 
 MOST_RANKS = 16
 FAR = 4.0
-"""A limit so many times beyond the longest bar is told in words: drawn, it would flatten the bars."""
+"""A limit so many times beyond the longest bar is put in words: drawn, it would flatten them."""
 
 TOLD = 0.05 * MIB
 """Smaller parts would be written as zero."""
@@ -39,7 +39,7 @@ PARTS = {
 
 
 def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
-    """A bar per rank, cut into parts at the moment of the rank's peak, under the static lower bound."""
+    """A bar per rank, cut into parts at the rank's peak, under the static lower bound."""
     told = report.result.memory
     if told is None:
         return None

@@ -95,9 +95,8 @@ def metrics_csv(result: Result) -> str:
 
 def metrics_md(result: Result) -> str:
     """Run, verdict and the metrics table as Markdown."""
-    lines = [
-        f"**{md_text(result.run)}**: {md_text(chip_label(result))}. {md_text(result.verdict.sentence)}"
-    ]
+    chip, sentence = md_text(chip_label(result)), md_text(result.verdict.sentence)
+    lines = [f"**{md_text(result.run)}**: {chip}. {sentence}"]
     if result.reason:
         lines += ["", f"Reason: {md_text(result.reason)}"]
     head = (

@@ -106,7 +106,7 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
 
 
 def _rates(headline: str, result: Result) -> str:
-    """Beside samples/s: their mean, which published averages are, and the text in them if padded."""
+    """Beside samples/s: the mean, which published averages are, and the text in them if padded."""
     mean, real = result.metrics.get("samples_per_s_mean"), result.metrics.get("real_token_fraction")
     text, share = result.metrics.get("tokens_per_s"), known(real)
     parts: list[str] = []

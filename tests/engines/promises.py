@@ -64,7 +64,7 @@ def check_read(kind: Dialect, content: bytes, sizes: tuple[int, ...] = SIZES) ->
 
 
 def check_answer(log: LogContent, num_bytes: int) -> None:
-    """Asserts that names are known, numbers finite, texts short, and steps no more than there can be."""
+    """Asserts that names are known, numbers finite, texts short, and steps not too many."""
     assert log.facts.keys() <= FACT_NAMES.keys(), log.facts
     assert log.figures.keys() <= FIGURE_NAMES.keys(), log.figures
     assert log.memory_bytes.keys() <= MEMORY_KINDS, log.memory_bytes

@@ -28,7 +28,8 @@ def timer(step: int, current: str, average: str = "700.5", peak: str = "33.78") 
 
 def rlhf(step: int, latency: str, rate: str, average: str = "10.00") -> bytes:
     return (
-        f"epoch: 0|step: {step}|ppo_ep: 1|act_loss: 0.0{step + 1}|cri_loss: 0.02|unsuper_loss: 0.0\n"
+        f"epoch: 0|step: {step}|ppo_ep: 1|act_loss: 0.0{step + 1}|cri_loss: 0.02"
+        "|unsuper_loss: 0.0\n"
         "average reward score: -0.35\n-----\n"
         f"|E2E latency={latency}s |Gather latency=0.19s (1.58%) |Generate time=7.18s (60.18%) "
         f"|Training time=3.94s (33.00%) |Others=0.81 (6.82%)|CurSamplesPerSec={rate} "
@@ -38,8 +39,8 @@ def rlhf(step: int, latency: str, rate: str, average: str = "10.00") -> bytes:
 
 def perf(latency: str, tflops: str = "11.25", samples: str = "120.00") -> bytes:
     return (
-        f"Model Parameters: 0.331 B, Latency: {latency}s, TFLOPs: {tflops}, Samples/sec: {samples}, "
-        "Time/seq 0.01s, Batch Size: 24, Sequence Length: 512\n"
+        f"Model Parameters: 0.331 B, Latency: {latency}s, TFLOPs: {tflops}, "
+        f"Samples/sec: {samples}, Time/seq 0.01s, Batch Size: 24, Sequence Length: 512\n"
     ).encode()
 
 
@@ -167,7 +168,10 @@ def test_the_timer_gives_the_rate_of_single_steps_and_a_running_average():
 
 
 def test_an_old_timer_prints_only_a_running_average_which_is_the_runs_figure():
-    line = "[INFO] [timer.py:189:stop] {}/{}, SamplesPerSec={}, MemAllocated=0.2GB, MaxMemAllocated=9.0GB\n"
+    line = (
+        "[INFO] [timer.py:189:stop] {}/{}, SamplesPerSec={}, MemAllocated=0.2GB, "
+        "MaxMemAllocated=9.0GB\n"
+    )
     log = check_read(DIALECT, (line.format(0, 10, 83.5) + line.format(0, 20, 83.25)).encode())
 
     assert len(log) == 0

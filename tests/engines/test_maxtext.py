@@ -16,7 +16,8 @@ Config param dtype: bfloat16
 Config param emb_dim: 8192
 Config param eval_per_device_batch_size: 9
 Config param global_batch_size_to_load: 1792
-I0317 09:59:16.239871 125344476638336 pyconfig.py:413] Config param global_batch_size_to_train_on: 896
+I0317 09:59:16.239871 125344476638336 pyconfig.py:413] \
+Config param global_batch_size_to_train_on: 896
 Config param gradient_accumulation_steps: 1
 Config param ici_expert_parallelism: 1
 Config param ici_fsdp_parallelism: -1
@@ -80,14 +81,15 @@ def test_the_current_line():
             {"tokens_per_s_per_device": 6529.527},
         ),
         (
-            "completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, Tokens/s/device: 6529.5, "
-            "total_weights: 65536, loss: 2.191, lm_loss: 2.190, perplexity: 8.945",
+            "completed step: 15107, seconds: 2.167, TFLOP/s/device: 36.722, "
+            "Tokens/s/device: 6529.5, total_weights: 65536, loss: 2.191, lm_loss: 2.190, "
+            "perplexity: 8.945",
             {"tokens": 65_536},
         ),
         ("completed step: 15107, seconds: 2.167, relative_loss: 0.1, loss: 2.191", {}),
         (
-            "[Rampup Batch Size Phase], completed step: 15107, seconds: 2.167, total_weights: 65536, "
-            "loss: 2.191",
+            "[Rampup Batch Size Phase], completed step: 15107, seconds: 2.167, "
+            "total_weights: 65536, loss: 2.191",
             {"tokens": 65_536},
         ),
         (

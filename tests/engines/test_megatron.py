@@ -165,10 +165,14 @@ def test_a_value_that_is_no_plain_number_is_not_taken(unsound: str):
 
 
 def test_fields_in_another_order_are_read_all_the_same():
-    one = b" iteration 1/ 9 | lm loss: 2.0 | elapsed time per iteration (ms): 5.0 | grad norm: 3.0 |\n"
-    two = b" iteration 2/ 9 | grad norm: 4.0 | lm loss: 1.0 | elapsed time per iteration (ms): 6.0 |\n"
+    text = (
+        b" iteration 1/ 9 | lm loss: 2.0 | elapsed time per iteration (ms): 5.0 "
+        b"| grad norm: 3.0 |\n"
+        b" iteration 2/ 9 | grad norm: 4.0 | lm loss: 1.0 "
+        b"| elapsed time per iteration (ms): 6.0 |\n"
+    )
 
-    log = check_read(DIALECT, one + two)
+    log = check_read(DIALECT, text)
 
     assert column(log, "step_time_s") == [0.005, 0.006]
     assert column(log, "loss") == [2, 1]

@@ -70,7 +70,8 @@ def test_the_first_lines_of_all_had_the_time_itself():
         "[I][mmm/train:458] step=20 global_avg_loss=12.269 global_max_loss=12.31 "
         "throughput(tps)=86.02 mfu(%)=1.33 end_to_end(s)=2.380844 data_loading(s)=0.9\n",
         '{"step": 20, "loss_metrics/global_avg_loss": 12.269, "throughput(tps)": 86.02, '
-        '"mfu(%)": 1.33, "time_metrics/end_to_end(s)": 2.380844, "memory/max_reserved(GiB)": 2.5}\n',
+        '"mfu(%)": 1.33, "time_metrics/end_to_end(s)": 2.380844, '
+        '"memory/max_reserved(GiB)": 2.5}\n',
     ],
     ids=["pairs", "JSON"],
 )

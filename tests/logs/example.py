@@ -11,7 +11,8 @@ def megatron_line(
     """One line of Megatron-LM's form."""
     rate = f" throughput per GPU (TFLOP/s/GPU): {tflops:.1f} |" if tflops is not None else ""
     return (
-        f" [2026-01-02 03:04:05] iteration {step:8d}/     100 | consumed samples: {step * batch:12d} |"
+        f" [2026-01-02 03:04:05] iteration {step:8d}/     100 |"
+        f" consumed samples: {step * batch:12d} |"
         f" elapsed time per iteration (ms): {1000 * time_s:.1f} |{rate} learning rate: 3.000E-04 |"
         f" global batch size: {batch:5d} | lm loss: {loss} | loss scale: 1.0 | grad norm: 0.500 |"
         " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
@@ -35,8 +36,9 @@ def maxtext_log(times: Sequence[float]) -> str:
 def titan_log(tokens_per_s: float = 7000.0, num_lines: int = 30) -> str:
     """A log of torchtitan's form without what it says before the first step: every 10th step."""
     return "".join(
-        f"[titan] 2025-01-01 00:00:00,000 - root - INFO - step: {n:2}  loss:  7.9  grad_norm:  0.5  "
-        f"memory: 40.00GiB(42.1%)  tps: {tokens_per_s + n / 100:,.2f}  tflops: 405.56  mfu: 41.01%\n"
+        f"[titan] 2025-01-01 00:00:00,000 - root - INFO - step: {n:2}  loss:  7.9  "
+        "grad_norm:  0.5  memory: 40.00GiB(42.1%)  "
+        f"tps: {tokens_per_s + n / 100:,.2f}  tflops: 405.56  mfu: 41.01%\n"
         for n in (1, *range(10, 10 * num_lines, 10))
     )
 

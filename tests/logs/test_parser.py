@@ -285,7 +285,10 @@ def test_without_a_batch_a_rate_gives_all_that_does_not_need_it(tmp_path: Path):
 
 
 def test_the_rate_of_a_whole_run_gives_mfu_without_a_batch(tmp_path: Path):
-    text = "{'train_runtime': 100.0, 'train_samples_per_second': 8.0, 'train_steps_per_second': 0.01}\n"
+    text = (
+        "{'train_runtime': 100.0, 'train_samples_per_second': 8.0, "
+        "'train_steps_per_second': 0.01}\n"
+    )
     log = parsed(tmp_path, text, LLAMA)
     assert log.samples_per_s == 8.0 and log.tokens_per_s == 8.0 * 8192
     flops = log.metrics["model_flops_per_s_per_device"]
@@ -295,7 +298,10 @@ def test_the_rate_of_a_whole_run_gives_mfu_without_a_batch(tmp_path: Path):
 
 
 def test_steps_and_samples_a_second_give_the_mean_batch(tmp_path: Path):
-    text = "{'train_runtime': 100.0, 'train_samples_per_second': 8.0, 'train_steps_per_second': 0.251}\n"
+    text = (
+        "{'train_runtime': 100.0, 'train_samples_per_second': 8.0, "
+        "'train_steps_per_second': 0.251}\n"
+    )
     log = parsed(tmp_path, text)
     assert log.step_time_s is not None and log.step_time_s.median == pytest.approx(1 / 0.251)
     assert log.samples_per_s == pytest.approx(8.0) and log.facts.global_batch is None

@@ -209,8 +209,9 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
         spec=run_spec,
         facts=facts_of(run_spec),
         command="paceline run tiny-llama --set steps=60",
-        job_script="#!/bin/sh\nset -eu\ncd runs/2026-11-20-tiny-llama\npython -m torch.distributed.run"
-        " \\\n  --nproc-per-node 2 --log-dir logs \\\n  trainer/main.py job.json\n",
+        job_script="#!/bin/sh\nset -eu\ncd runs/2026-11-20-tiny-llama\n"
+        "python -m torch.distributed.run \\\n  --nproc-per-node 2 --log-dir logs \\\n"
+        "  trainer/main.py job.json\n",
         inventory={
             "host": "atlas",
             "cpu": {"model": "Epyc 9654", "cores": 2, "flags": ["avx2", "avx512_bf16"]},

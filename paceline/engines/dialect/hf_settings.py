@@ -1,4 +1,7 @@
-"""What a Hugging Face Trainer's log says of its settings: its own block, arguments, DeepSpeed's print."""
+"""What a Hugging Face Trainer's log says of its settings.
+
+Its own block, its arguments, and what DeepSpeed prints of its configuration.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ _SETTING = re.compile(
     rb"|Gradient [Aa]ccumulation steps|Total optimization steps|logging_steps|max_steps"
     rb"|per_device_train_batch_size|gradient_accumulation_steps|train_micro_batch_size_per_gpu"
     rb"|(?:train_batch_size|world_size|zero_optimization_stage)(?= \.))"
-    rb"(?: \([^){}\r\n]{1,80}\))?(?: = |=|[\"']: | {1,3}\.{0,40} {0,3})([0-9][0-9,]{0,30})(?![0-9.])"
+    rb"(?: \([^){}\r\n]{1,80}\))?(?: = |=|[\"']: | {1,3}\.{0,40} {0,3})"
+    rb"([0-9][0-9,]{0,30})(?![0-9.])"
 )
 _DTYPE = re.compile(rb"(?<![\w-])(bf16|fp16)=True")
 _FINISHED = re.compile(rb"TrainOutput\(global_step=(\d{1,15}),")
@@ -71,7 +75,7 @@ def read_settings(text: bytes, log: LogContent) -> None:
 
 
 def complete_settings(log: LogContent) -> None:
-    """Add the number of devices, where the batch sizes tell it: total / (a device's x accumulation)."""
+    """Add the number of devices where the batches tell it: total / (a device's x accumulation)."""
     total, part = log.facts.get("global_batch"), log.facts.get("micro_batch")
     accumulation = log.facts.get("gradient_accumulation")
     if isinstance(total, int) and isinstance(part, int) and isinstance(accumulation, int):

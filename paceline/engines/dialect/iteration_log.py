@@ -1,4 +1,4 @@
-"""Iteration records of the Megatron family as steps: columns, times in seconds, what was skipped."""
+"""Iteration records of the Megatron family as steps: columns, times in seconds, skipped steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ COLUMNS = (
         1 / TERA,
     ),
     (
-        rb"tokens/s(?:ec)?/GPU(?: inst.{0,20})?|TGS|[a-z ]{0,40}\((?:tgs|tok(?:ens)?/s(?:ec)?/GPU)\)",
+        rb"tokens/s(?:ec)?/GPU(?: inst.{0,20})?|TGS"
+        rb"|[a-z ]{0,40}\((?:tgs|tok(?:ens)?/s(?:ec)?/GPU)\)",
         "tokens_per_s_per_device",
         1.0,
     ),
@@ -68,7 +69,7 @@ class Batch:
 
 
 class IterationLog:
-    """Reads iteration records batch by batch; what is said beside them goes into the log's facts."""
+    """Reads iteration records batch by batch; what stands beside them goes into the log's facts."""
 
     def __init__(self, log: LogContent) -> None:
         self._log = log
@@ -104,7 +105,7 @@ class IterationLog:
         return Batch(text, index, columns)
 
     def _columns(self, rows: Rows) -> dict[str, FloatColumn]:
-        """The columns of Step; of fields that mean the same the first by name that is said counts."""
+        """The columns of Step; of fields that mean the same the first by name counts."""
         columns: dict[str, FloatColumn] = {}
         for name, texts in sorted(rows.columns.items()):
             target = self._target(name)

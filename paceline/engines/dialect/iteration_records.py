@@ -112,7 +112,7 @@ class Fields:
         self._compile()
 
     def rows(self, text: bytes) -> Rows | None:
-        """The records in `text`, with those that are wrapped over several lines; None without any."""
+        """The records in `text`, those wrapped over several lines too; None without any."""
         found: list[Row] = self._expression.findall(text)
         if not found:
             return None
@@ -164,7 +164,7 @@ class Fields:
         return match.groups(b"")
 
     def _learn(self, fields: list[tuple[bytes, bytes]]) -> bool:
-        """Put each new name before the next known one, or at the end; of too many only the first."""
+        """Put each new name before the next known one, or last; of too many only the first."""
         names = dict.fromkeys(name for name, _ in fields if name not in self._names)
         new = list(names)[: MOST_FIELDS - len(self._names)]
         place = len(self._names)
@@ -180,7 +180,7 @@ class Fields:
         return bool(new)
 
     def _compile(self) -> None:
-        """Make the expression anew: one group for each captured field, in the order of `_captured`."""
+        """Make the expression anew: a group for each captured field, in `_captured`'s order."""
         last = self._names[-1:]
         parts: list[bytes] = []
         for name in self._names:

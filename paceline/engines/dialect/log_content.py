@@ -81,7 +81,7 @@ class LogContent:
             self._columns[name].extend(unsaid)
 
     def take_steps(self, other: LogContent, without: Collection[str] = ()) -> None:
-        """Take over the steps of `other` in place of its own; `other` must not be used afterwards."""
+        """Take over the steps of `other` in place of its own; `other` must not be used again."""
         self._index = other._index
         self._columns = {
             name: column for name, column in other._columns.items() if name not in without
@@ -143,7 +143,7 @@ class Dialect:
     title: str
     """What the framework calls itself: `Megatron-LM`."""
     marks: tuple[bytes, ...]
-    """Literals of which every log of this kind has at least one: looked for before anything else."""
+    """Literals of which every log of this kind has one: looked for before anything else."""
     step_line: re.Pattern[bytes]
     """What only a step (or the one figure) of this dialect looks like."""
     read: Callable[[Iterable[bytes], LogContent], None]

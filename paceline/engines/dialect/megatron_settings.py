@@ -1,4 +1,4 @@
-"""What logs of the Megatron family say beside their iterations: arguments, parameters, memory, end."""
+"""What Megatron logs say beside their iterations: arguments, parameters, memory, end."""
 
 from __future__ import annotations
 

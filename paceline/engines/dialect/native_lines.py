@@ -107,7 +107,7 @@ class LineLayout:
 
     @classmethod
     def learnt(cls, line: bytes) -> LineLayout | None:
-        """The layout of `line`, if that is a sound step line of usual length that was not skipped."""
+        """The layout of `line`, if that is a sound step line of usual length, not skipped."""
         if len(line) > LONGEST_LEARNT:
             return None
         try:

@@ -29,9 +29,9 @@ class BarTimes:
         """What one unit of the last printed digit makes of a step time."""
 
     def step_time_s(self, count: int, rate: bytes, unit: bytes) -> float:
-        """Seconds of step `count` when the bar shows `rate` behind it; NaN where they do not follow.
+        """Seconds of step `count` when the bar shows `rate` behind it; NaN where none follow.
 
-        The first bar of a count is the one that counts: a bar that is drawn again tells nothing new.
+        The first bar of a count is the one that counts: one that is drawn again tells nothing new.
         """
         if count == self._count:
             return math.nan

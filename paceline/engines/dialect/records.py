@@ -68,7 +68,7 @@ class Records:
     def columns(
         self, fields: Mapping[str, re.Pattern[bytes]], scale: float = 1.0
     ) -> dict[str, FloatColumn]:
-        """The fields that some record has, as numbers times `scale`; NaN where a record lacks one."""
+        """The fields that some record has, as numbers times `scale`; NaN where one lacks it."""
         columns: dict[str, FloatColumn] = {}
         for name, pattern in fields.items():
             texts = self.texts(pattern)

@@ -21,7 +21,8 @@ from paceline.engines.dialect.log_content import LogContent, decimal_step, numbe
 __all__ = ["STEP_TIME", "StepTimeJoin"]
 
 STEP_TIME = re.compile(
-    rb"Step Time : ([0-9.]{1,24}+)s GPU utilization: ([0-9.]{1,24}+|nan|inf) ?(?:MODEL_)?TFLOP/s/GPU"
+    rb"Step Time : ([0-9.]{1,24}+)s GPU utilization: "
+    rb"([0-9.]{1,24}+|nan|inf) ?(?:MODEL_)?TFLOP/s/GPU"
 )
 
 CLOCK_S, CLOCK_SHARE = 0.002, 0.001

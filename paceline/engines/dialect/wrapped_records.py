@@ -1,4 +1,4 @@
-"""Records that a terminal, a pager or an editor has wrapped over several lines, made whole again."""
+"""Records that a terminal, a pager or an editor has wrapped over several lines, put together."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def test_the_command_of_a_spawned_process_is_quoted():
 def test_prompt_and_answer_make_a_sequence_and_the_actor_is_the_model():
     command = (
         "cmd = main.py --actor_model_name_or_path a/actor --critic_model_name_or_path a/critic "
-        "--max_answer_seq_len 256 --max_prompt_seq_len 128 --actor_zero_stage 3 --critic_zero_stage 1\n"
+        "--max_answer_seq_len 256 --max_prompt_seq_len 128 --actor_zero_stage 3 "
+        "--critic_zero_stage 1\n"
     )
 
     assert facts(command) == {"model": "a/actor", "seq_len": 384, "zero_stage": 3}

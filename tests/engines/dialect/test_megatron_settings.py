@@ -121,8 +121,8 @@ def test_a_line_of_arguments_a_piece_gives_the_same():
         ),
         (
             b"using world size: 8, data-parallel size: 2, context-parallel size: 2, hierarchical "
-            b"context-parallel sizes: None, tensor-model-parallel size: 2, encoder-tensor-model-parallel "
-            b"size: 0, pipeline-model-parallel size: 1\n",
+            b"context-parallel sizes: None, tensor-model-parallel size: 2, "
+            b"encoder-tensor-model-parallel size: 0, pipeline-model-parallel size: 1\n",
             {"num_devices": 8, "cp": 2, "tp": 2, "pp": 1},
         ),
         (
@@ -180,8 +180,8 @@ def test_the_number_of_parameters_where_it_is_sure(text: bytes, number: int | No
             {"allocated": 75078.5 * MIB, "reserved": 75684 * MIB},
         ),
         (
-            b"after 1 iterations memory (MB) | allocated: 1.0 | max allocated: 26118.25 | reserved: "
-            b"3.0 | max reserved: 28560.0\n",
+            b"after 1 iterations memory (MB) | allocated: 1.0 | max allocated: 26118.25 | "
+            b"reserved: 3.0 | max reserved: 28560.0\n",
             {"allocated": 26118.25 * MIB, "reserved": 28560 * MIB},
         ),
         (
