@@ -59,8 +59,8 @@ def engine(name: str) -> Engine:
 def dialects() -> dict[str, Dialect]:
     """How the frameworks' logs are read, by engine name, most specific first."""
     modules = {name: _module(name) for name in _names()}
-    found = {name: m.DIALECT for name, m in modules.items() if hasattr(m, "DIALECT")}
-    return dict(sorted(found.items(), key=lambda item: (item[1].precedence, item[0])))
+    by_name = {name: m.DIALECT for name, m in modules.items() if hasattr(m, "DIALECT")}
+    return dict(sorted(by_name.items(), key=lambda item: (item[1].precedence, item[0])))
 
 
 def dialect(name: str) -> Dialect:
@@ -76,16 +76,16 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def _named(name: str, needed: str, known: Callable[[], Iterable[str]]) -> Any:
+def _named(name: str, needed: str, candidates: Callable[[], Iterable[str]]) -> Any:
     """The module called `name`, which has what is `needed`; no other is imported for it.
 
-    Raises UserError with the names of those `known`, for which all are imported.
+    Raises UserError with the names of those `candidates`, for which all are imported.
     """
     if name in _names():
         module = _module(name)
         if hasattr(module, needed):
             return module
-    names = list(known())
+    names = list(candidates())
     raise UserError(
         f"engine {name!r}",
         "is unknown",

@@ -122,8 +122,8 @@ class _Timer:
         if b"skipped=" in block:
             counts = [(int(skipped), int(step)) for step, skipped in _SKIPPED.findall(block)]
             self._skipped = max([self._skipped, *counts])
-        if b"global_step=" in block and (found := _TIMER.findall(block)):
-            self._add(found, cumulative=True)
+        if b"global_step=" in block and (matches := _TIMER.findall(block)):
+            self._add(matches, cumulative=True)
         elif any(mark in block for mark in _OLD_MARKS) and (old := _OLD_TIMER.findall(block)):
             self._add(old, cumulative=False)
 
@@ -135,8 +135,8 @@ class _Timer:
         if skipped:
             log.remark(f"{skipped:,} of the first {step:,} steps were skipped (fp16 overflow)")
 
-    def _add(self, found: list[tuple[bytes, ...]], cumulative: bool) -> None:
-        index, average, current, _, peak = zip(*found, strict=True)
+    def _add(self, matches: list[tuple[bytes, ...]], cumulative: bool) -> None:
+        index, average, current, _, peak = zip(*matches, strict=True)
         averages = numbers(average)
         averages = averages[np.isfinite(averages)]
         if len(averages):
@@ -168,11 +168,11 @@ class _Timed:
         self._next = first
         self._loss = b""
 
-    def timed(self, found: list[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
+    def timed(self, matches: list[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
         """The records with a time among loss lines, each with the loss printed since the last."""
         records: list[tuple[bytes, ...]] = []
         loss = self._loss
-        for fields in found:
+        for fields in matches:
             if fields[0]:
                 loss = fields[0]
             else:
@@ -195,8 +195,10 @@ class _Rlhf(_Timed):
         self.average: float | None = None
 
     def read(self, block: bytes) -> None:
-        found = _RLHF.findall(block) if b"|E2E latency=" in block or b"|act_loss: " in block else []
-        records = self.timed(found)
+        matches = (
+            _RLHF.findall(block) if b"|E2E latency=" in block or b"|act_loss: " in block else []
+        )
+        records = self.timed(matches)
         if not records:
             return
         loss, latency, current, average = zip(*records, strict=True)
@@ -221,8 +223,8 @@ class _Perf(_Timed):
         self._seen: tuple[bytes, bytes, bytes] | None = None
 
     def read(self, block: bytes) -> None:
-        found = _PERF.findall(block) if b", TFLOPs: " in block or b", loss = " in block else []
-        records = self.timed(found)
+        matches = _PERF.findall(block) if b", TFLOPs: " in block or b", loss = " in block else []
+        records = self.timed(matches)
         if not records:
             return
         loss, latency, tflops, samples, batch, kind, length = zip(*records, strict=True)

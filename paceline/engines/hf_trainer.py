@@ -234,19 +234,19 @@ class _Rows:
         self, index: int, step_time_s: float, loss: float, grad_norm: float, tokens: float
     ) -> None:
         """Add a step, or what is known of the last one."""
-        said = step_time_s, loss, grad_norm, tokens
+        values = step_time_s, loss, grad_norm, tokens
         if self._index and self._index[-1] == index:
             time_s, old_loss, old_norm, old_tokens = self._values[-1]
-            said = (
+            values = (
                 step_time_s if step_time_s == step_time_s else time_s,
                 loss if loss == loss else old_loss,
                 grad_norm if grad_norm == grad_norm else old_norm,
                 tokens if tokens == tokens else old_tokens,
             )
-            self._values[-1] = said
+            self._values[-1] = values
         else:
             self._index.append(index)
-            self._values.append(said)
+            self._values.append(values)
 
     def note(self, loss: float) -> None:
         """Keep that a loss was NaN whose step is not known."""
@@ -284,8 +284,8 @@ def _plain(records: list[bytes]) -> list[bytes]:
 
 
 def _entries(records: list[bytes]) -> Iterator[Entry]:
-    said = Records(records)
-    columns = said.columns(_FIELDS)
+    entries = Records(records)
+    columns = entries.columns(_FIELDS)
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
     values = [columns.get(name, nothing).tolist() for name in _FIELDS]
     times = values[-1]

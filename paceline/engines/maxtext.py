@@ -51,10 +51,10 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     settings = _Settings()
     for block in watched(blocks, log, torn=_TORN):
         settings.read(block)
-        found = _STEP.findall(block)
-        if not found:
+        matches = _STEP.findall(block)
+        if not matches:
             continue
-        index, seconds, tflops, tokens_per_s, tokens, loss = zip(*found, strict=True)
+        index, seconds, tflops, tokens_per_s, tokens, loss = zip(*matches, strict=True)
         log.add_steps(
             whole_numbers(index),
             step_time_s=numbers(seconds),
@@ -100,16 +100,16 @@ class _Settings:
     """The configuration, which MaxText prints a line a parameter, and what it finds out itself."""
 
     def __init__(self) -> None:
-        self._said: dict[bytes, bytes] = {}
+        self._stated: dict[bytes, bytes] = {}
         self._planned_gib = self._in_use_gib = 0.0
 
     def read(self, block: bytes) -> None:
         """Take what `block` says; a restart says it again."""
         if b"Config param " in block:
-            self._said.update(_SETTING.findall(block))
+            self._stated.update(_SETTING.findall(block))
         for mark, pattern in _MARKED.items():
-            if mark in block and (found := pattern.findall(block)):
-                self._said[mark] = found[-1]
+            if mark in block and (matches := pattern.findall(block)):
+                self._stated[mark] = matches[-1]
         if b"memory size: " in block:
             self._planned_gib = max(self._planned_gib, _largest(_PLANNED.findall(block)))
         if b"Using (GB) " in block:
@@ -117,35 +117,35 @@ class _Settings:
 
     def keep(self, log: LogContent) -> None:
         """Put into the log what was read."""
-        said = self._said
-        keep_whole_numbers(log, _FACTS, said.items())
+        stated = self._stated
+        keep_whole_numbers(log, _FACTS, stated.items())
         for name, axes in _AXES.items():
             size = self._axis(axes)
             if size is not None:
                 log.facts[name] = size
-        if said.get(b"num_experts", b"1") != b"1":
+        if stated.get(b"num_experts", b"1") != b"1":
             log.facts.pop("ffn_size", None)
-        billions = _largest([said.get(b"number parameters", b"")])
+        billions = _largest([stated.get(b"number parameters", b"")])
         if billions:
             log.facts["num_parameters"] = round(billions * 1e9)
-        if b"Jax Version" in said:
-            log.facts["framework_version"] = f"JAX {said[b'Jax Version'].decode()}"
+        if b"Jax Version" in stated:
+            log.facts["framework_version"] = f"JAX {stated[b'Jax Version'].decode()}"
         for name, key in (("device", b"TFRT"), ("model", b"model_name")):
-            if said.get(key, b"default").strip() not in (b"", b"default"):
-                log.facts[name] = excerpt(said[key])
+            if stated.get(key, b"default").strip() not in (b"", b"default"):
+                log.facts[name] = excerpt(stated[key])
         self._keep_batch_and_dtype(log)
         self._keep_memory(log)
 
     def _keep_batch_and_dtype(self, log: LogContent) -> None:
         sharded = product(*(log.facts.get(name, 1) for name in ("tp", "pp", "cp")))
         if sharded == 1:
-            batch = self._said.get(b"per_device_batch_size", b"").removesuffix(b".0")
+            batch = self._stated.get(b"per_device_batch_size", b"").removesuffix(b".0")
             keep_whole_numbers(log, {b"n": "micro_batch"}, [(b"n", batch)])
-        quantization = self._said.get(b"quantization", b"").lower()
+        quantization = self._stated.get(b"quantization", b"").lower()
         if b"fp8" in quantization:
             log.facts["dtype"] = "mxfp8" if b"mxfp8" in quantization else "fp8"
-        elif b"dtype" in self._said and not quantization.strip():
-            log.facts["dtype"] = excerpt(self._said[b"dtype"])
+        elif b"dtype" in self._stated and not quantization.strip():
+            log.facts["dtype"] = excerpt(self._stated[b"dtype"])
 
     def _keep_memory(self, log: LogContent) -> None:
         """GB are GiB here; what XLA plans goes before what is in use when training begins."""
@@ -159,7 +159,7 @@ class _Settings:
     def _axis(self, names: tuple[bytes, ...]) -> int | None:
         """The size of a mesh axis inside and across slices; None when it is left to MaxText."""
         keys = [b"%s_%s_parallelism" % (mesh, name) for mesh in (b"ici", b"dcn") for name in names]
-        stated = [self._said[key].strip() for key in keys if key in self._said]
+        stated = [self._stated[key].strip() for key in keys if key in self._stated]
         if not stated or not all(text.isdigit() and len(text) < 8 for text in stated):
             return None
         size = product(*map(int, stated))

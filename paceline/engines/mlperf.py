@@ -61,8 +61,8 @@ class _Run:
 
     def read(self, block: bytes) -> None:
         """Take the block's result lines, up to where another run begins."""
-        if b"CANCELLED AT" in block and (found := _CANCELLED.search(block)):
-            self._cancelled = self._cancelled or found[0].decode("ascii").strip()
+        if b"CANCELLED AT" in block and (match := _CANCELLED.search(block)):
+            self._cancelled = self._cancelled or match[0].decode("ascii").strip()
         if not any(marker in block for marker in _BEGINNINGS):
             block = block if self._over else self._lines.single_steps(block)
         for text in texts(block):
@@ -113,11 +113,11 @@ class _Run:
             if value and "PLACEHOLDER" not in value:
                 self._log.facts.setdefault(fact, value[:200])
             return
-        known = number(value)
-        if known is not None and 0 < known < 1e15 and known.is_integer():
-            self._log.facts.setdefault(fact, int(known))
+        amount = number(value)
+        if amount is not None and 0 < amount < 1e15 and amount.is_integer():
+            self._log.facts.setdefault(fact, int(amount))
             if fact == "global_batch":
-                self._lines.blocks.global_batch = int(known)
+                self._lines.blocks.global_batch = int(amount)
 
     def _keep_times(self) -> None:
         """Run time = run_stop - run_start, as the rules count it; before it is initialisation."""

@@ -53,9 +53,9 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         settings.read(block)
         if _KEY not in block:
             continue
-        found = _BAR.findall(_lines_with_bars(block))
-        if found:
-            counts, totals, fields = zip(*found, strict=True)
+        bars = _BAR.findall(_lines_with_bars(block))
+        if bars:
+            counts, totals, fields = zip(*bars, strict=True)
             _add(log, Records(fields), positions, batches, counts, totals)
     settings.keep(log)
     positions.keep(log)
@@ -110,14 +110,14 @@ class _Positions:
                 self._total = int(totals[-1] or 0)
                 return likely
         rows = zip(values.tolist(), halves.tolist(), counted.tolist(), totals, strict=True)
-        return np.array([self._one(*row) for row in rows], dtype=np.int64)
+        return np.array([self._index_of(*row) for row in rows], dtype=np.int64)
 
     def keep(self, log: LogContent) -> None:
         """Put the bar's total into the log's facts, where its count is that of the whole run."""
         if self._total and not self._before and abs(self._offset or 0) <= 2:
             log.facts.setdefault("total_steps", self._total)
 
-    def _one(self, value: float, half: float, count: int, total: bytes) -> int:
+    def _index_of(self, value: float, half: float, count: int, total: bytes) -> int:
         if count < self._counted == self._total:
             self._before += self._total
         self._counted, self._total = count, int(total or 0)
@@ -156,14 +156,14 @@ class _Batches:
                 self._anchor = int(index[-1]), foretold[-1].item(), batch
                 return np.broadcast_to(np.float64(batch), len(index))
         rows = zip(index.tolist(), consumed.tolist(), halves.tolist(), strict=True)
-        return np.array([self._one(*row) for row in rows], dtype=np.float64)
+        return np.array([self._batch_of(*row) for row in rows], dtype=np.float64)
 
     def keep(self, log: LogContent) -> None:
         """Put the batch into the log's facts if it never changed."""
         if len(self._seen) == 1:
             log.facts.setdefault("global_batch", next(iter(self._seen)))
 
-    def _one(self, index: int, consumed: float, half: float) -> float:
+    def _batch_of(self, index: int, consumed: float, half: float) -> float:
         if not 0 < consumed < EXACT_INTEGERS:
             return math.nan
         if self._anchor is not None and self._anchor[2]:
@@ -172,41 +172,41 @@ class _Batches:
             if index >= step and abs(foretold - consumed) <= half + self._slack:
                 self._anchor = index, foretold, batch
                 return float(batch)
-        found = self._by_difference(index, consumed, half)
-        if found is None:
-            found = self._by_quotient(index, consumed, half)
-        if found is None and half:
+        batch_size = self._by_difference(index, consumed, half)
+        if batch_size is None:
+            batch_size = self._by_quotient(index, consumed, half)
+        if batch_size is None and half:
             return math.nan
-        self._anchor, self._slack = (index, consumed, found or 0), half
-        if found is None:
+        self._anchor, self._slack = (index, consumed, batch_size or 0), half
+        if batch_size is None:
             return math.nan
         if len(self._seen) < 2:
-            self._seen.add(found)
-        return float(found)
+            self._seen.add(batch_size)
+        return float(batch_size)
 
     def _by_difference(self, index: int, consumed: float, half: float) -> int | None:
         """The batch since the last known step, where both are printed in full."""
         if self._anchor is None or half or self._slack:
             return None
         step, samples, _ = self._anchor
-        return _whole(consumed - samples, index - step)
+        return _whole_quotient(consumed - samples, index - step)
 
     def _by_quotient(self, index: int, consumed: float, half: float) -> int | None:
         """The batch that has held from the first step on, if the printed digits tell it."""
-        whole = _whole(consumed, index + 1) or _whole(consumed, index)
+        batch_size = _whole_quotient(consumed, index + 1) or _whole_quotient(consumed, index)
         if half == 0:
-            return whole
+            return batch_size
         if self._anchor is not None and index > self._anchor[0]:
             return None
         if 2 * half < index + 1:
             batch = round(consumed / (index + 1))
             return batch if batch and abs(batch * (index + 1) - consumed) <= half else None
-        if whole is not None:
+        if batch_size is not None:
             self._log.remark(
-                f"global batch {whole:,} taken from consumed_samples, of which three digits are "
-                f"printed: it may differ by {half / (index + 1):.1f}"
+                f"global batch {batch_size:,} taken from consumed_samples, of which three digits "
+                f"are printed: it may differ by {half / (index + 1):.1f}"
             )
-        return whole
+        return batch_size
 
 
 def _half_units(texts: Sequence[bytes], values: FloatColumn) -> FloatColumn:
@@ -219,7 +219,7 @@ def _half_units(texts: Sequence[bytes], values: FloatColumn) -> FloatColumn:
     return halves
 
 
-def _whole(amount: float, parts: int) -> int | None:
+def _whole_quotient(amount: float, parts: int) -> int | None:
     """amount / parts where that is a whole number above 0."""
     if parts <= 0 or amount <= 0 or amount % parts:
         return None

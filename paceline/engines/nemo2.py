@@ -49,10 +49,10 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     for block in watched(blocks, log, ENDS, _TORN):
         settings.read(block)
         # What other processes print may stand before a record without a line end.
-        found = _STEP.findall(block.replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN))
-        if not found:
+        steps = _STEP.findall(block.replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN))
+        if not steps:
             continue
-        iterations, lasts, fields = zip(*found, strict=True)
+        iterations, lasts, fields = zip(*steps, strict=True)
         records = Records(fields)
         columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
         columns |= records.either(_MEMORY)

@@ -60,10 +60,10 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     for block in watched(blocks, log, ENDS, _TORN):
         text = without_colours(block).replace(b"\r", b"\n").replace(b"validate step", b"validate")
         _read_settings(text, log)
-        found = _STEP.findall(text)
-        if not found:
+        steps = _STEP.findall(text)
+        if not steps:
             continue
-        index, fields = zip(*found, strict=True)
+        index, fields = zip(*steps, strict=True)
         # The comma sets thousands apart, in the rates at least.
         records = Records([line.replace(b",", b"") for line in fields])
         log.add_steps(
@@ -107,19 +107,19 @@ def _read_settings(text: bytes, log: LogContent) -> None:
     """Keep what the lines before the first step say; a restart says it again."""
     if b" device mesh with " in text:
         _read_mesh(text, log)
-    if b" capacity: " in text and (found := last_match(_DEVICE, text)):
-        log.facts["device"] = excerpt(found[1])
-    if b" total parameters" in text and (found := last_match(_MODEL, text)):
-        log.facts["model"] = excerpt(found[1])
-        keep_whole_numbers(log, {b"n": "num_parameters"}, [(b"n", found[2])])
+    if b" capacity: " in text and (match := last_match(_DEVICE, text)):
+        log.facts["device"] = excerpt(match[1])
+    if b" total parameters" in text and (match := last_match(_MODEL, text)):
+        log.facts["model"] = excerpt(match[1])
+        keep_whole_numbers(log, {b"n": "num_parameters"}, [(b"n", match[2])])
     if b", total steps " in text:
         _read_batch(text, log)
-    if b"accumulation" in text and (found := last_match(_ACCUMULATION, text)):
-        keep_whole_numbers(log, {b"n": "gradient_accumulation"}, [(b"n", found[1])])
-    if b"log_freq" in text and (found := last_match(_LOG_FREQ, text)):
-        keep_whole_numbers(log, {b"n": "log_interval"}, [(b"n", found[1])])
-    if b"torchtitan version: " in text and (found := last_match(_VERSION, text)):
-        log.facts["framework_version"] = found[1].decode()
+    if b"accumulation" in text and (match := last_match(_ACCUMULATION, text)):
+        keep_whole_numbers(log, {b"n": "gradient_accumulation"}, [(b"n", match[1])])
+    if b"log_freq" in text and (match := last_match(_LOG_FREQ, text)):
+        keep_whole_numbers(log, {b"n": "log_interval"}, [(b"n", match[1])])
+    if b"torchtitan version: " in text and (match := last_match(_VERSION, text)):
+        log.facts["framework_version"] = match[1].decode()
     for peak in _PEAK.findall(text):
         log.remark(f"the log's MFU is against a peak of {peak.decode()} FLOP/s")
     for mark, dtype in _LOW_PRECISION:
@@ -128,9 +128,9 @@ def _read_settings(text: bytes, log: LogContent) -> None:
 
 
 def _read_mesh(text: bytes, log: LogContent) -> None:
-    found, old = last_match(_MESH, text), last_match(_OLD_MESH, text)
-    if found and not (old and old.start() > found.start()):
-        sizes = dict(re.findall(rb"([a-z_]{2,20})=(\d{1,9})", found[1]))
+    new, old = last_match(_MESH, text), last_match(_OLD_MESH, text)
+    if new and not (old and old.start() > new.start()):
+        sizes = dict(re.findall(rb"([a-z_]{2,20})=(\d{1,9})", new[1]))
         world = [size for name, size in sizes.items() if name in _OF_THE_WORLD]
     elif old:
         names = re.findall(rb"'([a-z_]{2,20})'", old[1])
@@ -148,15 +148,17 @@ def _read_mesh(text: bytes, log: LogContent) -> None:
 
 def _read_batch(text: bytes, log: LogContent) -> None:
     """Batches in sequences, or, since 2026, in tokens."""
-    said: list[tuple[bytes, bytes]] = []
-    if found := last_match(_BATCH, text):
-        said = list(zip((b"micro", b"global", b"length", b"steps"), found.groups(), strict=True))
-    if found := last_match(_TOKENS, text):
-        tokens, length = int(found[1]), int(found[2])
-        said += [(b"length", found[2]), (b"steps", found[3])]
+    statements: list[tuple[bytes, bytes]] = []
+    if match := last_match(_BATCH, text):
+        statements = list(
+            zip((b"micro", b"global", b"length", b"steps"), match.groups(), strict=True)
+        )
+    if match := last_match(_TOKENS, text):
+        tokens, length = int(match[1]), int(match[2])
+        statements += [(b"length", match[2]), (b"steps", match[3])]
         if length and tokens % length == 0:
-            said.append((b"global", b"%d" % (tokens // length)))
-    keep_whole_numbers(log, _BATCH_FACTS, said)
+            statements.append((b"global", b"%d" % (tokens // length)))
+    keep_whole_numbers(log, _BATCH_FACTS, statements)
 
 
 _BATCH_FACTS = {

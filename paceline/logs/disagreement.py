@@ -49,11 +49,11 @@ def find_disagreements(
     facts: Facts, figures: list[PrintedFigure], running_average: float | None = None
 ) -> tuple[Disagreement, ...]:
     """The figures that differ by more than rounding, each with its likely cause."""
-    found: list[Disagreement] = []
+    disagreements: list[Disagreement] = []
     for figure in figures:
         ratio = figure.printed / figure.computed
         if abs(ratio - 1) > max(TOLERANCE, figure.tolerance):
-            found.append(
+            disagreements.append(
                 Disagreement(
                     figure=figure.figure,
                     printed=figure.printed,
@@ -63,7 +63,7 @@ def find_disagreements(
                     cause=likely_cause(facts, figure, ratio, running_average),
                 )
             )
-    return tuple(found)
+    return tuple(disagreements)
 
 
 def likely_cause(
@@ -102,22 +102,25 @@ def _candidates(facts: Facts, figure: PrintedFigure, running_average: float | No
 
 def _other_counts(facts: Facts) -> Candidates:
     """FLOPs counted another way than in the convention of the computed figure."""
-    x, own = facts.flops_input, facts.flops_convention
-    if x is None or own is None:
+    x, convention = facts.flops_input, facts.flops_convention
+    if x is None or convention is None:
         return
     plain = replace(x, recompute="none")
-    base = flops_per_token(own, plain)
+    base = flops_per_token(convention, plain)
     for name in CONVENTIONS:
-        if name != own:
-            halved = {own, name} == {"causal", "full-attention"}
+        if name != convention:
+            halved = {convention, name} == {"causal", "full-attention"}
             why = " (the causal mask halves attention)" if halved else ""
-            yield f"counted in {name}, not in {own}{why}", flops_per_token(name, plain) / base
+            yield (
+                f"counted in {name}, not in {convention}{why}",
+                flops_per_token(name, plain) / base,
+            )
     if x.lora is not None:
-        full = flops_per_token(own, replace(plain, lora=None))
+        full = flops_per_token(convention, replace(plain, lora=None))
         yield "counted as if every weight were trained, not only the adapters", full / base
     for recompute in ("full", "selective"):
         again = replace(x, recompute=recompute)
-        for name in dict.fromkeys((own, *CONVENTIONS)):
+        for name in dict.fromkeys((convention, *CONVENTIONS)):
             hardware = hardware_flops_per_token(name, again)
             yield f"{recompute} recomputation is counted as work, in {name}", hardware / base
 

@@ -82,19 +82,19 @@ class UserSettings:
             ) from error
 
 
-def all_facts(given: UserSettings, engine: str | None, log: LogContent) -> tuple[Facts, list[str]]:
+def all_facts(user: UserSettings, engine: str | None, log: LogContent) -> tuple[Facts, list[str]]:
     """Every fact with its best source, and sentences on contradictions and on names not known.
 
     Raises UserError for a model, recipe, device, dtype or convention that is not known.
     """
-    said, notes = _log_facts(log.facts)
-    if given.facts is not None:
-        own = given.facts.model_dump(include=set(COMPARED), exclude_none=True)
-        return given.facts, [*notes, *_contradictions(own, said, COMPARED)]
-    own, open_points = _user_facts(given)
-    notes += [*open_points, *_contradictions(own, said, (*COMPARED, *SIZES))]
-    base = _recipe_facts(given.recipe, own.get("num_devices", said.get("num_devices")))
-    merged = {"flops_convention": "causal", **base, **said, **own}
+    stated, notes = _log_facts(log.facts)
+    if user.facts is not None:
+        added = user.facts.model_dump(include=set(COMPARED), exclude_none=True)
+        return user.facts, [*notes, *_contradictions(added, stated, COMPARED)]
+    added, open_points = _user_facts(user)
+    notes += [*open_points, *_contradictions(added, stated, (*COMPARED, *SIZES))]
+    base = _recipe_facts(user.recipe, added.get("num_devices", stated.get("num_devices")))
+    merged = {"flops_convention": "causal", **base, **stated, **added}
     notes += _another_model(merged.get("model"), log.facts.get("num_parameters"))
     layout = _layout(base.get("layout"), log.facts)
     world_size = merged.get("num_devices")
@@ -123,28 +123,28 @@ def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
 
 
 def _contradictions(
-    own: dict[str, Any], said: dict[str, Any], names: tuple[str, ...]
+    added: dict[str, Any], stated: dict[str, Any], names: tuple[str, ...]
 ) -> Iterator[str]:
     """Where the user's word and the log's differ."""
     for name in names:
-        if name in own and name in said and own[name] != said[name]:
-            yield f"{name.replace('_', ' ')} {own[name]} was given; the log says {said[name]}"
+        if name in added and name in stated and added[name] != stated[name]:
+            yield f"{name.replace('_', ' ')} {added[name]} was given; the log says {stated[name]}"
 
 
-def _user_facts(given: UserSettings) -> tuple[dict[str, Any], list[str]]:
+def _user_facts(user: UserSettings) -> tuple[dict[str, Any], list[str]]:
     """What the user adds, and what the name of the device leaves open."""
-    device = _device(given.device) if given.device else None
+    device = _device(user.device) if user.device else None
     facts: dict[str, Any] = {
-        "num_devices": given.num_devices,
-        "global_batch": given.global_batch,
-        "seq_len": given.seq_len,
-        "total_tokens": given.total_tokens,
-        "dtype": _dtype(given.dtype, "--dtype") if given.dtype else None,
-        "device": device.device.name if device else given.device and "cpu",
-        "flops_convention": _convention(given.convention) if given.convention else None,
+        "num_devices": user.num_devices,
+        "global_batch": user.global_batch,
+        "seq_len": user.seq_len,
+        "total_tokens": user.total_tokens,
+        "dtype": _dtype(user.dtype, "--dtype") if user.dtype else None,
+        "device": device.device.name if device else user.device and "cpu",
+        "flops_convention": _convention(user.convention) if user.convention else None,
     }
-    if given.model is not None:
-        recipe = load_recipe(given.model)
+    if user.model is not None:
+        recipe = load_recipe(user.model)
         facts |= {
             "recipe": recipe.name,
             "model": recipe.model,
@@ -152,16 +152,16 @@ def _user_facts(given: UserSettings) -> tuple[dict[str, Any], list[str]]:
             "nominal_parameters": recipe.nominal_parameters,
         }
         convention = facts["flops_convention"] or recipe.flops_convention
-        known = recipe.model.conventions
-        if known and convention not in known:
+        conventions = recipe.model.conventions
+        if conventions and convention not in conventions:
             raise UserError(
                 f"--convention {convention}",
                 f"counts no model like {recipe.name}",
-                allowed=", ".join(known),
+                allowed=", ".join(conventions),
             )
         facts["flops_convention"] = convention
-    known = {name: value for name, value in facts.items() if value is not None}
-    return known, [device.note] if device and device.note else []
+    stated = {name: value for name, value in facts.items() if value is not None}
+    return stated, [device.note] if device and device.note else []
 
 
 def _recipe_facts(name: str | None, num_devices: int | None) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _batch(recipe: Recipe, num_devices: int | None) -> int | None:
 
 def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
     """The log's own facts in our terms, and which of its names could not be understood."""
-    found: dict[str, Any] = {
+    understood: dict[str, Any] = {
         name: int(facts[name])
         for name in ("seq_len", "global_batch", "num_devices")
         if isinstance(facts.get(name), int | float) and int(facts[name]) > 0
@@ -206,15 +206,15 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
         name = str(facts["dtype"]).lower()
         dtype = DTYPE_NAMES.get(name, name)
         if dtype in get_args(Dtype):
-            found["dtype"] = dtype
+            understood["dtype"] = dtype
     if "device" in facts:
         try:
             match = _device(str(facts["device"]))
-            found["device"] = match.device.name if match else "cpu"
+            understood["device"] = match.device.name if match else "cpu"
             notes += [match.note] if match and match.note else []
         except UserError:
             notes.append(f"the log's device {str(facts['device'])[:60]!r} is not in the catalog")
-    return found, notes
+    return understood, notes
 
 
 def _layout(base: Layout | None, facts: dict[str, Fact]) -> Layout | None:
@@ -236,14 +236,14 @@ def _device(name: str) -> catalog.DeviceMatch | None:
 
 
 def _dtype(name: str, where: str) -> str:
-    known = get_args(Dtype)
+    dtypes = get_args(Dtype)
     dtype = DTYPE_NAMES.get(name.lower(), name.lower())
-    if dtype not in known:
+    if dtype not in dtypes:
         raise UserError(
             f"{where} {name}",
             "is unknown",
-            allowed=", ".join(known),
-            remedy=did_you_mean(dtype, list(known)) or None,
+            allowed=", ".join(dtypes),
+            remedy=did_you_mean(dtype, list(dtypes)) or None,
         )
     return dtype
 

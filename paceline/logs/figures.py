@@ -123,9 +123,9 @@ def figures_without_batch(
     finite = np.isfinite(timed["step_time_s"])
     if not finite.all():  # A copy of everything that a long log need not pay for.
         timed = timed.select(finite)
-    found = figures_of(of_one, timed, timed, log, printed)
-    metrics = {name: m for name, m in found.metrics.items() if name not in OF_STEPS}
-    return replace(found, metrics=metrics | rates)
+    figures = figures_of(of_one, timed, timed, log, printed)
+    metrics = {name: m for name, m in figures.metrics.items() if name not in OF_STEPS}
+    return replace(figures, metrics=metrics | rates)
 
 
 def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
@@ -157,7 +157,7 @@ def single_figure(
     time = 1 / per_s if per_s else batch / samples if batch and samples else None
     number = int(log.figures.get("timed_steps", 0))
     mean_batch = batch or (samples / per_s if samples and per_s else None)
-    one = (
+    mean_step = (
         [Step(number, step_time_s=time, global_batch=mean_batch, seq_len=facts.seq_len)]
         if time
         else []
@@ -172,7 +172,7 @@ def single_figure(
         global_batch=batch,
         seq_len=facts.seq_len,
     )
-    return SingleFigure(Steps.of(one), Window(slice(0, len(one)), record), rates)
+    return SingleFigure(Steps.of(mean_step), Window(slice(0, len(mean_step)), record), rates)
 
 
 def _printed_rates(log: LogContent, facts: Facts) -> dict[str, Metric]:
@@ -201,19 +201,19 @@ def rates_of(facts: Facts, window: Steps) -> dict[str, Metric]:
         ("tokens_per_s", "tokens_per_s_per_device", n, "tokens/s"),
         ("tokens_per_s_per_device", "tokens_per_s_per_device", 1, "tokens/s/device"),
     )
-    found: dict[str, Metric] = {}
+    rates: dict[str, Metric] = {}
     for name, column, factor, unit in columns:
         values = window[column][np.isfinite(window[column])]
         if len(values) and factor:
             rate = summarize(values * factor)
-            found[name] = Metric(
+            rates[name] = Metric(
                 value=_plain(rate.median),
                 unit=unit,
                 n=rate.n,
                 spread=rate.relative_spread,
                 statistic="median of the printed rates",
             )
-    return found
+    return rates
 
 
 def _as_printed(name: str, metric: Metric) -> Metric:
@@ -227,18 +227,18 @@ def _as_printed(name: str, metric: Metric) -> Metric:
 
 def reported_figures(window: Steps, log: LogContent) -> dict[str, float]:
     """The log's own figures: medians over the window, and what it prints once."""
-    found: dict[str, float] = {}
+    reported: dict[str, float] = {}
     for column, (name, scale) in PRINTED_COLUMNS.items():
         values = window[column]
-        known = values[np.isfinite(values)]
-        if len(known):
-            found[name] = _plain(float(np.median(known)) * scale)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            reported[name] = _plain(float(np.median(finite)) * scale)
     for name, value in log.figures.items():
-        found[name] = value
+        reported[name] = value
     for kind, value in log.memory_bytes.items():
-        found[f"memory_{kind}_bytes"] = max(value, found.get(f"memory_{kind}_bytes", 0.0))
-    flops = found.pop("flops_per_s_per_device", None)
-    return found if flops is None else {**found, "tflops_per_device": flops / TERA}
+        reported[f"memory_{kind}_bytes"] = max(value, reported.get(f"memory_{kind}_bytes", 0.0))
+    flops = reported.pop("flops_per_s_per_device", None)
+    return reported if flops is None else {**reported, "tflops_per_device": flops / TERA}
 
 
 def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Metric]:
@@ -282,26 +282,26 @@ def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedF
 def _rounding(window: Steps, column: str) -> float | None:
     """Half the last digit of a printed column, relative: the one with most digits tells."""
     values = window[column][:ENOUGH]
-    known = values[np.isfinite(values) & (values > 0)].tolist()
-    return min((last_digit(_plain(value)) for value in known), default=None)
+    positive = values[np.isfinite(values) & (values > 0)].tolist()
+    return min((last_digit(_plain(value)) for value in positive), default=None)
 
 
 def _warnings(run: TimedRun, log: LogContent, printed: bool) -> list[str]:
-    found: list[str] = []
+    warnings: list[str] = []
     step = log.resolution_s / run.times.median
     if not printed and step > COARSE:
-        found.append(
+        warnings.append(
             f"the log prints step times in steps of {log.resolution_s:g} s, {step:.1%} of one step"
         )
     rate, peak = run.flops_per_s_per_device, run.peak_flops_per_s
     if rate and peak and rate > peak:
-        found.append(
+        warnings.append(
             f"MFU {rate / peak:.0%} is more than a device can reach: model, device, number of "
             "devices, batch and length cannot all be right"
         )
     if run.times.jitter_tax > JITTER_WARNING:
-        found.append(f"spikes: the mean step is {run.times.jitter_tax:.0%} above the median")
-    return found
+        warnings.append(f"spikes: the mean step is {run.times.jitter_tax:.0%} above the median")
+    return warnings
 
 
 def _plain(value: float) -> float:

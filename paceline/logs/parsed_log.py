@@ -69,12 +69,11 @@ class ParsedLog(Value):
 
 def step_times(summary: Summary, as_printed: bool) -> StepTimes:
     """The window's step times; without a spread for the one figure of a whole run."""
-    one = as_printed
     return StepTimes(
         median=summary.median,
-        mad=None if one else summary.mad,
+        mad=None if as_printed else summary.mad,
         mean=summary.mean,
-        p05=None if one else summary.p05,
-        p95=None if one else summary.p95,
+        p05=None if as_printed else summary.p05,
+        p95=None if as_printed else summary.p95,
         n=summary.n,
     )

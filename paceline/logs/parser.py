@@ -61,12 +61,12 @@ def log_files(paths: list[Path]) -> list[Path]:
 
     Raises UserError for a path that does not exist.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists() and not path.is_symlink() and path != STANDARD_INPUT:
             raise UserError(str(path), "does not exist")
-        found += sorted(_files_under(path), key=str) if path.is_dir() else [path]
-    return found
+        files += sorted(_files_under(path), key=str) if path.is_dir() else [path]
+    return files
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def standard_input(paths: list[Path]) -> Iterator[Path]:
 
 
 def parse_log(
-    path: Path, given: UserSettings, *, called: Path | None = None, one_of_many: bool = False
+    path: Path, user: UserSettings, *, called: Path | None = None, one_of_many: bool = False
 ) -> Parsing:
     """What the log at `path` says together with what the user adds.
 
@@ -95,14 +95,14 @@ def parse_log(
     try:
         fault = _unreadable(path)
         if fault:
-            return _without_steps(shown, given, "unreadable", fault)
+            return _without_steps(shown, user, "unreadable", fault)
         file = LogFile(path)
-        name = given.engine_name or detect(file)
+        name = user.engine_name or detect(file)
         if name is None:
-            return _unknown(shown, given, file)
-        return _read(LogFile(path, dialect(name).begins), shown, given, name, one_of_many)
+            return _unknown(shown, user, file)
+        return _read(LogFile(path, dialect(name).begins), shown, user, name, one_of_many)
     except OSError as error:
-        return _without_steps(shown, given, "unreadable", error.strerror or str(error))
+        return _without_steps(shown, user, "unreadable", error.strerror or str(error))
 
 
 def as_text(name: str) -> str:
@@ -127,20 +127,20 @@ def _shows(block: bytes, kind: Dialect) -> bool:
     return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
 
 
-def _read(file: LogFile, shown: Path, given: UserSettings, name: str, one_of_many: bool) -> Parsing:
+def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many: bool) -> Parsing:
     kind, log = dialect(name), LogContent()
     kind.read(file, log)
-    facts, notes = all_facts(given, name, log)
+    facts, notes = all_facts(user, name, log)
     steps = completed_steps(log.steps(), facts, log)
-    figure = single_figure(log, facts, kind, steps, given.window)
+    figure = single_figure(log, facts, kind, steps, user.window)
     if figure is not None:
         steps_of_window, window, printed = figure.steps, figure.window, True
     else:
-        window, missed = _window(shown, paced_steps(steps), given, log, one_of_many)
+        window, missed = _window(shown, paced_steps(steps), user, log, one_of_many)
         notes, printed = [*notes, *missed], False
-        steps_of_window = _as_given(steps.select(window.rows), given)
-    notes += _contradictions(given, window.record)
-    facts = _with_batch(facts, given, window.record)
+        steps_of_window = _without_overridden(steps.select(window.rows), user)
+    notes += _contradictions(user, window.record)
+    facts = _with_batch(facts, user, window.record)
     rates = figure.rates if figure else rates_of(facts, steps_of_window)
     status, reason = _status(steps, log, file, bool(rates))
     document = ParsedLog(
@@ -155,9 +155,9 @@ def _read(file: LogFile, shown: Path, given: UserSettings, name: str, one_of_man
         warnings=(*notes, *_warnings(file, log, window.record, printed)),
     )
     if steps_of_window.known("step_time_s"):
-        found = figures_of(facts, steps, steps_of_window, log, printed)
-        times = step_times(found.times, printed)
-        document = _with_figures(document.model_copy(update={"step_time_s": times}), found)
+        figures = figures_of(facts, steps, steps_of_window, log, printed)
+        times = step_times(figures.times, printed)
+        document = _with_figures(document.model_copy(update={"step_time_s": times}), figures)
     elif rates:
         per_sample = figures_without_batch(facts, steps_of_window, log, rates, printed)
         reported = reported_figures(steps_of_window, log)
@@ -170,44 +170,45 @@ def _with_convention(document: ParsedLog, kind: Dialect) -> ParsedLog:
     """`document` with the count that current versions of the framework print FLOP/s in."""
     if kind.convention is None or "tflops_per_device" not in document.reported:
         return document
-    said = {"printed_flops": f"{kind.convention} in current versions of {kind.title}"}
-    return document.model_copy(update={"conventions": {**document.conventions, **said}})
+    convention = f"{kind.convention} in current versions of {kind.title}"
+    conventions = {**document.conventions, "printed_flops": convention}
+    return document.model_copy(update={"conventions": conventions})
 
 
-def _as_given(window: Steps, given: UserSettings) -> Steps:
+def _without_overridden(window: Steps, user: UserSettings) -> Steps:
     """The steps of a window without the columns in whose place the user's word stands."""
-    known = [name for name, size in given.sizes.items() if size and name in window.columns]
-    if not known:
+    replaced = [name for name, size in user.sizes.items() if size and name in window.columns]
+    if not replaced:
         return window
-    return replace(window, columns={n: c for n, c in window.columns.items() if n not in known})
+    return replace(window, columns={n: c for n, c in window.columns.items() if n not in replaced})
 
 
-def _contradictions(given: UserSettings, window: WindowRecord) -> list[str]:
+def _contradictions(user: UserSettings, window: WindowRecord) -> list[str]:
     """Sizes that the user gives and the step lines contradict."""
-    said = window.model_dump(include=set(given.sizes))
+    printed = window.model_dump(include=set(user.sizes))
     return [
-        f"{name.replace('_', ' ')} {size} was given; the step lines say {said[name]}"
-        for name, size in given.sizes.items()
-        if size and said[name] and size != said[name]
+        f"{name.replace('_', ' ')} {size} was given; the step lines say {printed[name]}"
+        for name, size in user.sizes.items()
+        if size and printed[name] and size != printed[name]
     ]
 
 
-def _with_batch(facts: Facts, given: UserSettings, window: WindowRecord) -> Facts:
+def _with_batch(facts: Facts, user: UserSettings, window: WindowRecord) -> Facts:
     """`facts` with the batch and length that the figures rest on: a log may ramp them up."""
-    lines = window.model_dump(include=set(given.sizes))
-    sizes = {name: size or lines[name] for name, size in given.sizes.items()}
+    lines = window.model_dump(include=set(user.sizes))
+    sizes = {name: size or lines[name] for name, size in user.sizes.items()}
     return facts.model_copy(update={name: size for name, size in sizes.items() if size})
 
 
-def _with_figures(document: ParsedLog, found: LogFigures) -> ParsedLog:
+def _with_figures(document: ParsedLog, figures: LogFigures) -> ParsedLog:
     return _with_rates(
         document.model_copy(
             update={
-                "reported": found.reported,
-                "disagreements": found.disagreements,
-                "metrics": found.metrics,
-                "conventions": found.conventions,
-                "warnings": (*document.warnings, *found.warnings),
+                "reported": figures.reported,
+                "disagreements": figures.disagreements,
+                "metrics": figures.metrics,
+                "conventions": figures.conventions,
+                "warnings": (*document.warnings, *figures.warnings),
             }
         )
     )
@@ -223,10 +224,10 @@ def _with_rates(document: ParsedLog) -> ParsedLog:
 
 
 def _window(
-    shown: Path, steps: Steps, given: UserSettings, log: LogContent, one_of_many: bool
+    shown: Path, steps: Steps, user: UserSettings, log: LogContent, one_of_many: bool
 ) -> tuple[Window, list[str]]:
     """The window, and a sentence when there is none because the rule picks no step."""
-    rule = given.window or "auto"
+    rule = user.window or "auto"
     if not steps.known("step_time_s"):
         return choose_window(steps, "auto", log.resolution_s), []
     try:
@@ -274,25 +275,25 @@ def _cut_lines(file: LogFile) -> Iterator[str]:
         yield f"lines longer than 1 MiB, of which the rest was left out: {file.cut_lines:,}"
 
 
-def _unknown(shown: Path, given: UserSettings, file: LogFile) -> Parsing:
+def _unknown(shown: Path, user: UserSettings, file: LogFile) -> Parsing:
     if file.num_bytes == 0 and file.broken_off is None:
-        return _without_steps(shown, given, "empty", "the file holds nothing")
+        return _without_steps(shown, user, "empty", "the file holds nothing")
     if file.broken_off:
-        return _without_steps(shown, given, "truncated", file.broken_off)
-    known = ", ".join(kind.title for kind in dialects().values())
-    reason = f"no step line of a known dialect ({known})"
-    found = _without_steps(shown, given, "not-a-training-log", reason, file.num_bytes)
+        return _without_steps(shown, user, "truncated", file.broken_off)
+    titles = ", ".join(kind.title for kind in dialects().values())
+    reason = f"no step line of a known dialect ({titles})"
+    parsing = _without_steps(shown, user, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}
-    return replace(found, document=found.document.model_copy(update=warnings))
+    return replace(parsing, document=parsing.document.model_copy(update=warnings))
 
 
 def _without_steps(
-    shown: Path, given: UserSettings, status: LogStatus, reason: str, num_bytes: int = 0
+    shown: Path, user: UserSettings, status: LogStatus, reason: str, num_bytes: int = 0
 ) -> Parsing:
-    facts, _ = all_facts(given, given.engine_name, LogContent())
+    facts, _ = all_facts(user, user.engine_name, LogContent())
     document = ParsedLog(
         file=as_text(str(shown)),
-        engine=given.engine_name,
+        engine=user.engine_name,
         status=status,
         reason=reason,
         facts=facts,

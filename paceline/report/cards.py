@@ -9,8 +9,8 @@ from paceline.core.result import Metric, Result
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent
 from paceline.report.figures import (
+    finite_value,
     interval_name,
-    known,
     memory_by_kind,
     plus_minus,
     printable,
@@ -37,7 +37,7 @@ class Card:
 def cards(report: RunReport) -> list[Card]:
     """Throughput, step time, share of the limit, memory; none of them when nothing was measured."""
     result = report.result
-    if not any(known(metric) is not None for metric in result.metrics.values()):
+    if not any(finite_value(metric) is not None for metric in result.metrics.values()):
         return []
     return [_throughput(result), _step_time(result), _limit(report), _memory(report)]
 
@@ -49,7 +49,7 @@ def _card(label: str, text: str, metric: Metric | None, lines: Iterable[str | No
 
 def _sure(metric: Metric | None) -> str:
     """The interval, else the spread."""
-    if metric is None or known(metric) is None:
+    if metric is None or finite_value(metric) is None:
         return ""
     interval = plus_minus(metric)
     if interval:
@@ -60,14 +60,14 @@ def _sure(metric: Metric | None) -> str:
 def _named(result: Result, name: str, pattern: str) -> str | None:
     """`pattern` filled with the figure `name`, None when that is unknown."""
     metric = result.metrics.get(name)
-    return None if known(metric) is None else pattern.format(value_text(metric))
+    return None if finite_value(metric) is None else pattern.format(value_text(metric))
 
 
 def _throughput(result: Result) -> Card:
-    found = throughput(result)
-    name, metric = found if found else ("tokens_per_s", result.metrics.get("tokens_per_s"))
+    headline = throughput(result)
+    name, metric = headline if headline else ("tokens_per_s", result.metrics.get("tokens_per_s"))
     in_tokens = name != "samples_per_s"
-    padded = (known(result.metrics.get("real_token_fraction")) or 1.0) < 1.0
+    padded = (finite_value(result.metrics.get("real_token_fraction")) or 1.0) < 1.0
     lines = [
         _named(result, "tokens_per_s_per_device", "{}") if in_tokens else None,
         _named(result, "samples_per_s", "{}") if in_tokens else None,
@@ -76,8 +76,8 @@ def _throughput(result: Result) -> Card:
         _named(result, "real_token_fraction", "{} of the tokens are real") if padded else None,
         _named(result, "days_to_train", "{} for the whole training"),
     ]
-    text = value_text(metric) if found else "none"
-    return _card("Throughput", text, metric, lines if found else [reason_for_none(metric)])
+    text = value_text(metric) if headline else "none"
+    return _card("Throughput", text, metric, lines if headline else [reason_for_none(metric)])
 
 
 def _step_time(result: Result) -> Card:
@@ -85,13 +85,13 @@ def _step_time(result: Result) -> Card:
     if result.window is not None and result.window.rule == "as printed":
         return _card(
             "Step time, mean",
-            "none" if known(metric) is None else value_text(metric),
+            "none" if finite_value(metric) is None else value_text(metric),
             metric,
-            ["as the source prints it"] if known(metric) else _reason(metric),
+            ["as the source prints it"] if finite_value(metric) else _reason(metric),
         )
     low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
     span = None
-    if known(low) is not None and known(high) is not None:
+    if finite_value(low) is not None and finite_value(high) is not None:
         span = f"{value_text(low)} to {value_text(high)} from the 5th to the 95th percentile"
     jitter = _named(result, "jitter_tax", ", jitter tax {}") or ""
     lines = [
@@ -99,7 +99,7 @@ def _step_time(result: Result) -> Card:
         span,
         _named(result, "startup_s", "{} start-up"),
     ]
-    text = value_text(metric) if known(metric) is not None else "none"
+    text = value_text(metric) if finite_value(metric) is not None else "none"
     return _card("Step time, median", text, metric, lines if text != "none" else _reason(metric))
 
 
@@ -110,16 +110,16 @@ def _limit(report: RunReport) -> Card:
     dtype = f" in {report.facts.dtype}" if report.facts.dtype else ""
     convention = f", {printable(mfu.convention)} FLOPs" if mfu and mfu.convention else ""
     mfu_text = f"MFU: {reason_for_none(mfu)}"
-    if known(mfu) is not None:
+    if finite_value(mfu) is not None:
         mfu_text = f"MFU {value_text(mfu)} of the data-sheet peak{convention}"
-    if known(reached) is not None:
+    if finite_value(reached) is not None:
         limit = _named(report.result, "achievable_flops_per_s", "of the {} this machine reaches")
         first = (limit or "of what this machine reaches") + dtype
         return _card("Share of the limit", value_text(reached), reached, [first, mfu_text])
     missing = f"Share of what this machine reaches: {reason_for_none(reached)}"
     if report.facts.origin == "imported":
         missing = None  # The log was written elsewhere.
-    if known(mfu) is not None:
+    if finite_value(mfu) is not None:
         first = f"MFU: of the data-sheet peak{dtype}{convention}"
         return _card("Share of the limit", value_text(mfu), mfu, [first, missing])
     return _card("Share of the limit", "none", None, [mfu_text, missing])

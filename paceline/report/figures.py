@@ -64,7 +64,7 @@ def label(name: str) -> str:
     return LABELS.get(name) or printable(name).replace("_", " ")
 
 
-def known(metric: Metric | None) -> float | None:
+def finite_value(metric: Metric | None) -> float | None:
     """The metric's value if it is a finite number."""
     if metric is None or metric.value is None or not math.isfinite(metric.value):
         return None
@@ -95,7 +95,7 @@ def written(value: float, unit: str, digits: int = 3) -> str:
 
 def value_text(metric: Metric | None) -> str:
     """The figure with its unit, or `none: reason`."""
-    value = known(metric)
+    value = finite_value(metric)
     if metric is None or value is None:
         return f"none: {reason_for_none(metric)}"
     if metric.unit == "s" and metric.n == 1 and 0.1 <= value < 120:
@@ -111,7 +111,7 @@ def reason_for_none(metric: Metric | None) -> str:
 
 def half_width(metric: Metric | None) -> float | None:
     """Half of the 95 % interval relative to the value (the wider side), or None."""
-    value = known(metric)
+    value = finite_value(metric)
     if metric is None or not value or metric.low is None or metric.high is None:
         return None
     wider = max(metric.high - value, value - metric.low)
@@ -158,19 +158,19 @@ def throughput(result: Result) -> tuple[str, Metric] | None:
     """Name and metric of the headline: what the workload is measured in, else what there is."""
     for name in (result.headline, "tokens_per_s", "padded_tokens_per_s", "samples_per_s"):
         metric = result.metrics.get(name)
-        if known(metric) is not None and metric is not None:
+        if finite_value(metric) is not None and metric is not None:
             return name, metric
     return None
 
 
 def memory_by_kind(result: Result) -> dict[str, float]:
     """Peak bytes of the fullest rank by kind, the kind that is held against the device first."""
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for kind in ("reserved", "allocated", "device_used", "resident"):
-        value = known(result.metrics.get(f"memory_{kind}_bytes"))
+        value = finite_value(result.metrics.get(f"memory_{kind}_bytes"))
         if value is not None:
-            found[kind.replace("_", " ")] = value
-    return found
+            peaks[kind.replace("_", " ")] = value
+    return peaks
 
 
 def straggler_text(straggler: Straggler | None) -> str | None:

@@ -170,10 +170,10 @@ def _how_sure(report: RunReport) -> str:
     if result.window is None or result.window.n == 0:
         return ""
     basis = f"{describe_window(result).capitalize()}: {describe_rule(result)}."
-    found = throughput(result)
-    if found is None or half_width(found[1]) is None:
+    headline = throughput(result)
+    if headline is None or half_width(headline[1]) is None:
         return f"{basis} Too few steps for an interval."
-    metric = found[1]
+    metric = headline[1]
     return (
         f"{basis} {plus_minus(metric)}: {printable(metric.interval or '95 %')}. It covers the "
         "scatter of this run's steps, not the change from one run to the next; repeats show that."

@@ -173,8 +173,8 @@ def _figures(log: ParsedLog) -> Iterator[str]:
         rates.append(f"{significant(flops.value / TERA, 4)} TFLOP/s a device ({flops.convention})")
     if mfu is not None and mfu.value is not None:
         rates.append(f"MFU {percent(mfu.value)}")
-    if told := [rate for rate in rates if rate]:
-        yield " · ".join(told)
+    if shown_rates := [rate for rate in rates if rate]:
+        yield " · ".join(shown_rates)
     days = metrics.get("days_to_train")
     if days is not None and days.value is not None:
         yield f"{value_text(days)} {days.note or ''}".rstrip()
@@ -182,14 +182,14 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     if missing:
         yield f"no FLOP/s: {missing}"
     if log.reported:
-        yield f"the log itself: {', '.join(_said(log.reported))}"
+        yield f"the log itself: {', '.join(_reported(log.reported))}"
 
 
 def _rate(metric: Metric | None) -> str | None:
     return value_text(metric) if metric is not None and metric.value is not None else None
 
 
-def _said(reported: dict[str, float]) -> Iterator[str]:
+def _reported(reported: dict[str, float]) -> Iterator[str]:
     """The log's own figures in words."""
     for name, value in reported.items():
         words = name.removesuffix("_bytes").removesuffix("_per_s").replace("_", " ")

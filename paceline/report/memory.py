@@ -40,20 +40,20 @@ PARTS = {
 
 def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
     """A bar per rank, cut into parts at the rank's peak, under the static lower bound."""
-    told = report.result.memory
-    if told is None:
+    memory = report.result.memory
+    if memory is None:
         return None
-    shown = shown_ranks(told)
-    bars = {f"rank {rank.rank}": rank_parts(rank, told.limit_counts_context) for rank in shown}
-    if told.bound_bytes:
-        bound = dict(told.bound_bytes)
-        if not told.limit_counts_context:
+    shown = shown_ranks(memory)
+    bars = {f"rank {rank.rank}": rank_parts(rank, memory.limit_counts_context) for rank in shown}
+    if memory.bound_bytes:
+        bound = dict(memory.bound_bytes)
+        if not memory.limit_counts_context:
             bound.pop("context", None)
         bars = {BOUND: bound, **bars}
     longest = max(sum(parts.values()) for parts in bars.values())
     if longest == 0:
         return None
-    drawn_limit = told.limit_bytes if (told.limit_bytes or 0.0) <= FAR * longest else None
+    drawn_limit = memory.limit_bytes if (memory.limit_bytes or 0.0) <= FAR * longest else None
     reach = max(longest, drawn_limit or 0.0) * 1.06
     unit, divisor = ("GiB", GIB) if reach >= 0.1 * GIB else ("MiB", MIB)
     x_scale = alt.Scale(domain=[0, reach / divisor], nice=False)
@@ -83,12 +83,12 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
             .mark_rule(color=look.palette.accent, strokeWidth=1.5)
             .encode(x=x)
         )
-    return finish(layers, look, "Memory by part", _notes(told, drawn_limit), 74 + 26 * len(bars))
+    return finish(layers, look, "Memory by part", _notes(memory, drawn_limit), 74 + 26 * len(bars))
 
 
-def shown_ranks(told: MemoryByPart) -> list[RankMemory]:
+def shown_ranks(memory: MemoryByPart) -> list[RankMemory]:
     """The largest ranks, in the order of their numbers."""
-    largest = sorted(told.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MOST_RANKS]
+    largest = sorted(memory.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MOST_RANKS]
     return sorted(largest, key=lambda rank: rank.rank)
 
 
@@ -98,26 +98,26 @@ def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
     With the context the bar ends at the process's resident peak without the tracker's own part, or
     at what the allocator reserved.
     """
-    known = rank.at_peak_bytes or rank.parts_bytes
+    held = rank.at_peak_bytes or rank.parts_bytes
     parts = {
-        name: max(known.get(name) or 0.0, 0.0) for name in PARTS if name not in ("context", REST)
+        name: max(held.get(name) or 0.0, 0.0) for name in PARTS if name not in ("context", REST)
     }
     if not with_context:
         return parts
     parts["context"] = rank.parts_bytes.get("context") or 0.0
-    whole = rank.peak_bytes.get("reserved")
+    peak = rank.peak_bytes.get("reserved")
     taken = 0.0
-    if whole is None:
+    if peak is None:
         taken = parts["context"] + (rank.watcher_bytes or 0.0)
-        whole = rank.peak_bytes.get("resident") or 0.0
+        peak = rank.peak_bytes.get("resident") or 0.0
     tensors = sum(parts.values()) - parts["context"]
-    parts[REST] = max(0.0, whole - taken - tensors)
+    parts[REST] = max(0.0, peak - taken - tensors)
     return parts
 
 
-def memory_sentence(told: MemoryByPart) -> str:
+def memory_sentence(memory: MemoryByPart) -> str:
     """The largest rank's parts in one line."""
-    rank = next(rank for rank in told.ranks if rank.rank == told.largest_rank)
+    rank = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
     parts = rank_parts(rank, with_context=False)
     listed = ", ".join(
         f"{name} {written(size, 'bytes')}" for name, size in parts.items() if size >= TOLD
@@ -160,22 +160,24 @@ def _colours(used: list[str], look: Look) -> alt.Color:
     )
 
 
-def _notes(told: MemoryByPart, drawn_limit: float | None) -> list[str]:
-    sentence = memory_sentence(told)
+def _notes(memory: MemoryByPart, drawn_limit: float | None) -> list[str]:
+    sentence = memory_sentence(memory)
     notes = [f"{sentence[0].upper()}{sentence[1:]}."]
-    limit = told.limit_bytes
+    limit = memory.limit_bytes
     if limit:
-        largest = next(rank for rank in told.ranks if rank.rank == told.largest_rank)
-        share = sum(rank_parts(largest, told.limit_counts_context).values()) / limit
+        largest = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
+        share = sum(rank_parts(largest, memory.limit_counts_context).values()) / limit
         where = "Line" if drawn_limit else "Beyond the axis"
-        what = f"{where}: {written(limit, 'bytes')}, {told.limit}"
-        beside = "" if told.limit_counts_context else " beyond the context"
-        notes.append(f"{what}{beside}; rank {told.largest_rank} takes {percent(share)} of it.")
-    if told.limit_counts_context:
+        limit_text = f"{where}: {written(limit, 'bytes')}, {memory.limit}"
+        beside = "" if memory.limit_counts_context else " beyond the context"
+        notes.append(
+            f"{limit_text}{beside}; rank {memory.largest_rank} takes {percent(share)} of it."
+        )
+    if memory.limit_counts_context:
         notes.append("Rest: what is no tensor, such as workspaces, and freed memory that is kept.")
-    if told.bound_bytes:
+    if memory.bound_bytes:
         notes.append("Lower bound: what must be there, by arithmetic, on the most loaded rank.")
-    left = len(told.ranks) - len(shown_ranks(told))
+    left = len(memory.ranks) - len(shown_ranks(memory))
     if left:
         notes.append(f"The {MOST_RANKS} largest ranks; {left:,} more stand in result.json.")
     return notes

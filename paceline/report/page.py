@@ -60,7 +60,7 @@ def describe_setup(report: RunReport) -> list[str]:
     result, facts = report.result, report.facts
     label = f" ({facts.device_label})" if facts.device_label else ""
     n = facts.num_devices
-    told = [
+    parts = [
         f"{result.recipe} ({facts.variant})" if facts.variant else result.recipe,
         f"{facts.engine} log" if facts.origin == "imported" else facts.engine,
         f"{n or 'unknown number'} x {facts.device}{label}"
@@ -72,7 +72,7 @@ def describe_setup(report: RunReport) -> list[str]:
         f"global batch {facts.global_batch:,} {facts.batch_of}" if facts.global_batch else None,
         _parameters(result, facts),
     ]
-    return [part for part in told if part]
+    return [part for part in parts if part]
 
 
 def _parameters(result: Result, facts: Facts) -> str | None:
@@ -133,11 +133,11 @@ def describe_time(created: str | None) -> str:
 
 def progress(result: Result) -> str:
     """How many steps were done of those asked for."""
-    asked = f" of {result.steps_asked:,}" if result.steps_asked else ""
+    of_all = f" of {result.steps_asked:,}" if result.steps_asked else ""
     behind = (
         f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""
     )
-    return f"{result.resumed_after + result.steps_done:,}{asked} steps done{behind}"
+    return f"{result.resumed_after + result.steps_done:,}{of_all} steps done{behind}"
 
 
 def chip_label(result: Result) -> str:

@@ -85,19 +85,19 @@ def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
 
 def loss(report: RunReport, look: Look) -> alt.LayerChart | None:
     """Training loss over step number; None when no step has one."""
-    known = np.flatnonzero(np.isfinite(report.steps["loss"]))
-    if not len(known):
+    finite = np.flatnonzero(np.isfinite(report.steps["loss"]))
+    if not len(finite):
         return None
-    values = report.steps["loss"][known]
+    values = report.steps["loss"][finite]
     rows = thinned_rows(values)
     data = [
         {"step": int(i), "loss": float(v)}
-        for i, v in zip(report.steps.index[known][rows], values[rows], strict=True)
+        for i, v in zip(report.steps.index[finite][rows], values[rows], strict=True)
     ]
     metric = report.result.metrics.get("loss_last")
     unit = metric.unit if metric else "(as logged)"
     base = alt.Chart(alt.Data(values=data)).encode(
-        x=_step_axis(report.steps.index[known]),
+        x=_step_axis(report.steps.index[finite]),
         y=alt.Y("loss:Q", title=f"loss ({unit.strip('()')})", scale=alt.Scale(zero=False)),
         tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".4f")],
     )
@@ -105,7 +105,7 @@ def loss(report: RunReport, look: Look) -> alt.LayerChart | None:
     dots = base.properties(name="losses").mark_circle(
         color=look.palette.steady, size=_dot_size(len(data)), opacity=1
     )
-    last = int(report.steps.index[known[-1]])
+    last = int(report.steps.index[finite[-1]])
     course = f"from {values[0]:.3f} to {values[-1]:.3f}" if len(values) > 1 else f"{values[0]:.3f}"
     sentence = f"{course} {unit} at step {last:,}"
     notes = _thinning_note(len(data), len(values))
@@ -185,8 +185,8 @@ def _ground(report: RunReport, drawn: ChartSteps, look: Look) -> list[alt.Chart]
     if start < first:
         low, high = _domain(drawn)
         area = {"step": start, "step2": first, "y": low, "y2": high}
-        said = f"Warm-up: {round(first - start)} steps before the window"
-        layers.append(_rectangle("warmup", area, drawn, look.palette.shade, said))
+        description = f"Warm-up: {round(first - start)} steps before the window"
+        layers.append(_rectangle("warmup", area, drawn, look.palette.shade, description))
     band = band_s(report)
     if band:
         area = {
@@ -195,13 +195,13 @@ def _ground(report: RunReport, drawn: ChartSteps, look: Look) -> list[alt.Chart]
             "y": drawn.centre_s - band,
             "y2": drawn.centre_s + band,
         }
-        said = f"Window's band: {written(drawn.centre_s, 's')} ± {written(band, 's')}"
-        layers.append(_rectangle("band", area, drawn, look.palette.band, said))
+        description = f"Window's band: {written(drawn.centre_s, 's')} ± {written(band, 's')}"
+        layers.append(_rectangle("band", area, drawn, look.palette.band, description))
     return layers
 
 
 def _rectangle(
-    name: str, area: dict[str, float], drawn: ChartSteps, colour: str, said: str
+    name: str, area: dict[str, float], drawn: ChartSteps, colour: str, description: str
 ) -> alt.Chart:
     return (
         alt.Chart(alt.Data(values=[area]), name=name)
@@ -211,7 +211,7 @@ def _rectangle(
             x2="step2:Q",
             y=alt.Y("y:Q", title="step time (s)", scale=_scale(drawn)),
             y2="y2:Q",
-            description=alt.value(said),
+            description=alt.value(description),
         )
     )
 

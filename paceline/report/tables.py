@@ -138,13 +138,13 @@ def _row(result: Result, name: str, metric: Metric) -> MetricRow:
 
 def _written(result: Result, name: str, metric: Metric) -> WrittenRow:
     window = window_text(result, name)
-    known, spread = _finite(metric.value) is not None, _finite(metric.spread)
+    is_known, spread = _finite(metric.value) is not None, _finite(metric.spread)
     return WrittenRow(
         name=printable(name),
         label=label(name),
         describes=METRICS[name].describes if name in METRICS else "",
         value=value_text(metric),
-        known=known,
+        known=is_known,
         interval=interval_text(metric) or "",
         spread="" if spread is None else percent(spread, 2),
         n="" if metric.n is None else f"{metric.n:,}",
@@ -152,7 +152,7 @@ def _written(result: Result, name: str, metric: Metric) -> WrittenRow:
         window=f"steps {window}" if window and window[0].isdigit() else window or "",
         convention=printable(metric.convention or ""),
         source=printable(metric.source or ""),
-        note=printable(metric.note or "") if known else "",
+        note=printable(metric.note or "") if is_known else "",
     )
 
 

@@ -12,8 +12,8 @@ from paceline.core.result import ReferenceComparison, Result
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent
 from paceline.report.figures import (
+    finite_value,
     interval_name,
-    known,
     memory_by_kind,
     plus_minus,
     printable,
@@ -108,11 +108,16 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
 def _rates(headline: str, result: Result) -> str:
     """Beside samples/s: the mean, which published averages are, and the text in them if padded."""
     mean, real = result.metrics.get("samples_per_s_mean"), result.metrics.get("real_token_fraction")
-    text, share = result.metrics.get("tokens_per_s"), known(real)
+    text, share = result.metrics.get("tokens_per_s"), finite_value(real)
     parts: list[str] = []
-    if headline == "samples_per_s" and known(mean) is not None and not _is_printed(result):
+    if headline == "samples_per_s" and finite_value(mean) is not None and not _is_printed(result):
         parts.append(f"{value_text(mean)} at the mean step, as published averages count")
-    if headline == "samples_per_s" and share is not None and share < 1 and known(text) is not None:
+    if (
+        headline == "samples_per_s"
+        and share is not None
+        and share < 1
+        and finite_value(text) is not None
+    ):
         parts.append(f"{value_text(text)} of text, {percent(share)} of the positions")
     return " · ".join(parts)
 
@@ -123,15 +128,15 @@ def _share(result: Result, facts: Facts) -> str:
     An imported log was written elsewhere, so this machine's reach is no matter.
     """
     reached, mfu = result.metrics.get("of_achievable"), result.metrics.get("mfu")
-    limit = known(result.metrics.get("achievable_flops_per_s"))
-    share = known(reached)
+    limit = finite_value(result.metrics.get("achievable_flops_per_s"))
+    share = finite_value(reached)
     if share is None:
         part = f"share of what this machine reaches: {reason_for_none(reached)}"
     else:
         within = f" in {facts.dtype}" if facts.dtype else ""
         of_what = f" ({written(limit, 'FLOP/s')})" if limit is not None else ""
         part = f"{percent(share)} of what this machine reaches{within}{of_what}"
-    if mfu is None or known(mfu) is None:
+    if mfu is None or finite_value(mfu) is None:
         utilisation = f"MFU: {reason_for_none(mfu)}"
     else:
         convention = f" ({mfu.convention})" if mfu.convention else ""
@@ -144,11 +149,11 @@ def _step_time(result: Result) -> str:
     parts: list[str] = []
     if _is_printed(result):
         mean = metrics.get("step_time_mean_s")
-        return "" if known(mean) is None else f"step {value_text(mean)} mean, as printed"
-    if known(metrics.get("step_time_s")) is not None:
+        return "" if finite_value(mean) is None else f"step {value_text(mean)} mean, as printed"
+    if finite_value(metrics.get("step_time_s")) is not None:
         parts.append(f"step {value_text(metrics['step_time_s'])} median")
-    if known(metrics.get("step_time_mean_s")) is not None:
-        jitter = known(metrics.get("jitter_tax"))
+    if finite_value(metrics.get("step_time_mean_s")) is not None:
+        jitter = finite_value(metrics.get("jitter_tax"))
         tax = f" ({written(jitter, 'fraction')} jitter)" if jitter is not None else ""
         parts.append(f"{value_text(metrics['step_time_mean_s'])} mean{tax}")
     busiest = straggler_text(result.straggler)
@@ -172,7 +177,7 @@ def _resources(result: Result) -> str:
     )
     for name, words in named:
         metric = result.metrics.get(name)
-        if metric is not None and known(metric) is not None:
+        if metric is not None and finite_value(metric) is not None:
             note = f" {metric.note}" if name == "days_to_train" and metric.note else ""
             parts.append(f"{words} {value_text(metric)}{note}")
     return " · ".join(parts)

@@ -9,7 +9,7 @@ from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_fi
 from paceline.core.result import Result
 from paceline.core.units import percent
 from paceline.report.figures import (
-    known,
+    finite_value,
     plus_minus,
     printable,
     split_unit,
@@ -47,14 +47,14 @@ def group_lines(group: GroupResult) -> Iterator[str]:
         yield f"  {configuration(group.changes)}"
     figures = group.figures
     names = (*{run.headline: None for run in group.runs}, *HEADLINES)
-    lead = next((figures[n] for n in names if known(figures.get(n)) is not None), None)
+    lead = next((figures[n] for n in names if finite_value(figures.get(n)) is not None), None)
     if lead is not None:
         sure = plus_minus(lead)
         interval = f"  {sure}" if sure else ""
         kind = "run-to-run 95 %" if sure else "no interval: it takes 3 runs"
         yield f"  {value_text(lead)}{interval}      median of {_runs(lead.n or 0)}; {kind}"
     step = figures.get("step_time_s")
-    if step is not None and known(step) is not None:
+    if step is not None and finite_value(step) is not None:
         spread = (
             "" if step.spread is None else f"; spread from run to run {percent(step.spread, 2)}"
         )
@@ -82,7 +82,7 @@ def configuration(changes: tuple[str, ...]) -> str:
 def run_text(result: Result) -> str:
     """How one repeat ended, in a few words: `ok · 0.2310 s · 17,731 tokens/s`."""
     named = [result.metrics.get(name) for name in ("step_time_s", result.headline)]
-    figures = [value_text(metric) for metric in named if known(metric) is not None]
+    figures = [value_text(metric) for metric in named if finite_value(metric) is not None]
     reason = printable(result.reason) if result.reason else None
     return " · ".join(filter(None, [result.status, *figures, reason]))
 
@@ -99,7 +99,7 @@ def group_rows(series: SeriesResult) -> list[dict[str, Any]]:
                     "run": run.run,
                     "status": run.status,
                     "n": _count(run, "step_time_s"),
-                    **{name: known(run.metrics.get(name)) for name in ROW_METRICS},
+                    **{name: finite_value(run.metrics.get(name)) for name in ROW_METRICS},
                 }
             )
         step = group.figures.get("step_time_s")
@@ -111,7 +111,7 @@ def group_rows(series: SeriesResult) -> list[dict[str, Any]]:
                 "status": None,
                 "n": group.ok,
                 "spread": step.spread if step else None,
-                **{name: known(group.figures.get(name)) for name in ROW_METRICS},
+                **{name: finite_value(group.figures.get(name)) for name in ROW_METRICS},
             }
         )
     return rows
@@ -129,7 +129,7 @@ def _runs(number: int) -> str:
 def _each(group: GroupResult) -> str:
     """`0.2301 0.2310 0.2322 s`: every run's step time, in the order in which they ran."""
     counted = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
-    times = [time for metric in counted if (time := known(metric)) is not None]
+    times = [time for metric in counted if (time := finite_value(metric)) is not None]
     parts = [split_unit(written(time, "s")) for time in times]
     units = {unit for _, unit in parts}
     if len(units) != 1:

@@ -42,7 +42,7 @@ def test_one_observation_is_not_written_with_the_digits_of_a_median() -> None:
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_an_unknown_value_says_why(value: float | None) -> None:
     metric = Metric(value=value, unit="fraction", note="no data-sheet peak for cpu")
-    assert figures.known(metric) is None
+    assert figures.finite_value(metric) is None
     assert figures.value_text(metric) == "none: no data-sheet peak for cpu"
     assert figures.value_text(None) == "none: not measured"
 

@@ -49,8 +49,8 @@ class TrainSummaries:
 
     def add(self, record: bytes) -> None:
         """Take one rank's dictionary."""
-        one = Records([record])
-        texts = {name: found[0] for name, f in _FIELDS.items() if (found := one.texts(f))}
+        fields = Records([record])
+        texts = {name: printed[0] for name, f in _FIELDS.items() if (printed := fields.texts(f))}
         values = {name: numbers([text]).item() for name, text in texts.items()}
         sound = {name: value for name, value in values.items() if 0 < value < 1e18}
         if "run_time_s" not in sound:

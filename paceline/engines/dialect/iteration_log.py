@@ -126,7 +126,11 @@ class IterationLog:
         """The column of a field, and what its numbers are divided by."""
         if name not in self._targets:
             self._targets[name] = next(
-                ((column, divisor) for known, column, divisor in _COLUMNS if known.fullmatch(name)),
+                (
+                    (column, divisor)
+                    for pattern, column, divisor in _COLUMNS
+                    if pattern.fullmatch(name)
+                ),
                 None,
             )
         return self._targets[name]
@@ -178,13 +182,13 @@ class IterationLog:
         # A length that grows with the curriculum gives a mean that grows as well.
         if self._shortest == self._longest and self._longest.is_integer():
             log.facts.setdefault("seq_len", int(self._longest))
-        for count, what in (
+        for count, sentence in (
             (self._num_skipped, "skipped steps (overflow), whose time the printed times include"),
             (self._num_nan, "skipped steps with a NaN loss"),
             (self._num_untimed, "iteration lines that end before their step time, left out"),
         ):
             if count:
-                log.remark(f"{what}: {count:,}")
+                log.remark(f"{sentence}: {count:,}")
 
 
 def _counts(texts: Sequence[bytes]) -> FloatColumn:

@@ -101,11 +101,11 @@ def _last_begun(text: bytes, start: int) -> int:
 class Fields:
     """The fields met so far in the order in which they stand, and the expression that reads them.
 
-    `wanted` matches the names whose numbers are taken; other values are passed over.
+    `numeric_names` matches the names whose numbers are taken; other values are passed over.
     """
 
-    def __init__(self, wanted: re.Pattern[bytes]) -> None:
-        self._wanted = wanted
+    def __init__(self, numeric_names: re.Pattern[bytes]) -> None:
+        self._numeric_names = numeric_names
         self._names: list[bytes] = []
         self._numeric: set[bytes] = set()
         self._num_futile = 0
@@ -113,10 +113,10 @@ class Fields:
 
     def rows(self, text: bytes) -> Rows | None:
         """The records in `text`, those wrapped over several lines too; None without any."""
-        found: list[Row] = self._expression.findall(text)
-        if not found:
+        rows: list[Row] = self._expression.findall(text)
+        if not rows:
             return None
-        columns = list(zip(*found, strict=True))
+        columns = list(zip(*rows, strict=True))
         all_whole = bool(self._names) and all(columns[-2])
         if not any(columns[-1]) and (all_whole or self._num_futile >= MOST_FUTILE):
             numbers, *values, _ = columns
@@ -140,9 +140,9 @@ class Fields:
         return self._named(tuple(numbers), {name: tuple(c) for name, c in columns.items()})
 
     def _named(self, numbers: Row, columns: dict[bytes, Row]) -> Rows:
-        whole = not self._names or bool(columns[self._names[-1]][-1])
-        said = {name: c for name, c in columns.items() if name in self._numeric and any(c)}
-        return Rows(numbers, said, whole)
+        ends_whole = not self._names or bool(columns[self._names[-1]][-1])
+        numeric = {name: c for name, c in columns.items() if name in self._numeric and any(c)}
+        return Rows(numbers, numeric, ends_whole)
 
     def _row(self, lines: bytes, is_last: bool) -> Row:
         """The record that `lines` begin with; new fields are learnt from it."""
@@ -173,7 +173,7 @@ class Fields:
                 place = self._names.index(name)
             elif name in new:
                 self._names.insert(place, name)
-                if self._wanted.fullmatch(name) and _number(name, value):
+                if self._numeric_names.fullmatch(name) and _number(name, value):
                     self._numeric.add(name)
         if new:
             self._compile()

@@ -135,8 +135,8 @@ class MegatronSettings:
         self._log.facts[name] = value
 
     def _say_last(self, name: str, pattern: re.Pattern[bytes], text: bytes) -> None:
-        if found := pattern.findall(text):
-            self._say(name, int(found[-1]))
+        if sizes := pattern.findall(text):
+            self._say(name, int(sizes[-1]))
 
     def _read_arguments(self, text: bytes) -> None:
         for dots in _DOTTED.finditer(text):

@@ -29,7 +29,7 @@ class MlRecord:
 
     def count(self, name: str) -> int | None:
         """A whole number above or equal to 0 in the metadata, or None."""
-        return whole(self.metadata.get(name))
+        return whole_number(self.metadata.get(name))
 
 
 def texts(block: bytes) -> Iterator[bytes]:
@@ -73,7 +73,7 @@ def number(value: object) -> float | None:
         return float("inf")
 
 
-def whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """A JSON number that counts something (36 or 36.0, at most 10^15), or None."""
-    known = number(value)
-    return int(known) if known is not None and 0 <= known <= 1e15 and known % 1 == 0 else None
+    amount = number(value)
+    return int(amount) if amount is not None and 0 <= amount <= 1e15 and amount % 1 == 0 else None

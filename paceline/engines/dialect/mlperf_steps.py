@@ -85,10 +85,10 @@ class StepLines:
 
     def read(self, text: bytes) -> bool:
         """Take a mean or a loss that is written as usual; False for any other line."""
-        found = _USUAL.match(text)
-        if found is None:
+        match = _USUAL.match(text)
+        if match is None:
             return False
-        rate, time, loss, plain, early_step, samples, late_step = found.groups()
+        rate, time, loss, plain, early_step, samples, late_step = match.groups()
         step = early_step or late_step
         if time and step and samples:
             self._begin_single(step, time, loss or b"")
@@ -221,9 +221,9 @@ class _Blocks:
             _, old_time, old_rate, old_loss = self._rows[-1]
             self._rows[-1] = (
                 step,
-                _known(time, old_time),
-                _known(rate, old_rate),
-                _known(loss, old_loss),
+                _newer(time, old_time),
+                _newer(rate, old_rate),
+                _newer(loss, old_loss),
             )
             return
         if len(self._rows) >= ROWS_AT_ONCE:
@@ -235,7 +235,7 @@ def _object(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _known(new: float, old: float) -> float:
+def _newer(new: float, old: float) -> float:
     return old if new != new else new
 
 

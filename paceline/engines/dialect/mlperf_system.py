@@ -32,12 +32,12 @@ class System:
         """Take the first of each; shells echo both lines, quoted, before they print them."""
         if self._launched is None and _LAUNCH in block:
             for line in _lines_behind(block, _LAUNCH):
-                if found := _CONFIGURATION.search(line):
-                    self._launched = tuple(int(group) for group in found.groups())
+                if match := _CONFIGURATION.search(line):
+                    self._launched = tuple(int(group) for group in match.groups())
                     break
         if self._described is None and _SYSTEM in block:
             described = (_object(line) for line in _lines_behind(block, _SYSTEM))
-            self._described = next((known for known in described if known), None)
+            self._described = next((system for system in described if system), None)
 
     def keep(self, log: LogContent) -> None:
         """Put what is known into the log's facts, and a contradiction into its remarks."""
@@ -60,8 +60,8 @@ class System:
 
     def _detected(self) -> tuple[int, int] | None:
         """(nodes, devices a node) of the system description."""
-        known = self._described or {}
-        nodes, per_node = known.get("number_of_nodes"), known.get("accelerators_per_node")
+        system = self._described or {}
+        nodes, per_node = system.get("number_of_nodes"), system.get("accelerators_per_node")
         if not (_counts(nodes) and _counts(per_node)):
             return None
         return int(cast("str", nodes)), int(cast("str", per_node))
@@ -81,7 +81,7 @@ def _lines_behind(block: bytes, token: bytes) -> list[str]:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        known = json.JSONDecoder().raw_decode(text)[0]
+        decoded = json.JSONDecoder().raw_decode(text)[0]
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", known) if isinstance(known, dict) else None
+    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else None

@@ -53,18 +53,18 @@ def lines_of(block: bytes) -> list[bytes]:
     return _LINE.findall(block)
 
 
-def decoded(lines: list[bytes], faults: Faults, whole: bool) -> list[Event]:
+def decoded(lines: list[bytes], faults: Faults, ends_whole: bool) -> list[Event]:
     """The lines' objects: all at once, and only if that fails one by one; NaN reads as infinity.
 
-    `whole` = the last of them has a line end.
+    `ends_whole` = the last of them has a line end.
     """
     try:
         events = _DECODER.decode((b"[" + b",".join(lines) + b"]").decode("utf-8"))
     except (ValueError, RecursionError):
-        return list(_one_by_one(lines, faults, whole))
+        return list(_one_by_one(lines, faults, ends_whole))
     if all(type(event) is dict for event in events):
         return events
-    return list(_one_by_one(lines, faults, whole))
+    return list(_one_by_one(lines, faults, ends_whole))
 
 
 def columns_of(events: list[Event]) -> Columns:
@@ -129,12 +129,12 @@ class LineLayout:
 
     def columns(self, block: bytes) -> Columns | None:
         """The steps of a block in which every line of the trainer is written so, else None."""
-        found = self.pattern.findall(block)
-        if not found or len(found) != block.count(b'{"event"') + block.count(b'{"step"'):
+        matches = self.pattern.findall(block)
+        if not matches or len(matches) != block.count(b'{"event"') + block.count(b'{"step"'):
             return None
         if len(self.names) == 1:
-            return whole_numbers(found), {}
-        texts = dict(zip(self.names, zip(*found, strict=True), strict=True))
+            return whole_numbers(matches), {}
+        texts = dict(zip(self.names, zip(*matches, strict=True), strict=True))
         index = whole_numbers(texts.pop("step"))
         return index, {name: _numbers(column) for name, column in texts.items()}
 
@@ -158,7 +158,7 @@ def _field(key: str, value: Any, names: list[str], prefix: str = "") -> bytes:
     return begin + b"(?:" + _NUMBER + b")"
 
 
-def _one_by_one(lines: list[bytes], faults: Faults, whole: bool) -> Iterator[Event]:
+def _one_by_one(lines: list[bytes], faults: Faults, ends_whole: bool) -> Iterator[Event]:
     """The objects of each line, which several ranks may have written at once."""
     for number, line in enumerate(lines, 1):
         text, at, failures = line.decode("utf-8", "replace"), 0, 0
@@ -168,7 +168,7 @@ def _one_by_one(lines: list[bytes], faults: Faults, whole: bool) -> Iterator[Eve
                 yield event
             except (ValueError, RecursionError):
                 at, failures = begun.end(), failures + 1
-        if failures and (whole or number < len(lines)):
+        if failures and (ends_whole or number < len(lines)):
             faults.unread += 1
         elif failures:
             faults.torn = True

@@ -51,7 +51,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         if layout and columns:
             run.take_columns(columns, layout.of_events)
         elif lines := lines_of(block):
-            run.take(decoded(lines, run.faults, whole=block.endswith((b"\n", b"\r"))))
+            run.take(decoded(lines, run.faults, ends_whole=block.endswith((b"\n", b"\r"))))
             layout = LineLayout.learnt(lines[-1]) or layout
     run.keep()
 
@@ -90,9 +90,9 @@ class _Run:
                 self._take_other(events[at])
             begin = at + 1
 
-    def take_columns(self, found: Columns, of_events: bool) -> None:
+    def take_columns(self, rows: Columns, of_events: bool) -> None:
         """Steps of the present rank; `of_events` = tokens and samples are its own share."""
-        index, columns = found
+        index, columns = rows
         rank = self._ranks.setdefault(self._rank, _Rank())
         rank.of_events |= of_events
         rank.log.add_steps(
@@ -191,9 +191,9 @@ class _Run:
         if status == "oom":
             self._log.out_of_memory = _short(reason)
         elif status == "nan":
-            found = _LOST.search(str(reason))
+            match = _LOST.search(str(reason))
             after = steps + 1 if is_count(steps) else 0
-            self._lost_step = max(self._lost_step or 0, int(found[1]) if found else after)
+            self._lost_step = max(self._lost_step or 0, int(match[1]) if match else after)
         elif status != "ok":
             self._log.remark(f"a rank ended with status {status}: {_short(reason)}")
 

@@ -45,7 +45,7 @@ class NemoSettings:
         self._step = step
         """What a step line begins with, behind which no settings are looked for."""
         self._reading = True
-        self._said: dict[bytes, bytes] = {}
+        self._stated: dict[bytes, bytes] = {}
         self._release: bytes | None = None
 
     def read(self, block: bytes) -> None:
@@ -57,28 +57,30 @@ class NemoSettings:
         head = (block[: first.start()] if first else block).replace(b"\r", b"\n")
         for key, value in _SETTING.findall(head):
             if key in _FACTS or key in _OTHERS:
-                self._said.setdefault(key, value)
-        if found := _RANKS.search(head):
-            self._said[b"MEMBER"] = found[1]
-        if found := _RELEASE.search(head):
-            self._release = found[1]
+                self._stated.setdefault(key, value)
+        if match := _RANKS.search(head):
+            self._stated[b"MEMBER"] = match[1]
+        if match := _RELEASE.search(head):
+            self._release = match[1]
 
     def keep(self, log: LogContent) -> None:
         """Put into the log's facts what was read, and what its last line says."""
-        keep_whole_numbers(log, _FACTS, self._said.items())
-        ranks = product(*(_whole(self._said.get(key)) for key in (b"devices", b"num_nodes")))
+        keep_whole_numbers(log, _FACTS, self._stated.items())
+        ranks = product(
+            *(_whole_number(self._stated.get(key)) for key in (b"devices", b"num_nodes"))
+        )
         if ranks is not None:
             log.facts.setdefault("num_devices", ranks)
-        dtype = _DTYPES.get(self._said.get(b"precision", b"").partition(b"-")[0])
-        if self._said.get(b"fp8", b"").lower() == b"true":
+        dtype = _DTYPES.get(self._stated.get(b"precision", b"").partition(b"-")[0])
+        if self._stated.get(b"fp8", b"").lower() == b"true":
             dtype = "fp8"
         if dtype is not None:
             log.facts["dtype"] = dtype
         if self._release is not None:
             log.facts["framework_version"] = self._release.decode()
-        if log.ended and (found := _MAX_STEPS.search(log.ended)):
-            log.facts["total_steps"] = int(found[1])
+        if log.ended and (match := _MAX_STEPS.search(log.ended)):
+            log.facts["total_steps"] = int(match[1])
 
 
-def _whole(text: bytes | None) -> int | None:
+def _whole_number(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None

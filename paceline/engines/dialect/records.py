@@ -57,11 +57,11 @@ class Records:
 
     def texts(self, field: re.Pattern[bytes]) -> list[bytes] | None:
         """The field of each record as printed, empty where it lacks; None when all lack it."""
-        found: list[bytes] = field.findall(self._text)
-        if not found:
+        printed: list[bytes] = field.findall(self._text)
+        if not printed:
             return None
-        if len(found) == len(self._lines):
-            return found
+        if len(printed) == len(self._lines):
+            return printed
         hits = [field.search(line) for line in self._lines]
         return [hit[1] if hit else b"" for hit in hits]
 
@@ -85,8 +85,8 @@ class Records:
             for pattern in patterns:
                 column = self.columns({name: pattern}, scale).get(name)
                 if column is not None:
-                    known = columns.get(name, column)
-                    columns[name] = np.where(np.isnan(known), column, known)
+                    earlier = columns.get(name, column)
+                    columns[name] = np.where(np.isnan(earlier), column, earlier)
         return columns
 
 
@@ -94,9 +94,9 @@ def note_resolution(log: LogContent, columns: Mapping[str, FloatColumn], digits:
     """Keep the step of the last printed step time, of which `digits` significant ones are shown."""
     times = columns.get("step_time_s")
     if times is not None:
-        known = times[np.isfinite(times) & (times > 0)]
-        if len(known):
-            log.resolution_s = significant_step(known[-1].item(), digits)
+        sound = times[np.isfinite(times) & (times > 0)]
+        if len(sound):
+            log.resolution_s = significant_step(sound[-1].item(), digits)
 
 
 def note_decimals(log: LogContent, times: Sequence[bytes] | None) -> None:
@@ -135,8 +135,8 @@ def watched(
 def out_of_memory_line(text: bytes) -> str | None:
     """The first line that tells of memory that ran out, or None; warnings of it do not count."""
     places = [at for at in map(text.find, OUT_OF_MEMORY) if at >= 0]
-    if said := _RAN_OUT.search(text):
-        places.append(said.start())
+    if match := _RAN_OUT.search(text):
+        places.append(match.start())
     return _line_at(text, min(places)) if places else None
 
 
@@ -158,13 +158,13 @@ def significant_step(value: float, digits: int) -> float:
 
 
 def keep_whole_numbers(
-    log: LogContent, names: Mapping[bytes, str], said: Iterable[tuple[bytes, bytes]]
+    log: LogContent, names: Mapping[bytes, str], statements: Iterable[tuple[bytes, bytes]]
 ) -> None:
     """Keep in the log's facts what is said of the settings in `names`, if it is a number above 0.
 
     Thousands may be set apart by commas. A later statement replaces an earlier one.
     """
-    for key, text in said:
+    for key, text in statements:
         digits = text.replace(b",", b"")
         if key in names and digits.isdigit() and len(digits) < 20:
             number = int(digits)

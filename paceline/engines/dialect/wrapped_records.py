@@ -61,10 +61,10 @@ class Wrapping:
         self._names = (*KNOWN, *fields)
         names = b"|".join(map(re.escape, self._names))
         self._field = re.compile(rb" {0,24}(" + names + rb"):[^|]{0,100}+(?:\||$)")
-        one = [rb" {0,4}" + re.escape(name) + rb":[^|]{0,100}+\|" for name in fields]
-        end = one[-1] if fields else rb"(?!)"
+        patterns = [rb" {0,4}" + re.escape(name) + rb":[^|]{0,100}+\|" for name in fields]
+        end = patterns[-1] if fields else rb"(?!)"
         # Each of the fields at most once, in order, and the last one at the end.
-        body = b"".join(b"(?:" + field + b")?+" for field in one[:-1])
+        body = b"".join(b"(?:" + field + b")?+" for field in patterns[:-1])
         self._whole = re.compile(record.pattern + body + end)
 
     def joined(self, lines: bytes, is_last: bool) -> bytes | None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.dialect.mllog import MlRecord, number, record_of, records, whole
+from paceline.engines.dialect.mllog import MlRecord, number, record_of, records, whole_number
 
 
 def line(key: str = "run_start", value: Any = None, **metadata: Any) -> bytes:
@@ -111,7 +111,7 @@ def test_any_bytes_behind_a_token_are_read_without_an_exception(text: bytes):
     ],
 )
 def test_a_count_is_a_whole_number_from_0_on(value: object, count: int | None):
-    assert whole(value) == count
+    assert whole_number(value) == count
 
 
 def test_a_number_beyond_a_floats_range_is_infinite():
