@@ -79,13 +79,13 @@ def check_answer(log: LogContent, num_bytes: int) -> None:
 
 def answer(log: LogContent) -> tuple[Any, ...]:
     """Everything that a log says, in a form that can be compared; consumes the log."""
-    said = (dict(log.facts), dict(log.figures), dict(log.memory_bytes), log.resolution_s)
+    statements = (dict(log.facts), dict(log.figures), dict(log.memory_bytes), log.resolution_s)
     ending = (log.ended, log.torn, log.out_of_memory)
     steps = log.steps()
     said_so = any("start again" in remark for remark in log.remarks)
     assert said_so or (np.diff(steps.index) > 0).all()
     columns = {n: steps[n].tobytes() for n in FLOATS if not np.isnan(steps[n]).all()}
-    return (*said, *ending, tuple(log.remarks), steps.index.tobytes(), columns)
+    return (*statements, *ending, tuple(log.remarks), steps.index.tobytes(), columns)
 
 
 def check_parse(path: Path) -> dict[str, Any]:

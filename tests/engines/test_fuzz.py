@@ -190,9 +190,9 @@ FOUND = {
 """What broke a promise once."""
 
 
-@pytest.mark.parametrize("what", FOUND)
-def test_what_was_found_once_is_not_found_again(what: str, folder: Path):
-    name, content = FOUND[what]
+@pytest.mark.parametrize("damage", FOUND)
+def test_what_was_found_once_is_not_found_again(damage: str, folder: Path):
+    name, content = FOUND[damage]
     check_read(dialects()[name], content)
     (folder / "found.log").write_bytes(content)
     check_parse(folder / "found.log")

@@ -17,14 +17,14 @@ REAL = "logs/bigscience_hf_ds_gpt2_perf_n16_bs4-mbs8.txt"
 
 def entry(epoch: float, loss: float = 2.5, **more: float) -> str:
     """A dictionary as versions before 5 print it."""
-    said = {"loss": loss, "grad_norm": 1.25, "learning_rate": 5e-05, "epoch": epoch, **more}
-    return f"{said}\n"
+    fields = {"loss": loss, "grad_norm": 1.25, "learning_rate": 5e-05, "epoch": epoch, **more}
+    return f"{fields}\n"
 
 
 def quoted(epoch: float, loss: float = 2.5, **more: float) -> str:
     """A dictionary as version 5 prints it."""
-    said = {"loss": loss, "grad_norm": 1.25, "learning_rate": 5e-05, "epoch": epoch, **more}
-    return f"{ {name: f'{value:.4g}' for name, value in said.items()} }\n"
+    fields = {"loss": loss, "grad_norm": 1.25, "learning_rate": 5e-05, "epoch": epoch, **more}
+    return f"{ {name: f'{value:.4g}' for name, value in fields.items()} }\n"
 
 
 def bar(step: int, rate: str = " 2.00s/it", of: int = 100) -> str:
@@ -32,7 +32,7 @@ def bar(step: int, rate: str = " 2.00s/it", of: int = 100) -> str:
 
 
 def summary(run_time: float = 273.0144, rate: float = 3.663, **more: float) -> str:
-    said = {
+    fields = {
         "train_runtime": run_time,
         "train_samples_per_second": rate,
         "train_steps_per_second": 0.457,
@@ -40,7 +40,7 @@ def summary(run_time: float = 273.0144, rate: float = 3.663, **more: float) -> s
         "epoch": 1.0,
         **more,
     }
-    return f"{said}\n"
+    return f"{fields}\n"
 
 
 def check(text: str) -> LogContent:
@@ -221,14 +221,14 @@ def test_an_attempt_that_begins_anew_forgets_the_one_before():
 
 
 def test_tokens_per_second_count_when_they_are_of_all_devices():
-    said = {"train_tokens_per_second": 46_213.7, "num_input_tokens_seen": 19_660_800.0}
-    log = check(summary(425.4295, 5.641, **said))
+    fields = {"train_tokens_per_second": 46_213.7, "num_input_tokens_seen": 19_660_800.0}
+    log = check(summary(425.4295, 5.641, **fields))
     assert log.figures["tokens_per_s"] == pytest.approx(46_213.7)
 
 
 def test_tokens_per_second_of_one_process_are_left_out():
-    said = {"train_tokens_per_second": 1925.584, "num_input_tokens_seen": 19_660_800.0}
-    log = check(summary(425.4295, 5.641, **said))
+    fields = {"train_tokens_per_second": 1925.584, "num_input_tokens_seen": 19_660_800.0}
+    log = check(summary(425.4295, 5.641, **fields))
     assert "tokens_per_s" not in log.figures
     assert "one process only" in log.remarks[-1]
 
@@ -357,10 +357,10 @@ def test_its_last_word_is_kept():
 
 
 def test_a_dictionary_that_breaks_off_is_torn_and_no_step():
-    whole = entry(0.1) + entry(0.2)
-    log = check(whole[:-20])
+    text = entry(0.1) + entry(0.2)
+    log = check(text[:-20])
     assert log.torn is not None and len(log.steps()) == 1
-    assert check(whole[:-1]).torn is None
+    assert check(text[:-1]).torn is None
 
 
 @pytest.mark.parametrize("prefix", ["[default0]:", "3: ", "node-1: ", "\x1b[32m"])

@@ -35,9 +35,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         str(result),
     ]
     subprocess.run(command, capture_output=True, text=True)
-    told = {row["file"]: row for row in json.loads(result.read_text())["rows"]}
+    by_file = {row["file"]: row for row in json.loads(result.read_text())["rows"]}
     assert sorted(folder.iterdir()) == [result]
-    return told
+    return by_file
 
 
 def test_every_file_asked_for_is_read(rows):

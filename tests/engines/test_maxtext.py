@@ -65,7 +65,7 @@ def test_the_current_line():
 
 
 @pytest.mark.parametrize(
-    ("text", "known"),
+    ("text", "expected"),
     [
         (
             "completed step: 15107, seconds: 2.167, TFLOP/s: 36.722, loss: 2.191",
@@ -99,12 +99,12 @@ def test_the_current_line():
         ),
     ],
 )
-def test_every_form_of_the_line(text: str, known: dict[str, float]):
+def test_every_form_of_the_line(text: str, expected: dict[str, float]):
     steps = check(text + "\n").steps()
     assert steps.index.tolist() == [15_107]
     assert steps["step_time_s"].tolist() == [2.167]
     assert steps["loss"] == pytest.approx([2.191])
-    for name, value in known.items():
+    for name, value in expected.items():
         assert steps[name] == pytest.approx([value])
 
 
@@ -203,8 +203,8 @@ def test_prefixes_and_other_line_ends_change_nothing(prefix: str):
 
 
 def test_a_line_that_breaks_off_in_its_time_is_torn_and_no_step():
-    whole = line(0) + line(1, 2.167)
-    log = check(whole[: whole.index("2.167") + 3])
+    text = line(0) + line(1, 2.167)
+    log = check(text[: text.index("2.167") + 3])
     assert log.torn is not None
     assert log.steps().index.tolist() == [0]
 

@@ -104,21 +104,21 @@ READ_BY_EYE: list[tuple[int, int, float, dict[str, float]]] = [
 """Line of the collection, number, seconds, and what else it says."""
 
 
-@pytest.mark.parametrize(("at", "number", "seconds", "said"), READ_BY_EYE)
+@pytest.mark.parametrize(("at", "number", "seconds", "values"), READ_BY_EYE)
 def test_real_lines_of_many_programs(
-    variants: list[bytes], at: int, number: int, seconds: float, said: dict[str, float]
+    variants: list[bytes], at: int, number: int, seconds: float, values: dict[str, float]
 ):
     log = read(DIALECT, variants[at])
 
     assert log.steps().index.tolist() == [number]
     assert column(log, "step_time_s") == [seconds]
-    assert {name: column(log, name) for name in said} == {n: [v] for n, v in said.items()}
+    assert {name: column(log, name) for name in values} == {n: [v] for n, v in values.items()}
 
 
 def test_all_records_of_the_collection_are_read_and_nothing_else(variants: list[bytes]):
-    found = [at for at, line in enumerate(variants) if len(read(DIALECT, line))]
+    read_lines = [at for at, line in enumerate(variants) if len(read(DIALECT, line))]
 
-    assert found == [at for at, *_ in READ_BY_EYE]
+    assert read_lines == [at for at, *_ in READ_BY_EYE]
 
 
 FORMS: list[tuple[dict[str, str | None], dict[str, float]]] = [
@@ -147,12 +147,12 @@ FORMS: list[tuple[dict[str, str | None], dict[str, float]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changed", "said"), FORMS)
-def test_every_form_of_a_field(changed: dict[str, str | None], said: dict[str, float]):
+@pytest.mark.parametrize(("changed", "values"), FORMS)
+def test_every_form_of_a_field(changed: dict[str, str | None], values: dict[str, float]):
     log = check_read(DIALECT, record(1) + record(2, changed) + record(3))
 
     assert len(log) == 3
-    assert {name: column(log, name)[1] for name in said} == said
+    assert {name: column(log, name)[1] for name in values} == values
 
 
 @pytest.mark.parametrize("unsound", ["8.0K", "1,444.5", "None", "", "1.2.3", "?"])
@@ -241,8 +241,8 @@ def test_lines_that_are_cut_off_keep_what_they_say_in_full():
 
 
 def test_a_number_that_is_cut_in_two_is_not_taken():
-    whole = record(2)
-    log = read(DIALECT, record(1) + whole[: whole.index(b"8.995") + 3])
+    text = record(2)
+    log = read(DIALECT, record(1) + text[: text.index(b"8.995") + 3])
 
     assert column(log, "step_time_s") == [1.2505, 1.2505]
     assert column(log, "loss") == [8.99542, None]

@@ -64,26 +64,26 @@ def without(text: bytes, line_with: bytes) -> bytes:
 
 
 def test_one_lost_line_of_rank_0_does_not_shift_the_others(real: bytes):
-    whole = read(DIALECT, real).steps()["flops_per_s_per_device"]
+    all_flops = read(DIALECT, real).steps()["flops_per_s_per_device"]
 
     log = read(DIALECT, without(real, b"1193.3MODEL"))
 
-    found = log.steps()["flops_per_s_per_device"]
-    assert len(found) == 50 and np.isnan(found).sum() == 1
-    known = np.isfinite(found)
-    np.testing.assert_allclose(found[known], whole[known], rtol=2e-3)
-    assert (found[9:] == whole[9:]).all()
+    flops = log.steps()["flops_per_s_per_device"]
+    assert len(flops) == 50 and np.isnan(flops).sum() == 1
+    finite = np.isfinite(flops)
+    np.testing.assert_allclose(flops[finite], all_flops[finite], rtol=2e-3)
+    assert (flops[9:] == all_flops[9:]).all()
     assert log.remarks == ["iteration lines without Step Time line: 1"]
 
 
 def test_one_lost_line_of_the_last_rank_does_not_shift_the_others(real: bytes):
-    whole = read(DIALECT, real).steps()["flops_per_s_per_device"]
+    all_flops = read(DIALECT, real).steps()["flops_per_s_per_device"]
 
     log = read(DIALECT, without(real, b"iteration       17/"))
 
-    found = log.steps()["flops_per_s_per_device"]
-    np.testing.assert_allclose(found, np.delete(whole, 16), rtol=2e-3)
-    assert (found[20:] == whole[21:]).all()
+    flops = log.steps()["flops_per_s_per_device"]
+    np.testing.assert_allclose(flops, np.delete(all_flops, 16), rtol=2e-3)
+    assert (flops[20:] == all_flops[21:]).all()
     assert log.remarks == ["Step Time lines without iteration line, left out: 1"]
 
 

@@ -87,10 +87,10 @@ class TestPublicLogs:
 
     def test_144_have_both_markers_and_their_minutes_lie_within_their_rows(self, logs, rows):
         minutes = {key: log.figures.get("run_time_s") for key, log in logs.items()}
-        known = {key: value / 60 for key, value in minutes.items() if value is not None}
+        by_log = {key: value / 60 for key, value in minutes.items() if value is not None}
 
-        assert len(known) == 144
-        for key, value in known.items():
+        assert len(by_log) == 144
+        for key, value in by_log.items():
             row = rows[key[:4]]
             half_a_digit = 0.5e-4 + 1e-9
             assert float(row["min_minutes"]) - half_a_digit <= value, key
@@ -101,8 +101,8 @@ class TestPublicLogs:
 
         assert {(*key[:3], key[4]) for key in torn} == ABORTED.keys()
         for key, log in torn.items():
-            told = ABORTED[*key[:3], key[4]]
-            assert log.torn == f"it has no run_stop line: CANCELLED AT {told}"
+            cancelled_at = ABORTED[*key[:3], key[4]]
+            assert log.torn == f"it has no run_stop line: CANCELLED AT {cancelled_at}"
             assert log.ended is None and "run_time_s" not in log.figures
 
     def test_complete_sets_have_the_extremes_and_means_of_their_rows(self, logs, rows):
@@ -111,18 +111,20 @@ class TestPublicLogs:
             for key in rows
         }
         complete = {
-            k: found for k, found in sets.items() if len(found) == int(rows[k]["succeeded"])
+            k: set_logs
+            for k, set_logs in sets.items()
+            if len(set_logs) == int(rows[k]["succeeded"])
         }
 
         assert len(complete) == 10
-        for key, found in complete.items():
+        for key, set_logs in complete.items():
             row = rows[key]
-            minutes = [log.figures["run_time_s"] / 60 for log in found]
-            samples = [log.figures["samples_to_target"] for log in found]
+            minutes = [log.figures["run_time_s"] / 60 for log in set_logs]
+            samples = [log.figures["samples_to_target"] for log in set_logs]
             assert min(minutes) == pytest.approx(float(row["min_minutes"]), abs=0.501e-4)
             assert max(minutes) == pytest.approx(float(row["max_minutes"]), abs=0.501e-4)
-            if len(found) == int(row["runs"]):
-                initial = fmean(log.figures["init_time_s"] for log in found) / 60
+            if len(set_logs) == int(row["runs"]):
+                initial = fmean(log.figures["init_time_s"] for log in set_logs) / 60
                 assert fmean(samples) == pytest.approx(float(row["mean_samples_to_target"]))
                 assert initial == pytest.approx(float(row["mean_init_minutes"]), abs=0.501e-3)
 
@@ -308,12 +310,12 @@ def test_means_stand_at_the_evaluation_that_ends_their_block():
 
 
 def test_means_without_an_evaluation_stand_where_their_own_samples_say():
-    own = b"".join(stats({"train_step_time": 0.5}, samples_count=n) for n in (384, 384, 384))
+    single = b"".join(stats({"train_step_time": 0.5}, samples_count=n) for n in (384, 384, 384))
     total = b"".join(stats({"throughput": 16.0}, samples_count=n) for n in (384, 768, 1152))
 
-    for text in (own, total):
+    for text in (single, total):
         assert check_read(DIALECT, BEGIN + text).steps().index.tolist() == [48, 96, 144]
-    assert check_read(DIALECT, own).steps().index.tolist() == [1, 2, 3]
+    assert check_read(DIALECT, single).steps().index.tolist() == [1, 2, 3]
 
 
 def test_losses_of_their_own_lines_share_the_row_of_a_mean_at_the_same_step():

@@ -256,11 +256,11 @@ def test_running_out_of_memory_is_told(message: str):
 
 
 def test_a_bar_that_breaks_off_is_torn_and_no_step():
-    whole = "\r".join([bar(0), bar(1), bar(2)])
-    log = check(whole[:-30])
+    text = "\r".join([bar(0), bar(1), bar(2)])
+    log = check(text[:-30])
     assert log.steps().index.tolist() == [0, 1]
     assert log.torn and "breaks off" in log.torn
-    assert check(whole).torn is None
+    assert check(text).torn is None
 
 
 @pytest.mark.parametrize("prefix", ["3: ", "[default7]:", "\x1b[33mpod-7\x1b[0m | ", "a [b] "])

@@ -161,8 +161,8 @@ def test_the_release_the_ranks_and_the_end():
 
 
 def test_a_line_that_breaks_off_before_its_time_is_torn():
-    whole = line(0) + line(1, 6.082)
-    cut = whole[: whole.rindex("6.082") + 3]
+    text = line(0) + line(1, 6.082)
+    cut = text[: text.rindex("6.082") + 3]
     log = check(cut)
     assert log.torn is not None
     assert np.isnan(log.steps()["step_time_s"]).tolist() == [False, True], "6.0 is no step time"

@@ -230,8 +230,8 @@ def test_a_restart_says_its_settings_again():
 
 
 def test_a_line_that_breaks_off_is_torn_and_its_last_number_unused():
-    whole = line(10) + line(20, "1,587")
-    log = check(whole[: whole.rindex("1,587") + 3])
+    text = line(10) + line(20, "1,587")
+    log = check(text[: text.rindex("1,587") + 3])
     assert log.torn is not None
     assert np.isnan(log.steps()["tokens_per_s_per_device"]).tolist() == [False, True]
 

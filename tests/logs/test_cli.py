@@ -32,8 +32,8 @@ def log(tmp_path: Path) -> Path:
 
 def test_one_file_is_one_object_and_a_folder_is_a_list(log: Path):
     (log.parent / "z.txt").write_text("no log")
-    one = answer("parse", log, "--json")
-    assert one["status"] == "ok" and one["step_time_s"]["n"] == 40
+    document = answer("parse", log, "--json")
+    assert document["status"] == "ok" and document["step_time_s"]["n"] == 40
     both = answer("parse", log.parent, "--json")
     assert [entry["status"] for entry in both] == ["ok", "not-a-training-log"]
     assert answer("parse", log.parent, "--json", "--where", "status=ok") == [both[0]]
@@ -126,9 +126,9 @@ def test_a_hostile_name_stays_a_name(tmp_path: Path):
 
 def test_a_window_is_asked_of_a_folder_of_which_one_log_is_too_short(log: Path):
     (log.parent / "b.log").write_text(maxtext_log([2.0] * 10))
-    short, whole = answer("parse", log.parent, "--window", "35:41", "--json")
+    short, long = answer("parse", log.parent, "--window", "35:41", "--json")
     assert short["window"] is None and "picks none" in short["warnings"][0]
-    assert whole["window"]["n"] == 7
+    assert long["window"]["n"] == 7
     assert paceline("parse", log.parent / "b.log", "--window", "35:41").returncode == 1
     for words in (("--window", "35"), ("--where", "nothing=1"), ("--device", "H1000")):
         assert paceline("parse", log.parent, *words).returncode == 1
@@ -138,8 +138,8 @@ def test_the_series_of_a_folder_keeps_to_the_conditions_and_the_exit_codes(log: 
     (log.parent / "empty.log").write_text("")
     both = answer("parse", log.parent, "--steps", "--json")
     assert [len(entry["steps"]) for entry in both] == [0, 41]
-    (one,) = answer("parse", log.parent, "--steps", "--json", "--where", "status=ok")
-    assert one["file"] == str(log)
+    (row,) = answer("parse", log.parent, "--steps", "--json", "--where", "status=ok")
+    assert row["file"] == str(log)
     (log.parent / "gone.log").symlink_to("nowhere")
     assert paceline("parse", log.parent / "gone.log", "--steps").returncode == 1
 

@@ -46,13 +46,15 @@ def test_a_figure_that_follows_is_not_listed():
 def test_rounding_is_that_of_the_column_not_of_a_figure_that_happens_to_be_round():
     round_one = PrintedFigure("tflops_per_device", 4e14, 4.06e14, "FLOP/s")
     assert find_disagreements(facts(), [round_one]) == ()
-    (found,) = find_disagreements(facts(), [replace(round_one, rounding=1e-5)])
-    assert found.printed == 4e14
+    (disagreement,) = find_disagreements(facts(), [replace(round_one, rounding=1e-5)])
+    assert disagreement.printed == 4e14
 
 
 def test_a_disagreement_carries_both_figures_and_their_ratio():
-    (found,) = find_disagreements(facts(), [PrintedFigure("mfu", 0.25, 0.5, "fraction", 2.0)])
-    assert (found.printed, found.computed, found.ratio) == (0.25, 0.5, 0.5)
+    (disagreement,) = find_disagreements(
+        facts(), [PrintedFigure("mfu", 0.25, 0.5, "fraction", 2.0)]
+    )
+    assert (disagreement.printed, disagreement.computed, disagreement.ratio) == (0.25, 0.5, 0.5)
 
 
 def test_attention_without_the_causal_mask_is_recognised():
@@ -65,8 +67,8 @@ def test_attention_without_the_causal_mask_is_recognised():
 
 def test_causal_halving_is_recognised_from_the_other_side():
     ratio = counted("causal") / counted("full-attention")
-    said = cause(ratio, flops_convention="full-attention")
-    assert said.startswith("counted in causal, not in full-attention")
+    sentence = cause(ratio, flops_convention="full-attention")
+    assert sentence.startswith("counted in causal, not in full-attention")
 
 
 def test_recomputation_counted_as_work_is_recognised():
@@ -99,8 +101,8 @@ def test_milliseconds_taken_for_seconds_are_recognised():
 
 def test_a_running_average_is_recognised_by_its_own_value():
     figure = PrintedFigure("samples_per_s", 950.76, 943.46, "samples/s")
-    said = likely_cause(facts(), figure, 950.76 / 943.46, 950.76)
-    assert "running average" in said
+    sentence = likely_cause(facts(), figure, 950.76 / 943.46, 950.76)
+    assert "running average" in sentence
 
 
 def test_without_a_model_no_convention_is_blamed():
@@ -109,5 +111,5 @@ def test_without_a_model_no_convention_is_blamed():
 
 @given(st.floats(0.01, 100))
 def test_an_unexplained_ratio_is_not_explained(ratio: float):
-    said = cause(ratio, "tokens/s", num_devices=1, layout=None)
-    assert said == UNKNOWN
+    sentence = cause(ratio, "tokens/s", num_devices=1, layout=None)
+    assert sentence == UNKNOWN

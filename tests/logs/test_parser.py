@@ -21,11 +21,11 @@ LLAMA = UserSettings(model="llama31-8b", device="B200", num_devices=8, seq_len=8
 
 
 def parsed(
-    folder: Path, text: str | bytes, given: UserSettings = NOTHING, name: str = "a.log"
+    folder: Path, text: str | bytes, settings: UserSettings = NOTHING, name: str = "a.log"
 ) -> ParsedLog:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return parse_log(path, given).document
+    return parse_log(path, settings).document
 
 
 def steady(n: int = 40, centre: float = 5.7) -> list[float]:
@@ -67,8 +67,8 @@ def test_a_printed_figure_in_another_convention_is_explained(tmp_path: Path):
         tmp_path, megatron_log(times, tflops=1331.5), replace(LLAMA, convention="causal")
     )  # 1183.6 x 1.125
     assert log.reported["tflops_per_device"] == pytest.approx(1331.5)
-    (found,) = log.disagreements
-    assert found.figure == "tflops_per_device" and "full-attention" in found.cause
+    (disagreement,) = log.disagreements
+    assert disagreement.figure == "tflops_per_device" and "full-attention" in disagreement.cause
 
 
 def test_a_printed_figure_that_follows_is_no_finding(tmp_path: Path):
@@ -100,8 +100,8 @@ def test_few_steps_are_ok_with_a_warning(tmp_path: Path):
 
 
 def test_one_figure_for_the_whole_run_is_as_printed(tmp_path: Path):
-    given = UserSettings(recipe="opt-350m-sft", num_devices=8)
-    log = parsed(tmp_path, chat_log(), given)
+    settings = UserSettings(recipe="opt-350m-sft", num_devices=8)
+    log = parsed(tmp_path, chat_log(), settings)
     assert log.engine == "deepspeed_chat" and log.status == "ok"
     assert log.window is not None and (log.window.rule, log.window.n) == ("as printed", 1)
     assert log.samples_per_s == pytest.approx(943.455)
@@ -111,16 +111,16 @@ def test_one_figure_for_the_whole_run_is_as_printed(tmp_path: Path):
 
 
 def test_the_step_lines_beside_one_figure_can_be_asked_for(tmp_path: Path):
-    given = UserSettings(recipe="opt-350m-sft", num_devices=8, window="auto")
-    log = parsed(tmp_path, chat_log(), given)
+    settings = UserSettings(recipe="opt-350m-sft", num_devices=8, window="auto")
+    log = parsed(tmp_path, chat_log(), settings)
     assert log.window is not None and log.window.rule == "auto" and log.n_steps == 10
     assert log.samples_per_s == pytest.approx(950.0, rel=0.01)
 
 
 def test_a_running_average_is_told_from_the_figure(tmp_path: Path):
     log = parsed(tmp_path, chat_log(), UserSettings(recipe="opt-350m-sft", num_devices=8))
-    found = [d for d in log.disagreements if d.figure == "running_samples_per_s"]
-    assert found and "running average" in found[0].cause
+    averages = [d for d in log.disagreements if d.figure == "running_samples_per_s"]
+    assert averages and "running average" in averages[0].cause
 
 
 def test_one_figure_without_a_batch_gives_a_rate_and_no_step_time(tmp_path: Path):
@@ -187,8 +187,8 @@ def test_running_out_of_memory_is_a_status(tmp_path: Path):
 
 
 def test_a_cut_gzip_is_truncated_and_keeps_its_steps(tmp_path: Path):
-    whole = gzip.compress(megatron_log(steady(2000)).encode())
-    log = parsed(tmp_path, whole[: len(whole) // 2], name="a.log.gz")
+    compressed = gzip.compress(megatron_log(steady(2000)).encode())
+    log = parsed(tmp_path, compressed[: len(compressed) // 2], name="a.log.gz")
     assert log.status == "truncated" and 0 < log.n_steps < 2000
 
 
@@ -268,11 +268,11 @@ def test_a_rate_of_one_device_is_a_printed_throughput(tmp_path: Path):
 
 
 def test_without_a_batch_a_rate_gives_all_that_does_not_need_it(tmp_path: Path):
-    given = replace(LLAMA, device="H100-SXM", total_tokens=1e12)
-    rate = parsed(tmp_path, titan_log(), given)
-    whole = parsed(tmp_path, titan_log(), replace(given, global_batch=64))
+    settings = replace(LLAMA, device="H100-SXM", total_tokens=1e12)
+    rate = parsed(tmp_path, titan_log(), settings)
+    with_batch = parsed(tmp_path, titan_log(), replace(settings, global_batch=64))
     assert rate.step_time_s is None and "step_time_s" not in rate.metrics
-    assert rate.facts.global_batch is None and whole.step_time_s is not None
+    assert rate.facts.global_batch is None and with_batch.step_time_s is not None
     assert rate.tokens_per_s == pytest.approx(8 * 7001.45)
     for name in (
         "tokens_per_s",
@@ -281,7 +281,7 @@ def test_without_a_batch_a_rate_gives_all_that_does_not_need_it(tmp_path: Path):
         "mfu",
         "days_to_train",
     ):
-        assert rate.metrics[name].value == pytest.approx(whole.metrics[name].value, rel=1e-6)
+        assert rate.metrics[name].value == pytest.approx(with_batch.metrics[name].value, rel=1e-6)
 
 
 def test_the_rate_of_a_whole_run_gives_mfu_without_a_batch(tmp_path: Path):
@@ -292,9 +292,8 @@ def test_the_rate_of_a_whole_run_gives_mfu_without_a_batch(tmp_path: Path):
     log = parsed(tmp_path, text, LLAMA)
     assert log.samples_per_s == 8.0 and log.tokens_per_s == 8.0 * 8192
     flops = log.metrics["model_flops_per_s_per_device"]
-    assert (
-        flops.value == pytest.approx(8192 * 57.9e9, rel=0.001) and flops.statistic == "as printed"
-    )
+    assert flops.value == pytest.approx(8192 * 57.9e9, rel=0.001)
+    assert flops.statistic == "as printed"
 
 
 def test_steps_and_samples_a_second_give_the_mean_batch(tmp_path: Path):

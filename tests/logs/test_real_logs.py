@@ -138,8 +138,8 @@ def test_a_log_says_what_a_reader_finds_in_it(reference_data: Path, name: str):
         few = any(warning.startswith("few-steps") for warning in log.warnings)
         assert few == (expected.steps[2] < MIN_STEADY)
     times = log.step_time_s
-    found = (times.median, times.mean) if times else (None, None)
-    assert found == (near(expected.median_s), near(expected.mean_s))
+    median_and_mean = (times.median, times.mean) if times else (None, None)
+    assert median_and_mean == (near(expected.median_s), near(expected.mean_s))
     assert log.samples_per_s == near(expected.samples_per_s)
     assert log.tokens_per_s == near(expected.tokens_per_s)
     assert {name: log.reported.get(name) for name in expected.reported} == {
@@ -180,9 +180,10 @@ def test_what_is_added_gives_the_rate_that_the_log_prints(bridge: Path):
 
 def test_nemo_2_counts_attention_in_full(reference_data: Path):
     path = reference_data / "logs" / "nemo2_llama3_8b_bf16_b200_8gpu.log"
-    (found,) = parse_log(path, LLAMA).document.disagreements
-    assert found.figure == "tflops_per_device" and found.ratio == pytest.approx(1.125, rel=0.003)
-    assert "full-attention" in found.cause
+    (disagreement,) = parse_log(path, LLAMA).document.disagreements
+    assert disagreement.figure == "tflops_per_device"
+    assert disagreement.ratio == pytest.approx(1.125, rel=0.003)
+    assert "full-attention" in disagreement.cause
 
 
 @pytest.fixture

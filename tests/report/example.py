@@ -163,8 +163,8 @@ def report(
     num_ranks: int = 2, num_steps: int = 60, slow_rank: int | None = 1, **changes: Any
 ) -> RunReport:
     """A finished run; `changes` replace fields of its Result."""
-    whole = finished(num_ranks, num_steps, slow_rank)
-    return replace(whole, result=whole.result.model_copy(update=changes)) if changes else whole
+    full = finished(num_ranks, num_steps, slow_rank)
+    return replace(full, result=full.result.model_copy(update=changes)) if changes else full
 
 
 @cache
@@ -282,11 +282,11 @@ def reference(
 
 def failed_report(status: Status = "oom", num_steps: int = 0, **changes: Any) -> RunReport:
     """A run that ended without a figure, after `num_steps` steps."""
-    whole = report()
+    full = report()
     reason = REASONS.get(status, f"the run is {status}")
     tail = ("loading 1,204 files", reason, "[rank 1] exit code 1")
     result = Result(
-        run=whole.result.run,
+        run=full.result.run,
         recipe="tiny-llama",
         status=status,
         reason=reason,
@@ -296,16 +296,16 @@ def failed_report(status: Status = "oom", num_steps: int = 0, **changes: Any) ->
         steps_asked=60,
     )
     return replace(
-        whole,
+        full,
         result=result.model_copy(update=changes),
-        steps=whole.steps.select(slice(0, num_steps)),
+        steps=full.steps.select(slice(0, num_steps)),
     )
 
 
 def single_step_report() -> RunReport:
     """A run of one step: a window too short for a figure."""
-    whole = report()
-    steps = whole.steps.select(slice(0, 1))
+    full = report()
+    steps = full.steps.select(slice(0, 1))
     changes = {
         "window": steady_window(steps).record,
         "metrics": {},
@@ -314,13 +314,13 @@ def single_step_report() -> RunReport:
         "steps_done": 1,
         "steps_asked": 1,
     }
-    return replace(whole, result=whole.result.model_copy(update=changes), steps=steps)
+    return replace(full, result=full.result.model_copy(update=changes), steps=steps)
 
 
 def hostile_report(text: str = HOSTILE) -> RunReport:
     """A run in which every free text is `text`."""
-    whole = referenced_report()
-    result = whole.result
+    full = referenced_report()
+    result = full.result
     named = {
         key: m.model_copy(update={"note": text, "source": text, "convention": text})
         for key, m in result.metrics.items()
@@ -339,12 +339,12 @@ def hostile_report(text: str = HOSTILE) -> RunReport:
         "versions": {text: text},
         "warnings": (text,),
     }
-    assert whole.spec is not None
+    assert full.spec is not None
     return RunReport(
         result=result.model_copy(update=changes),
-        steps=whole.steps,
-        spec=whole.spec.model_copy(update={"recipe": text, "variant": text}),
-        facts=whole.facts.model_copy(update={"recipe": text, "variant": text}),
+        steps=full.steps,
+        spec=full.spec.model_copy(update={"recipe": text, "variant": text}),
+        facts=full.facts.model_copy(update={"recipe": text, "variant": text}),
         command=text,
         job_script=text,
         inventory={text: {text: [text]}},

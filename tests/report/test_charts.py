@@ -36,8 +36,8 @@ def spec_of(name: str, run: RunReport, look: Look = EXPORT) -> dict[str, Any]:
 
 def rows_of(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
     """The data rows of the layer with that name."""
-    found = next(part for part in spec["layer"] if part.get("name") == layer)
-    data = found.get("data") or spec["data"]
+    drawn_layer = next(part for part in spec["layer"] if part.get("name") == layer)
+    data = drawn_layer.get("data") or spec["data"]
     return data.get("values") or spec["datasets"][data["name"]]
 
 
@@ -170,8 +170,8 @@ def test_pipeline_stages_are_marked_where_there_are_several() -> None:
         ("p1", 5.5),
     ]
     assert [row["rank"] for row in rows_of(spec, "borders")] == [3.5]
-    told = mentioned(spec["title"])
-    assert "compared with each other only" in told and "of its stage in" in told
+    notes = mentioned(spec["title"])
+    assert "compared with each other only" in notes and "of its stage in" in notes
     flat = spec_of("ranks", report(8, 60, 5))
     assert not any(layer.get("name") in ("stages", "borders") for layer in flat["layer"])
     assert "stage" not in mentioned(flat["title"])

@@ -73,8 +73,8 @@ def test_only_figures_over_steps_name_the_window() -> None:
 def test_the_headline_falls_back_to_samples() -> None:
     result = report().result
     some = {"samples_per_s": result.metrics["samples_per_s"]}
-    found = figures.throughput(result.model_copy(update={"metrics": some}))
-    assert found is not None and found[0] == "samples_per_s"
+    headline = figures.throughput(result.model_copy(update={"metrics": some}))
+    assert headline is not None and headline[0] == "samples_per_s"
     assert figures.throughput(result.model_copy(update={"metrics": {}})) is None
 
 

@@ -258,7 +258,7 @@ def test_nested_inventory_becomes_lines() -> None:
     }
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(colour_a: str, colour_b: str) -> float:
     """WCAG contrast ratio of two colours."""
 
     def luminance(colour: str) -> float:
@@ -266,7 +266,7 @@ def contrast(one: str, other: str) -> float:
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    light, dark = sorted((luminance(colour_a), luminance(colour_b)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 

@@ -28,10 +28,10 @@ from tests.logs.example import maxtext_log
 @pytest.fixture
 def document(tmp_path: Path):
     (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0, 0.01)))
-    given = UserSettings(
+    settings = UserSettings(
         model="llama31-8b", device="H100", num_devices=8, global_batch=8, seq_len=8192, dtype="bf16"
     )
-    return parse_log(path, given).document
+    return parse_log(path, settings).document
 
 
 def test_the_first_lines_say_what_was_run_and_how_fast(document):

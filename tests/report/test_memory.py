@@ -15,15 +15,15 @@ from paceline.report.theme import DARK, EXPORT, LIGHT
 from tests.report.example import memory_by_part, rank_memory, report
 
 
-def spec_of(told: MemoryByPart) -> dict[str, Any]:
-    chart = by_part(report(memory=told), EXPORT)
+def spec_of(memory: MemoryByPart) -> dict[str, Any]:
+    chart = by_part(report(memory=memory), EXPORT)
     assert chart is not None
     return chart.to_dict()
 
 
 def rows_of(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
-    found = [part for part in spec["layer"] if part.get("name") == layer]
-    return (found[0].get("data") or spec["data"])["values"] if found else []
+    layers = [part for part in spec["layer"] if part.get("name") == layer]
+    return (layers[0].get("data") or spec["data"])["values"] if layers else []
 
 
 def notes_of(spec: dict[str, Any]) -> str:
@@ -36,8 +36,8 @@ def test_a_bar_is_cut_without_gaps_and_ends_at_the_resident_peak():
 
     assert rows[0]["start"] == 0
     assert all(a["end"] == b["start"] for a, b in pairwise(rows))
-    own = rank.watcher_bytes or 0.0
-    assert rows[-1]["end"] * GIB == pytest.approx((rank.peak_bytes["resident"] or 0.0) - own)
+    watcher = rank.watcher_bytes or 0.0
+    assert rows[-1]["end"] * GIB == pytest.approx((rank.peak_bytes["resident"] or 0.0) - watcher)
     assert [row["part"] for row in rows] == [p for p in PARTS if p in {r["part"] for r in rows}]
 
 
@@ -58,11 +58,11 @@ def test_the_limit_is_a_line_where_it_is_near_and_words_where_it_is_far():
 
 
 def test_a_limit_beyond_the_context_is_held_against_tensors_alone():
-    told = memory_by_part(limit_bytes=200 * MIB, limit_counts_context=False)
-    rows = rows_of(spec_of(told), "parts")
+    memory = memory_by_part(limit_bytes=200 * MIB, limit_counts_context=False)
+    rows = rows_of(spec_of(memory), "parts")
 
     assert {row["part"] for row in rows}.isdisjoint({"context", "rest"})
-    assert "beyond the context" in notes_of(spec_of(told))
+    assert "beyond the context" in notes_of(spec_of(memory))
 
 
 def test_the_static_lower_bound_stands_above_the_ranks():
@@ -122,10 +122,10 @@ def test_no_two_parts_have_the_same_colour(palette: Any):
 
 def test_nothing_known_is_nothing_drawn_and_said_so():
     bare = RankMemory(rank=0, step=2, kind=None, parts_bytes={}, at_peak_bytes=None, peak_bytes={})
-    told = memory_by_part(ranks=(bare,), limit_bytes=None, limit=None, bound_bytes={})
+    memory = memory_by_part(ranks=(bare,), limit_bytes=None, limit=None, bound_bytes={})
 
-    assert by_part(report(memory=told), EXPORT) is None
-    assert memory_sentence(told) == "rank 0 holds nothing known; its peak is not told by part"
+    assert by_part(report(memory=memory), EXPORT) is None
+    assert memory_sentence(memory) == "rank 0 holds nothing known; its peak is not told by part"
 
 
 def test_ranks_may_lack_any_figure():

@@ -46,6 +46,6 @@ def table() -> list[Line]:
     return [line(num, t) for num, t in STEP_TIMES.items()]
 
 
-def with_cell(one: Line, column: str, text: str) -> Line:
+def with_cell(line: Line, column: str, text: str) -> Line:
     """The line with another text in one cell."""
-    return replace(one, cells={**one.cells, column: cell(column, text)})
+    return replace(line, cells={**line.cells, column: cell(column, text)})

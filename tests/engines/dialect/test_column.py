@@ -22,9 +22,9 @@ def test_a_column_gives_back_what_was_appended_however_it_came(parts, dtype):
     for part in parts:
         column.extend(np.array(part, np.float64))
 
-    whole = list(itertools.chain.from_iterable(parts))
-    assert len(column) == len(whole)
-    np.testing.assert_array_equal(column.read(), np.array(whole))
+    values = list(itertools.chain.from_iterable(parts))
+    assert len(column) == len(values)
+    np.testing.assert_array_equal(column.read(), np.array(values))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 1, 2**31 - 1, 2**31])))

@@ -64,9 +64,9 @@ def test_a_text_without_records_has_no_rows():
 
 def test_a_record_without_its_last_field_does_not_end_whole():
     fields = Fields(WANTED)
-    for text, whole in ((record(1), True), (record(2)[:200], False), (record(3), True)):
+    for text, ends_whole in ((record(1), True), (record(2)[:200], False), (record(3), True)):
         rows = fields.rows(text)
-        assert rows is not None and rows.ends_whole == whole
+        assert rows is not None and rows.ends_whole == ends_whole
 
 
 def test_records_are_read_on_when_nothing_more_is_looked_for(monkeypatch: pytest.MonkeyPatch):

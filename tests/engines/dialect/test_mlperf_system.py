@@ -14,13 +14,13 @@ LAUNCH = ":::DLPAL reg/image:1 174 18 node[01-18] 'unknown' GB300_18x4x1xtp2pp3c
 
 
 def described(**fields: Any) -> str:
-    known = {
+    system = {
         "system_name": "X",
         "number_of_nodes": "18",
         "accelerators_per_node": "4",
         "accelerator_model_name": "NVIDIA GB300",
     }
-    return f":::SYSJSON {json.dumps({**known, **fields})}\n"
+    return f":::SYSJSON {json.dumps({**system, **fields})}\n"
 
 
 def read(*blocks: str) -> LogContent:

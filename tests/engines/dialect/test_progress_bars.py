@@ -39,30 +39,30 @@ def read(times: list[float]) -> tuple[list[float], BarTimes]:
 
 @given(st.lists(st.floats(1.5, 90), min_size=1, max_size=40))
 def test_the_step_times_come_back_to_within_the_resolution(times: list[float]):
-    found, bar = read(times)
+    shown_times, bar = read(times)
     assert bar.resolution_s < 0.06
-    np.testing.assert_allclose(found, times, atol=0.03)
+    np.testing.assert_allclose(shown_times, times, atol=0.03)
 
 
 @given(st.lists(st.floats(0.2, 0.9), min_size=1, max_size=40))
 def test_rates_above_one_a_second_are_finer(times: list[float]):
-    found, bar = read(times)
-    known = ~np.isnan(found)
-    np.testing.assert_allclose(np.array(found)[known], np.array(times)[known], atol=0.03)
+    shown_times, bar = read(times)
+    finite = ~np.isnan(shown_times)
+    np.testing.assert_allclose(np.array(shown_times)[finite], np.array(times)[finite], atol=0.03)
     assert bar.resolution_s < 0.06
 
 
 def test_a_spike_stays_in_its_own_step():
-    found, _ = read([3.5] * 10 + [30.0] + [3.5] * 10)
-    assert found[10] == pytest.approx(30.0, abs=0.03)
-    assert found[9] == pytest.approx(3.5, abs=0.03) and found[11] == pytest.approx(3.5, abs=0.03)
+    shown_times, _ = read([3.5] * 10 + [30.0] + [3.5] * 10)
+    assert shown_times[10] == pytest.approx(30.0, abs=0.03)
+    assert [shown_times[9], shown_times[11]] == pytest.approx([3.5, 3.5], abs=0.03)
 
 
 def test_the_end_of_a_real_run():
     bar = BarTimes()
-    found = [bar.step_time_s(count, str(rate).encode(), b"s/it") for count, rate in REAL_BARS]
-    assert math.isnan(found[0]), "what stood before the first bar is not known"
-    assert found[1:] == pytest.approx([3.53] * 4, abs=0.05)
+    shown_times = [bar.step_time_s(count, str(rate).encode(), b"s/it") for count, rate in REAL_BARS]
+    assert math.isnan(shown_times[0]), "what stood before the first bar is not known"
+    assert shown_times[1:] == pytest.approx([3.53] * 4, abs=0.05)
 
 
 def test_a_bar_that_is_drawn_again_tells_nothing_new():

@@ -166,8 +166,8 @@ def test_the_last_known_time_sets_the_resolution():
 
 def test_settings_are_whole_numbers_above_zero():
     log = LogContent()
-    said = [(b"n", b"1,024"), (b"m", b"0"), (b"k", b"-3"), (b"x", b"5"), (b"n", b"2,048")]
-    keep_whole_numbers(log, {b"n": "global_batch", b"m": "tp", b"k": "pp"}, said)
+    statements = [(b"n", b"1,024"), (b"m", b"0"), (b"k", b"-3"), (b"x", b"5"), (b"n", b"2,048")]
+    keep_whole_numbers(log, {b"n": "global_batch", b"m": "tp", b"k": "pp"}, statements)
     keep_whole_numbers(log, {b"n": "seq_len"}, [(b"n", b"9" * 19), (b"n", b"9" * 40)])
     assert log.facts == {"global_batch": 2048}
 
@@ -180,6 +180,6 @@ def test_a_product_needs_every_factor():
 
 
 def test_the_last_match_is_that_of_the_restart():
-    found = last_match(re.compile(rb"tp=(\d)"), b"tp=1 tp=2")
-    assert found is not None and found[1] == b"2"
+    match = last_match(re.compile(rb"tp=(\d)"), b"tp=1 tp=2")
+    assert match is not None and match[1] == b"2"
     assert last_match(re.compile(rb"pp=(\d)"), b"tp=1") is None

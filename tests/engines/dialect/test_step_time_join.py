@@ -46,9 +46,9 @@ def joined(
 def assert_joined(log: LogContent, times: FloatColumn, missing: Sequence[int] = ()) -> None:
     """Each step has the figure of its own time, within what the printed time resolves."""
     flops = log.steps()[FLOPS]
-    known = np.isfinite(flops)
-    assert len(flops) == len(times) and int((~known).sum()) == len(missing)
-    np.testing.assert_allclose(flops[known] * times[known] / 1e12, WORK_TFLOP, rtol=3e-3)
+    finite = np.isfinite(flops)
+    assert len(flops) == len(times) and int((~finite).sum()) == len(missing)
+    np.testing.assert_allclose(flops[finite] * times[finite] / 1e12, WORK_TFLOP, rtol=3e-3)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 10**9])
@@ -86,9 +86,9 @@ def test_many_lost_lines_on_both_sides():
 
     flops = joined(records, lines).steps()[FLOPS]
 
-    known = np.isfinite(flops)
-    assert known.mean() > 0.85
-    np.testing.assert_allclose(flops[known] * records[known] / 1e12, WORK_TFLOP, rtol=3e-3)
+    finite = np.isfinite(flops)
+    assert finite.mean() > 0.85
+    np.testing.assert_allclose(flops[finite] * records[finite] / 1e12, WORK_TFLOP, rtol=3e-3)
 
 
 def test_clocks_of_two_ranks_differ_a_little():
@@ -164,12 +164,12 @@ def test_times_that_are_no_times_agree_with_nothing():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "groups"),
     [
         (b"Step Time : 5.69s GPU utilization: 1185.6MODEL_TFLOP/s/GPU", (b"5.69", b"1185.6")),
         (b"Step Time : 7.14s GPU utilization: 1031.0TFLOP/s/GPU", (b"7.14", b"1031.0")),
         (b"Step Time : 7.14s GPU utilization: nanMODEL_TFLOP/s/GPU", (b"7.14", b"nan")),
     ],
 )
-def test_both_spellings_of_the_line(text: bytes, found: tuple[bytes, bytes]):
-    assert STEP_TIME.findall(text) == [found]
+def test_both_spellings_of_the_line(text: bytes, groups: tuple[bytes, bytes]):
+    assert STEP_TIME.findall(text) == [groups]

@@ -43,12 +43,12 @@ def worded(text: bytes, width: int) -> bytes:
     return "\n".join(lines).encode() + b"\n"
 
 
-def assert_same(found: LogContent, expected: LogContent) -> None:
-    ours, theirs = found.steps(), expected.steps()
+def assert_same(log: LogContent, expected: LogContent) -> None:
+    ours, theirs = log.steps(), expected.steps()
     assert ours.index.tolist() == theirs.index.tolist()
     for name in FLOATS:
         np.testing.assert_array_equal(ours[name], theirs[name], name)
-    assert found.facts == expected.facts
+    assert log.facts == expected.facts
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -68,13 +68,13 @@ def test_a_wrapped_log_says_what_the_log_said(
 @pytest.mark.parametrize("end", [b"\r\n", b"\n    ", b"\n[default7]: ", b"  \n", b"\r"])
 def test_line_ends_indents_and_prefixes_of_the_wrapped_lines(end: bytes):
     wrapped = folded(RICH, 80).splitlines()
-    whole = read(megatron.DIALECT, RICH)
+    unwrapped = read(megatron.DIALECT, RICH)
     text = b"".join(end + line if b"iteration  " not in line else b"\n" + line for line in wrapped)
 
-    found = read(megatron.DIALECT, text + b"\n")
+    log = read(megatron.DIALECT, text + b"\n")
 
-    assert found.steps().index.tolist() == whole.steps().index.tolist()
-    assert column(found, "step_time_s") == column(whole, "step_time_s")
+    assert log.steps().index.tolist() == unwrapped.steps().index.tolist()
+    assert column(log, "step_time_s") == column(unwrapped, "step_time_s")
 
 
 @pytest.mark.parametrize("at", range(60, len(record(7, MANY)) - 1))
