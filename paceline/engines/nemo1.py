@@ -76,11 +76,11 @@ def _add(
     counts: Sequence[bytes],
     totals: Sequence[bytes],
 ) -> None:
-    index = positions.of(records.texts(_INDEX), counts, totals)
+    index = positions.indices(records.texts(_INDEX), counts, totals)
     columns = records.columns(_FIELDS) | records.either({"loss": _LOSS})
     consumed = records.texts(_CONSUMED)
     if consumed is not None:
-        columns["global_batch"] = batches.of(index, consumed)
+        columns["global_batch"] = batches.sizes(index, consumed)
     if "samples_per_s" in columns and records.texts(_BY_BATCH_TIME):
         log.remark("samples/sec is of batch_time, which is longer than train_step_timing")
     log.add_steps(index, **columns)
@@ -96,7 +96,7 @@ class _Positions:
         self._last = -1
         self._counted = self._total = self._before = 0
 
-    def of(
+    def indices(
         self, texts: Sequence[bytes] | None, counts: Sequence[bytes], totals: Sequence[bytes]
     ) -> IntColumn:
         """The number of each bar from its `global_step`, its count and the total behind that."""
@@ -144,7 +144,7 @@ class _Batches:
         """Half the unit in which the anchor's samples were printed."""
         self._seen: set[int] = set()
 
-    def of(self, index: IntColumn, texts: Sequence[bytes]) -> FloatColumn:
+    def sizes(self, index: IntColumn, texts: Sequence[bytes]) -> FloatColumn:
         """The batch of each step; NaN where rounding hides it."""
         consumed = numbers(texts)
         halves = _half_units(texts, consumed)

@@ -39,8 +39,8 @@ OF_STEPS = {
 OF_MANY_STEPS = {"step_time_p05_s", "step_time_p95_s"}
 """Metrics that one figure for the whole run does not tell."""
 
-ENOUGH = 1000
-"""Lines from which the digits of a printed figure are told."""
+MOST_DIGIT_LINES = 1000
+"""Lines at the beginning of a window from which the digits of a printed figure are counted."""
 
 SPARSE = 2.0
 """Structured sparsity doubles the peak on every device that has it."""
@@ -281,7 +281,7 @@ def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedF
 
 def _rounding(window: Steps, column: str) -> float | None:
     """Half the last digit of a printed column, relative: the one with most digits tells."""
-    values = window[column][:ENOUGH]
+    values = window[column][:MOST_DIGIT_LINES]
     positive = values[np.isfinite(values) & (values > 0)].tolist()
     return min((last_digit(_plain(value)) for value in positive), default=None)
 

@@ -44,10 +44,10 @@ def cards(report: RunReport) -> list[Card]:
 
 def _card(label: str, text: str, metric: Metric | None, lines: Iterable[str | None]) -> Card:
     number, unit = split_unit(text)
-    return Card(label, number, unit, _sure(metric), tuple(line for line in lines if line))
+    return Card(label, number, unit, _interval_text(metric), tuple(line for line in lines if line))
 
 
-def _sure(metric: Metric | None) -> str:
+def _interval_text(metric: Metric | None) -> str:
     """The interval, else the spread."""
     if metric is None or finite_value(metric) is None:
         return ""

@@ -19,7 +19,7 @@ CHARTS: dict[str, Callable[[RunReport, Look], alt.LayerChart | None]] = {
     "loss": step_charts.loss,
     "memory": machine_charts.memory,
     "memory-parts": memory.by_part,
-    "waterfall": waterfall.of_run,
+    "waterfall": waterfall.run_waterfall,
     "references": machine_charts.references,
 }
 """Charts in the page's order; each returns None when the run has no data for it."""

@@ -110,7 +110,7 @@ def _outcome(report: RunReport) -> dict[str, Any]:
         "progress": progress(result),
         "log_tail": "\n".join(result.log_tail),
         "warnings": result.warnings,
-        "how_sure": _how_sure(report),
+        "how_sure": _interval_text(report),
         "expected": report.expected,
         "no_figure": f"No figure: {describe_window(result)}." if few else "",
     }
@@ -164,7 +164,7 @@ def _tone(report: RunReport) -> str:
     return "good" if result.verdict.kind == "pass" else "plain"
 
 
-def _how_sure(report: RunReport) -> str:
+def _interval_text(report: RunReport) -> str:
     """From which steps the figures come and what their interval covers."""
     result = report.result
     if result.window is None or result.window.n == 0:

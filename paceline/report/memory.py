@@ -14,10 +14,10 @@ from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 
 MOST_RANKS = 16
-FAR = 4.0
+FAR_LIMIT = 4.0
 """A limit so many times beyond the longest bar is put in words: drawn, it would flatten them."""
 
-TOLD = 0.05 * MIB
+SMALLEST_PART_BYTES = 0.05 * MIB
 """Smaller parts would be written as zero."""
 
 BOUND = "lower bound"
@@ -53,7 +53,7 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
     longest = max(sum(parts.values()) for parts in bars.values())
     if longest == 0:
         return None
-    drawn_limit = memory.limit_bytes if (memory.limit_bytes or 0.0) <= FAR * longest else None
+    drawn_limit = memory.limit_bytes if (memory.limit_bytes or 0.0) <= FAR_LIMIT * longest else None
     reach = max(longest, drawn_limit or 0.0) * 1.06
     unit, divisor = ("GiB", GIB) if reach >= 0.1 * GIB else ("MiB", MIB)
     x_scale = alt.Scale(domain=[0, reach / divisor], nice=False)
@@ -120,7 +120,9 @@ def memory_sentence(memory: MemoryByPart) -> str:
     rank = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
     parts = rank_parts(rank, with_context=False)
     listed = ", ".join(
-        f"{name} {written(size, 'bytes')}" for name, size in parts.items() if size >= TOLD
+        f"{name} {written(size, 'bytes')}"
+        for name, size in parts.items()
+        if size >= SMALLEST_PART_BYTES
     )
     context = rank.parts_bytes.get("context")
     before = f"; {written(context, 'bytes')} context" if context else ""

@@ -81,6 +81,6 @@ def waterfall_chart(levels: Sequence[WaterfallLevel], look: Look) -> alt.LayerCh
     return finish([marks, text], look, title, notes, BAR_HEIGHT * len(rows))
 
 
-def of_run(report: RunReport, look: Look) -> alt.LayerChart | None:
+def run_waterfall(report: RunReport, look: Look) -> alt.LayerChart | None:
     """The run's way from the peak to its measured step; None where it was not estimated."""
     return waterfall_chart(report.waterfall, look) if report.waterfall else None

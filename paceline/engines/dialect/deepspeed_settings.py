@@ -56,11 +56,11 @@ class DeepSpeedSettings:
     def read(self, block: bytes) -> None:
         """Take what `block` says."""
         if any(mark in block for mark in _ARGUMENT_MARKS):
-            self._all(_ARGUMENT, block)
+            self._take_all(_ARGUMENT, block)
         if b"_batch_size" in block or b'"stage": ' in block:
-            self._all(_DUMPED, block)
+            self._take_all(_DUMPED, block)
         if b":print]" in block:
-            self._all(_PRINTED, block)
+            self._take_all(_PRINTED, block)
         if b" slots=" in block:
             self._read_hosts(block)
         if b"dist_world_size=" in block and (world := _WORLD.search(block)):
@@ -81,7 +81,7 @@ class DeepSpeedSettings:
             self.facts.setdefault("global_batch", batch)
         log.facts.update(self.facts)
 
-    def _all(self, pattern: re.Pattern[bytes], block: bytes) -> None:
+    def _take_all(self, pattern: re.Pattern[bytes], block: bytes) -> None:
         for name, value in pattern.findall(block):
             self._take(name.decode("ascii"), value)
 

@@ -10,7 +10,7 @@ from paceline.engines.dialect.records import Records, field
 SAME_RUN = 0.05
 """Ranks of one run time it within this part of each other; else the lines are of several runs."""
 
-AGREES = 0.01
+TOKENS_TOLERANCE = 0.01
 FEWEST_DIGITS = 3
 
 _FIELDS = {
@@ -106,7 +106,7 @@ def _keep_tokens(log: LogContent, values: dict[str, float]) -> None:
     """
     value = values["tokens_per_s"]
     if "tokens" in values:
-        is_of_all = abs(values["tokens"] / values["run_time_s"] / value - 1) <= AGREES
+        is_of_all = abs(values["tokens"] / values["run_time_s"] / value - 1) <= TOKENS_TOLERANCE
     else:
         is_of_all = log.facts.get("num_devices") == 1
     if is_of_all:

@@ -7,7 +7,7 @@ import re
 
 from paceline.core.units import GB, MIB
 from paceline.engines.dialect.iteration_records import last_record
-from paceline.engines.dialect.log_content import Fact, LogContent, excerpt, numbers
+from paceline.engines.dialect.log_content import LogContent, excerpt, numbers
 from paceline.engines.dialect.records import out_of_memory_line
 
 __all__ = ["MegatronSettings"]
@@ -101,11 +101,11 @@ class MegatronSettings:
             for world in _WORLD.finditer(text):
                 self._read_world(world)
         if b" dummy tokens (new size: " in text:
-            self._say_last("vocab_size", _VOCABULARY, text)
+            self._put_last("vocab_size", _VOCABULARY, text)
         if b"train_micro_batch_size_per_gpu" in text:
-            self._say_last("micro_batch", _MICRO_BATCH, text)
+            self._put_last("micro_batch", _MICRO_BATCH, text)
         if b"UNIQUE_PARAMS=" in text:
-            self._say_last("num_parameters", _UNIQUE, text)
+            self._put_last("num_parameters", _UNIQUE, text)
         if b"ber of parameters " in text:
             self._read_parameters(text)
         if b" memory (MB) |" in text:
@@ -131,12 +131,9 @@ class MegatronSettings:
         if parameters := self._num_parameters():
             facts["num_parameters"] = parameters
 
-    def _say(self, name: str, value: Fact) -> None:
-        self._log.facts[name] = value
-
-    def _say_last(self, name: str, pattern: re.Pattern[bytes], text: bytes) -> None:
+    def _put_last(self, name: str, pattern: re.Pattern[bytes], text: bytes) -> None:
         if sizes := pattern.findall(text):
-            self._say(name, int(sizes[-1]))
+            self._log.facts[name] = int(sizes[-1])
 
     def _read_arguments(self, text: bytes) -> None:
         for dots in _DOTTED.finditer(text):
@@ -145,13 +142,13 @@ class MegatronSettings:
             if name in FLAGS:
                 self._flags[name] = value
             elif name in ARGUMENTS and _is_count(value):
-                self._say(ARGUMENTS[name], int(value))
+                self._log.facts[ARGUMENTS[name]] = int(value)
 
     def _read_world(self, world: re.Match[bytes]) -> None:
-        self._say("num_devices", int(world[1]))
+        self._log.facts["num_devices"] = int(world[1])
         for name, pattern in _WORLD_PARTS.items():
             if part := pattern.search(world[2]):
-                self._say(name, int(part[1]))
+                self._log.facts[name] = int(part[1])
 
     def _read_parameters(self, text: bytes) -> None:
         for tensor, pipeline, number in _PARAMETERS.findall(text):

@@ -73,7 +73,7 @@ def columns_of(events: list[Event]) -> Columns:
     tracked = [event.get("tracked") is True for event in events]
     if any(tracked):  # watched for its memory: its time is no figure of the training
         columns["step_time_s"][tracked] = nan
-    if of_events(events[0]):
+    if of_one_rank(events[0]):
         peaks = [as_object(event.get("memory_bytes")) for event in events]
         columns |= {f"{kind}_bytes": _column([p.get(kind) for p in peaks]) for kind in PEAKS}
     else:
@@ -82,7 +82,7 @@ def columns_of(events: list[Event]) -> Columns:
     return np.array([event["step"] for event in events], dtype=np.int64), columns
 
 
-def of_events(event: Event) -> bool:
+def of_one_rank(event: Event) -> bool:
     """True for a rank's own line, False for one of a run's merged steps."""
     return "event" in event
 
@@ -103,7 +103,7 @@ class LineLayout:
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
-    of_events: bool
+    of_one_rank: bool
 
     @classmethod
     def learnt(cls, line: bytes) -> LineLayout | None:
@@ -125,7 +125,7 @@ class LineLayout:
             or not pattern.match(line + b"\n")
         ):
             return None
-        return cls(pattern, tuple(names), of_events(event))
+        return cls(pattern, tuple(names), of_one_rank(event))
 
     def columns(self, block: bytes) -> Columns | None:
         """The steps of a block in which every line of the trainer is written so, else None."""

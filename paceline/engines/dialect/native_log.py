@@ -24,7 +24,7 @@ from paceline.engines.dialect.native_lines import (
     decoded,
     is_count,
     lines_of,
-    of_events,
+    of_one_rank,
 )
 from paceline.engines.dialect.records import watched
 from paceline.files.events import SCHEMA
@@ -49,7 +49,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     for block in watched(blocks, log):
         columns = layout.columns(block) if layout else None
         if layout and columns:
-            run.take_columns(columns, layout.of_events)
+            run.take_columns(columns, layout.of_one_rank)
         elif lines := lines_of(block):
             run.take(decoded(lines, run.faults, ends_whole=block.endswith((b"\n", b"\r"))))
             layout = LineLayout.learnt(lines[-1]) or layout
@@ -61,7 +61,7 @@ class _Rank:
     """The steps of one rank; those of a merged file belong to none."""
 
     log: LogContent = field(default_factory=LogContent)
-    of_events: bool = False
+    of_one_rank: bool = False
 
 
 class _Run:
@@ -90,11 +90,11 @@ class _Run:
                 self._take_other(events[at])
             begin = at + 1
 
-    def take_columns(self, rows: Columns, of_events: bool) -> None:
-        """Steps of the present rank; `of_events` = tokens and samples are its own share."""
+    def take_columns(self, rows: Columns, of_one_rank: bool) -> None:
+        """Steps of the present rank; `of_one_rank` = tokens and samples are its own share."""
         index, columns = rows
         rank = self._ranks.setdefault(self._rank, _Rank())
-        rank.of_events |= of_events
+        rank.of_one_rank |= of_one_rank
         rank.log.add_steps(
             index,
             **{name: column for name, column in columns.items() if not np.isnan(column).all()},
@@ -108,7 +108,7 @@ class _Run:
     def keep(self) -> None:
         """The merged steps, and what the reader must know of them, into the log."""
         log, ranks = self._log, self._ranks
-        own_share = any(rank.of_events for rank in ranks.values())
+        own_share = any(rank.of_one_rank for rank in ranks.values())
         partial = own_share and len(ranks) != self._world_size
         without = OWN_SHARE if partial else ()
         if len(ranks) == 1:
@@ -149,7 +149,7 @@ class _Run:
         self.faults.unread += len(events) - len(sound)
         if sound:
             self._skipped += sum(event.get("skipped") is True for event in sound)
-            self.take_columns(columns_of(sound), of_events(sound[0]))
+            self.take_columns(columns_of(sound), of_one_rank(sound[0]))
 
     def _take_other(self, event: Event) -> None:
         kind = event["event"]

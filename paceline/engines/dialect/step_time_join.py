@@ -92,7 +92,7 @@ class StepTimeJoin:
         self._match(is_last=True)
         self._pass_records(len(self._records.index))
         self._leave_lines(len(self._lines.times_s))
-        self._say()
+        self._add_remarks()
 
     def _take_lines(self, lines: list[tuple[bytes, bytes]]) -> None:
         times, flops = zip(*lines, strict=True)
@@ -178,7 +178,7 @@ class StepTimeJoin:
     def _drop_lines(self, n: int) -> None:
         self._lines = _Lines(self._lines.times_s[n:], self._lines.flops_per_s[n:])
 
-    def _say(self) -> None:
+    def _add_remarks(self) -> None:
         log = self._log
         if self._num_numbered:
             log.resolution_s = log.resolution_s or self._step_s

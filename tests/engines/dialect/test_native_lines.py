@@ -84,9 +84,9 @@ def test_it_is_learnt_from_any_order_of_fields_and_from_merged_steps():
     shuffled = {"event": "step", **dict(reversed(step(7).items()))}
     merged = {"step": 7, "step_time_s": 0.5, "loss": None, "resident_bytes": 5.0}
 
-    for event, of_events in ((shuffled, True), (merged, False)):
+    for event, of_one_rank in ((shuffled, True), (merged, False)):
         layout = LineLayout.learnt(line(event))
-        assert layout is not None and layout.of_events == of_events
+        assert layout is not None and layout.of_one_rank == of_one_rank
         columns = layout.columns(block(event))
         assert columns is not None and columns[0].tolist() == [7]
         assert columns[1]["resident_bytes"].tolist() == [5.0]
