@@ -29,6 +29,7 @@ EMULATED = ("fp16", "fp8")
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 LATENT_SOURCES = ("synthetic", "latents")
 BYTE_VOCAB = 257
+"""One id for each byte and one that ends a document."""
 
 
 def unsupported(spec: RunSpec) -> list[str]:

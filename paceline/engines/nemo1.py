@@ -12,7 +12,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
+from paceline.engines.dialect.log_content import (
+    EXACT_INTEGERS,
+    Dialect,
+    LogContent,
+    numbers,
+    whole_numbers,
+)
 from paceline.engines.dialect.nemo_settings import ENDS, NemoSettings
 from paceline.engines.dialect.records import Records, field, note_resolution, watched
 
@@ -21,7 +27,6 @@ __all__ = ["DIALECT"]
 DIGITS = 3
 """Significant digits of every printed figure, whatever its trailing zeros say."""
 
-EXACT_INTEGERS = 2.0**53
 
 _KEY = b"train_step_timing"
 _TIME = _KEY + rb"[^=,\]\n]{0,8}="

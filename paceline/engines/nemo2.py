@@ -12,7 +12,13 @@ import numpy as np
 
 from paceline.core.steps import IntColumn
 from paceline.core.units import TERA
-from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
+from paceline.engines.dialect.log_content import (
+    EXACT_INTEGERS,
+    Dialect,
+    LogContent,
+    numbers,
+    whole_numbers,
+)
 from paceline.engines.dialect.nemo_settings import ENDS, NemoSettings
 from paceline.engines.dialect.records import Records, field, note_resolution, watched
 
@@ -20,7 +26,6 @@ __all__ = ["DIALECT"]
 
 DIGITS = 4
 """Significant digits of every printed figure; zeros at the end are left out."""
-EXACT_INTEGERS = 2.0**53
 
 _BEGIN = b"Training epoch "
 _STEP = re.compile(rb"iteration (\d{1,18})/(\d{1,18}) \| ((?=[A-Za-z_]{2,40}: ).*)")

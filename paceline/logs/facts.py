@@ -15,11 +15,10 @@ from paceline.core.shape import Shape, num_parameters
 from paceline.core.units import count
 from paceline.core.window import check_rule
 from paceline.engines import dialect
-from paceline.engines.dialect.log_content import Fact, LogContent
+from paceline.engines.dialect.log_content import LAYOUT_FACTS, Fact, LogContent
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe
 
-AXES = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
 DTYPE_NAMES = {
     "bfloat16": "bf16",
     "torch.bfloat16": "bf16",
@@ -219,7 +218,7 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
 
 def _layout(base: Layout | None, facts: dict[str, Fact]) -> Layout | None:
     """The recipe's layout with what the log states of it; None when neither says anything."""
-    stated = {name: facts[name] for name in AXES if isinstance(facts.get(name), int)}
+    stated = {name: facts[name] for name in LAYOUT_FACTS if isinstance(facts.get(name), int)}
     sound = {
         name: value
         for name, value in stated.items()

@@ -259,10 +259,11 @@ def _window_sentence(report: RunReport, drawn: ChartSteps) -> str:
 def _drawing_notes(drawn: ChartSteps) -> list[str]:
     """What the drawing does not show as it is: points at the edge, thinned points."""
     notes: list[str] = []
-    moved = int((drawn.times_s != drawn.shown_s).sum())
-    if moved:
+    if drawn.num_moved:
         slowest = written(float(drawn.times_s.max()), "s")
-        notes.append(f"▲ {moved} beyond the axis, drawn at its edge; slowest step {slowest}")
+        notes.append(
+            f"▲ {drawn.num_moved} beyond the axis, drawn at its edge; slowest step {slowest}"
+        )
     return notes + _thinning_note(len(drawn.index), drawn.num_timed)
 
 

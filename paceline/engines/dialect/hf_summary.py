@@ -11,7 +11,10 @@ SAME_RUN = 0.05
 """Ranks of one run time it within this part of each other; else the lines are of several runs."""
 
 TOKENS_TOLERANCE = 0.01
+"""Tokens over seconds and the printed tokens/s within this part of each other count the same."""
+
 FEWEST_DIGITS = 3
+"""Significant digits below which a printed rate is too coarse for a step time."""
 
 _FIELDS = {
     "run_time_s": field(rb"'train_runtime': '?"),

@@ -21,6 +21,9 @@ EXACT = {"step_time_s", "tokens"}
 LARGEST = 1e100
 """What a log prints beyond this is not a number that anything can be made of."""
 
+EXACT_INTEGERS = 2.0**53
+"""Whole numbers below this are exact in 64-bit floats."""
+
 SHORTEST_STEP_S = 1e-9
 """What is shorter is a zero that was printed, or damage."""
 
@@ -188,6 +191,9 @@ FACT_NAMES = {
     "platform": "the system's name as the log writes it",
 }
 """Settings that a dialect may report."""
+
+LAYOUT_FACTS = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
+"""Those of the settings that make up a layout."""
 
 FIGURE_NAMES = {
     "samples_per_s": "samples a second over all devices, mean of the whole run",

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
-from paceline.engines.dialect.log_content import LogContent
+from paceline.engines.dialect.log_content import LAYOUT_FACTS, LogContent
 from paceline.engines.dialect.native_lines import (
     Columns,
     Event,
@@ -36,7 +36,6 @@ OWN_SHARE = ("tokens", "samples")
 """Columns of an event line that are one rank's part of the step."""
 
 CONSTANTS = ("global_batch", "seq_len")
-AXES = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
 LONGEST_REASON = 200
 
 _LOST = re.compile(r"became (?:-?inf|nan) in step (\d{1,15})")
@@ -174,7 +173,7 @@ class _Run:
         facts = self._log.facts
         facts["num_devices"] = self._world_size
         layout = as_object(start.get("layout"))
-        facts.update({name: layout[name] for name in AXES if is_count(layout.get(name))})
+        facts.update({name: layout[name] for name in LAYOUT_FACTS if is_count(layout.get(name))})
         if is_count(start.get("num_parameters")):
             facts["num_parameters"] = start["num_parameters"]
         on_cpu = start.get("cuda") is None and start.get("backend") in (None, "gloo")

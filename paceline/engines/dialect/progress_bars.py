@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 
 SMOOTHING = 0.3
+"""a: tqdm's default weight of the newest update."""
+
 KEPT = 1 - SMOOTHING
 PRINTED_UNIT = 0.01
 """Both `s/it` and `it/s` have two decimals."""
 
-GROWTH = (1 + KEPT) / SMOOTHING
+ROUNDING_GROWTH = (1 + KEPT) / SMOOTHING
+"""(2 - a) / a: the printed unit times this is the unit of a step time."""
+
 MOST_UPDATES = 1000
 """From then on the average has long forgotten how it began."""
 
@@ -45,9 +49,9 @@ class BarTimes:
             self._weight = 0.0
             return math.nan
         if unit == b"s/it":
-            self.resolution_s = PRINTED_UNIT * GROWTH
+            self.resolution_s = PRINTED_UNIT * ROUNDING_GROWTH
         else:
-            self.resolution_s = PRINTED_UNIT * average * average * GROWTH
+            self.resolution_s = PRINTED_UNIT * average * average * ROUNDING_GROWTH
         if count == 1:
             return average
         time_s = (self._time_s - KEPT * previous_s) / SMOOTHING

@@ -19,6 +19,8 @@ NEAR = 3
 """Ranks that print into one log are no more than this many step lines apart."""
 
 MOSTLY = 0.8
+"""Share of the lines from which nearly all of them are said to do something."""
+
 ROWS_LOOKED_AT = 100_000
 
 
