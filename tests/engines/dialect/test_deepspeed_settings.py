@@ -10,12 +10,12 @@ from paceline.engines.dialect.log_content import Fact, LogContent
 
 def facts(text: str) -> dict[str, Fact]:
     """Facts of a text, which must be the same line by line."""
-    whole, parts = DeepSpeedSettings(), DeepSpeedSettings()
-    whole.read(text.encode())
+    at_once, parts = DeepSpeedSettings(), DeepSpeedSettings()
+    at_once.read(text.encode())
     for line in text.encode().splitlines(keepends=True):
         parts.read(line)
     logs = LogContent(), LogContent()
-    whole.keep(logs[0])
+    at_once.keep(logs[0])
     parts.keep(logs[1])
     assert logs[0].facts == logs[1].facts
     return logs[0].facts

@@ -20,14 +20,14 @@ from paceline.engines.dialect.log_content import (
 )
 
 
-def logged(*index: int, **columns: list[float]) -> LogContent:
+def log_of(*index: int, **columns: list[float]) -> LogContent:
     log = LogContent()
     log.add_steps(np.array(index, np.int64), **{k: np.array(v) for k, v in columns.items()})
     return log
 
 
 def test_a_column_that_comes_late_or_stops_is_unknown_elsewhere():
-    log = logged(1, 2, loss=[5.0, 4.0])
+    log = log_of(1, 2, loss=[5.0, 4.0])
     log.add_steps(np.array([3]), step_time_s=np.array([0.5]))
     log.add_steps(np.array([4]), loss=np.array([3.0]), step_time_s=np.array([0.4]))
     steps = log.steps()
@@ -38,12 +38,12 @@ def test_a_column_that_comes_late_or_stops_is_unknown_elsewhere():
 
 
 def test_step_times_keep_all_their_digits():
-    assert logged(1, 2, step_time_s=[0.1, 0.2]).steps()["step_time_s"].tolist() == [0.1, 0.2]
+    assert log_of(1, 2, step_time_s=[0.1, 0.2]).steps()["step_time_s"].tolist() == [0.1, 0.2]
 
 
 def test_a_step_time_of_zero_or_less_says_nothing():
     times = [0.5, 0.0, -1.0, 1e-30, float("nan"), float("inf")]
-    steps = logged(1, 2, 3, 4, 5, 6, step_time_s=times, loss=[1.0] * 6).steps()
+    steps = log_of(1, 2, 3, 4, 5, 6, step_time_s=times, loss=[1.0] * 6).steps()
 
     np.testing.assert_array_equal(steps["step_time_s"], [0.5, *[np.nan] * 4, np.inf])
 
@@ -51,14 +51,14 @@ def test_a_step_time_of_zero_or_less_says_nothing():
 def test_columns_come_in_the_order_in_which_they_were_given():
     names = ["loss", "mfu", "grad_norm", "tokens", "samples", "busy_time_s", "seq_len"]
 
-    assert list(logged(1, **{name: [1.0] for name in names}).steps().columns) == names
+    assert list(log_of(1, **{name: [1.0] for name in names}).steps().columns) == names
 
 
 def test_a_column_of_another_name_or_length_is_refused():
     with pytest.raises(KeyError, match="speed is no column"):
-        logged(1, speed=[1.0])
+        log_of(1, speed=[1.0])
     with pytest.raises(AssertionError, match="loss"):
-        logged(1, 2, loss=[1.0])
+        log_of(1, 2, loss=[1.0])
 
 
 def test_a_log_without_steps_has_none():
@@ -79,7 +79,7 @@ def test_a_log_without_steps_has_none():
     ],
 )
 def test_what_writers_confuse_is_put_right_and_restarts_stay(printed, used):
-    steps = logged(*printed, loss=list(map(float, printed)), mfu=[0.5] * len(printed)).steps()
+    steps = log_of(*printed, loss=list(map(float, printed)), mfu=[0.5] * len(printed)).steps()
 
     assert steps.index.tolist() == used
     assert steps["loss"].tolist() == list(map(float, used))
@@ -87,28 +87,28 @@ def test_what_writers_confuse_is_put_right_and_restarts_stay(printed, used):
 
 
 def test_the_later_line_of_two_ranks_is_used_and_said_so():
-    log = logged(1, 1, 2, 2, 3, 3, loss=[1, 10, 2, 20, 3, 30], step_time_s=[1, 2, 1, 2, 1, 2])
+    log = log_of(1, 1, 2, 2, 3, 3, loss=[1, 10, 2, 20, 3, 30], step_time_s=[1, 2, 1, 2, 1, 2])
 
     assert log.steps()["loss"].tolist() == [10, 20, 30]
     assert log.remarks == ["several ranks print each step: 3 lines are followed by a later one"]
 
 
 def test_a_bar_that_is_drawn_again_counts_once():
-    log = logged(1, 2, 2, 2, 3, step_time_s=[1, 2, 2, 2, 3])
+    log = log_of(1, 2, 2, 2, 3, step_time_s=[1, 2, 2, 2, 3])
 
     assert log.steps().index.tolist() == [1, 2, 3]
     assert log.remarks == ["2 step lines repeat the one before: left out"]
 
 
 def test_a_restart_is_kept_and_said():
-    log = logged(1, 2, 3, 4, 5, 3, 4, 5, 6)
+    log = log_of(1, 2, 3, 4, 5, 3, 4, 5, 6)
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5, 3, 4, 5, 6]
     assert log.remarks[0].startswith("the step numbers start again, 1 x (a restart")
 
 
 def test_swapped_neighbours_are_said():
-    log = logged(1, 3, 2, 4, 6, 5)
+    log = log_of(1, 3, 2, 4, 6, 5)
     log.steps()
 
     assert log.remarks == ["2 step lines stand before the line of the step before: swapped"]
@@ -116,7 +116,7 @@ def test_swapped_neighbours_are_said():
 
 @given(st.lists(st.integers(0, 9)))
 def test_whatever_the_order_each_row_keeps_its_own_values(printed):
-    steps = logged(*printed, loss=np.arange(len(printed), dtype=float).tolist()).steps()
+    steps = log_of(*printed, loss=np.arange(len(printed), dtype=float).tolist()).steps()
     used = steps.index.tolist()
 
     assert set(used) <= set(printed) and bool(printed) == bool(used)
@@ -125,7 +125,7 @@ def test_whatever_the_order_each_row_keeps_its_own_values(printed):
 
 @given(st.lists(st.integers(0, 9)))
 def test_steps_can_be_asked_for_twice(printed):
-    log = logged(*printed)
+    log = log_of(*printed)
 
     assert log.steps().index.tolist() == log.steps().index.tolist()
 

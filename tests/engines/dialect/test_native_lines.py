@@ -43,7 +43,7 @@ def assert_read_alike(layout: LineLayout, content: bytes) -> None:
     if learnt is None:
         return
     faults = Faults()
-    events = decoded(lines_of(content), faults, whole=True)
+    events = decoded(lines_of(content), faults, ends_whole=True)
     index, columns = columns_of(events)
     assert faults.unread == 0
     np.testing.assert_array_equal(learnt[0], index)
@@ -118,5 +118,5 @@ def test_many_broken_objects_in_one_line_are_given_up_soon():
     faults = Faults()
     line = b'{"step": ' * 100_000
 
-    assert decoded([line], faults, whole=True) == []
+    assert decoded([line], faults, ends_whole=True) == []
     assert faults.unread == 1
