@@ -13,7 +13,7 @@ from paceline.estimate.fit.interval import Z80
 from paceline.estimate.fit.posterior import equal_weights
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import FITTED, PRIORS, SPREADS, Framework
-from paceline.estimate.memory.published import MemoryRow, as_stated
+from paceline.estimate.memory.published import PublishedMemory, as_stated
 from paceline.estimate.model.case import Floats, cases_of
 
 SCALE = 0.07
@@ -24,7 +24,7 @@ SMALLEST_SD = 0.07
 
 
 def fit_memory(
-    rows: Sequence[MemoryRow], priors: Mapping[str, Framework] = PRIORS
+    rows: Sequence[PublishedMemory], priors: Mapping[str, Framework] = PRIORS
 ) -> dict[str, Framework]:
     """Constants by stack, moved from their priors by published rows, where the stack has any.
 
@@ -42,7 +42,7 @@ def fit_memory(
 
 
 def leave_one_source_out(
-    rows: Sequence[MemoryRow], priors: Mapping[str, Framework] = PRIORS
+    rows: Sequence[PublishedMemory], priors: Mapping[str, Framework] = PRIORS
 ) -> list[Mapping[str, Framework]]:
     """For each row the constants of a fit that never saw the row's source."""
     sources = sorted({row.source for row in rows})
@@ -53,7 +53,7 @@ def leave_one_source_out(
     return [fits[row.source] for row in rows]
 
 
-def _fit_stack(rows: list[MemoryRow], prior: Framework) -> Framework:
+def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
     weight = np.sqrt(EVIDENCE_PER_SOURCE * equal_weights([row.source for row in rows]))
     x, stated = (
         cases_of([row.case for row in rows]),

@@ -7,22 +7,22 @@ from typing import Any
 
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.calibration import About
-from paceline.estimate.calibrate.cases import Short
-from paceline.estimate.calibrate.programs import Measured, Rates, Timed
+from paceline.estimate.calibrate.cases import ShortTraining
+from paceline.estimate.calibrate.programs import Measurements, Rates, TimedTraining
 
 
-def short_to_json(short: Short) -> dict[str, Any]:
+def short_to_json(short: ShortTraining) -> dict[str, Any]:
     """A short training, whole: recipes and machines may be others when it is read."""
     spec = short.spec.model_dump(mode="json", exclude_defaults=True)
     return {"recipe": short.recipe, "spec": spec}
 
 
-def short_from_json(kept: Mapping[str, Any]) -> Short:
+def short_from_json(kept: Mapping[str, Any]) -> ShortTraining:
     """What `short_to_json` gave; raises ValueError for anything else."""
-    return Short(kept["recipe"], RunSpec.model_validate(kept["spec"]))
+    return ShortTraining(kept["recipe"], RunSpec.model_validate(kept["spec"]))
 
 
-def to_json(measured: Measured) -> dict[str, Any]:
+def to_json(measured: Measurements) -> dict[str, Any]:
     """Facts, lines of the probes, short trainings with their times."""
     return {
         "about": measured.about.model_dump(mode="json"),
@@ -42,13 +42,13 @@ def to_json(measured: Measured) -> dict[str, Any]:
     }
 
 
-def from_json(kept: Mapping[str, Any]) -> Measured:
+def from_json(kept: Mapping[str, Any]) -> Measurements:
     """What `to_json` gave; raises ValueError for anything else."""
-    return Measured(
+    return Measurements(
         About.model_validate(kept["about"]),
         [Rates(lines) for lines in kept["rates"]],
         [
-            Timed(short_from_json(item), item["seconds"], item["n"], item["spread"])
+            TimedTraining(short_from_json(item), item["seconds"], item["n"], item["spread"])
             for item in kept["timed"]
         ],
     )

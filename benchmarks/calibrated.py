@@ -32,13 +32,13 @@ from paceline.estimate.calibrate.cases import (
     DEFAULTS,
     MORE,
     Axes,
-    Short,
+    ShortTraining,
     recipes_of,
     short_of,
     shorts,
 )
 from paceline.estimate.calibrate.measurement import measure
-from paceline.estimate.calibrate.programs import Measured
+from paceline.estimate.calibrate.programs import Measurements
 from paceline.estimate.calibrate.weighting import case_here, weighed
 from paceline.estimate.fit.interval import bounds, log_sd
 from paceline.estimate.fit.posterior import predict
@@ -76,7 +76,7 @@ def layouts(ranks: int) -> Iterator[Axes]:
     yield {"pp": 2, "micro_batch": 2}
 
 
-def shorts_of(machine: dict[str, Any], dtype: Any, ranks: int, few: bool) -> list[Short]:
+def shorts_of(machine: dict[str, Any], dtype: Any, ranks: int, few: bool) -> list[ShortTraining]:
     """Four layers of both models in those layouts."""
     trainings = [
         short_of(recipe, machine, "cpu", dtype, ranks, MORE, axes, BATCH)
@@ -87,7 +87,7 @@ def shorts_of(machine: dict[str, Any], dtype: Any, ranks: int, few: bool) -> lis
 
 
 def measured(
-    trainings: Sequence[Short], ranks: int, cores: int, passes: int
+    trainings: Sequence[ShortTraining], ranks: int, cores: int, passes: int
 ) -> list[dict[str, Any]]:
     """Seconds of a step of each, the median of its passes; every other pass goes backwards."""
     threads = max(1, cores // ranks)
@@ -99,7 +99,7 @@ def measured(
     return [
         {
             "recipe": training.recipe,
-            "layout": training.told,
+            "layout": training.layout_label,
             "ranks": ranks,
             "threads": threads,
             "step_time_s": float(np.median(times[training.name])),
@@ -110,7 +110,7 @@ def measured(
     ]
 
 
-def predicted(trainings: Sequence[Short], calibration: Calibration) -> list[dict[str, float]]:
+def predicted(trainings: Sequence[ShortTraining], calibration: Calibration) -> list[dict[str, float]]:
     """Seconds and the 80 % interval of each."""
     x, fit = (
         cases_of([case_here(training.spec, calibration) for training in trainings]),
@@ -147,7 +147,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def judged(measurement: Measured, rows: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
+def judged(measurement: Measurements, rows: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
     """The calibration, and the measured rows with their predictions by it; prints the table."""
     calibration = weighed(measurement.about, measurement.rates, measurement.timed)
     predictions = predicted([short_from_json(row) for row in rows], calibration)

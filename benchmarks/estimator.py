@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from _result import Surroundings, keep
 
 from paceline.estimate.fit.baseline import flat_rule_s
-from paceline.estimate.fit.evidence import OUTSIDE, SHIPPED, evidence_of
+from paceline.estimate.fit.evidence import OUTSIDE, SHIPPED, evidence_of_fit
 from paceline.estimate.fit.interval import bounds, log_sd, residual_sd
 from paceline.estimate.fit.posterior import fit, predict
-from paceline.estimate.fit.published import Row, UnmodelledError, read_row
+from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
 from paceline.estimate.model.case import Cases, Floats, cases_of
 from paceline.files.run_folder import write_text
 
@@ -56,9 +56,9 @@ def reference_table() -> Path | None:
     return path if path and path.is_file() else None
 
 
-def read_table(path: Path) -> tuple[list[Row], Counter[str]]:
+def read_table(path: Path) -> tuple[list[PublishedStep], Counter[str]]:
     """The rows that can be modelled, and how many cannot, by reason."""
-    rows: list[Row] = []
+    rows: list[PublishedStep] = []
     left_out: Counter[str] = Counter()
     with path.open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
@@ -107,7 +107,7 @@ def advantage(model: Floats, flat: Floats, seed: int = 1) -> tuple[float, float]
     return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
 
 
-def judged(rows: list[Row], x: Cases, measured: Floats, held: Held) -> dict[str, Any]:
+def judged(rows: list[PublishedStep], x: Cases, measured: Floats, held: Held) -> dict[str, Any]:
     """The figures of all rows and of each source, beside the flat rule's."""
     flat, sources = flat_rule_s(x), np.array([row.source for row in rows])
     error, flat_error = np.abs(held.seconds / measured - 1), np.abs(flat / measured - 1)
@@ -192,7 +192,7 @@ def main() -> int:
         fitted = fit(x, measured, sources)
         residual = residual_sd(x, measured, sources, fitted.centre)
         title = f"{len(rows)} published step times of dense models from {len(set(sources))} sources"
-        evidence = evidence_of(title, fitted, residual, len(rows), len(set(sources)))
+        evidence = evidence_of_fit(title, fitted, residual, len(rows), len(set(sources)))
         folder = Path(__file__).parents[1] / "paceline/estimate/fit"
         write_text(folder / SHIPPED, evidence.model_dump_json(indent=1) + "\n")
     for what in missed(result):

@@ -31,7 +31,13 @@ from paceline.core.result import Result
 from paceline.estimate.fit.published import UnmodelledError
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, Framework
-from paceline.estimate.memory.published import GIB, LAST, MemoryRow, as_stated, read_memory_row
+from paceline.estimate.memory.published import (
+    GIB,
+    LAST,
+    PublishedMemory,
+    as_stated,
+    read_memory_row,
+)
 from paceline.estimate.model.case import Case, Floats, cases_of
 from paceline.estimate.run_case import with_memory
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_value
@@ -58,9 +64,9 @@ GOLDEN = {
 """Columns of published tables by those of the golden table that every row must state."""
 
 
-def read_rows(path: Path) -> tuple[list[MemoryRow], Counter[str]]:
+def read_rows(path: Path) -> tuple[list[PublishedMemory], Counter[str]]:
     """The rows that state memory or ran out, and how many others there are, by reason."""
-    rows: list[MemoryRow] = []
+    rows: list[PublishedMemory] = []
     left_out: Counter[str] = Counter()
     with path.open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
@@ -71,13 +77,13 @@ def read_rows(path: Path) -> tuple[list[MemoryRow], Counter[str]]:
     return rows, left_out
 
 
-def probabilities(rows: list[MemoryRow], frameworks: Mapping[str, Framework]) -> Floats:
+def probabilities(rows: list[PublishedMemory], frameworks: Mapping[str, Framework]) -> Floats:
     """Of running out, for each row's own device."""
     estimate = memory(cases_of([row.case for row in rows]), frameworks)
     return p_oom(estimate, np.array([row.device_bytes for row in rows]))
 
 
-def judged(rows: list[MemoryRow]) -> list[dict[str, Any]]:
+def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
     """Every row with both estimates and both probabilities."""
     shipped, chance = as_stated(rows, FRAMEWORKS), probabilities(rows, FRAMEWORKS)
     others = leave_one_source_out(rows)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _result import Surroundings, keep
 
-from paceline.estimate.estimate import Question
+from paceline.estimate.question import Question
 from paceline.estimate.trace import trace
 
 CLOSE, FEWEST = 0.05, 20

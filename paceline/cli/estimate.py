@@ -15,11 +15,12 @@ from paceline.cli.offers import offer
 from paceline.cli.options import Json, Overrides, RunsDir, Variant
 from paceline.cli.output import TableForm, TableFormat
 from paceline.core.errors import UserError
-from paceline.estimate.estimate import Estimate, Question
-from paceline.estimate.estimate import estimate as estimated
-from paceline.estimate.explanation import Given, beside, explain, measured_run, question_of
+from paceline.estimate.answer import Estimate
+from paceline.estimate.answer import estimate as estimated
+from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import read_evidence
 from paceline.estimate.offers import Against, against, step_time_ratio
+from paceline.estimate.question import Question
 from paceline.estimate.trace import Tracing, trace
 from paceline.files.run_folder import find_run, runs_root
 from paceline.runs.outcome import evaluate
@@ -178,7 +179,7 @@ def _answer(
     """The estimates of a question and of the offers beside it."""
     question = replace(asked, compiled=compiled, **whole)
     questions = [question, *(offer(question, text) for text in compare)]
-    rests_on = [model.evidence_of(evidence, one) for one in questions]
+    rests_on = [model.chosen_evidence(evidence, one) for one in questions]
     found = [estimated(*one) for one in zip(questions, rests_on, strict=True)]
     if measured_s is not None:
         found[0] = beside(found[0], measured_s, "as stated")
@@ -198,7 +199,7 @@ def _of_run(
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
-    question = replace(question_of(run, Given(**given)), **whole)
+    question = replace(question_of(run, RunClaims(**given)), **whole)
     return explain(run, question, read_evidence(evidence) if evidence else None)
 
 

@@ -10,8 +10,8 @@ import typer
 from paceline.cli.output import Column, TableFormat, emit_table
 from paceline.core.errors import SystemFaultError
 from paceline.core.units import count, gib, percent, si
+from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
-from paceline.estimate.estimate import Estimate, Measured
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
 from paceline.estimate.trace import Tracing
@@ -65,7 +65,7 @@ def text(one: Estimate) -> str:
     return "\n".join([*lines, f"  {', '.join(kinds)}"])
 
 
-def _measured_line(one: Measured) -> str:
+def _measured_line(one: MeasuredStep) -> str:
     """What was measured, of what, and how far the estimate is off."""
     of = "" if one.n is None else f", median of {one.n:,} steps"
     spread = "" if one.spread is None else f", spread {percent(one.spread, 1)}"

@@ -9,9 +9,9 @@ from typing import Annotated, cast
 import typer
 
 from paceline.estimate.calibrate.lookup import evidence_for
-from paceline.estimate.estimate import Question
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
 from paceline.estimate.model.case import Stack
+from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
 
 STACKS = ("fused", "torch", "softmax")
@@ -74,7 +74,7 @@ def question(
     )  # fmt: skip
 
 
-def evidence_of(path: Path | None, asked: Question | None = None) -> Evidence:
+def chosen_evidence(path: Path | None, asked: Question | None = None) -> Evidence:
     """The coefficients of a file, of the device asked about where it is calibrated, or the shipped ones.
 
     Raises UserError for a file without any.

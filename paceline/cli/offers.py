@@ -10,7 +10,7 @@ import typer
 
 from paceline.core.errors import UserError
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.estimate import Question
+from paceline.estimate.question import Question
 
 Tokens = Annotated[
     float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 15e12.")

@@ -118,7 +118,7 @@ def rampup(
         recipe, where.device, where.per_node, stack, variant=variant, overrides=overrides,
         per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
     )  # fmt: skip
-    here = setting(question, model.evidence_of(evidence, question))
+    here = setting(question, model.chosen_evidence(evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     wish = Wish(batches, max_nodes, least_efficiency, _numbers("--samples", samples), tokens,
                 every_batch, most_tp)  # fmt: skip

@@ -140,7 +140,7 @@ class _How:
 def _sweep(wanted: Wanted, how: _How) -> int:
 
     root = runs_root(how.runs_dir)
-    planned = new_sweep(wanted, model.evidence_of(how.evidence) if how.evidence else None)
+    planned = new_sweep(wanted, model.chosen_evidence(how.evidence) if how.evidence else None)
     trials = trials_of(planned, root)
     _announce(planned, trials)
     if how.dry_run:

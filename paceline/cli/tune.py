@@ -125,7 +125,7 @@ def tune(
             overrides=overrides, per_node=per_node, intra=intra, inter=inter,
         )  # fmt: skip
         space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
-        print_ranking(rank(question, model.evidence_of(evidence, question), space, top), form)
+        print_ranking(rank(question, model.chosen_evidence(evidence, question), space, top), form)
         return
     if budget is None:
         raise UserError("paceline tune", "has no --budget", allowed=ALLOWED,
@@ -171,7 +171,7 @@ def _per_host(gpus: int, there: Where) -> int:
 def _tune(
     wanted: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
 ) -> int:
-    coefficients = model.evidence_of(evidence) if evidence else None
+    coefficients = model.chosen_evidence(evidence) if evidence else None
     tuning = new_tuning(wanted, coefficients, root, command_line())
     _announce(tuning, headline(tuning))
     if dry_run:

@@ -11,7 +11,7 @@ import typer
 from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
-from paceline.estimate.validation import Score, Validation, read_table, validate_rows
+from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 
 
 def validate(
@@ -36,7 +36,7 @@ def validate(
     """
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
-    found = validate_rows(table.name, chosen, model.evidence_of(evidence))
+    found = validate_rows(table.name, chosen, model.chosen_evidence(evidence))
     form = TableFormat.json if as_json else form
     if form is TableFormat.csv:
         rows = [row.model_dump(mode="json") for row in found.rows]
@@ -53,7 +53,7 @@ def _scores(found: Validation) -> list[dict[str, Any]]:
     return rows + [_row(name, score) for name, score in found.by_source.items()]
 
 
-def _row(name: str, score: Score) -> dict[str, Any]:
+def _row(name: str, score: StepAccuracy) -> dict[str, Any]:
     return {"rows of": name, **score.model_dump(mode="json")}
 
 

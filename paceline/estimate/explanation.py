@@ -1,19 +1,20 @@
-"""Measured steps beside the estimate of the same training: how much of them the time model explains."""
+"""Measured steps beside the estimate of the same training: what the time model explains of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
+from paceline.estimate.answer import Estimate, MeasuredStep, estimate_on
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
-from paceline.estimate.estimate import Estimate, Measured, Question, estimate_on
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Stack
 from paceline.estimate.model.waterfall import to_measured
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import software_of
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe, parse_override
@@ -39,7 +40,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Given:
+class RunClaims:
     """What somebody says of a run, None where nothing; all of it must be so."""
 
     recipe: str | None = None
@@ -58,8 +59,11 @@ def measured_run(report: RunReport) -> MeasuredRun:
     """The run of a report; raises UserError for one without a step time, and for an imported log."""
     result, spec = report.result, report.spec
     if spec is None:
-        raise UserError(f"run {result.run}", "is an imported log, whose settings are not all known",
-                        remedy="--measured-s takes its step time")  # fmt: skip
+        raise UserError(
+            f"run {result.run}",
+            "is an imported log, whose settings are not all known",
+            remedy="--measured-s takes its step time",
+        )
     step, window = result.metrics.get("step_time_s"), result.window
     if result.status != "ok" or step is None or step.value is None or window is None:
         why = f": {result.reason}" if result.reason else ""
@@ -70,58 +74,76 @@ def measured_run(report: RunReport) -> MeasuredRun:
     return MeasuredRun(result.run, spec, step.value, step.n, step.spread, batch)
 
 
-def question_of(run: MeasuredRun, given: Given | None = None) -> Question:
-    """The question that the run answers; links are those given where the run has none.
+def question_of(run: MeasuredRun, claims: RunClaims | None = None) -> Question:
+    """The question that the run answers; links are those claimed where the run has none.
 
-    Raises UserError where something given differs from the run.
+    Raises UserError where a claim differs from the run.
     """
-    given = given or Given()
-    wrong = [f"{name} is {own}, not {said}" for name, own, said in _differences(run, given)]
+    claims = claims or RunClaims()
+    wrong = [
+        f"{name} is {actual}, not {claimed}" for name, actual, claimed in _differences(run, claims)
+    ]
     if wrong:
         raise UserError(
             f"run {run.name}", "; ".join(wrong), remedy="what is left out is as in the run"
         )
     spec, cluster, software = run.spec, run.spec.cluster, software_of(run.spec)
     return Question(
-        spec.recipe, cluster.device, spec.world_size, spec.variant,
+        spec.recipe,
+        cluster.device,
+        spec.world_size,
+        spec.variant,
         devices_per_node=cluster.devices_per_node,
-        intra_link=cluster.intra_link or given.intra, inter_link=cluster.inter_link or given.inter,
-        stack=software.stack if software.native else given.stack or software.stack,
-        compiled=software.compiled or given.compiled, native=software.native,
-    )  # fmt: skip
+        intra_link=cluster.intra_link or claims.intra,
+        inter_link=cluster.inter_link or claims.inter,
+        stack=software.stack if software.native else claims.stack or software.stack,
+        compiled=software.compiled or claims.compiled,
+        native=software.native,
+    )
 
 
-def _differences(run: MeasuredRun, given: Given) -> Iterator[tuple[str, Any, Any]]:
-    """What is given, and what the run has instead."""
+def _differences(run: MeasuredRun, claims: RunClaims) -> Iterator[tuple[str, Any, Any]]:
+    """(field, what the run has, what is claimed instead)."""
     spec, cluster = run.spec, run.spec.cluster
     content, software = spec.model_dump(mode="json"), software_of(spec)
-    native, device = software.native, given.device
+    native, device = software.native, claims.device
     pairs = [
-        ("the recipe", spec.recipe, _recipe_name(spec, given.recipe)),
+        ("the recipe", spec.recipe, _recipe_name(spec, claims.recipe)),
         ("the device", cluster.device, device and catalog.find_device(device).device.name),
-        ("the number of devices", spec.world_size, given.devices),
-        ("the number of devices a node", cluster.devices_per_node, given.per_node),
-        ("the variant", spec.variant, given.variant),
-        ("the link inside a node", cluster.intra_link, given.intra if cluster.intra_link else None),
-        ("the network", cluster.inter_link, given.inter if cluster.inter_link else None),
-        ("the stack", software.stack, given.stack if native else None),
-        ("training.compile", spec.training.compile,
-         "blocks" if given.compiled and native else None),
-    ]  # fmt: skip
-    overrides = [parse_override(text) for text in given.overrides]
+        ("the number of devices", spec.world_size, claims.devices),
+        ("the number of devices a node", cluster.devices_per_node, claims.per_node),
+        ("the variant", spec.variant, claims.variant),
+        (
+            "the link inside a node",
+            cluster.intra_link,
+            claims.intra if cluster.intra_link else None,
+        ),
+        ("the network", cluster.inter_link, claims.inter if cluster.inter_link else None),
+        ("the stack", software.stack, claims.stack if native else None),
+        (
+            "training.compile",
+            spec.training.compile,
+            "blocks" if claims.compiled and native else None,
+        ),
+    ]
+    overrides = [parse_override(text) for text in claims.overrides]
     pairs += [(key, _field(content, key), value) for key, value in overrides]
-    yield from ((name, is_so, said) for name, is_so, said in pairs if said not in (None, is_so))
+    for name, actual, claimed in pairs:
+        if claimed not in (None, actual):
+            yield name, actual, claimed
 
 
 def _recipe_name(spec: RunSpec, recipe: str | None) -> str | None:
-    """The name of a recipe given by name or file; the run's own is known without its file."""
+    """The name of a recipe claimed by name or file; the run's own is known without its file."""
     return recipe if recipe in (None, spec.recipe) else load_recipe(recipe).name
 
 
 def _field(content: Any, key: str) -> Any:
     """The value at a dotted field; None where there is no such field."""
-    for part in key.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
+    for name in key.split("."):
+        if not isinstance(content, dict):
+            return None
+        content = cast(dict[str, Any], content).get(name)
     return content
 
 
@@ -150,11 +172,14 @@ def beside(
     spread: float | None = None,
 ) -> Estimate:
     """An estimate with a step that was measured, and the waterfall led on to that."""
-    measured = Measured(
-        step_time_s=seconds, source=source, n=n, spread=spread,
+    measured = MeasuredStep(
+        step_time_s=seconds,
+        source=source,
+        n=n,
+        spread=spread,
         ratio=seconds / estimate.step_time_s,
         in_interval=estimate.low_s <= seconds <= estimate.high_s,
-    )  # fmt: skip
+    )
     levels = to_measured(estimate.waterfall, estimate.step_time_s, seconds)
     return estimate.model_copy(update={"measured": measured, "waterfall": levels})
 

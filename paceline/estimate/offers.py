@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.estimate.answer import estimates_of_runs
-from paceline.estimate.estimate import Estimate, Question, machine_of, spec_of
+from paceline.estimate.answer import Estimate
+from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.interval import bounds, own_variance, slopes
+from paceline.estimate.question import Question, machine_of, spec_of
 
 
 class Ratio(NamedTuple):

@@ -27,10 +27,15 @@ def estimate_html(
     eyebrow = "an estimate beside a measured step" if measured else "an estimate: nothing ran"
     heads = ("cause", "left of the peak", "FLOP/s a device", "seconds of the step")
     return render_page(
-        "estimate.html.j2", charts, eyebrow=eyebrow, name=one_line(title), setup=[one_line(part) for part in setup],
-        heads=heads, notes=[one_line(note) for note in notes],
+        "estimate.html.j2",
+        charts,
+        eyebrow=eyebrow,
+        name=one_line(title),
+        setup=[one_line(part) for part in setup],
+        heads=heads,
+        notes=[one_line(note) for note in notes],
         offers=[(one_line(name), [_cells(level) for level in levels]) for name, levels in offers],
-    )  # fmt: skip
+    )
 
 
 def _cells(level: WaterfallLevel) -> list[str]:

@@ -54,9 +54,11 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
     layout, training, device = spec.layout, spec.training, machine.device
     if training.dtype == "bf16" and device.has_only_fp16:
         raise UserError(
-            device.name, "does not compute in bf16",
-            allowed=", ".join(device.peaks), remedy="--set training.dtype=fp16",
-        )  # fmt: skip
+            device.name,
+            "does not compute in bf16",
+            allowed=", ".join(device.peaks),
+            remedy="--set training.dtype=fp16",
+        )
     if device.memory_bytes_per_s is None:
         raise UserError(device.name, "has no memory rate in the catalog")
     case = replace(
@@ -124,16 +126,26 @@ def _shape(shape: Shape) -> Case:
     """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head."""
     decoder = isinstance(shape, DecoderShape)
     return Case(
-        layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
-        heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-        vocab=shape.padded_vocab() if decoder else 0.0, seq_len=0,
+        layers=shape.num_layers,
+        hidden=shape.hidden_size,
+        ffn=shape.ffn_size,
+        heads=shape.num_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab=shape.padded_vocab() if decoder else 0.0,
+        seq_len=0,
         gated=decoder and shape.gated_ffn,
         experts=shape.num_experts if decoder else 1,
         experts_per_token=shape.experts_per_token if decoder else 1,
         shared_ffn=shape.shared_ffn_size if decoder else 0,
-        causal=shape.causal, peak_16bit=0, memory_bytes_per_s=0, intra_bytes_per_s=0,
-        inter_bytes_per_s=0, devices=1, global_batch=1,
-    )  # fmt: skip
+        causal=shape.causal,
+        peak_16bit=0,
+        memory_bytes_per_s=0,
+        intra_bytes_per_s=0,
+        inter_bytes_per_s=0,
+        devices=1,
+        global_batch=1,
+    )
 
 
 def with_memory(case: Case, spec: RunSpec) -> Case:

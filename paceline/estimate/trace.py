@@ -8,10 +8,10 @@ from dataclasses import replace
 from paceline.core.run import RunSpec
 from paceline.core.value import Value
 from paceline.engines import native
-from paceline.estimate.estimate import Question, machine_of, spec_of
 from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU, NATIVE_CUDA
 from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.question import Question, machine_of, spec_of
 from paceline.estimate.run_case import case_of
 from paceline.machines.probe.trace import RankTrace, trace_ranks
 
@@ -69,9 +69,11 @@ def trace_spec(spec: RunSpec, case: Case, python: str = sys.executable) -> Traci
         devices=spec.world_size,
         stages=tuple(
             StageTrace(
-                stage=stage, trace=traced,
-                estimated_bytes=float(memory.allocated[0]), estimated_parts=memory.at(0),
+                stage=stage,
+                trace=traced,
+                estimated_bytes=float(memory.allocated[0]),
+                estimated_parts=memory.at(0),
             )
             for stage, traced, memory in zip(stages, traces, needed, strict=True)
         ),
-    )  # fmt: skip
+    )

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
-from paceline.estimate.answer import estimates_of_cases
+from paceline.estimate.estimates import estimates_of_cases
 from paceline.estimate.fit.baseline import flat_rule_s
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.published import Row, UnmodelledError, read_row
-from paceline.estimate.memory.published import MemoryRow, as_stated, read_memory_row
+from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
+from paceline.estimate.memory.published import PublishedMemory, as_stated, read_memory_row
 from paceline.estimate.model.case import Floats, cases_of
 
 NEEDED = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
 """Columns without which no row says anything."""
 
 
-class Score(Value):
+class StepAccuracy(Value):
     """How well step times were predicted; shares are 0-1."""
 
     n: int
@@ -40,7 +40,7 @@ class Score(Value):
     """MAPE of the flat rule: 45 % of the 16-bit peak, 33 % of a narrower one."""
 
 
-class MemoryScore(Value):
+class MemoryAccuracy(Value):
     """How well stated memories were predicted, each as its source states it; shares are 0-1."""
 
     n: int
@@ -76,10 +76,10 @@ class Validation(Value):
 
     table: str
     evidence: str
-    overall: Score
-    by_source: dict[str, Score]
-    by_kind: dict[str, Score]
-    memory: MemoryScore
+    overall: StepAccuracy
+    by_source: dict[str, StepAccuracy]
+    by_kind: dict[str, StepAccuracy]
+    memory: MemoryAccuracy
     rows: tuple[ValidatedRow, ...]
     unmodelled: tuple[Unmodelled, ...]
 
@@ -98,8 +98,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
             if twice:
                 raise UserError(str(path), f"has more than one column {', '.join(twice)}")
             if missing:
-                raise UserError(str(path), f"has no column {', '.join(missing)}",
-                                allowed="the columns of docs/estimate.md")  # fmt: skip
+                raise UserError(
+                    str(path),
+                    f"has no column {', '.join(missing)}",
+                    allowed="the columns of docs/estimate.md",
+                )
             return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(str(path), f"cannot be read as CSV: {error}") from error
@@ -107,7 +110,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidence) -> Validation:
     """Every row that can be modelled with its prediction, the others with their reason."""
-    rows: list[Row] = []
+    rows: list[PublishedStep] = []
     unmodelled: list[Unmodelled] = []
     for number, line in enumerate(lines, start=2):
         try:
@@ -130,56 +133,73 @@ def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidenc
     )
 
 
-def _memory_score(lines: Sequence[dict[str, str]]) -> MemoryScore:
+def _memory_score(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
     """The score of the rows that state a memory (mem_gb) and can be modelled."""
-    rows: list[MemoryRow] = []
+    rows: list[PublishedMemory] = []
     for line in lines:
         with suppress(UnmodelledError, ValueError):
             rows.append(read_memory_row(line))
     rows = [row for row in rows if row.stated_bytes and 0 < row.stated_bytes < inf]
     if not rows:
-        return MemoryScore(n=0, mape=None, median=None, within_10=None)
+        return MemoryAccuracy(n=0, mape=None, median=None, within_10=None)
     missed = np.abs(as_stated(rows) / np.array([row.stated_bytes for row in rows]) - 1)
-    return MemoryScore(
-        n=len(rows), mape=float(missed.mean()), median=float(np.median(missed)),
+    return MemoryAccuracy(
+        n=len(rows),
+        mape=float(missed.mean()),
+        median=float(np.median(missed)),
         within_10=float((missed <= 0.1).mean()),
-    )  # fmt: skip
+    )
 
 
-def _predicted(rows: Sequence[Row], evidence: Evidence) -> tuple[list[ValidatedRow], Floats]:
+def _predicted(
+    rows: Sequence[PublishedStep], evidence: Evidence
+) -> tuple[list[ValidatedRow], Floats]:
     """Rows with their predictions, and the flat rule's."""
     estimates = estimates_of_cases(cases_of([row.case for row in rows]), evidence)
     columns = (estimates.step_time_s, *estimates.interval_s)
     predictions = zip(rows, *(column.tolist() for column in columns), strict=True)
     validated = [
         ValidatedRow(
-            id=row.id, source=row.source, kind=row.kind, measured_s=row.measured_s,
-            predicted_s=seconds, low_s=low, high_s=high, error=seconds / row.measured_s - 1,
+            id=row.id,
+            source=row.source,
+            kind=row.kind,
+            measured_s=row.measured_s,
+            predicted_s=seconds,
+            low_s=low,
+            high_s=high,
+            error=seconds / row.measured_s - 1,
         )
         for row, seconds, low, high in predictions
-    ]  # fmt: skip
+    ]
     return validated, flat_rule_s(estimates.x)
 
 
 def _scores(
     rows: Sequence[ValidatedRow], flat: Floats, names: NDArray[np.str_]
-) -> dict[str, Score]:
+) -> dict[str, StepAccuracy]:
     """The score of each group, the largest first."""
     found, counts = np.unique(names, return_counts=True)
-    scores: dict[str, Score] = {}
+    scores: dict[str, StepAccuracy] = {}
     for name in found[np.argsort(-counts, kind="stable")].tolist():
         own = np.flatnonzero(names == name)
         scores[name] = _score([rows[i] for i in own.tolist()], flat[own])
     return scores
 
 
-def _score(rows: Sequence[ValidatedRow], flat: Floats) -> Score:
+def _score(rows: Sequence[ValidatedRow], flat: Floats) -> StepAccuracy:
     if not rows:
-        return Score(n=0, mape=None, median=None, within_10=None, within_20=None, coverage_80=None,
-                     flat_mape=None)  # fmt: skip
+        return StepAccuracy(
+            n=0,
+            mape=None,
+            median=None,
+            within_10=None,
+            within_20=None,
+            coverage_80=None,
+            flat_mape=None,
+        )
     error = np.array([abs(row.error) for row in rows])
     measured = np.array([row.measured_s for row in rows])
-    return Score(
+    return StepAccuracy(
         n=len(rows),
         mape=float(error.mean()),
         median=float(np.median([abs(log(row.predicted_s / row.measured_s)) for row in rows])),

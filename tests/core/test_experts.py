@@ -11,7 +11,7 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.memory import activation_bytes_per_token
 from paceline.core.shape import DecoderShape, block_parameters, num_parameters
 from paceline.engines.native import settings, unsupported
-from paceline.estimate.estimate import Question, spec_of
+from paceline.estimate.question import Question, spec_of
 from paceline.layouts.search.space import Space, candidates, feasible
 
 # Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9 billion.

@@ -1,103 +1,114 @@
-"""One training on one machine by one evidence has one estimate, whichever verb asks for it."""
+"""A recipe on devices that are not here: its time and what it rests on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from paceline.core.layout import Layout
-from paceline.estimate.answer import estimates_of_layouts, estimates_of_runs
-from paceline.estimate.estimate import Question, estimate, machine_of, spec_of, spec_of_any_layout
+from paceline.core.errors import UserError
+from paceline.estimate.answer import estimate
+from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.layouts.rampup.stages import RampStage, Stretch
-from paceline.layouts.rampup.timing import setting, timed
-from paceline.layouts.search.space import Space
-from paceline.layouts.sweep.prediction import predict
-from paceline.layouts.tune.ranking import rank
+from paceline.estimate.question import Question, machine_of, spec_of, spec_of_any_layout
+from paceline.estimate.run_case import Software, case_of
 
-NATIVE = Question("llama31-8b", "H100-SXM", 64, stack="torch", native=True)
-UNEVEN = replace(NATIVE, recipe="llama31-405b", devices=128)
-"""126 layers in 16 stages: the first and the last have one less."""
-
-
-def laid_out(question: Question, axes: str, batch: int = 128) -> Question:
-    changes = tuple(f"layout.{axis}" for axis in (*axes.split(), "cp=1", "zero_stage=1"))
-    return replace(question, overrides=(*changes, f"training.global_batch={batch}"))
-
-
-QUESTIONS = (
-    laid_out(NATIVE, "tp=4 pp=4 vp=2 micro_batch=1 sequence_parallel=true"),
-    laid_out(NATIVE, "tp=1 pp=8 vp=4 micro_batch=2 recompute=full"),
-    laid_out(UNEVEN, "tp=8 pp=16 vp=8 micro_batch=1 sequence_parallel=true", batch=16),
-    laid_out(UNEVEN, "tp=4 pp=32 vp=4 micro_batch=1 sequence_parallel=true", batch=8),
+LLAMA_70B = Question(
+    "llama31-70b", "H100-SXM", 64, intra_link="NVLink4", inter_link="InfiniBand-NDR"
 )
-SMALL = Space(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
 
 
-@pytest.mark.parametrize("asked", QUESTIONS)
-def test_estimate_tune_sweep_and_ramp_up_say_the_same(asked: Question):
-    spec, alone = spec_of(asked), estimate(asked, shipped())
-    expected = (
-        alone.step_time_s, alone.low_s, alone.high_s, alone.memory_bytes.device_used, alone.p_oom,
-    )  # fmt: skip
-
-    (sweep,) = predict([spec], shipped())
-    assert tuple(sweep.model_dump().values()) == pytest.approx(expected, rel=1e-12)
-
-    ranking = rank(asked, shipped(), SMALL, top=1000)
-    rows = [row for row in ranking.layouts if row.layout == spec.layout]
-    assert rows and ranking.recipe_layout
-    for row in (*rows, ranking.recipe_layout):
-        figures = (row.step_time_s, row.low_s, row.high_s, row.memory_bytes, row.p_oom)
-        assert figures == pytest.approx(expected, rel=1e-12)
-
-    stage = RampStage((Stretch(spec.training.global_batch, None),))
-    nodes = spec.cluster.nodes
-    ramp = timed(setting(asked, shipped()), [spec.layout], stage, nodes).followed()
-    columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
-    assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
+def test_the_published_step_of_the_70b_lies_in_the_interval():
+    found = estimate(LLAMA_70B, shipped())
+    assert found.low_s < 14.72 < found.high_s and found.step_time_s == pytest.approx(
+        14.72, rel=0.05
+    )
+    assert found.mfu == pytest.approx(0.541, rel=0.06)
+    assert sum(found.parts.values()) == pytest.approx(found.step_time_s)
+    assert not found.notes and "published" in found.evidence.title
+    assert (found.evidence.coefficients, found.evidence.links) == ("public prior", "stated")
+    assert found.waterfall[-1].flops_per_s == pytest.approx(found.flops_per_s_per_device)
 
 
-def test_the_closed_form_would_not_have_said_it():
-    asked = QUESTIONS[-2]
-    spec, machine = spec_of(asked), machine_of(asked)
-    closed = estimates_of_layouts(spec, machine, shipped(), [spec.layout], asked.software)
-    assert closed.step_time_s[0] != pytest.approx(closed.followed().step_time_s[0], rel=1e-3)
+@pytest.mark.parametrize(
+    ("recipe", "devices"),
+    [
+        ("llama31-8b", 8), ("llama2-70b-lora", 8), ("flux1-schnell", 64), ("gpt-1b3", 8),
+        ("opt-350m-sft", 8), ("opt-13b-sft", 8),
+    ],
+)  # fmt: skip
+def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
+    found = estimate(Question(recipe, "H100", devices), shipped())
+    assert 0 < found.low_s < found.step_time_s < found.high_s
+    assert found.mfu is not None and 0.05 < found.mfu < 0.75
 
 
-def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
-    gpt = Question("gpt-1b3", "A100-80GB", 64)
-    asked = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
-    alone = estimate(asked, shipped())
-    recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
-    ranked = rank(recipe_has, shipped(), SMALL, top=1000).layouts
-    (row,) = (row for row in ranked if row.layout == spec_of(asked).layout)
-    assert row.memory_bytes == alone.memory_bytes.device_used
-    assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
+def test_adapters_train_faster_than_the_whole_model():
+    spec = spec_of(Question("llama2-70b-lora", "H100", 8))
+    case = case_of(spec, machine_of(LLAMA_70B), Software())
+    assert case.frozen and case.gated and case.layers == 80
 
 
-def test_picked_rows_are_those_of_all():
-    spec, machine = spec_of_any_layout(NATIVE), machine_of(NATIVE)
-    layouts = [Layout(zero_stage=stage, recompute="full") for stage in (0, 1, 2, 3)]
-    every = estimates_of_layouts(spec, machine, shipped(), layouts)
-    picked = every.pick(np.array([3, 1]))
-    assert picked.step_time_s.tolist() == every.step_time_s[[3, 1]].tolist()
-    assert picked.p_oom.tolist() == every.p_oom[[3, 1]].tolist()
-    assert np.allclose(picked.interval_s[0], every.interval_s[0][[3, 1]], rtol=1e-12)
+def test_fp32_is_slower_than_16_bit():
+    whole = estimate(replace(LLAMA_70B, overrides=("training.dtype=fp32",)), shipped())
+    assert whole.mfu is not None and whole.mfu < 1
+    assert whole.step_time_s > 5 * estimate(LLAMA_70B, shipped()).step_time_s
 
 
-def test_the_recipes_own_memory_limit_counts_in_an_estimate():
-    asked = QUESTIONS[0]
-    limit = 0.9 * estimate(asked, shipped()).memory_bytes.allocated
-    held = replace(asked, overrides=(*asked.overrides, f"memory_limit_bytes={limit}"))
-    assert estimate(asked, shipped()).p_oom == pytest.approx(0, abs=1e-3)
-    assert (estimate(held, shipped()).p_oom or 0) > 0.5
+@pytest.mark.parametrize(
+    ("device", "bytes_per_s"),
+    [("A100-PCIe-80GB", 31.5e9), ("H100-PCIe", 63e9), ("H100-SXM", 450e9), ("MI300X", 448e9)],
+)
+def test_usual_links_are_those_of_the_device(device: str, bytes_per_s: float):
+    here = machine_of(Question("llama31-8b", device, 8))
+    assert here.intra_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
 
 
-def test_machines_of_runs_are_their_own():
-    spec, machine = spec_of(QUESTIONS[0]), machine_of(NATIVE)
-    slow = replace(machine, intra_bytes_per_s=machine.intra_bytes_per_s / 4)
-    both = estimates_of_runs([spec, spec], [machine, slow], shipped())
-    assert both.step_time_s[1] > 1.05 * both.step_time_s[0]
+def test_usual_links_are_told():
+    found = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
+    assert any("links inside a node" in note for note in found.notes)
+    assert any("the network is taken" in note for note in found.notes)
+
+
+def test_the_bill_counts_tokens_money_and_failures():
+    question = replace(
+        LLAMA_70B,
+        tokens=15e12,
+        prices=Prices(per_device_hour=2.0),
+        failures=Failures(device_mtbf_h=5e4),
+    )
+    found = estimate(question, shipped()).bill
+    assert found is not None and found.goodput is not None and found.energy_kwh is not None
+    assert found.cost == pytest.approx(2 * found.device_hours)
+    assert found.days == pytest.approx(found.device_hours / 64 / 24)
+
+
+def test_the_automatic_dtype_is_the_one_that_a_run_takes():
+    old, new = (estimate(Question("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100"))
+    assert (old.dtype, new.dtype) == ("fp32", "bf16")
+    assert spec_of_any_layout(Question("tiny-llama", "V100-32GB", 8)).training.dtype == "fp32"
+
+
+def test_a_link_counts_as_stated_only_where_it_can_be():
+    swapped = replace(LLAMA_70B, intra_link="InfiniBand-NDR", inter_link="NVLink4")
+    found = estimate(swapped, shipped())
+    assert found.evidence.links != "stated" and found.evidence.network != "stated"
+    assert any("links inside a node are taken as" in note for note in found.notes)
+    rates = estimate(replace(LLAMA_70B, intra_link="450 GB/s", inter_link="8x400 Gb/s"), shipped())
+    assert (rates.evidence.links, rates.evidence.network) == ("stated", "stated")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "Wonder-9000"}, "is not in the catalog"),
+        ({"device": "cpu"}, "is not calibrated in"),
+        ({"devices": 63}, "is no multiple of 8 a node"),
+        ({"devices": 24}, "does not divide 24 devices"),
+        ({"overrides": ("dtype=nvfp4",)}, "does not compute in nvfp4"),
+        ({"device": "V100-32GB"}, "does not compute in bf16.*training.dtype=fp16"),
+    ],
+)
+def test_what_cannot_be_estimated_says_why(changes: dict[str, object], message: str):
+    with pytest.raises(UserError, match=message):
+        estimate(replace(LLAMA_70B, **changes), shipped())  # type: ignore[arg-type]

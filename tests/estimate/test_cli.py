@@ -191,8 +191,15 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
     found = json.loads(paceline("validate", str(path), "--json").stdout)
     assert set(found["overall"]) >= {"n", "mape", "median", "within_10", "within_20", "coverage_80"}
     assert set(found["rows"][0]) == {
-        "id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error",
-    }  # fmt: skip
+        "id",
+        "source",
+        "kind",
+        "measured_s",
+        "predicted_s",
+        "low_s",
+        "high_s",
+        "error",
+    }
     assert len(found["rows"]) + len(found["unmodelled"]) == len(ROWS)
     text = paceline("validate", str(path), "--where", "source=a")
     assert "median |ln|" in text.stdout and "predicted by" in text.stderr

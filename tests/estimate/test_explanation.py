@@ -12,11 +12,11 @@ from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.schedules import RampUp
+from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.calibrate.calibration import file_of
-from paceline.estimate.estimate import Estimate, Question, estimate, spec_of
 from paceline.estimate.explanation import (
-    Given,
     MeasuredRun,
+    RunClaims,
     beside,
     explain,
     explained,
@@ -26,6 +26,7 @@ from paceline.estimate.explanation import (
 )
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.question import Question, spec_of
 from paceline.files.run_folder import RUN_FILE, write_value
 from paceline.runs.outcome import evaluate
 from tests.example import make_spec
@@ -106,52 +107,55 @@ def test_settings_of_the_run_count_and_not_those_of_its_recipe():
 def test_another_engine_computes_as_it_is_said_to():
     run = gpu_run(engine="megatron")
     assert question_of(run).stack == "fused" and not question_of(run).native
-    softmax = question_of(run, Given(stack="softmax", compiled=True))
+    softmax = question_of(run, RunClaims(stack="softmax", compiled=True))
     assert softmax.stack == "softmax" and softmax.compiled
 
 
 def test_links_are_the_runs_own_or_those_that_are_given():
     bare = gpu_run()
-    slow = question_of(bare, Given(inter="10 GB/s", intra="50 GB/s"))
+    slow = question_of(bare, RunClaims(inter="10 GB/s", intra="50 GB/s"))
     assert (slow.intra_link, slow.inter_link) == ("50 GB/s", "10 GB/s")
     assert explain(bare, slow).step_time_s > explain(bare, question_of(bare)).step_time_s
     linked = bare.spec.cluster.model_copy(update={"intra_link": "NVLink4"})
     run = gpu_run(cluster=linked)
     assert question_of(run).intra_link == "NVLink4"
     with pytest.raises(UserError, match="link inside a node is NVLink4, not NVLink2"):
-        question_of(run, Given(intra="NVLink2"))
+        question_of(run, RunClaims(intra="NVLink2"))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Given(recipe="llama31-70b"), "the recipe is llama31-8b, not llama31-70b"),
-        (Given(device="B200"), "the device is H100-SXM, not B200"),
-        (Given(devices=16), "the number of devices is 8, not 16"),
-        (Given(per_node=4), "a node is 8, not 4"),
-        (Given(variant="x"), "the variant is None, not x"),
-        (Given(overrides=("layout.tp=2",)), "layout.tp is 1, not 2"),
-        (Given(overrides=("seq_len=64", "dtype=fp16")), "is 8192, not 64; training.dtype is bf16"),
-        (Given(stack="softmax"), "the stack is torch, not softmax"),
-        (Given(compiled=True), "training.compile is none"),
+        (RunClaims(recipe="llama31-70b"), "the recipe is llama31-8b, not llama31-70b"),
+        (RunClaims(device="B200"), "the device is H100-SXM, not B200"),
+        (RunClaims(devices=16), "the number of devices is 8, not 16"),
+        (RunClaims(per_node=4), "a node is 8, not 4"),
+        (RunClaims(variant="x"), "the variant is None, not x"),
+        (RunClaims(overrides=("layout.tp=2",)), "layout.tp is 1, not 2"),
+        (
+            RunClaims(overrides=("seq_len=64", "dtype=fp16")),
+            "is 8192, not 64; training.dtype is bf16",
+        ),
+        (RunClaims(stack="softmax"), "the stack is torch, not softmax"),
+        (RunClaims(compiled=True), "training.compile is none"),
     ],
 )
-def test_what_differs_from_the_run_is_refused(given: Given, message: str):
+def test_what_differs_from_the_run_is_refused(given: RunClaims, message: str):
     with pytest.raises(UserError, match=message):
         question_of(gpu_run(), given)
 
 
 def test_what_is_as_in_the_run_may_be_said():
     overrides = ("layout.tp=1", "training.dtype=bf16", "layout.sequence_parallel=false")
-    given = Given("llama31-8b", "h100", 8, 8, None, overrides, stack="torch")
+    given = RunClaims("llama31-8b", "h100", 8, 8, None, overrides, stack="torch")
     assert question_of(gpu_run(), given) == question_of(gpu_run())
 
 
 def test_a_recipe_that_is_no_more_is_known_by_its_name():
     run = gpu_run(recipe="gone")
-    assert question_of(run, Given(recipe="gone")).recipe == "gone"
+    assert question_of(run, RunClaims(recipe="gone")).recipe == "gone"
     with pytest.raises(UserError, match="is unknown"):
-        question_of(run, Given(recipe="gome"))
+        question_of(run, RunClaims(recipe="gome"))
 
 
 def test_the_report_of_a_run_on_a_gpu_leads_from_the_peak_to_its_step(tmp_path: Path):

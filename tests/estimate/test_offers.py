@@ -7,10 +7,11 @@ from math import log
 
 import pytest
 
+from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Prices
-from paceline.estimate.estimate import Question, estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.offers import against, step_time_ratio
+from paceline.estimate.question import Question
 from tests.estimate.test_estimate import LLAMA_70B
 
 

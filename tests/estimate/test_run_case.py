@@ -7,10 +7,10 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.run import Training
 from paceline.core.shape import LoraSpec, num_parameters, trainable_parameters
-from paceline.estimate.estimate import Question, machine_of, spec_of
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import Framework
 from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.question import Question, machine_of, spec_of
 from paceline.estimate.run_case import Software, case_of, cases_of_layouts, with_memory
 from paceline.files.recipe import load_recipe
 from tests.estimate.memory.test_device_memory import LLAMA_8B
@@ -42,11 +42,22 @@ def test_adapters_count_with_the_parameters_that_they_have():
 def test_an_mmdits_whole_weights_are_counted():
     shape = load_recipe("flux1-schnell").model
     blocks = Case(
-        layers=shape.num_layers, hidden=shape.hidden_size, ffn=shape.ffn_size,
-        heads=shape.num_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab=0,
-        seq_len=512, causal=False, peak_16bit=1, memory_bytes_per_s=1, intra_bytes_per_s=1,
-        inter_bytes_per_s=1, devices=1, global_batch=1,
-    )  # fmt: skip
+        layers=shape.num_layers,
+        hidden=shape.hidden_size,
+        ffn=shape.ffn_size,
+        heads=shape.num_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab=0,
+        seq_len=512,
+        causal=False,
+        peak_16bit=1,
+        memory_bytes_per_s=1,
+        intra_bytes_per_s=1,
+        inter_bytes_per_s=1,
+        devices=1,
+        global_batch=1,
+    )
     case = with_memory(blocks, make_spec(model=shape, ranks=1))
     weights = memory(cases_of([case]), PLAIN).weights[0]
     assert weights == pytest.approx(2 * 2 * num_parameters(shape), rel=0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.estimate import Question
+from paceline.estimate.question import Question
 from paceline.estimate.trace import trace
 
 WIDER = ("model.hidden_size=256", "model.ffn_size=1024", "training.dtype=bf16")

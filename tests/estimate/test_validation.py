@@ -27,8 +27,9 @@ def test_every_row_is_scored_or_has_its_reason():
     found = validate_rows("t", ROWS, shipped())
     assert [row.id for row in found.rows] == ["a-1", "a-2", "b-1"]
     assert [(row.id, row.reason[:12]) for row in found.unmodelled] == [
-        ("b-2", "the device i"), ("line 6", "no step time"),
-    ]  # fmt: skip
+        ("b-2", "the device i"),
+        ("line 6", "no step time"),
+    ]
     assert {name: score.n for name, score in found.by_source.items()} == {"a": 2, "b": 1}
     assert {name: score.n for name, score in found.by_kind.items()} == {"dense": 2, "lora": 1}
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.waterfall import to_measured
 from paceline.estimate.page import estimate_html
+from paceline.estimate.question import Question
 from paceline.report.charts import run_charts, save_chart
 from paceline.report.html import render_html
 from paceline.report.theme import EXPORT

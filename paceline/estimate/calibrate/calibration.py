@@ -79,7 +79,7 @@ class Calibration(About):
     """Pairs of which it tells only how they act together."""
     evidence: Evidence
 
-    def told(self) -> Evidence:
+    def labelled_evidence(self) -> Evidence:
         """Its coefficients, entitled by where they were measured as seen from this machine."""
         where: Provenance = "measured here" if self.host == platform.node() else "stored profile"
         title = f"{where}: {self.evidence.title}"
@@ -98,10 +98,12 @@ class Calibration(About):
         share = min(1.0, base.ranks * base.threads / (ranks * max(1, self.cores // ranks)))
         link = base.link_bytes_per_s
         return Placement(
-            ranks=ranks, threads=max(1, self.cores // ranks), flops_per_s=base.flops_per_s * share,
+            ranks=ranks,
+            threads=max(1, self.cores // ranks),
+            flops_per_s=base.flops_per_s * share,
             memory_bytes_per_s=base.memory_bytes_per_s * share,
             link_bytes_per_s=link * share if link else None,
-        )  # fmt: skip
+        )
 
 
 def folder() -> Path:
@@ -121,8 +123,9 @@ def read_calibration(path: Path) -> Calibration:
     try:
         return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(str(path), "holds no calibration",
-                        remedy="`paceline calibrate` writes one") from error  # fmt: skip
+        raise UserError(
+            str(path), "holds no calibration", remedy="`paceline calibrate` writes one"
+        ) from error
 
 
 def find(device: str, dtype: Dtype) -> Calibration | None:
@@ -159,7 +162,13 @@ def cpu_machine(found: Calibration, ranks: int) -> Machine:
         notes.append(f"oversubscribed: {ranks} processes share {found.cores} cores")
     link = rates.link_bytes_per_s or rates.memory_bytes_per_s
     return Machine(
-        device=device, generation="cpu", domain=ranks, devices_per_node=ranks,
-        intra_bytes_per_s=link, inter_bytes_per_s=link, power=1.0, notes=tuple(notes),
+        device=device,
+        generation="cpu",
+        domain=ranks,
+        devices_per_node=ranks,
+        intra_bytes_per_s=link,
+        inter_bytes_per_s=link,
+        power=1.0,
+        notes=tuple(notes),
         crowding=max(1.0, ranks / found.cores),
-    )  # fmt: skip
+    )

@@ -24,14 +24,14 @@ Axes = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Short:
+class ShortTraining:
     """A training of a few steps."""
 
     recipe: str
     spec: RunSpec
 
     @property
-    def told(self) -> str:
+    def layout_label(self) -> str:
         """Its layout in words."""
         layout = self.spec.layout
         words = [layout.label(self.spec.world_size), f"micro-batch {layout.micro_batch}"]
@@ -47,8 +47,9 @@ class Short:
         return f"{self.recipe} {self.spec.model.num_layers} {layout}"
 
 
-def shorts(recipes: Sequence[Recipe], found: dict[str, Any], device: str, dtype: Dtype,
-           ranks: int) -> list[Short]:  # fmt: skip
+def shorts(
+    recipes: Sequence[Recipe], found: dict[str, Any], device: str, dtype: Dtype, ranks: int
+) -> list[ShortTraining]:
     """The short trainings of all recipes on so many ranks, without those that the trainer refuses."""
     some = [
         short
@@ -60,9 +61,15 @@ def shorts(recipes: Sequence[Recipe], found: dict[str, Any], device: str, dtype:
 
 
 def short_of(
-    recipe: Recipe, found: dict[str, Any], device: str, dtype: Dtype, ranks: int, layers: int,
-    axes: Axes, batch: int = BATCH,
-) -> Short | None:  # fmt: skip
+    recipe: Recipe,
+    found: dict[str, Any],
+    device: str,
+    dtype: Dtype,
+    ranks: int,
+    layers: int,
+    axes: Axes,
+    batch: int = BATCH,
+) -> ShortTraining | None:
     """One training of `layers` of the recipe's layers, None where it cannot run."""
     assert isinstance(recipe.model, DecoderShape)
     model = recipe.model.model_copy(update={"num_layers": min(layers, recipe.model.num_layers)})
@@ -77,7 +84,7 @@ def short_of(
         spec = resolve(changed, local_cluster(found, device, None, ranks), dtype == "bf16", None)
     except UserError:
         return None
-    return None if native.unsupported(spec) else Short(recipe.name, spec)
+    return None if native.unsupported(spec) else ShortTraining(recipe.name, spec)
 
 
 def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
@@ -107,8 +114,11 @@ def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
     found = [load_recipe(name) for name in names or DEFAULTS[kind]]
     for recipe in found:
         if not isinstance(recipe.model, DecoderShape):
-            raise UserError(recipe.name, "is no decoder, so there are no short steps of it",
-                            remedy="name another recipe")  # fmt: skip
+            raise UserError(
+                recipe.name,
+                "is no decoder, so there are no short steps of it",
+                remedy="name another recipe",
+            )
     return found
 
 
@@ -126,18 +136,25 @@ def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
 def attention(recipes: Sequence[Recipe]) -> list[tuple[int, int, int, int, int]]:
     """(batch, tokens, heads, key/value heads, width) of every recipe, for one sample and many."""
     return [
-        (batch, recipe.training.seq_len, recipe.model.num_heads, recipe.model.kv_heads,
-         recipe.model.head_dim)
+        (
+            batch,
+            recipe.training.seq_len,
+            recipe.model.num_heads,
+            recipe.model.kv_heads,
+            recipe.model.head_dim,
+        )
         for recipe in recipes
         for batch in (1, BATCH)
-    ]  # fmt: skip
+    ]
 
 
 def _matrices(model: Any) -> list[tuple[int, int]]:
     heads, kv = model.num_heads * model.head_dim, model.kv_heads * model.head_dim
     up = (2 if model.gated_ffn else 1) * model.ffn_size
     return [
-        (heads + 2 * kv, model.hidden_size), (model.hidden_size, heads),
-        (up, model.hidden_size), (model.hidden_size, model.ffn_size),
+        (heads + 2 * kv, model.hidden_size),
+        (model.hidden_size, heads),
+        (up, model.hidden_size),
+        (model.hidden_size, model.ffn_size),
         (model.padded_vocab(), model.hidden_size),
-    ]  # fmt: skip
+    ]

@@ -44,7 +44,7 @@ def calibration_for(
 def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None = None) -> Evidence:
     """The device's own coefficients where it is calibrated in that dtype, else those shipped."""
     calibration = calibration_for(device, dtype, label)
-    return calibration.told() if calibration else shipped()
+    return calibration.labelled_evidence() if calibration else shipped()
 
 
 def machine_for(
@@ -57,9 +57,11 @@ def machine_for(
     """
     if not is_cpu(cluster.device):
         return machine(
-            device or cluster.device, cluster.intra_link, cluster.inter_link,
+            device or cluster.device,
+            cluster.intra_link,
+            cluster.inter_link,
             cluster.devices_per_node,
-        )  # fmt: skip
+        )
     calibration = calibration_for(cluster.device, dtype, cluster.device_label)
     if calibration is None:
         raise UserError(

@@ -13,7 +13,7 @@ from paceline.estimate.calibrate import programs
 from paceline.estimate.calibrate.calibration import About, Calibration
 from paceline.estimate.calibrate.cases import recipes_of, shorts
 from paceline.estimate.calibrate.lookup import automatic_dtype
-from paceline.estimate.calibrate.programs import Measured, Rates, Timed
+from paceline.estimate.calibrate.programs import Measurements, Rates, TimedTraining
 from paceline.estimate.calibrate.weighting import weighed
 from paceline.machines.placement import device_kind, find_device
 from paceline.machines.probe.inventory import inventory, local_cluster
@@ -33,7 +33,7 @@ def calibrate(
 
 def measure(
     names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
-) -> Measured:
+) -> Measurements:
     """Probes and short trainings on 1, 2, 4, ... ranks (or on `ranks`); `tell` is told what happens.
 
     Raises UserError for what is not here, SystemFaultError when a program fails.
@@ -59,10 +59,11 @@ def measure(
     }
     for count, some in trained.items():
         if not some:
-            raise UserError(f"--ranks {count}", "has no short training that divides",
-                            allowed="1, 2, 4, 8")  # fmt: skip
+            raise UserError(
+                f"--ranks {count}", "has no short training that divides", allowed="1, 2, 4, 8"
+            )
     rates: list[Rates] = []
-    timed: list[Timed] = []
+    timed: list[TimedTraining] = []
     for count, some in trained.items():
         threads = local_cluster(found, entry, None, count).threads_per_device
         tell(
@@ -74,11 +75,17 @@ def measure(
         tell(f"{len(some)} short trainings of {programs.STEPS} steps each")
         timed += programs.steps(sys.executable, some, count, threads)
     about = About(
-        device=label, kind="cpu" if kind == "cpu" else "cuda", catalog_device=entry, dtype=chosen, host=platform.node(),
-        date=datetime.now(UTC).isoformat(timespec="seconds"), torch=rates[0].lines[0]["torch"],
-        cores=found["cpu"]["usable_cores"], memory_bytes=found["memory_bytes"],
-    )  # fmt: skip
-    return Measured(about, rates, timed)
+        device=label,
+        kind="cpu" if kind == "cpu" else "cuda",
+        catalog_device=entry,
+        dtype=chosen,
+        host=platform.node(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        torch=rates[0].lines[0]["torch"],
+        cores=found["cpu"]["usable_cores"],
+        memory_bytes=found["memory_bytes"],
+    )
+    return Measurements(about, rates, timed)
 
 
 def _counts(most: int) -> list[int]:

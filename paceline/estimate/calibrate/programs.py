@@ -14,7 +14,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.stats import summarize
 from paceline.engines import native
 from paceline.estimate.calibrate.calibration import About, Placement
-from paceline.estimate.calibrate.cases import Short, attention, products
+from paceline.estimate.calibrate.cases import ShortTraining, attention, products
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.program import probe_lines
 
@@ -54,22 +54,22 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedTraining:
     """A short training and what its steps took."""
 
-    short: Short
+    short: ShortTraining
     seconds: float
     n: int
     spread: float
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """All that was measured of one machine."""
 
     about: About
     rates: Sequence[Rates]
-    timed: Sequence[Timed]
+    timed: Sequence[TimedTraining]
 
 
 def rates(
@@ -77,9 +77,14 @@ def rates(
 ) -> Rates:
     """All probes in `ranks` processes at once; raises SystemFaultError when they fail."""
     question = {
-        "device": kind, "dtype": dtype, "threads": threads, "seconds": RATES_S, "payloads": PAYLOADS[kind],
-        "products": products(recipes), "attention": attention(recipes),
-    }  # fmt: skip
+        "device": kind,
+        "dtype": dtype,
+        "threads": threads,
+        "seconds": RATES_S,
+        "payloads": PAYLOADS[kind],
+        "products": products(recipes),
+        "attention": attention(recipes),
+    }
     return Rates(
         probe_lines(
             python, "programs.calibration", question, ranks=ranks, threads=threads, limit_s=LIMIT_S
@@ -87,7 +92,9 @@ def rates(
     )
 
 
-def steps(python: str, shorts: Sequence[Short], ranks: int, threads: int | None) -> list[Timed]:
+def steps(
+    python: str, shorts: Sequence[ShortTraining], ranks: int, threads: int | None
+) -> list[TimedTraining]:
     """The step times of short trainings, all of so many ranks, one after the other."""
     cases = [
         {"name": short.name, "settings": native.settings(short.spec), "steps": STEPS}
@@ -99,15 +106,19 @@ def steps(python: str, shorts: Sequence[Short], ranks: int, threads: int | None)
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps({"cases": cases}), encoding="utf-8")
         lines = probe_lines(
-            python, "programs.step_times", {"file": str(path)}, ranks=ranks, threads=threads,
+            python,
+            "programs.step_times",
+            {"file": str(path)},
+            ranks=ranks,
+            threads=threads,
             limit_s=LIMIT_S,
-        )  # fmt: skip
+        )
     times = {line["name"]: line["times_s"] for line in lines}
     return [_timed(short, times[short.name]) for short in shorts]
 
 
-def _timed(short: Short, times_s: Sequence[float]) -> Timed:
+def _timed(short: ShortTraining, times_s: Sequence[float]) -> TimedTraining:
     import numpy as np
 
     found = summarize(np.array(times_s[DROPPED:]))
-    return Timed(short, found.median, STEPS - DROPPED, found.relative_spread or 0.0)
+    return TimedTraining(short, found.median, STEPS - DROPPED, found.relative_spread or 0.0)

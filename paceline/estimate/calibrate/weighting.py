@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.hardware import Dtype
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.calibration import About, CalibratedStep, Calibration, cpu_machine
-from paceline.estimate.calibrate.programs import Rates, Timed
+from paceline.estimate.calibrate.programs import Rates, TimedTraining
 from paceline.estimate.fit.evidence import Evidence, shipped
 from paceline.estimate.fit.interval import slopes
 from paceline.estimate.fit.posterior import predict
@@ -31,14 +31,19 @@ def prior(kind: str, dtype: Dtype) -> Evidence:
     return cpu_prior(dtype) if kind == "cpu" else shipped()
 
 
-def weighed(about: About, rates: Sequence[Rates], steps: Sequence[Timed]) -> Calibration:
+def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]) -> Calibration:
     """The calibration: the prior of such devices, moved by probes and steps together."""
     before = prior(about.kind, about.dtype)
     facts = about.model_dump()
     bare = Calibration(
-        **facts, placements=tuple(one.placement for one in rates), probes=0, steps=(),
-        undetermined=(), alike=(), evidence=before,
-    )  # fmt: skip
+        **facts,
+        placements=tuple(one.placement for one in rates),
+        probes=0,
+        steps=(),
+        undetermined=(),
+        alike=(),
+        evidence=before,
+    )
     cases = [case_here(one.short.spec, bare) for one in steps]
     probes = [_probes(one, cases, bare) for one in rates]
     count = sum(one.size for one in probes)
@@ -91,17 +96,24 @@ def _probes(rates: Rates, cases: Sequence[Case], found: Calibration) -> Probes:
             for line in rates.of("attention")
         ],
         copies=[(line["bytes_per_s"], line["spread"]) for line in rates.of("memory")],
-        exchanges=[(line["bytes"], line["latency_s"], line["spread"]) for line in rates.of("collective")],
+        exchanges=[
+            (line["bytes"], line["latency_s"], line["spread"]) for line in rates.of("collective")
+        ],
         latency_s=latency[0]["seconds"] if latency else None,
         exposed=overlap[0]["exposed"] if overlap else None,
-    )  # fmt: skip
+    )
 
 
-def _told(one: Timed, predicted_s: float) -> CalibratedStep:
+def _told(one: TimedTraining, predicted_s: float) -> CalibratedStep:
     spec = one.short.spec
     return CalibratedStep(
-        recipe=one.short.recipe, layers=spec.model.num_layers,
-        layout=one.short.told, ranks=spec.world_size,
-        threads=spec.cluster.threads_per_device or 1, measured_s=one.seconds, n=one.n,
-        spread=one.spread, predicted_s=predicted_s,
-    )  # fmt: skip
+        recipe=one.short.recipe,
+        layers=spec.model.num_layers,
+        layout=one.short.layout_label,
+        ranks=spec.world_size,
+        threads=spec.cluster.threads_per_device or 1,
+        measured_s=one.seconds,
+        n=one.n,
+        spread=one.spread,
+        predicted_s=predicted_s,
+    )

@@ -86,7 +86,7 @@ class Evidence(Value):
         return Fit(centre, covariance)
 
 
-def evidence_of(
+def evidence_of_fit(
     title: str, fit: Fit, residual: dict[str, float], rows: int, sources: int
 ) -> Evidence:
     """A fit as it is stored, with five digits of the medians and three of the covariance."""
@@ -100,8 +100,14 @@ def evidence_of(
     }
     medians = {n: float(f"{np.exp(v):.5g}") for n, v in zip(NAMES, fit.centre, strict=True)}
     residual = {stack: round(OUTSIDE * sd, 4) for stack, sd in residual.items()}
-    return Evidence(title=title, rows=rows, sources=sources, medians=medians,
-                    covariance=covariance, residual_sd=residual)  # fmt: skip
+    return Evidence(
+        title=title,
+        rows=rows,
+        sources=sources,
+        medians=medians,
+        covariance=covariance,
+        residual_sd=residual,
+    )
 
 
 def shipped() -> Evidence:
@@ -118,5 +124,8 @@ def read_evidence(path: Path) -> Evidence:
         own: Any = held.get("evidence", held)
         return Evidence.model_validate(own)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(str(path), "holds no coefficients of the time model",
-                        remedy="`paceline calibrate` writes them") from error  # fmt: skip
+        raise UserError(
+            str(path),
+            "holds no coefficients of the time model",
+            remedy="`paceline calibrate` writes them",
+        ) from error

@@ -103,9 +103,11 @@ def _products(probes: Probes) -> Part:
 
 def _attention(probes: Probes) -> Part:
     cases = [
-        replace(probes.case, micro_batch=batch, seq_len=tokens, heads=heads, kv_heads=kv, head_dim=width)
+        replace(
+            probes.case, micro_batch=batch, seq_len=tokens, heads=heads, kv_heads=kv, head_dim=width
+        )
         for batch, tokens, heads, kv, width, *_ in probes.attention
-    ]  # fmt: skip
+    ]
     x: Cases = cases_of(cases)
     seconds, spreads = np.array(probes.attention, dtype=float)[:, 5:].T
     return lambda c: np.log(block_time(x, c).attention / seconds) / _noise(spreads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.hardware import Dtype
-from paceline.estimate.fit.evidence import Evidence, evidence_of
+from paceline.estimate.fit.evidence import Evidence, evidence_of_fit
 from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.model.block import STACKS
 from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
@@ -60,4 +60,4 @@ def cpu_prior(dtype: Dtype) -> Evidence:
         twice = 2.0 if dtype == "fp32" and name in BY_BYTES else 1.0
         centre[at], width[at] = np.log(twice * median), sd
     residual: dict[str, float] = dict.fromkeys(STACKS, MISSED)
-    return evidence_of(TITLE, Fit(centre, np.diag(width**2)), residual, 0, 0)
+    return evidence_of_fit(TITLE, Fit(centre, np.diag(width**2)), residual, 0, 0)

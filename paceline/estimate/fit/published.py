@@ -63,7 +63,7 @@ class UnmodelledError(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedStep:
     """One published measurement."""
 
     id: str
@@ -74,7 +74,7 @@ class Row:
     memory_gb: float | None
 
 
-def read_row(row: Mapping[str, str]) -> Row:
+def read_row(row: Mapping[str, str]) -> PublishedStep:
     """A row as a case; raises UnmodelledError with one of REASONS.
 
     A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
@@ -94,7 +94,7 @@ def read_row(row: Mapping[str, str]) -> Row:
         raise UnmodelledError(NO_EXPERTS)
     case = _case(row, kind, experts or 1, per_token or 1)
     name, memory = row.get("id", ""), _number(row, "mem_gb")
-    return Row(name, row.get("source", ""), kind, case, measured, memory)
+    return PublishedStep(name, row.get("source", ""), kind, case, measured, memory)
 
 
 def kind_of(row: Mapping[str, str]) -> Kind:
@@ -159,30 +159,50 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
     stack = stack_of(row)
     recompute, attention = row.get("recompute", ""), row.get("attention_impl", "").lower()
     case = Case(
-        layers=layers, hidden=hidden, heads=heads, ffn=ffn,
-        kv_heads=_number(row, "kv_heads") or heads, head_dim=hidden / heads,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        ffn=ffn,
+        kv_heads=_number(row, "kv_heads") or heads,
+        head_dim=hidden / heads,
         vocab=_vocabulary(row, stack, axes["tp"]),
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
-        peak_16bit=here.peak_wide(dtype), peak_narrow=narrow or 0.0,
+        peak_16bit=here.peak_wide(dtype),
+        peak_narrow=narrow or 0.0,
         memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
-        intra_bytes_per_s=here.intra_bytes_per_s, inter_bytes_per_s=here.inter_bytes_per_s,
-        devices=devices, global_batch=batch,
+        intra_bytes_per_s=here.intra_bytes_per_s,
+        inter_bytes_per_s=here.inter_bytes_per_s,
+        devices=devices,
+        global_batch=batch,
         gated=is_gated(row.get("model", ""), ffn / hidden),
-        frozen=kind == "lora", experts=experts, experts_per_token=per_token,
-        pp=1.0 if pp > layers + 2 else pp, micro_batch=_number(row, "mbs") or 1.0,
+        frozen=kind == "lora",
+        experts=experts,
+        experts_per_token=per_token,
+        pp=1.0 if pp > layers + 2 else pp,
+        micro_batch=_number(row, "mbs") or 1.0,
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
-        sequence_parallel=row.get("seq_parallel", "").strip().lower() in ("1", "1.0", "true", "yes"),
+        sequence_parallel=row.get("seq_parallel", "").strip().lower()
+        in ("1", "1.0", "true", "yes"),
         full_recompute=recompute.startswith("full"),
         selective_recompute=recompute.startswith("sel"),
         flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
         compiled="compile" in row.get("notes", ""),
-        generation=here.generation, domain=here.domain, power=here.power,
-        four_bit=dtype == "nvfp4", block_scaled=dtype in ("mxfp8", "nvfp4"), stack=stack, mesh=here.mesh,
-        assumed_intra=here.assumed.intra, assumed_inter=here.assumed.inter,
+        generation=here.generation,
+        domain=here.domain,
+        power=here.power,
+        four_bit=dtype == "nvfp4",
+        block_scaled=dtype in ("mxfp8", "nvfp4"),
+        stack=stack,
+        mesh=here.mesh,
+        assumed_intra=here.assumed.intra,
+        assumed_inter=here.assumed.inter,
         assumed_device=here.assumed.device or emulated,
-        tp=axes["tp"], cp=axes["cp"], vp=axes["vp"], ep=axes["ep"],
+        tp=axes["tp"],
+        cp=axes["cp"],
+        vp=axes["vp"],
+        ep=axes["ep"],
         document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
-    )  # fmt: skip
+    )
     if case.frozen:
         case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
     stated = bool(recompute.strip())

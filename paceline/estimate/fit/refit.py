@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.estimate.fit.evidence import OUTSIDE, Evidence, evidence_of
+from paceline.estimate.fit.evidence import OUTSIDE, Evidence, evidence_of_fit
 from paceline.estimate.fit.interval import Z80, undetermined
 from paceline.estimate.fit.posterior import Fit, moved, predict
 from paceline.estimate.fit.probes import Errors
@@ -45,7 +45,7 @@ def refit(
     x, measured_s = x.pick(usable), measured_s[usable]
     found = moved(prior_of(evidence), x, measured_s, scale, np.ones(x.size), also)
     residual = _residual(evidence, x, measured_s, found.centre)
-    after = evidence_of(title, found, residual, evidence.rows + x.size, evidence.sources + 1)
+    after = evidence_of_fit(title, found, residual, evidence.rows + x.size, evidence.sources + 1)
     counted = {"own_rows": evidence.own_rows + x.size, "provenance": "stored profile"}
     return after.model_copy(update=counted)
 

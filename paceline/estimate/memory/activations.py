@@ -23,8 +23,8 @@ LSE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Made:
-    """Bytes that a step makes."""
+class Activations:
+    """Bytes that the passes of a step make, on one rank."""
 
     kept: Floats
     """For backward passes that have not begun."""
@@ -33,7 +33,7 @@ class Made:
     logits: Floats
 
 
-def made(x: Cases, f: Constants, s: Stage) -> Made:
+def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     """Activations and logits of a rank.
 
     With full recomputation only a block's input is kept, and one block is computed again while the
@@ -48,7 +48,7 @@ def made(x: Cases, f: Constants, s: Stage) -> Made:
     again = x.full_recompute > 0
     block = np.where(x.selective_recompute > 0, selective, whole)
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
-    return Made(
+    return Activations(
         kept=s.alive * np.where(again, inputs, block)
         + _waiting(x, s)
         + _transfers(x, f, s, inputs),

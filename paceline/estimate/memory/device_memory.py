@@ -1,8 +1,8 @@
 """Memory that a training needs on its most loaded device, by part, and whether it fits.
 
-Three totals are told apart: `allocated`, the peak of live tensors; `reserved`, what the allocator took
-from the device for them; `device_used`, what the device has in use, with the driver's context and
-the buffers of collectives. Published memories state one or another of them.
+Three totals are told apart: `allocated`, the peak of live tensors; `reserved`, what the allocator
+took from the device for them; `device_used`, what the device has in use, with the driver's context
+and the buffers of collectives. Published memories state one or another of them.
 
 core/memory.py bounds the same from below for `run` to refuse by; this says what to expect.
 """
@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.estimate.memory.activations import made
 from paceline.estimate.memory.framework import FRAMEWORKS, MIB, Constants, Framework, constants
 from paceline.estimate.memory.stage import stage
 from paceline.estimate.memory.states import states
@@ -58,9 +57,14 @@ class MemoryEstimate:
     def allocated(self) -> Floats:
         """Peak of live tensors."""
         made_and_held = (
-            self.weights + self.gradients + self.optimizer + self.gathered
-            + self.activations + self.logits + self.buffers
-        )  # fmt: skip
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.gathered
+            + self.activations
+            + self.logits
+            + self.buffers
+        )
         return made_and_held - self.not_at_once
 
     @property
@@ -89,8 +93,8 @@ def memory(
 
     That is the first, which keeps the most micro-batches and the embedding, the last with head and
     logits, or the second where both ends have a layer less. `frameworks`: one for all cases, or by
-    stack; `context_bytes` None takes what is usual for the generation. Raises ValueError for a stack
-    without constants.
+    stack; `context_bytes` None takes what is usual for the generation. Raises ValueError for a
+    stack without constants.
     """
     return _largest([rank_memory(x, rank, frameworks, context_bytes) for rank in (0, 1, -1)])
 
@@ -103,9 +107,9 @@ def rank_memory(
 ) -> MemoryEstimate:
     """Bytes of the pipeline rank `rank`, -1 for the last one."""
     f, s = constants(x, frameworks), stage(x, rank)
-    held, new = states(x, f, s), made(x, f, s)
+    held, new = states(x, f, s), activations(x, f, s)
     on_gpu = ~x.has("generation", "cpu")
-    activations = new.kept + new.working + held.copies
+    saved = new.kept + new.working + held.copies
     # One block is worked on after the logits are gone, and freed gradients come as activations go.
     kept = new.kept + held.copies
     beside = np.maximum(new.working, new.logits)
@@ -116,19 +120,27 @@ def rank_memory(
     )
     live = held.weights + held.optimizer + held.gathered + held.buffers + most
     return MemoryEstimate(
-        weights=held.weights, gradients=held.gradients, optimizer=held.optimizer,
-        gathered=held.gathered, activations=activations, logits=new.logits, buffers=held.buffers,
-        not_at_once=np.maximum(0, held.gradients + activations + new.logits - most),
+        weights=held.weights,
+        gradients=held.gradients,
+        optimizer=held.optimizer,
+        gathered=held.gathered,
+        activations=saved,
+        logits=new.logits,
+        buffers=held.buffers,
+        not_at_once=np.maximum(0, held.gradients + saved + new.logits - most),
         fragmentation=on_gpu * f.fragmentation * live,
         context=_context(x, context_bytes) + on_gpu * f.communicator * _groups(x),
         log_sd=f.log_sd,
-    )  # fmt: skip
+    )
 
 
 def p_oom(estimate: MemoryEstimate, limit_bytes: float | Floats) -> Floats:
-    """Probability, 0-1, that a device of `limit_bytes` runs out: log-normal around device_used."""
-    far = np.log(estimate.device_used / limit_bytes) / estimate.log_sd
-    return np.array([0.5 * (1 + erf(z / 2**0.5)) for z in far])
+    """Probability, 0-1, that a device of `limit_bytes` runs out: log-normal around device_used.
+
+    Phi(z) with z = ln(device_used / limit) / sd, Phi the standard normal distribution.
+    """
+    deviations = np.log(estimate.device_used / limit_bytes) / estimate.log_sd
+    return np.array([0.5 * (1 + erf(z / 2**0.5)) for z in deviations])
 
 
 def verdict(probability: float) -> Verdict:
@@ -139,17 +151,20 @@ def verdict(probability: float) -> Verdict:
 
 
 def _largest(ranks: list[MemoryEstimate]) -> MemoryEstimate:
-    used = np.stack([one.device_used for one in ranks])
+    used = np.stack([rank.device_used for rank in ranks])
     most, rows = used.argmax(axis=0), list(range(used.shape[1]))
     parts = {
-        f.name: np.stack([getattr(one, f.name) for one in ranks])[most, rows]
+        f.name: np.stack([getattr(rank, f.name) for rank in ranks])[most, rows]
         for f in fields(MemoryEstimate)
     }
     return MemoryEstimate(**parts)
 
 
 def _frees_gradients(x: Cases, f: Constants) -> Bools:
-    """Where a step of one micro-batch has no gradients in its forward pass: not with DDP's buckets."""
+    """Where a step of one micro-batch has no gradients in its forward pass.
+
+    DDP's buckets hold them all the time; FSDP and a rank alone free them.
+    """
     ranks = replicas(x) * x.cp
     single = x.global_batch <= replicas(x) * x.micro_batch
     return (f.keeps_gradients == 0) & single & ((ranks <= 1) | (x.zero_stage >= 2))
@@ -164,5 +179,5 @@ def _groups(x: Cases) -> Floats:
 def _context(x: Cases, stated: float | Floats | None) -> Floats:
     if stated is not None:
         return np.broadcast_to(np.asarray(stated, dtype=float), x.size)
-    own = [x.has("generation", name) for name in CONTEXT_BYTES]
-    return np.select(own, list(CONTEXT_BYTES.values()), USUAL_CONTEXT_BYTES)
+    generations = [x.has("generation", name) for name in CONTEXT_BYTES]
+    return np.select(generations, list(CONTEXT_BYTES.values()), USUAL_CONTEXT_BYTES)

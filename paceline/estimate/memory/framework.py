@@ -1,11 +1,11 @@
-"""What a training framework keeps in memory: bytes by kind of parameter and activation, and constants.
+"""What a training framework keeps in memory: bytes by kind of parameter and activation.
 
-The formulas are the same for all (memory_states.py, memory_parts.py). What differs is stated here; what no formula
-tells (FITTED) begins at PRIORS and is moved by published memories. The medians in
+The formulas are the same for all (states.py, activations.py). What differs is stated here; what no
+formula tells (FITTED) begins at PRIORS and is moved by published memories. The medians in
 FRAMEWORKS come from these rows, and benchmarks/memory_estimate.py fits them again:
 
-softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study, the
-         104B experiments and the 176B study's chronicles (rows seed4-, bsx- and bs200-)
+softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study,
+         the 104B experiments and the 176B study's chronicles (rows seed4-, bsx- and bs200-)
 fused    Megatron core's functional tests on A100, H100 and GB200, the allocator's largest allocated
          bytes (rows mcgold-)
 torch    torchtitan, the allocator's reserved peak (rows titan-)
@@ -33,12 +33,12 @@ class Framework:
     """How a framework keeps states and activations; sizes in bytes."""
 
     weight: float
-    """Of a trained parameter: 2 where 16-bit weights stand beside fp32 masters, 4 where they are these."""
+    """Of a trained parameter: 2 where 16-bit weights stand beside fp32 masters, else 4."""
     gradient: float
     master: float
     """Of a parameter's fp32 copy in the optimizer, 0 where the weights are it."""
     shards_weights_at: float = 3
-    """The ZeRO stage from which weights are cut; 2 where stage 2 is FSDP that keeps them gathered."""
+    """The ZeRO stage from which weights are cut; 2 for FSDP, whose stage 2 keeps them gathered."""
     keeps_gradients: float = 1
     """0 where gradients are freed before a forward pass, so that a step of one micro-batch never
     holds all of them beside all activations."""
@@ -59,11 +59,11 @@ class Framework:
     keeps_transfers: float = 0
     """1 where what stages hand on is kept until its gradient comes."""
     joins_parts: float = 0
-    """1 where context parallelism keeps attention's output twice: as its kernels leave it, and joined."""
+    """1 where context parallelism keeps attention's output twice: in its parts, and joined."""
     whole_parameters: float = 0
-    """1 where ZeRO-1 spreads parameters as they are, so that one rank has the whole embedding's states."""
+    """1 where ZeRO-1 spreads whole parameters: one rank has all states of the embedding."""
     copies_gradients: float = 0
-    """1 where DDP's buckets stand beside gradients that several micro-batches are summed up in."""
+    """1 where DDP's buckets stand beside the gradients that micro-batches are summed up in."""
     scores: float = 5
     """Of attention's stored scores, per head and pair of tokens, in 16 bit: softmax 2, dropout's mask
     1 and output 2 (Korthikanti et al., arXiv:2205.05198)."""
@@ -138,17 +138,18 @@ FRAMEWORKS: Mapping[str, Framework] = {
         per_shard=0.208, selective_share=0.375, log_sd=0.142,
     ),
 }  # fmt: skip
-"""After the fit. Figures that are not stated here stayed where they were: no row tells them apart."""
+"""After the fit. Figures that are not stated here stayed put: no row tells them apart."""
 _NATIVE = Framework(
     weight=4, gradient=4, master=0, shards_weights_at=2, keeps_gradients=0, ffn_gated=1,
-    gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1, whole_parameters=1, copies_gradients=1, head_weight=6,
+    gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1, whole_parameters=1,
+    copies_gradients=1, head_weight=6,
 )  # fmt: skip
 NATIVE_CPU = replace(
     _NATIVE, wide_norm=2, narrow_norm=1, scores=2 * 0.59, scores_within=1024,
     logits_at_once=40 * MIB, log_sd=0.05,
 )  # fmt: skip
-"""The native trainer on CPUs, where no kernel fuses norms: scores of the blocks up to the diagonal (36
-of 64, or 10 of 16 in short sequences), logits in chunks of 16 MiB of fp32."""
+"""The native trainer on CPUs, where no kernel fuses norms: scores of the blocks up to the diagonal
+(36 of 64, or 10 of 16 in short sequences), logits in chunks of 16 MiB of fp32."""
 NATIVE_CUDA = replace(
     _NATIVE, logits=6, logits_at_once=768 * MIB, fixed=64 * MIB, fragmentation=0.05,
     communicator=300 * MIB,
@@ -157,7 +158,7 @@ NATIVE_CUDA = replace(
 
 
 def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:
-    """What keeps memory on devices of a generation: on a CPU the native trainer, on GPUs each stack.
+    """The constants on a generation of devices: on a CPU the native trainer's, on GPUs each stack's.
 
     `native`: what computes by PyTorch's modules is the native trainer, not FSDP of torchtitan.
     """
@@ -179,7 +180,10 @@ class Constants:
 
 
 def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Constants:
-    """One framework's for all cases, or by each case's stack; raises ValueError for one without any."""
+    """One framework's for all cases, or by each case's stack.
+
+    Raises ValueError for a stack without a framework.
+    """
     if isinstance(frameworks, Framework):
         return Constants(
             {f.name: np.full(x.size, getattr(frameworks, f.name)) for f in fields(Framework)}
@@ -187,8 +191,12 @@ def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Cons
     missing = set(np.unique(x.words["stack"]).tolist()) - set(frameworks)
     if missing:
         raise ValueError(f"no constants for the stack {', '.join(sorted(missing))}")
-    own = [x.has("stack", name) for name in frameworks]
-    return Constants({
-        f.name: np.select(own, [getattr(one, f.name) for one in frameworks.values()])
-        for f in fields(Framework)
-    })  # fmt: skip
+    stacks = [x.has("stack", name) for name in frameworks]
+    return Constants(
+        {
+            f.name: np.select(
+                stacks, [getattr(framework, f.name) for framework in frameworks.values()]
+            )
+            for f in fields(Framework)
+        }
+    )

@@ -37,7 +37,7 @@ RANKS: Mapping[str, int] = {"golden": LAST, "tr3m-1B3": FIRST}
 
 
 @dataclass(frozen=True)
-class MemoryRow:
+class PublishedMemory:
     """One published memory, or one that ran out."""
 
     id: str
@@ -48,7 +48,7 @@ class MemoryRow:
     """None: it ran out of memory."""
 
 
-def read_memory_row(row: Mapping[str, str]) -> MemoryRow:
+def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
     """A row that states memory (mem_gb, in GiB) or ran out; raises UnmodelledError with the reason.
 
     The same gaps as in `read_row` are filled; models without a gate have learned positions and a tied
@@ -68,19 +68,23 @@ def read_memory_row(row: Mapping[str, str]) -> MemoryRow:
         raise UnmodelledError(NO_DEVICE) from error
     named = _SIZE.search(row.get("gpu", ""))
     case = replace(
-        case, tied=not case.gated, positions=0.0 if case.gated else case.seq_len,
+        case,
+        tied=not case.gated,
+        positions=0.0 if case.gated else case.seq_len,
         moment_bytes=1.0 if "bnb" in notes and "w/o bnb" not in notes else 4.0,
         summed_gradient_bytes=4.0 if "fp32 grad accum" in notes else 0.0,
-    )  # fmt: skip
-    return MemoryRow(
-        id=row.get("id", ""), source=row.get("source", "").split(" (via")[0], case=case,
+    )
+    return PublishedMemory(
+        id=row.get("id", ""),
+        source=row.get("source", "").split(" (via")[0],
+        case=case,
         device_bytes=float(named[1]) * 1e9 if named else device.memory_bytes or float("inf"),
         stated_bytes=float(stated) * GIB if stated else None,
-    )  # fmt: skip
+    )
 
 
 def as_stated(
-    rows: Sequence[MemoryRow], frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS
+    rows: Sequence[PublishedMemory], frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS
 ) -> Floats:
     """Estimated bytes of the kind and of the rank that each row states."""
     x = cases_of([row.case for row in rows])

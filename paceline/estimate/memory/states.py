@@ -61,14 +61,17 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
     gradient = f.gradient + x.summed_gradient_bytes
     moments = np.where(c < 4, f.master, 0.0) + 2 * x.moment_bytes
     return States(
-        weights=n.cut(zero >= f.shards_weights_at, weight * n.trained + c * frozen,
-                      weight * n.trained_experts + c * frozen_experts),
+        weights=n.cut(
+            zero >= f.shards_weights_at,
+            weight * n.trained + c * frozen,
+            weight * n.trained_experts + c * frozen_experts,
+        ),
         gradients=n.cut(zero >= 2, gradient * n.trained, gradient * n.trained_experts),
         optimizer=moments * _updated(x, f, s, n),
         gathered=_gathered(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
-    )  # fmt: skip
+    )
 
 
 def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
@@ -77,12 +80,14 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
     ranks = np.where((x.dp_shard > 0) & (x.zero_stage >= 2), x.dp_shard, replicas(x) * x.cp)
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
     return _Counts(
-        blocks, experts, ends,
+        blocks,
+        experts,
+        ends,
         trained=share * blocks + np.where(x.frozen > 0, 0.0, ends),
         trained_experts=share * experts,
         ranks=ranks,
         expert_ranks=np.maximum(1.0, ranks / x.ep),
-    )  # fmt: skip
+    )
 
 
 def _updated(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:

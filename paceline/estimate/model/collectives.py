@@ -30,9 +30,13 @@ def start_s(x: Cases, c: Mapping[str, float]) -> Floats:
 
 
 def all_reduce_s(
-    x: Cases, c: Mapping[str, float], num_bytes: Floats, size: Floats, stride: Floats,
+    x: Cases,
+    c: Mapping[str, float],
+    num_bytes: Floats,
+    size: Floats,
+    stride: Floats,
     starts: float | Floats = 1.0,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """Seconds of an all-reduce among `size` ranks: 2 (n - 1) / n bytes / rate + start x log2 n.
 
     A gather and a scatter in its place move as much, with two starts.

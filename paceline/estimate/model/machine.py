@@ -78,8 +78,11 @@ class Machine:
             return 0.0
         peak = self.device.peak_flops_per_s(dtype)
         if peak is None:
-            raise UserError(self.device.name, f"does not compute in {dtype}",
-                            allowed=", ".join(self.device.peaks))  # fmt: skip
+            raise UserError(
+                self.device.name,
+                f"does not compute in {dtype}",
+                allowed=", ".join(self.device.peaks),
+            )
         return peak
 
 
@@ -93,39 +96,45 @@ def machine(
     generation, with a note.
     """
     match = catalog.find_device(device)
-    found = match.device
-    generation = GENERATIONS.get(found.family, "other")
+    entry = match.device
+    generation = GENERATIONS.get(entry.family, "other")
     stated = _POWER.search(device)
-    power = float(stated[1]) / found.power_w if stated and found.power_w else 1.0
-    domain = RACK.get(found.family, devices_per_node)
-    inside = intra_rate(intra, found, generation)
+    power = float(stated[1]) / entry.power_w if stated and entry.power_w else 1.0
+    domain = RACK.get(entry.family, devices_per_node)
+    inside = intra_rate(intra, entry, generation)
     between = inter_rate(inter, generation, devices_per_node)
     return Machine(
-        device=found,
+        device=entry,
         generation=generation,
         domain=domain,
         devices_per_node=devices_per_node,
         intra_bytes_per_s=inside.bytes_per_s,
         inter_bytes_per_s=between.bytes_per_s,
-        power=_power(found, generation, power),
-        mesh=_meshed(found, generation, devices_per_node),
+        power=_power(entry, generation, power),
+        mesh=_meshed(entry, generation, devices_per_node),
         assumed=Assumed(inside.assumed, between.assumed, not match.exact),
         notes=tuple(note for note in (match.note, inside.note, between.note) if note),
     )
 
 
-def _power(found: Device, generation: Generation, limit: float) -> float:
-    """Watts for a FLOP/s of the peak, over those of the generation's usual device under its limit."""
-    peak = found.peak_flops_per_s("bf16") or found.peak_flops_per_s("fp16")
+def _power(device: Device, generation: Generation, limit: float) -> float:
+    """Watts for a FLOP/s of the peak, over those of the generation's usual device.
+
+    `limit` is the power limit over that of the data sheet.
+    """
+    peak = device.peak_flops_per_s("bf16") or device.peak_flops_per_s("fp16")
     usual = WATTS_PER_TFLOPS.get(generation)
-    if not (peak and found.power_w and usual):
+    if not (peak and device.power_w and usual):
         return min(1.0, limit)
-    return min(MOST_POWER, limit * found.power_w / (peak / 1e12) / usual)
+    return min(MOST_POWER, limit * device.power_w / (peak / 1e12) / usual)
 
 
-def _meshed(found: Device, generation: Generation, per_node: int) -> bool:
-    """NVLink has switches from A100's boards of eight on and in racks; V100s and boards of four none."""
-    if "PCIe" in found.name or found.family in RACK:
+def _meshed(device: Device, generation: Generation, per_node: int) -> bool:
+    """Whether devices are linked one by one, without a switch: V100s, and boards of four.
+
+    NVLink has switches from A100's boards of eight on, and in racks.
+    """
+    if "PCIe" in device.name or device.family in RACK:
         return False
     boards = generation in ("ampere", "hopper") and per_node <= SMALL_BOARD
-    return generation == "volta" or found.family in XGMI or boards
+    return generation == "volta" or device.family in XGMI or boards

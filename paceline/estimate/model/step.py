@@ -106,10 +106,17 @@ def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
     with_head = last * layer + head >= most * layer
     own_head, own_root = (np.where(with_head, part, 0.0) for part in (head, root))
     return Pieces(
-        block, zero, root, head, _stage_exchange(x, c), c["host_microbatch_s"] * x.crowding,
-        layers=np.where(with_head, last, most), own_head=own_head, own_root=own_root,
+        block,
+        zero,
+        root,
+        head,
+        _stage_exchange(x, c),
+        c["host_microbatch_s"] * x.crowding,
+        layers=np.where(with_head, last, most),
+        own_head=own_head,
+        own_root=own_root,
         num_microbatches=num_microbatches(x),
-    )  # fmt: skip
+    )
 
 
 def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:

@@ -61,6 +61,7 @@ def to_measured(
     """
     last, peak = levels[-1], levels[0].flops_per_s
     rate = last.flops_per_s * estimated_s / measured_s
-    rest = WaterfallLevel(name="not explained", flops_per_s=rate, share=rate / peak,
-                 lost_s=measured_s - estimated_s)  # fmt: skip
+    rest = WaterfallLevel(
+        name="not explained", flops_per_s=rate, share=rate / peak, lost_s=measured_s - estimated_s
+    )
     return (*levels, rest, rest.model_copy(update={"name": "measured", "lost_s": 0.0}))

@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.core.errors import UserError
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
-from paceline.estimate.answer import P_OOM_EVEN
+from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.layouts.rampup.plan import (
     RampPlan,
     StagePlan,

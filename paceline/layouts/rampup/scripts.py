@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.core.hardware import Cluster
 from paceline.core.run import Job
-from paceline.estimate.estimate import Question
+from paceline.estimate.question import Question
 from paceline.layouts.rampup.plan import RampPlan, StagePlan
 from paceline.layouts.rampup.timing import Setting
 from paceline.machines.slurm.script import batch_options

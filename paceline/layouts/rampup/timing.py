@@ -12,12 +12,12 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems, native_problems
 from paceline.core.run import RunSpec
-from paceline.estimate.answer import Estimates, estimates_of_layouts
-from paceline.estimate.estimate import Question, machine_of, recipe_of, spec_of_any_layout
+from paceline.estimate.estimates import Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Floats
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.step import StepTime
+from paceline.estimate.question import Question, machine_of, recipe_of, spec_of_any_layout
 from paceline.estimate.run_case import Software
 from paceline.files.recipe import Recipe
 from paceline.layouts.rampup.stages import RampStage

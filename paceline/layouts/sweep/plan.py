@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.estimate.answer import P_OOM_EVEN
+from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.estimate.fit.evidence import Evidence
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.dimensions import Dimension, combinations

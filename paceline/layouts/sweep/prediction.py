@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.units import gib
-from paceline.estimate.answer import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
+from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
 from paceline.layouts.sweep.result import Prediction
 

@@ -14,8 +14,8 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import RunSpec
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
-from paceline.estimate.answer import P_OOM_SURE, estimates_of_layouts
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
+from paceline.estimate.estimates import P_OOM_SURE, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.machine import Machine

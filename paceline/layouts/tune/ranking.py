@@ -12,10 +12,10 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
-from paceline.estimate.answer import P_OOM_EVEN, Estimates, estimates_of_layouts
-from paceline.estimate.estimate import Question, machine_of, spec_of_any_layout
+from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Stack
+from paceline.estimate.question import Question, machine_of, spec_of_any_layout
 from paceline.layouts.search.space import Space, feasible
 
 

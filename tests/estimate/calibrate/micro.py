@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.estimate.calibrate.calibration import About, Calibration
 from paceline.estimate.calibrate.cases import recipes_of, shorts
-from paceline.estimate.calibrate.programs import Rates, Timed
+from paceline.estimate.calibrate.programs import Rates, TimedTraining
 from paceline.estimate.calibrate.weighting import case_here
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.fit.processors import cpu_prior
@@ -69,14 +69,19 @@ def rates(ranks: int) -> Rates:
     return Rates([about | line for line in lines])
 
 
-def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[Timed]:
+def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[TimedTraining]:
     """Short trainings on one and two ranks, `factor` times as slow as a CPU in general, with 2 % of noise."""
     found, draw = inventory(), np.random.default_rng(seed)
     bare = Calibration(
-        **vars(ABOUT), placements=(rates(1).placement, rates(2).placement), probes=0, steps=(),
-        undetermined=(), alike=(), evidence=cpu_prior("fp32"),
-    )  # fmt: skip
+        **vars(ABOUT),
+        placements=(rates(1).placement, rates(2).placement),
+        probes=0,
+        steps=(),
+        undetermined=(),
+        alike=(),
+        evidence=cpu_prior("fp32"),
+    )
     some = [s for n in (1, 2) for s in shorts(recipes(folder), found, "cpu", "fp32", n)]
     x = cases_of([case_here(short.spec, bare) for short in some])
     seconds = factor * predict(x, bare.evidence.fit().centre) * draw.lognormal(0, 0.02, x.size)
-    return [Timed(s, t, 6, 0.02) for s, t in zip(some, seconds.tolist(), strict=True)]
+    return [TimedTraining(s, t, 6, 0.02) for s, t in zip(some, seconds.tolist(), strict=True)]

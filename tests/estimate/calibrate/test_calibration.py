@@ -33,10 +33,22 @@ PLACEMENTS = (
 def calibration(**changes: object) -> Calibration:
     """A processor of two cores."""
     plain = Calibration(
-        device="Some CPU @ 2 GHz", kind="cpu", catalog_device="cpu", dtype="fp32", host=platform.node(),
-        date="2026-01-02T03:04:05+00:00", torch="2.13", cores=2, memory_bytes=8e9, placements=PLACEMENTS,
-        probes=0, steps=(), undetermined=(), alike=(), evidence=cpu_prior("fp32"),
-    )  # fmt: skip
+        device="Some CPU @ 2 GHz",
+        kind="cpu",
+        catalog_device="cpu",
+        dtype="fp32",
+        host=platform.node(),
+        date="2026-01-02T03:04:05+00:00",
+        torch="2.13",
+        cores=2,
+        memory_bytes=8e9,
+        placements=PLACEMENTS,
+        probes=0,
+        steps=(),
+        undetermined=(),
+        alike=(),
+        evidence=cpu_prior("fp32"),
+    )
     return plain.model_copy(update=changes)
 
 
@@ -80,7 +92,7 @@ def test_a_gpu_is_found_by_an_alias_of_the_catalog():
     assert found is not None and found == calibration_for("H100-SXM", "bf16")
     assert calibration_for("H200", "bf16") is None
     # A run's device calls itself by another name than the one that was calibrated.
-    assert evidence_for("H100-SXM", "bf16", "NVIDIA H100 PG520") == found.told()
+    assert evidence_for("H100-SXM", "bf16", "NVIDIA H100 PG520") == found.labelled_evidence()
 
 
 def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):
@@ -93,7 +105,7 @@ def test_a_file_that_is_none_spoils_its_own_device_alone(own_folder: Path):
 
 def test_it_says_whether_it_is_from_here():
     for host, provenance in ((platform.node(), "measured here"), ("elsewhere", "stored profile")):
-        evidence = calibration(host=host).told()
+        evidence = calibration(host=host).labelled_evidence()
         assert evidence.provenance == provenance
         assert evidence.title.startswith(f"{provenance}: ")
 

@@ -29,7 +29,7 @@ def test_every_axis_and_zero_stage_is_timed_on_two_ranks(tmp_path: Path):
 def test_one_rank_is_timed_with_few_and_many_samples_at_once(tmp_path: Path):
     some = shorts(recipes(tmp_path), inventory(), "cpu", "fp32", 1)
     assert {short.spec.layout.micro_batch for short in some} == {1, 8}
-    assert "micro-batch 8" in some[-1].told
+    assert "micro-batch 8" in some[-1].layout_label
 
 
 def test_a_layout_that_cannot_run_is_left_out(tmp_path: Path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.evidence import Evidence, evidence_of, read_evidence, shipped
+from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, read_evidence, shipped
 from paceline.estimate.fit.interval import bounds, log_sd, residual_sd, undetermined
 from paceline.estimate.fit.posterior import fit, predict
 from paceline.estimate.fit.published import (
@@ -146,9 +146,13 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     rng = np.random.default_rng(5)
     truth = CENTRE + WIDTH * rng.normal(size=len(CENTRE)) * 0.7
     cases = [
-        read_row({**ROW, "hidden": str(h), "heads": str(h // 128), "mbs": str(b), "tp": str(t)}).case
-        for h in (1024, 2048, 4096, 8192) for b in (1, 2, 4) for t in (1, 2, 4, 8)
-    ]  # fmt: skip
+        read_row(
+            {**ROW, "hidden": str(h), "heads": str(h // 128), "mbs": str(b), "tp": str(t)}
+        ).case
+        for h in (1024, 2048, 4096, 8192)
+        for b in (1, 2, 4)
+        for t in (1, 2, 4, 8)
+    ]
     x, sources = cases_of(cases), ["a"] * 24 + ["b"] * 24
     measured = predict(x, truth)
     found = fit(x, measured, sources)
@@ -178,7 +182,7 @@ def test_coefficients_survive_their_file(tmp_path: Path):
     measured = predict(x, CENTRE + 0.1)
     found = fit(x, measured, ["a"] * 3)
     residual = residual_sd(x, measured, ["a"] * 3, found.centre)
-    stored = evidence_of("three rows", found, residual, 3, 1)
+    stored = evidence_of_fit("three rows", found, residual, 3, 1)
     path = tmp_path / "coefficients.json"
     path.write_text(stored.model_dump_json())
     again = read_evidence(path)

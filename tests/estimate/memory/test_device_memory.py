@@ -85,9 +85,12 @@ def test_many_cases_in_one_call_are_estimated_as_each_alone(many: list[dict[str,
 
 def test_states_are_eighteen_bytes_a_parameter_until_zero_shards_them():
     ranks = LLAMA_8B.devices
-    for stage, weight, gradient, optimizer in ((0, 2, 4, 12), (1, 2, 4, 12 / ranks),
-                                               (2, 2, 4 / ranks, 12 / ranks),
-                                               (3, 2 / ranks, 4 / ranks, 12 / ranks)):  # fmt: skip
+    for stage, weight, gradient, optimizer in (
+        (0, 2, 4, 12),
+        (1, 2, 4, 12 / ranks),
+        (2, 2, 4 / ranks, 12 / ranks),
+        (3, 2 / ranks, 4 / ranks, 12 / ranks),
+    ):
         found = needed(zero_stage=stage)
         told = [found.weights[0], found.gradients[0], found.optimizer[0]]
         assert told == pytest.approx([n * LLAMA_PARAMETERS for n in (weight, gradient, optimizer)])
@@ -232,17 +235,35 @@ def test_the_native_estimate_is_never_below_what_run_refuses_by(layout: dict[str
     layout |= {"stack": "fused", "frozen": False, "flash": True}
     layout |= {"vp": 1.0} if layout["pp"] == 1 or layout["schedule"] != "1f1b" else {}
     layout |= {"sequence_parallel": layout["sequence_parallel"] and layout["tp"] > 1}
-    recompute = "full" if layout["full_recompute"] else "selective" if layout["selective_recompute"] else "none"  # fmt: skip
+    recompute = (
+        "full"
+        if layout["full_recompute"]
+        else "selective"
+        if layout["selective_recompute"]
+        else "none"
+    )
     shape = DecoderShape(
-        num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_size=14336,
-        vocab_size=128256, gated_ffn=layout["gated"], norm="rmsnorm" if layout["gated"] else "layernorm",
-        positions="rope", bias=not layout["gated"], tied_embeddings=layout["tied"],
-    )  # fmt: skip
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        ffn_size=14336,
+        vocab_size=128256,
+        gated_ffn=layout["gated"],
+        norm="rmsnorm" if layout["gated"] else "layernorm",
+        positions="rope",
+        bias=not layout["gated"],
+        tied_embeddings=layout["tied"],
+    )
     axes: dict[str, Any] = {
         name: int(layout[name]) for name in ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage")
     }
-    used = Layout(**axes, recompute=recompute, sequence_parallel=layout["sequence_parallel"],
-                  schedule=layout["schedule"] if layout["pp"] > 1 else "1f1b")  # fmt: skip
+    used = Layout(
+        **axes,
+        recompute=recompute,
+        sequence_parallel=layout["sequence_parallel"],
+        schedule=layout["schedule"] if layout["pp"] > 1 else "1f1b",
+    )
     layout["devices"], batch = 8.0 * used.model_devices, 16.0 * 8 * used.micro_batch
     bound = memory_per_device(shape, used, 8, T, "bf16", num_microbatches=16)
     found = needed(NATIVE_CUDA, **layout, global_batch=batch)

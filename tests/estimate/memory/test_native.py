@@ -39,11 +39,27 @@ def spec(name: str) -> Any:
 def case(name: str) -> Case:
     layout = LAYOUTS[name]
     plain = Case(
-        layers=4, hidden=128, ffn=384, heads=4, kv_heads=2, head_dim=32, vocab=320, gated=True,
-        seq_len=128, peak_16bit=1, memory_bytes_per_s=1, intra_bytes_per_s=1, inter_bytes_per_s=1,
-        devices=RANKS, global_batch=8, tp=layout.tp, micro_batch=4, zero_stage=layout.zero_stage,
-        sequence_parallel=layout.sequence_parallel, generation="cpu",
-    )  # fmt: skip
+        layers=4,
+        hidden=128,
+        ffn=384,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        vocab=320,
+        gated=True,
+        seq_len=128,
+        peak_16bit=1,
+        memory_bytes_per_s=1,
+        intra_bytes_per_s=1,
+        inter_bytes_per_s=1,
+        devices=RANKS,
+        global_batch=8,
+        tp=layout.tp,
+        micro_batch=4,
+        zero_stage=layout.zero_stage,
+        sequence_parallel=layout.sequence_parallel,
+        generation="cpu",
+    )
     return with_memory(plain, spec(name))
 
 

@@ -14,7 +14,7 @@ from paceline.estimate.memory.published import (
     GIB,
     MORE_STAGES,
     NO_MEMORY,
-    MemoryRow,
+    PublishedMemory,
     as_stated,
     read_memory_row,
 )
@@ -28,14 +28,14 @@ GPT = {
 }  # fmt: skip
 
 
-def read(**changes: str) -> MemoryRow:
+def read(**changes: str) -> PublishedMemory:
     return read_memory_row({**GPT, **changes})
 
 
 @pytest.fixture(scope="module")
-def rows(reference_data: Path) -> list[MemoryRow]:
+def rows(reference_data: Path) -> list[PublishedMemory]:
     """All open rows that state memory or ran out of it."""
-    found: list[MemoryRow] = []
+    found: list[PublishedMemory] = []
     table = reference_data / "references" / "measured_open.csv"
     with table.open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
@@ -88,14 +88,14 @@ def test_each_source_is_met_in_its_own_kind_and_rank():
     assert as_stated([study])[0] < as_stated([megatron])[0]
 
 
-def test_published_memories_are_met_within_five_percent_in_the_middle(rows: list[MemoryRow]):
+def test_published_memories_are_met_within_five_percent_in_the_middle(rows: list[PublishedMemory]):
     own = [row for row in rows if row.stated_bytes]
     stated = np.array([row.stated_bytes for row in own])
     assert len(own) >= 100
     assert np.median(np.abs(as_stated(own) / stated - 1)) <= 0.05
 
 
-def test_the_1b3_study_runs_out_where_it_did_and_its_neighbours_do_not(rows: list[MemoryRow]):
+def test_the_1b3_study_runs_out_where_it_did_and_its_neighbours_do_not(rows: list[PublishedMemory]):
     study = [row for row in rows if "tr3m-1B3" in row.source]
     limits = np.array([row.device_bytes for row in study])
     chances = p_oom(memory(cases_of([row.case for row in study])), limits)

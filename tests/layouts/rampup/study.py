@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from paceline.estimate.estimate import Question
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question
 from paceline.layouts.rampup.plan import RampPlan, Wish, plan_ramp_up
 from paceline.layouts.rampup.timing import Setting, setting
 

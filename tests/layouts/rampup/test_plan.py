@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.estimate import Question
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question
 from paceline.layouts.rampup.plan import Wish, plan_ramp_up, space_of, stages_of
 from paceline.layouts.rampup.stages import doublings
 from paceline.layouts.rampup.timing import setting

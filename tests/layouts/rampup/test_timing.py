@@ -9,8 +9,9 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems, native_problems
 from paceline.core.pipeline import bubble_fraction
-from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question
 from paceline.layouts.rampup.stages import RampStage, Stretch
 from paceline.layouts.rampup.timing import problems, runnable, setting, timed
 from paceline.layouts.search.space import Space

@@ -10,11 +10,12 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
+from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.calibration import Calibration, Placement, file_of
-from paceline.estimate.estimate import Question, estimate, spec_of
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES
 from paceline.estimate.model.machine import machine
+from paceline.estimate.question import Question, spec_of
 from paceline.files.run_folder import write_value
 from paceline.layouts.sweep import prediction
 from paceline.layouts.sweep.prediction import hopeless, predict

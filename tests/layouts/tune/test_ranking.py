@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.answer import P_OOM_EVEN
-from paceline.estimate.estimate import Question, estimate
+from paceline.estimate.answer import estimate
+from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune.ranking import Ranking, rank
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.core.layout import Layout
-from paceline.estimate.answer import estimates_of_layouts
-from paceline.estimate.estimate import Question, machine_of, spec_of_any_layout
+from paceline.estimate.estimates import estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Floats
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import step_time
+from paceline.estimate.question import Question, machine_of, spec_of_any_layout
 from paceline.files.recipe import load_recipe
 from paceline.layouts.search.features import features
 from paceline.layouts.search.space import Space, feasible

@@ -1,0 +1,104 @@
+"""What is asked of an estimate, and the recipe, devices and machine that the question names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
+from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
+from paceline.estimate.costs import Failures, Prices
+from paceline.estimate.model.case import Stack
+from paceline.estimate.model.machine import Machine
+from paceline.estimate.run_case import Software
+from paceline.files import catalog
+from paceline.files.recipe import Recipe, load_recipe, resolve
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be estimated."""
+
+    recipe: str
+    device: str
+    devices: int
+    variant: str | None = None
+    overrides: tuple[str, ...] = ()
+    devices_per_node: int = 8
+    intra_link: str | None = None
+    inter_link: str | None = None
+    stack: Stack = "fused"
+    compiled: bool = False
+    tokens: float | None = None
+    """Length of the whole training; None takes the recipe's."""
+    prices: Prices = field(default_factory=Prices)
+    failures: Failures | None = None
+    native: bool = False
+    """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
+
+    @property
+    def software(self) -> Software:
+        """What computes the training."""
+        return Software(self.stack, self.compiled, self.native)
+
+
+def spec_of(question: Question) -> RunSpec:
+    """The recipe resolved on the devices asked for."""
+    return resolve(recipe_of(question), cluster_of(question), True, question.variant)
+
+
+def recipe_of(question: Question) -> Recipe:
+    """The recipe asked for; `auto` is the dtype that it is estimated in on that device."""
+    recipe = load_recipe(question.recipe, question.variant, question.overrides)
+    if recipe.training.dtype != "auto":
+        return recipe
+    dtype = automatic_dtype(question.device)
+    training = recipe.training.model_copy(update={"dtype": dtype})
+    return recipe.model_copy(update={"training": training})
+
+
+def spec_of_any_layout(question: Question) -> RunSpec:
+    """The recipe on the devices asked for, whether or not its own layout and batch fit there."""
+    recipe, cluster = recipe_of(question), cluster_of(question)
+    batch = recipe.training.batch(cluster.world_size, cluster.nodes)
+    single = recipe.training.model_copy(
+        update={"ramp_up": None, "global_batch": 1, "batch_per_device": None}
+    )
+    plain = recipe.model_copy(update={"layout": Layout(), "training": single})
+    one_device = cluster.model_copy(update={"nodes": 1, "devices_per_node": 1})
+    spec = resolve(plain, one_device, True, question.variant)
+    training = spec.training.model_copy(update={"global_batch": batch})
+    return spec.model_copy(
+        update={"cluster": cluster, "layout": recipe.layout, "training": training}
+    )
+
+
+def cluster_of(question: Question) -> Cluster:
+    """The devices asked for; raises UserError where they do not fill whole nodes."""
+    per_node = min(question.devices_per_node, question.devices)
+    if is_cpu(question.device):
+        per_node = question.devices
+    cluster = Cluster(
+        name="estimate",
+        device=catalog.find_device(question.device).device.name,
+        nodes=ceil(question.devices / per_node),
+        devices_per_node=per_node,
+        intra_link=question.intra_link,
+        inter_link=question.inter_link,
+    )
+    if cluster.world_size != question.devices:
+        raise UserError(
+            f"--gpus {question.devices}",
+            f"is no multiple of {per_node} a node",
+            remedy="--per-node N",
+        )
+    return cluster
+
+
+def machine_of(question: Question) -> Machine:
+    """The devices asked for with their links; raises UserError as `machine_for` does."""
+    dtype = recipe_of(question).training.dtype
+    return machine_for(cluster_of(question), dtype, question.device)

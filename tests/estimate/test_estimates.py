@@ -1,0 +1,108 @@
+"""One training on one machine by one evidence has one estimate, whichever verb asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.estimate.answer import estimate
+from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question, machine_of, spec_of, spec_of_any_layout
+from paceline.layouts.rampup.stages import RampStage, Stretch
+from paceline.layouts.rampup.timing import setting, timed
+from paceline.layouts.search.space import Space
+from paceline.layouts.sweep.prediction import predict
+from paceline.layouts.tune.ranking import rank
+
+NATIVE = Question("llama31-8b", "H100-SXM", 64, stack="torch", native=True)
+UNEVEN = replace(NATIVE, recipe="llama31-405b", devices=128)
+"""126 layers in 16 stages: the first and the last have one less."""
+
+
+def laid_out(question: Question, axes: str, batch: int = 128) -> Question:
+    changes = tuple(f"layout.{axis}" for axis in (*axes.split(), "cp=1", "zero_stage=1"))
+    return replace(question, overrides=(*changes, f"training.global_batch={batch}"))
+
+
+QUESTIONS = (
+    laid_out(NATIVE, "tp=4 pp=4 vp=2 micro_batch=1 sequence_parallel=true"),
+    laid_out(NATIVE, "tp=1 pp=8 vp=4 micro_batch=2 recompute=full"),
+    laid_out(UNEVEN, "tp=8 pp=16 vp=8 micro_batch=1 sequence_parallel=true", batch=16),
+    laid_out(UNEVEN, "tp=4 pp=32 vp=4 micro_batch=1 sequence_parallel=true", batch=8),
+)
+SMALL = Space(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_estimate_tune_sweep_and_ramp_up_say_the_same(asked: Question):
+    spec, alone = spec_of(asked), estimate(asked, shipped())
+    expected = (
+        alone.step_time_s,
+        alone.low_s,
+        alone.high_s,
+        alone.memory_bytes.device_used,
+        alone.p_oom,
+    )
+
+    (sweep,) = predict([spec], shipped())
+    assert tuple(sweep.model_dump().values()) == pytest.approx(expected, rel=1e-12)
+
+    ranking = rank(asked, shipped(), SMALL, top=1000)
+    rows = [row for row in ranking.layouts if row.layout == spec.layout]
+    assert rows and ranking.recipe_layout
+    for row in (*rows, ranking.recipe_layout):
+        figures = (row.step_time_s, row.low_s, row.high_s, row.memory_bytes, row.p_oom)
+        assert figures == pytest.approx(expected, rel=1e-12)
+
+    stage = RampStage((Stretch(spec.training.global_batch, None),))
+    nodes = spec.cluster.nodes
+    ramp = timed(setting(asked, shipped()), [spec.layout], stage, nodes).followed()
+    columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
+    assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_closed_form_would_not_have_said_it():
+    asked = QUESTIONS[-2]
+    spec, machine = spec_of(asked), machine_of(asked)
+    closed = estimates_of_layouts(spec, machine, shipped(), [spec.layout], asked.software)
+    assert closed.step_time_s[0] != pytest.approx(closed.followed().step_time_s[0], rel=1e-3)
+
+
+def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
+    gpt = Question("gpt-1b3", "A100-80GB", 64)
+    asked = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
+    alone = estimate(asked, shipped())
+    recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
+    ranked = rank(recipe_has, shipped(), SMALL, top=1000).layouts
+    (row,) = (row for row in ranked if row.layout == spec_of(asked).layout)
+    assert row.memory_bytes == alone.memory_bytes.device_used
+    assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
+
+
+def test_picked_rows_are_those_of_all():
+    spec, machine = spec_of_any_layout(NATIVE), machine_of(NATIVE)
+    layouts = [Layout(zero_stage=stage, recompute="full") for stage in (0, 1, 2, 3)]
+    every = estimates_of_layouts(spec, machine, shipped(), layouts)
+    picked = every.pick(np.array([3, 1]))
+    assert picked.step_time_s.tolist() == every.step_time_s[[3, 1]].tolist()
+    assert picked.p_oom.tolist() == every.p_oom[[3, 1]].tolist()
+    assert np.allclose(picked.interval_s[0], every.interval_s[0][[3, 1]], rtol=1e-12)
+
+
+def test_the_recipes_own_memory_limit_counts_in_an_estimate():
+    asked = QUESTIONS[0]
+    limit = 0.9 * estimate(asked, shipped()).memory_bytes.allocated
+    held = replace(asked, overrides=(*asked.overrides, f"memory_limit_bytes={limit}"))
+    assert estimate(asked, shipped()).p_oom == pytest.approx(0, abs=1e-3)
+    assert (estimate(held, shipped()).p_oom or 0) > 0.5
+
+
+def test_machines_of_runs_are_their_own():
+    spec, machine = spec_of(QUESTIONS[0]), machine_of(NATIVE)
+    slow = replace(machine, intra_bytes_per_s=machine.intra_bytes_per_s / 4)
+    both = estimates_of_runs([spec, spec], [machine, slow], shipped())
+    assert both.step_time_s[1] > 1.05 * both.step_time_s[0]
