@@ -12,7 +12,7 @@ from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question
-from tests.estimate.test_estimate import LLAMA_70B
+from tests.estimate.test_answer import LLAMA_70B
 
 
 def test_two_offers_share_what_is_uncertain_about_both():

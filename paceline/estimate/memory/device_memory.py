@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from paceline.estimate.memory.activations import activations
 from paceline.estimate.memory.framework import FRAMEWORKS, MIB, Constants, Framework, constants
 from paceline.estimate.memory.stage import stage
 from paceline.estimate.memory.states import states
