@@ -28,8 +28,9 @@ class Failures(Value):
     def best_interval_s(self, devices: float) -> float:
         """Seconds between checkpoints that lose least: sqrt(2 x checkpoint x MTBF of the cluster).
 
-        Where the loss checkpoint / interval + interval / (2 MTBF) is smallest: Young, "A first order
-        approximation to the optimum checkpoint interval", CACM 17 (1974). 0 where one costs nothing.
+        Where the loss checkpoint / interval + interval / (2 MTBF) is smallest: Young, "A first
+        order approximation to the optimum checkpoint interval", CACM 17 (1974). 0 where one costs
+        nothing.
         """
         return sqrt(2 * self.checkpoint_s * self.device_mtbf_h * HOUR_S / devices)
 
@@ -40,8 +41,8 @@ class Failures(Value):
     def goodput(self, devices: float) -> float:
         """Share of the time that trains, 0-1: 1 / (1 + checkpoint / interval + lost / MTBF).
 
-        A failure loses half an interval on average, and the restart. First order in both, so it says
-        little below 0.5.
+        A failure loses half an interval on average, and the restart. First order in both, so it
+        says little below 0.5.
         """
         interval = self.interval_s or self.best_interval_s(devices)
         mtbf = self.device_mtbf_h * HOUR_S / devices

@@ -56,7 +56,7 @@ class RunClaims:
 
 
 def measured_run(report: RunReport) -> MeasuredRun:
-    """The run of a report; raises UserError for one without a step time, and for an imported log."""
+    """The run of a report; raises UserError for one without a step time and for an imported log."""
     result, spec = report.result, report.spec
     if spec is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Offers side by side: what one estimate is of another, with what both share left out of the interval."""
+"""Offers side by side: one estimate over another, what both share left out of the interval."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Against(NamedTuple):
 def against(first: Estimate, offer: Estimate, step_time: Ratio) -> Against:
     """Two estimates side by side; batches and prices are exact, so all have the step's interval."""
     tokens = offer.tokens_per_s * offer.step_time_s / (first.tokens_per_s * first.step_time_s)
-    samples = [round(one.samples_per_s * one.step_time_s) for one in (first, offer)]
-    bills = [one.bill.cost if one.bill else None for one in (first, offer)]
+    samples = [round(each.samples_per_s * each.step_time_s) for each in (first, offer)]
+    bills = [each.bill.cost if each.bill else None for each in (first, offer)]
     cost = None
     if bills[0] and bills[1] is not None:
         cost = step_time.times(bills[1] / bills[0] / step_time.value)
@@ -56,9 +56,9 @@ def step_time_ratio(
 ) -> Ratio:
     """Step time of the second over the first: what both share cancels.
 
-    Coefficients move both, so only the difference of their slopes counts; what the formulas miss, and
-    what nobody states of links and devices, is taken as independent. `other` is the second one's
-    evidence where it has its own: then the coefficients are independent too.
+    Coefficients move both, so only the difference of their slopes counts; what the formulas miss,
+    and what nobody states of links and devices, is taken as independent. `other` is the second
+    one's evidence where it has its own: then the coefficients are independent too.
     """
     evidences = (evidence, other or evidence)
     estimates = [
@@ -66,12 +66,12 @@ def step_time_ratio(
         for question, by in zip((first, second), evidences, strict=True)
     ]
     fits = [by.fit() for by in evidences]
-    slope = [slopes(one.x, fit.centre) for one, fit in zip(estimates, fits, strict=True)]
+    slope = [slopes(rows.x, fit.centre) for rows, fit in zip(estimates, fits, strict=True)]
     moved = [slope[1] - slope[0]] if evidences[0] == evidences[1] else slope
     shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(moved, fits, strict=False))
     apart = sum(
-        own_variance(one.x, s, one.evidence.residual_sd)[0]
-        for one, s in zip(estimates, slope, strict=True)
+        own_variance(rows.x, s, rows.evidence.residual_sd)[0]
+        for rows, s in zip(estimates, slope, strict=True)
     )
     sd = float(np.sqrt(shared + apart))
     value = float(estimates[1].step_time_s[0] / estimates[0].step_time_s[0])

@@ -1,4 +1,4 @@
-"""The page of an estimate, or of several offers: charts from the peak down, tables, what it rests on."""
+"""The page of an estimate or of several offers: charts from the peak down, tables, sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def estimate_html(
     offers: Sequence[tuple[str, Sequence[WaterfallLevel]]],
     notes: Sequence[str],
 ) -> str:
-    """The page of one estimate or of several offers, each with a chart and a table; loads nothing."""
+    """The page of one estimate or of several offers, each with chart and table; loads nothing."""
     charts = {
         f"waterfall-{number}": waterfall_chart(levels, ON_PAGE)
         for number, (_, levels) in enumerate(offers, start=1)

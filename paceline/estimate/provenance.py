@@ -28,11 +28,11 @@ class Basis(Value):
     """What a framework keeps in memory."""
 
 
-def basis_of(evidence: Evidence, here: Machine, links: str | None, network: str | None) -> Basis:
+def basis_of(evidence: Evidence, machine: Machine, links: str | None, network: str | None) -> Basis:
     """The basis of one estimate; `links` and `network` are the names that were given."""
-    links_are: Kind = "assumed" if here.assumed.intra else "data sheet"
-    network_is: Kind = "assumed" if here.assumed.inter else "data sheet"
-    on_cpu = here.generation == "cpu"
+    links_are: Kind = "assumed" if machine.assumed.intra else "data sheet"
+    network_is: Kind = "assumed" if machine.assumed.inter else "data sheet"
+    on_cpu = machine.generation == "cpu"
     rates: Kind = evidence.provenance if on_cpu else "data sheet"
     return Basis(
         title=evidence.title,
@@ -46,7 +46,7 @@ def basis_of(evidence: Evidence, here: Machine, links: str | None, network: str 
 
 
 def _link(kind: Kind, name: str | None, where: Literal["intra", "inter"]) -> Kind:
-    """A name counts where it says what link is there: not a network inside a node, or the reverse."""
+    """A name counts where it says what link is there: no network inside a node, nor the reverse."""
     if not name or kind == "assumed":
         return kind
     try:

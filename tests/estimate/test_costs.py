@@ -1,4 +1,4 @@
-"""Days, money, energy and goodput: each follows from its formula, and what is unknown stays unknown."""
+"""Days, money, energy, goodput: each follows from its formula; what is unknown stays unknown."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_no_interval_beats_youngs_and_goodput_is_a_share(
 def test_youngs_interval_is_where_saving_and_losing_cost_the_same(
     failures: Failures, devices: int, factor: float
 ):
-    """The loss C/i + i/(2 MTBF) at `factor` times the best is (factor + 1/factor)/2 of the least one."""
+    """The loss C/i + i/(2 MTBF) at `factor` x the best is (factor + 1/factor)/2 of the least."""
 
     def loss(interval: float) -> float:
         known = failures.model_copy(update={"interval_s": interval, "restart_s": 0.0})

@@ -1,4 +1,4 @@
-"""A measured step beside the estimate of the same training: it adds up, and what differs is refused."""
+"""A measured step beside the estimate of the same training: it adds up; what differs is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `paceline calibrate` leaves on a machine: its rates, its steps, and coefficients moved by them."""
+"""What `paceline calibrate` leaves on a machine: rates, steps, and coefficients moved by them."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Calibration(About):
 
         More than were measured share what the most of them had.
         """
-        known = {one.ranks: one for one in self.placements}
-        if ranks in known:
-            return known[ranks]
-        fewer = [one for one in known if one < ranks]
-        base = known[max(fewer) if fewer else min(known)]
+        measured = {placement.ranks: placement for placement in self.placements}
+        if ranks in measured:
+            return measured[ranks]
+        fewer = [count for count in measured if count < ranks]
+        base = measured[max(fewer) if fewer else min(measured)]
         share = min(1.0, base.ranks * base.threads / (ranks * max(1, self.cores // ranks)))
         link = base.link_bytes_per_s
         return Placement(
@@ -107,7 +107,7 @@ class Calibration(About):
 
 
 def folder() -> Path:
-    """Where a user's calibrations lie: $XDG_DATA_HOME/paceline/calibrations, else below ~/.local/share."""
+    """Where a user's calibrations lie: in $XDG_DATA_HOME, which is ~/.local/share by default."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "paceline" / "calibrations"
 
@@ -131,35 +131,44 @@ def read_calibration(path: Path) -> Calibration:
 def find(device: str, dtype: Dtype) -> Calibration | None:
     """The calibration of a device, by its own or its catalog name, in a dtype; None without one.
 
-    Of several with one catalog name that of this machine, else the newest. Raises UserError where the
-    device's own file holds none; other files that hold none are passed over.
+    Of several with one catalog name that of this machine, else the newest. Raises UserError where
+    the device's own file holds none; other files that hold none are passed over.
     """
     path = file_of(device, dtype)
     if path.is_file():
         return read_calibration(path)
-    some: list[Calibration] = []
+    stored: list[Calibration] = []
     for path in sorted(folder().glob(f"*-{dtype}.json")):
         with suppress(UserError):
-            some.append(read_calibration(path))
-    alike = [one for one in some if one.catalog_device == device and one.kind == "cuda"]
-    return max(alike, key=lambda one: (one.host == platform.node(), one.date), default=None)
+            stored.append(read_calibration(path))
+    same_device = [
+        calibration
+        for calibration in stored
+        if calibration.catalog_device == device and calibration.kind == "cuda"
+    ]
+    return max(
+        same_device,
+        key=lambda calibration: (calibration.host == platform.node(), calibration.date),
+        default=None,
+    )
 
 
-def cpu_machine(found: Calibration, ranks: int) -> Machine:
+def cpu_machine(calibration: Calibration, ranks: int) -> Machine:
     """This machine's processor as `ranks` processes see it: each its share of rates and memory."""
-    rates = found.placement(ranks)
+    rates = calibration.placement(ranks)
     entry = catalog.find_device("cpu").device
-    source = f"measured on {found.host}, {found.date}"
+    source = f"measured on {calibration.host}, {calibration.date}"
     device = entry.model_copy(
         update={
-            "peaks": {found.dtype: Peak(flops_per_s=rates.flops_per_s, source=source)},
-            "memory_bytes": found.memory_bytes / ranks,
+            "peaks": {calibration.dtype: Peak(flops_per_s=rates.flops_per_s, source=source)},
+            "memory_bytes": calibration.memory_bytes / ranks,
             "memory_bytes_per_s": rates.memory_bytes_per_s,
         }
     )
-    notes = [f"{ranks} x {rates.threads} threads on {found.cores} cores of {found.device}"]
-    if ranks > found.cores:
-        notes.append(f"oversubscribed: {ranks} processes share {found.cores} cores")
+    cores = calibration.cores
+    notes = [f"{ranks} x {rates.threads} threads on {cores} cores of {calibration.device}"]
+    if ranks > cores:
+        notes.append(f"oversubscribed: {ranks} processes share {cores} cores")
     link = rates.link_bytes_per_s or rates.memory_bytes_per_s
     return Machine(
         device=device,
@@ -170,5 +179,5 @@ def cpu_machine(found: Calibration, ranks: int) -> Machine:
         inter_bytes_per_s=link,
         power=1.0,
         notes=tuple(notes),
-        crowding=max(1.0, ranks / found.cores),
+        crowding=max(1.0, ranks / cores),
     )

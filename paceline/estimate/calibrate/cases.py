@@ -48,21 +48,26 @@ class ShortTraining:
 
 
 def shorts(
-    recipes: Sequence[Recipe], found: dict[str, Any], device: str, dtype: Dtype, ranks: int
+    recipes: Sequence[Recipe],
+    machine_inventory: dict[str, Any],
+    device: str,
+    dtype: Dtype,
+    ranks: int,
 ) -> list[ShortTraining]:
-    """The short trainings of all recipes on so many ranks, without those that the trainer refuses."""
-    some = [
+    """The short trainings of all recipes on so many ranks, if the trainer takes them."""
+    trainings = [
         short
         for recipe in recipes
         for layers, axes in _layouts(ranks)
-        if (short := short_of(recipe, found, device, dtype, ranks, layers, axes)) is not None
+        if (short := short_of(recipe, machine_inventory, device, dtype, ranks, layers, axes))
+        is not None
     ]
-    return list({short.name: short for short in some}.values())
+    return list({short.name: short for short in trainings}.values())
 
 
 def short_of(
     recipe: Recipe,
-    found: dict[str, Any],
+    machine_inventory: dict[str, Any],
     device: str,
     dtype: Dtype,
     ranks: int,
@@ -81,7 +86,9 @@ def short_of(
         update={"model": model, "training": training, "data": data, "layout": Layout(**axes)}
     )
     try:
-        spec = resolve(changed, local_cluster(found, device, None, ranks), dtype == "bf16", None)
+        spec = resolve(
+            changed, local_cluster(machine_inventory, device, None, ranks), dtype == "bf16", None
+        )
     except UserError:
         return None
     return None if native.unsupported(spec) else ShortTraining(recipe.name, spec)
@@ -111,26 +118,29 @@ def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
 
 def recipes_of(names: Sequence[str], kind: str) -> list[Recipe]:
     """The recipes to calibrate with; raises UserError for one that is no decoder."""
-    found = [load_recipe(name) for name in names or DEFAULTS[kind]]
-    for recipe in found:
+    recipes = [load_recipe(name) for name in names or DEFAULTS[kind]]
+    for recipe in recipes:
         if not isinstance(recipe.model, DecoderShape):
             raise UserError(
                 recipe.name,
                 "is no decoder, so there are no short steps of it",
                 remedy="name another recipe",
             )
-    return found
+    return recipes
 
 
 def products(recipes: Sequence[Recipe]) -> list[tuple[int, int, int]]:
-    """(tokens, outputs, inputs) of every different product of a block and of the head, for few tokens and many."""
-    found = [
+    """(tokens, outputs, inputs) of every different product of a block and of the head.
+
+    Each for one sample's tokens and for a whole batch's.
+    """
+    sizes = [
         (tokens, n, k)
         for recipe in recipes
         for tokens in (recipe.training.seq_len, BATCH * recipe.training.seq_len)
         for n, k in _matrices(recipe.model)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sizes))
 
 
 def attention(recipes: Sequence[Recipe]) -> list[tuple[int, int, int, int, int]]:

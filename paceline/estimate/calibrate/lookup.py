@@ -14,7 +14,7 @@ from paceline.machines.probe.inventory import cpu
 
 
 def automatic_dtype(device: str) -> Dtype:
-    """What `dtype: auto` is estimated in, which is what it trains in: bf16, or fp32 where that is foreign."""
+    """What `dtype: auto` is estimated and trained in: bf16, or fp32 where devices have no bf16."""
     if is_cpu(device):
         return "bf16" if cpu()["native_bf16"] else "fp32"
     return "fp32" if catalog.find_device(device).device.has_only_fp16 else "bf16"
@@ -37,8 +37,8 @@ def calibration_for(
     if is_cpu(device):
         label = label or cpu()["model"]
     names = [label, device, catalog.find_device(device).device.name]
-    found = (find(name, dtype) for name in dict.fromkeys(names) if name)
-    return next((calibration for calibration in found if calibration), None)
+    calibrations = (find(name, dtype) for name in dict.fromkeys(names) if name)
+    return next((calibration for calibration in calibrations if calibration), None)
 
 
 def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None = None) -> Evidence:

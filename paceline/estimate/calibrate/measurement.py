@@ -26,70 +26,70 @@ def calibrate(
     names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
 ) -> Calibration:
     """Measure on 1, 2, 4, ... ranks (or on `ranks`) and weigh it; raises as `measure` does."""
-    found = measure(names, device, dtype, tell, ranks)
+    measurements = measure(names, device, dtype, tell, ranks)
     tell("weighing")
-    return weighed(found.about, found.rates, found.timed)
+    return weighed(measurements.about, measurements.rates, measurements.timed)
 
 
 def measure(
     names: Sequence[str], device: str, dtype: Dtype | None, tell: Tell, ranks: Sequence[int] = ()
 ) -> Measurements:
-    """Probes and short trainings on 1, 2, 4, ... ranks (or on `ranks`); `tell` is told what happens.
+    """Probes and short trainings on 1, 2, 4, ... ranks (or on `ranks`); `tell` hears what happens.
 
     Raises UserError for what is not here, SystemFaultError when a program fails.
     """
-    found = inventory()
-    kind, notices = device_kind(device, found)
+    machine = inventory()
+    kind, notices = device_kind(device, machine)
     for notice in notices:
         tell(notice)
     recipes = recipes_of(names, kind)
-    most = found["cpu"]["usable_cores"] if kind == "cpu" else len(found["gpus"])
-    label = found["cpu"]["model"] if kind == "cpu" else found["gpus"][0]["name"]
-    known = find_device(label) if kind == "cuda" else None
-    entry = "cpu" if kind == "cpu" else (known.name if known else None)
+    most = machine["cpu"]["usable_cores"] if kind == "cpu" else len(machine["gpus"])
+    label = machine["cpu"]["model"] if kind == "cpu" else machine["gpus"][0]["name"]
+    gpu = find_device(label) if kind == "cuda" else None
+    entry = "cpu" if kind == "cpu" else (gpu.name if gpu else None)
     if entry is None:
         raise UserError(
             label, "is not in the catalog of devices, so there are no rates to begin with"
         )
-    chosen: Dtype = dtype or automatic_dtype(entry)
-    if known and chosen == "bf16" and known.has_only_fp16:
+    dtype = dtype or automatic_dtype(entry)
+    if gpu and dtype == "bf16" and gpu.has_only_fp16:
         raise UserError(label, "does not compute in bf16", remedy="--dtype fp16")
-    trained = {
-        count: shorts(recipes, found, entry, chosen, count) for count in ranks or _counts(most)
+    trainings = {
+        count: shorts(recipes, machine, entry, dtype, count) for count in ranks or _counts(most)
     }
-    for count, some in trained.items():
-        if not some:
+    for count, of_count in trainings.items():
+        if not of_count:
             raise UserError(
                 f"--ranks {count}", "has no short training that divides", allowed="1, 2, 4, 8"
             )
     rates: list[Rates] = []
     timed: list[TimedTraining] = []
-    for count, some in trained.items():
-        threads = local_cluster(found, entry, None, count).threads_per_device
+    for count, of_count in trainings.items():
+        threads = local_cluster(machine, entry, None, count).threads_per_device
         tell(
             f"probes on {count} x {threads or 1} threads"
             if kind == "cpu"
             else f"probes on {count} GPUs"
         )
-        rates.append(programs.rates(sys.executable, kind, chosen, count, threads, recipes))
-        tell(f"{len(some)} short trainings of {programs.STEPS} steps each")
-        timed += programs.steps(sys.executable, some, count, threads)
+        rates.append(programs.rates(sys.executable, kind, dtype, count, threads, recipes))
+        tell(f"{len(of_count)} short trainings of {programs.STEPS} steps each")
+        timed += programs.steps(sys.executable, of_count, count, threads)
     about = About(
         device=label,
         kind="cpu" if kind == "cpu" else "cuda",
         catalog_device=entry,
-        dtype=chosen,
+        dtype=dtype,
         host=platform.node(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         torch=rates[0].lines[0]["torch"],
-        cores=found["cpu"]["usable_cores"],
-        memory_bytes=found["memory_bytes"],
+        cores=machine["cpu"]["usable_cores"],
+        memory_bytes=machine["memory_bytes"],
     )
     return Measurements(about, rates, timed)
 
 
 def _counts(most: int) -> list[int]:
-    """1, 2, 4, ... up to what is here."""
+    """1, 2, 4, ... up to the most ranks that the machine has cores or GPUs for."""
     return [
         2**power for power in range(MOST_RANKS.bit_length()) if 2**power <= min(most, MOST_RANKS)
     ]

@@ -21,7 +21,8 @@ from paceline.machines.probe.program import probe_lines
 RATES_S = 10.0
 """What the probes of one number of ranks take, beside their start."""
 STEPS, DROPPED = 8, 2
-"""Steps of a short training, and those of them that do not count: memory is touched, kernels chosen."""
+"""Steps of a short training, and its first ones that do not count: they touch memory for the first
+time and choose kernels."""
 LIMIT_S = 600.0
 PAYLOADS = {"cpu": (4096, 2**16, 2**20, 2**23), "cuda": (4096, 2**20, 2**24, 2**28)}
 """Bytes of the all-reduces; only large ones fill the links between GPUs."""
@@ -120,5 +121,5 @@ def steps(
 def _timed(short: ShortTraining, times_s: Sequence[float]) -> TimedTraining:
     import numpy as np
 
-    found = summarize(np.array(times_s[DROPPED:]))
-    return TimedTraining(short, found.median, STEPS - DROPPED, found.relative_spread or 0.0)
+    summary = summarize(np.array(times_s[DROPPED:]))
+    return TimedTraining(short, summary.median, STEPS - DROPPED, summary.relative_spread or 0.0)

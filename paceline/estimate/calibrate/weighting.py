@@ -23,7 +23,8 @@ from paceline.estimate.model.machine import Machine, machine
 from paceline.estimate.run_case import case_of, software_of
 
 LEAST_SLOPE = 1e-3
-"""A coefficient of which no short training depends more is another device's or another framework's."""
+"""A coefficient on which no short training depends more is another device's or framework's: the
+least slope of a step time's logarithm over the coefficient's."""
 
 
 def prior(kind: str, dtype: Dtype) -> Evidence:
@@ -37,19 +38,22 @@ def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]
     facts = about.model_dump()
     bare = Calibration(
         **facts,
-        placements=tuple(one.placement for one in rates),
+        placements=tuple(placed.placement for placed in rates),
         probes=0,
         steps=(),
         undetermined=(),
         alike=(),
         evidence=before,
     )
-    cases = [case_here(one.short.spec, bare) for one in steps]
-    probes = [_probes(one, cases, bare) for one in rates]
-    count = sum(one.size for one in probes)
-    x, measured = cases_of(cases), np.array([one.seconds for one in steps])
-    noise = np.array([np.hypot(NOISE, one.spread / np.sqrt(one.n)) for one in steps])
-    title = f"{len(steps)} short trainings and {count} probes of {about.device}, {about.dtype}, {about.date[:10]}"
+    cases = [case_here(timed.short.spec, bare) for timed in steps]
+    probes = [_probes(placed, cases) for placed in rates]
+    count = sum(placed.size for placed in probes)
+    x, measured = cases_of(cases), np.array([timed.seconds for timed in steps])
+    noise = np.array([np.hypot(NOISE, timed.spread / np.sqrt(timed.n)) for timed in steps])
+    title = (
+        f"{len(steps)} short trainings and {count} probes of {about.device}, {about.dtype}, "
+        f"{about.date[:10]}"
+    )
     after = refit(before, x, measured, title, noise, errors(probes))
     predicted = predict(x, after.fit().centre)
     matters = np.abs(slopes(x, before.fit().centre)).max(axis=0) > LEAST_SLOPE
@@ -57,7 +61,9 @@ def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]
     return bare.model_copy(
         update={
             "probes": count,
-            "steps": tuple(_told(*row) for row in zip(steps, predicted.tolist(), strict=True)),
+            "steps": tuple(
+                _calibrated_step(*row) for row in zip(steps, predicted.tolist(), strict=True)
+            ),
             "undetermined": tuple(name for name in unmoved(before, after) if name in counted),
             "alike": tuple(alike(before, after)),
             "evidence": after,
@@ -65,24 +71,24 @@ def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]
     )
 
 
-def machine_here(found: Calibration, ranks: int) -> Machine:
+def machine_here(calibration: Calibration, ranks: int) -> Machine:
     """This machine for so many ranks."""
-    if found.kind == "cpu":
-        return cpu_machine(found, ranks)
-    return machine(found.catalog_device, devices_per_node=max(1, ranks))
+    if calibration.kind == "cpu":
+        return cpu_machine(calibration, ranks)
+    return machine(calibration.catalog_device, devices_per_node=max(1, ranks))
 
 
-def case_here(spec: RunSpec, found: Calibration) -> Case:
+def case_here(spec: RunSpec, calibration: Calibration) -> Case:
     """A run on this machine as the time model sees it."""
-    return case_of(spec, machine_here(found, spec.world_size), software_of(spec))
+    return case_of(spec, machine_here(calibration, spec.world_size), software_of(spec))
 
 
-def _probes(rates: Rates, cases: Sequence[Case], found: Calibration) -> Probes:
+def _probes(rates: Rates, cases: Sequence[Case]) -> Probes:
     """One placement's probes, under the rates that its short trainings have."""
     ranks = rates.placement.ranks
-    own = next(case for case in cases if case.devices == ranks)
+    case = next(case for case in cases if case.devices == ranks)
     plain = replace(
-        own, tp=1, pp=1, cp=1, zero_stage=0, full_recompute=False, selective_recompute=False
+        case, tp=1, pp=1, cp=1, zero_stage=0, full_recompute=False, selective_recompute=False
     )
     latency, overlap = rates.of("latency"), rates.of("overlap")
     return Probes(
@@ -104,16 +110,16 @@ def _probes(rates: Rates, cases: Sequence[Case], found: Calibration) -> Probes:
     )
 
 
-def _told(one: TimedTraining, predicted_s: float) -> CalibratedStep:
-    spec = one.short.spec
+def _calibrated_step(timed: TimedTraining, predicted_s: float) -> CalibratedStep:
+    spec = timed.short.spec
     return CalibratedStep(
-        recipe=one.short.recipe,
+        recipe=timed.short.recipe,
         layers=spec.model.num_layers,
-        layout=one.short.layout_label,
+        layout=timed.short.layout_label,
         ranks=spec.world_size,
         threads=spec.cluster.threads_per_device or 1,
-        measured_s=one.seconds,
-        n=one.n,
-        spread=one.spread,
+        measured_s=timed.seconds,
+        n=timed.n,
+        spread=timed.spread,
         predicted_s=predicted_s,
     )

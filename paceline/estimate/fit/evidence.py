@@ -1,4 +1,4 @@
-"""Coefficients with their uncertainty as a file: the shipped ones, and those of a calibrated machine."""
+"""Coefficients and their uncertainty as a file: those shipped, those of a calibrated machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Evidence(Value):
 
     @field_validator("residual_sd")
     @classmethod
-    def _says_what_is_missed(cls, missed: dict[str, float]) -> dict[str, float]:
+    def _has_residuals(cls, missed: dict[str, float]) -> dict[str, float]:
         if not missed or not all(isfinite(value) and value >= 0 for value in missed.values()):
             raise ValueError("deviations are numbers from 0 on, one a stack")
         return missed
@@ -79,10 +79,10 @@ class Evidence(Value):
             ]
         )
         covariance = np.diag(WIDTH**2)
-        for i, one in enumerate(NAMES):
+        for i, name in enumerate(NAMES):
             for j, other in enumerate(NAMES):
-                if one in self.covariance:
-                    covariance[i, j] = self.covariance[one].get(other, 0.0)
+                if name in self.covariance:
+                    covariance[i, j] = self.covariance[name].get(other, 0.0)
         return Fit(centre, covariance)
 
 
@@ -91,12 +91,12 @@ def evidence_of_fit(
 ) -> Evidence:
     """A fit as it is stored, with five digits of the medians and three of the covariance."""
     covariance = {
-        one: {
+        name: {
             other: float(f"{fit.covariance[i, j]:.3g}")
             for j, other in enumerate(NAMES)
             if abs(fit.covariance[i, j]) > 1e-6
         }
-        for i, one in enumerate(NAMES)
+        for i, name in enumerate(NAMES)
     }
     medians = {n: float(f"{np.exp(v):.5g}") for n, v in zip(NAMES, fit.centre, strict=True)}
     residual = {stack: round(OUTSIDE * sd, 4) for stack, sd in residual.items()}
@@ -119,10 +119,9 @@ def shipped() -> Evidence:
 def read_evidence(path: Path) -> Evidence:
     """Coefficients from a file; raises UserError when it holds none."""
     try:
-        held: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
         # A calibration has its coefficients beside what was measured.
-        own: Any = held.get("evidence", held)
-        return Evidence.model_validate(own)
+        return Evidence.model_validate(content.get("evidence", content))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
             str(path),

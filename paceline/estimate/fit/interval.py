@@ -13,12 +13,13 @@ from paceline.estimate.model.coefficients import NAMES, named
 Z80 = 1.2816
 """Standard deviations on either side that hold 80 % of a normal distribution."""
 NUDGE = 0.02
+"""Of a coefficient's logarithm to either side, to take the slope of a prediction."""
 FAR = 16_384
 """Devices up to which published step times reach; each doubling beyond widens the interval."""
 PER_DOUBLING = 0.03
 UNSEEN = {"adapters": 0.08, "experts": 0.20, "images": 0.15}
-"""More for kinds of models of which no row is fitted. Seventeen published rows of adapters are missed by
-6 %, those of three models with experts by 24 %."""
+"""More for kinds of models of which no row is fitted. Seventeen published rows of adapters are
+missed by 6 %, those of three models with experts by 24 %."""
 ASSUMED_LINK = 0.5
 """Deviation of the logarithm of a link's rate that is only the usual one of its generation."""
 ASSUMED_DEVICE = 0.08
@@ -33,19 +34,20 @@ def residual_sd(
     Sources weigh equally. A stack without rows gets the widest of the others.
     """
     missed = np.abs(np.log(predict(x, centre) / measured_s))
-    weights, found = equal_weights(sources), dict[str, float]()
+    weights, widths = equal_weights(sources), dict[str, float]()
     for stack in ("softmax", "fused", "torch"):
-        own = x.has("stack", stack)
-        if own.any():
-            found[stack] = _quantile(missed[own], weights[own], 0.8) / Z80
-    widest = max(found.values())
-    return {stack: found.get(stack, widest) for stack in ("softmax", "fused", "torch")}
+        rows = x.has("stack", stack)
+        if rows.any():
+            widths[stack] = _quantile(missed[rows], weights[rows], 0.8) / Z80
+    widest = max(widths.values())
+    return {stack: widths.get(stack, widest) for stack in ("softmax", "fused", "torch")}
 
 
 def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float]) -> Floats:
     """Standard deviation of the logarithm of the predicted step time.
 
-    The coefficients' covariance through the slope of the prediction (delta method), and `own_variance`.
+    The coefficients' covariance C through the slopes s of the prediction's logarithm, s C s (delta
+    method), and `own_variance`.
     """
     slope = slopes(x, fit.centre)
     coefficients = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
@@ -71,19 +73,19 @@ def own_variance(x: Cases, slope: Floats, residual: Mapping[str, float]) -> Floa
         for assumed, name in ((x.assumed_intra, "intra"), (x.assumed_inter, "inter"))
     ]
     variant = ASSUMED_DEVICE * x.assumed_device
-    squares = [missed, far, unseen, variant, *links]
-    return np.sum([one**2 for one in squares], axis=0)
+    deviations = [missed, far, unseen, variant, *links]
+    return np.sum([deviation**2 for deviation in deviations], axis=0)
 
 
 def slopes(x: Cases, centre: Floats) -> Floats:
     """(cases, coefficients): how the logarithm of a prediction follows that of each coefficient."""
-    found = np.empty((x.size, len(centre)))
+    slope = np.empty((x.size, len(centre)))
     for column in range(len(centre)):
         nudged = np.zeros_like(centre)
         nudged[column] = NUDGE
         up, down = predict(x, centre + nudged), predict(x, centre - nudged)
-        found[:, column] = np.log(up / down) / (2 * NUDGE)
-    return found
+        slope[:, column] = np.log(up / down) / (2 * NUDGE)
+    return slope
 
 
 def bounds(seconds: Floats, sd: Floats) -> tuple[Floats, Floats]:

@@ -1,4 +1,4 @@
-"""Moving the priors by measured step times: a posterior median and covariance of the coefficients."""
+"""Moving the priors by measured step times: posterior median and covariance of the coefficients."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ def moved(
     weights: Floats,
     also: Callable[[Floats], Floats] | None = None,
 ) -> Fit:
-    """A prior moved by step times: the row's deviation of the logarithm is `scale`, it counts `weights`.
+    """A prior moved by step times, each with a `scale`, a deviation of its logarithm, and a weight.
 
-    Minimises sum(weight x soft_l1(log(predicted / measured) / scale)) plus the squared distance from
-    the prior's medians in units of its covariance, and the squares of what `also` says of coefficients'
-    logarithms. The covariance of the result is Laplace's.
+    Minimises sum(weight x soft_l1(log(predicted / measured) / scale)) plus the squared distance
+    from the prior's medians in units of its covariance, and the squares of what `also` says of
+    coefficients' logarithms. The covariance of the result is Laplace's: the inverse of J^T J with
+    the Jacobian J of all residuals at the minimum. soft_l1(e) = 2 (sqrt(1 + e^2) - 1), which is e^2
+    for small errors and 2 |e| for large ones; `soft` is its root with the error's sign.
     """
     weight = np.sqrt(weights)
     whitened = _whitening(prior.covariance)
@@ -72,14 +74,14 @@ def moved(
         rest = [also(logs)] if also else []
         return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
 
-    found = _least_squares()(residuals, prior.centre, max_nfev=60)
-    slope = np.asarray(found.jac, dtype=np.float64)
-    covariance = np.asarray(np.linalg.inv(slope.T @ slope), dtype=np.float64)
-    return Fit(np.asarray(found.x, dtype=np.float64), covariance)
+    solution = _least_squares()(residuals, prior.centre, max_nfev=60)
+    jacobian = np.asarray(solution.jac, dtype=np.float64)
+    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
+    return Fit(np.asarray(solution.x, dtype=np.float64), covariance)
 
 
 def _whitening(covariance: Floats) -> Floats:
-    """W with W^T W the inverse of a covariance, which rounding may have made a little indefinite."""
+    """W with W^T W the inverse of a covariance, which rounding may have made a bit indefinite."""
     sd = np.sqrt(np.diag(covariance))
     values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
     return np.asarray((vectors / np.sqrt(np.maximum(values, LEAST_VARIANCE))).T / sd)

@@ -1,4 +1,4 @@
-"""Probes as observations of coefficients: what the formulas say of each beside what was measured."""
+"""Probes as observations of coefficients: what the formulas say of each, and what was measured."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.collectives import all_reduce_s
 
 LEAST_NOISE = 0.10
-"""Of a probe, as a deviation of the logarithm: a loop over one operation keeps its caches warmer than a
-training does."""
+"""Of a probe, as a deviation of the logarithm: a loop over one operation keeps its caches warmer
+than a training does."""
 LATENCY_NOISE = 0.7
+"""The same of the host's time of a block, counted in small operations."""
 OPERATIONS = 400
-"""Small additions that take as long as the host needs for a block, forward and backward: some hundred
-operations, most of them with autograd and an allocation. The wide noise says how rough that is."""
+"""Small additions that take as long as the host needs for a block, forward and backward: some
+hundred operations, most of them with autograd and an allocation. The wide noise says how rough
+that is."""
 OVERLAP_NOISE = 0.3
+"""The same of the share of an exchange that work does not hide."""
 TWICE = 8 / 6
-"""Bytes a parameter that the native trainer exchanges among replicas over those that the formula counts."""
+"""Bytes a parameter that the native trainer exchanges among replicas over those of the formula."""
 LEAST_EXPOSED = 0.05
+"""Of that share: what is hidden wholly has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -56,49 +60,50 @@ Errors = Callable[[Floats], Floats]
 
 def errors(probes: Sequence[Probes]) -> Errors:
     """How far the formulas are from what was measured, each softened like a step's."""
-    parts = [part for one in probes for part in _parts(one)]
+    parts = [part for placed in probes for part in _parts(placed)]
 
     def all_of_them(logs: Floats) -> Floats:
         c = named(logs)
-        far = np.concatenate([part(c) for part in parts]) if parts else np.zeros(0)
-        return np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1))
+        error = np.concatenate([part(c) for part in parts]) if parts else np.zeros(0)
+        return np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
 
     return all_of_them
 
 
 Part = Callable[[Mapping[str, float]], Floats]
+"""From coefficients by name to errors of one kind of probe: ln(predicted / measured) / noise."""
 
 
 def _parts(probes: Probes) -> list[Part]:
-    found: list[Part] = []
+    parts: list[Part] = []
     if probes.products:
-        found.append(_products(probes))
+        parts.append(_products(probes))
     if probes.attention:
-        found.append(_attention(probes))
+        parts.append(_attention(probes))
     if probes.copies:
         rates, spreads = np.array(probes.copies, dtype=float).T
         share = rates / probes.case.memory_bytes_per_s
-        found.append(lambda c: np.log(c["memory"] / share) / _noise(spreads))
+        parts.append(lambda c: np.log(c["memory"] / share) / _noise(spreads))
     if probes.exchanges:
-        found.append(_exchanges(probes))
+        parts.append(_exchanges(probes))
     if probes.latency_s:
         block_s = OPERATIONS * probes.latency_s
-        found.append(lambda c: np.array([np.log(c["host_torch_s"] / block_s) / LATENCY_NOISE]))
+        parts.append(lambda c: np.array([np.log(c["host_torch_s"] / block_s) / LATENCY_NOISE]))
     if probes.exposed is not None:
         exposed = TWICE * max(LEAST_EXPOSED, probes.exposed)
-        found.append(lambda c: np.array([np.log(c["dp_exposed"] / exposed) / OVERLAP_NOISE]))
-    return found
+        parts.append(lambda c: np.array([np.log(c["dp_exposed"] / exposed) / OVERLAP_NOISE]))
+    return parts
 
 
 def _products(probes: Probes) -> Part:
     m, n, k, seconds, spreads = np.array(probes.products, dtype=float).T
     x = varied(probes.case, {"devices": np.full(len(m), probes.case.devices)})
 
-    def far(c: Mapping[str, float]) -> Floats:
+    def error(c: Mapping[str, float]) -> Floats:
         three = 3 * product_s(x, c, product_rate(x, c, narrow=False), m, n, k)
         return np.log(three / seconds) / _noise(spreads)
 
-    return far
+    return error
 
 
 def _attention(probes: Probes) -> Part:
@@ -118,11 +123,11 @@ def _exchanges(probes: Probes) -> Part:
     ranks = np.full(len(num_bytes), probes.case.devices)
     x = varied(probes.case, {"devices": ranks})
 
-    def far(c: Mapping[str, float]) -> Floats:
+    def error(c: Mapping[str, float]) -> Floats:
         expected = all_reduce_s(x, c, num_bytes, ranks, np.ones(len(ranks)))
         return np.log(expected / seconds) / _noise(spreads)
 
-    return far
+    return error
 
 
 def _noise(spreads: Floats) -> Floats:

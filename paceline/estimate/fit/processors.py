@@ -1,7 +1,7 @@
 """What is known of coefficients on a CPU before it is calibrated.
 
-Published steps are of GPUs, whose starts, hosts and overlaps say nothing about processes that compute,
-exchange and wait on the same cores.
+Published steps are of GPUs, whose starts, hosts and overlaps say nothing about processes that
+compute, exchange and wait on the same cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of tables of published measurements as cases: what each column means, and what stands for a gap.
+"""Rows of published tables as cases: what each column means, and what stands for a gap.
 
 A row is only left out for one of REASONS, none of which looks at its step time's size.
 """
@@ -32,8 +32,9 @@ DEFAULT_VOCAB = 50_304
 ADAPTER_RANK = 16
 GATED = re.compile(
     r"llama|qwen|mi[sx]tral|deepseek|gemma|grok|phi[-_ ]?[34]|gpt[-_ ]?oss|palm|\bglm|chatglm|kimi"
-    r"|\byi\b|yi[-_ ]\d|olmo|internlm|baichuan|command|cohere|granite|exaone|smollm|minicpm|stablelm"
-    r"|dbrx|hunyuan|ernie[-_ ]?4|falcon[-_ ]?3|vicuna|alpaca|aquila|jamba|arctic|solar|zephyr",
+    r"|\byi\b|yi[-_ ]\d|olmo|internlm|baichuan|command|cohere|granite|exaone|smollm|minicpm"
+    r"|stablelm|dbrx|hunyuan|ernie[-_ ]?4|falcon[-_ ]?3|vicuna|alpaca|aquila|jamba|arctic|solar"
+    r"|zephyr",
     re.IGNORECASE,
 )
 """Model families whose ffn has a gate."""
@@ -44,7 +45,8 @@ DEFAULT_DOCUMENT = 512
 _TUNED = re.compile(r"\blora\b|\bsft\b|fine-?tun", re.IGNORECASE)
 _SHARDED = re.compile(r"\bFSDP=1\b")
 _EXPERTS = re.compile(
-    r"[-_ ]a\d+(\.\d+)?b|\d+x\d+(\.\d+)?b|moe|oss|mixtral|dbrx|deepseek|grok|experts|llama[-_ ]?4(?!\d)",
+    r"[-_ ]a\d+(\.\d+)?b|\d+x\d+(\.\d+)?b|moe|oss|mixtral|dbrx|deepseek|grok|experts"
+    r"|llama[-_ ]?4(?!\d)",
     re.IGNORECASE,
 )
 _FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
@@ -77,13 +79,14 @@ class PublishedStep:
 def read_row(row: Mapping[str, str]) -> PublishedStep:
     """A row as a case; raises UnmodelledError with one of REASONS.
 
-    A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are 1; kv heads are heads; ffn is 4 x hidden; the vocabulary
-    50,304; the sequence 512; recomputation none where all activations fit into the device's memory,
-    else full. A pipeline with more stages than layers is
-    taken as not stated, except two more, for embedding and head. Megatron pads the vocabulary.
-    Fine-tuning packs samples of 512 tokens, adapters of rank 16 are on the attention's inputs
-    (NeMo's defaults). What is narrower than anything that the device multiplies in is emulated, which
-    means rounded and multiplied in 16 bit, and such a row has a wider interval. Data-parallel ranks are devices / (tp pp cp), whatever the row says.
+    A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are
+    1; kv heads are heads; ffn is 4 x hidden; the vocabulary 50,304; the sequence 512; recomputation
+    none where all activations fit into the device's memory, else full. A pipeline with more stages
+    than layers is taken as not stated, except two more, for embedding and head. Megatron pads the
+    vocabulary. Fine-tuning packs samples of 512 tokens, adapters of rank 16 are on the attention's
+    inputs (NeMo's defaults). What is narrower than anything that the device multiplies in is
+    emulated, which means rounded and multiplied in 16 bit, and such a row has a wider interval.
+    Data-parallel ranks are devices / (tp pp cp), whatever the row says.
     """
     measured = _number(row, "step_time_s")
     if measured is None:
@@ -114,8 +117,9 @@ def kind_of(row: Mapping[str, str]) -> Kind:
 def stack_of(row: Mapping[str, str]) -> Stack:
     """How the framework computes, by the name of its attention.
 
-    "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of Megatron
-    core and NeMo, "flash" or nothing with ZeRO-3 or no ZeRO at all in those of PyTorch's modules.
+    "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of
+    Megatron core and NeMo, "flash" or nothing with ZeRO-3 or no ZeRO at all in those of PyTorch's
+    modules.
     """
     attention = row.get("attention_impl", "").lower()
     if "softmax" in attention:
@@ -128,9 +132,9 @@ def stack_of(row: Mapping[str, str]) -> Stack:
 def zero_stage(text: str) -> int:
     """0 to 3; an optimizer with sharded states is stage 1 whatever it is called."""
     plain = text.strip().lower()
-    found = _STAGE.match(plain)
-    if found and found[1] != "0":
-        return int(found[1])
+    stage = _STAGE.match(plain)
+    if stage and stage[1] != "0":
+        return int(stage[1])
     if plain.startswith(("fsdp", "hsdp")):
         return 3
     return 1 if "sharded" in plain else 0
@@ -145,14 +149,14 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         raise UnmodelledError(NO_LAYOUT)
     per_node = int(_number(row, "gpus_per_node") or 8)
     try:
-        here = machine(
+        hardware = machine(
             row.get("gpu", ""), _link(row, "intra_node_net"), _link(row, "inter_node_net"), per_node
         )
-        here.peak_16bit()
+        hardware.peak_16bit()
     except UserError as error:
         raise UnmodelledError(NO_DEVICE) from error
     dtype = dtype_of(row.get("dtype", ""))
-    narrow = here.device.peak_flops_per_s(dtype) if dtype in NARROW else None
+    narrow = hardware.device.peak_flops_per_s(dtype) if dtype in NARROW else None
     emulated = dtype in NARROW and narrow is None
     axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
     pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
@@ -167,11 +171,11 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         head_dim=hidden / heads,
         vocab=_vocabulary(row, stack, axes["tp"]),
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
-        peak_16bit=here.peak_wide(dtype),
+        peak_16bit=hardware.peak_wide(dtype),
         peak_narrow=narrow or 0.0,
-        memory_bytes_per_s=here.device.memory_bytes_per_s or 0.0,
-        intra_bytes_per_s=here.intra_bytes_per_s,
-        inter_bytes_per_s=here.inter_bytes_per_s,
+        memory_bytes_per_s=hardware.device.memory_bytes_per_s or 0.0,
+        intra_bytes_per_s=hardware.intra_bytes_per_s,
+        inter_bytes_per_s=hardware.inter_bytes_per_s,
         devices=devices,
         global_batch=batch,
         gated=is_gated(row.get("model", ""), ffn / hidden),
@@ -187,16 +191,16 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         selective_recompute=recompute.startswith("sel"),
         flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
         compiled="compile" in row.get("notes", ""),
-        generation=here.generation,
-        domain=here.domain,
-        power=here.power,
+        generation=hardware.generation,
+        domain=hardware.domain,
+        power=hardware.power,
         four_bit=dtype == "nvfp4",
         block_scaled=dtype in ("mxfp8", "nvfp4"),
         stack=stack,
-        mesh=here.mesh,
-        assumed_intra=here.assumed.intra,
-        assumed_inter=here.assumed.inter,
-        assumed_device=here.assumed.device or emulated,
+        mesh=hardware.mesh,
+        assumed_intra=hardware.assumed.intra,
+        assumed_inter=hardware.assumed.inter,
+        assumed_device=hardware.assumed.device or emulated,
         tp=axes["tp"],
         cp=axes["cp"],
         vp=axes["vp"],
@@ -206,28 +210,30 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
     if case.frozen:
         case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
     stated = bool(recompute.strip())
-    memory = here.device.memory_bytes
+    memory = hardware.device.memory_bytes
     if not stated and memory and saved_bytes(case) > memory:
         return replace(case, full_recompute=True)
     return case
 
 
 def saved_bytes(case: Case) -> float:
-    """Activations of one rank without recomputation, in 16 bit, the scores included where they are kept.
+    """Activations of one rank without recomputation, in 16 bit, with scores where they are kept.
 
-    Korthikanti et al., arXiv:2205.05198, equations 1 to 4: T h (10 + 24/t), T h 34/t with sequence
-    parallelism, and 5 a s T / t of scores a layer; a pipeline's first rank keeps min(p, m) micro-batches.
+    Korthikanti et al., arXiv:2205.05198, equations 1 to 4, in bytes a layer and micro-batch:
+    T h (10 + 24/t), T h 34/t with sequence parallelism, and 5 a s T / t of scores, with T tokens, h
+    hidden size, a heads, s tokens of a sample, t tensor ranks. A pipeline's first rank keeps
+    min(p, m) micro-batches.
     """
-    t = case.micro_batch * case.seq_len / case.cp
+    tokens = case.micro_batch * case.seq_len / case.cp
     replicas = max(1.0, case.devices / (case.tp * case.pp * case.cp))
     in_flight = min(case.pp, max(1.0, case.global_batch / (replicas * case.micro_batch)))
     stream = 34 / case.tp if case.sequence_parallel else 10 + 24 / case.tp
-    scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * t / case.tp
-    return case.layers / case.pp * in_flight * (t * case.hidden * stream + scores)
+    scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * tokens / case.tp
+    return case.layers / case.pp * in_flight * (tokens * case.hidden * stream + scores)
 
 
 def is_gated(model: str, width: float = 4.0) -> bool:
-    """Whether the ffn has a gate: by the family, or by a width that is no multiple of the hidden size."""
+    """Whether the ffn has a gate: by the family, or by a width no multiple of the hidden size."""
     return bool(GATED.search(model)) or width != round(width)
 
 
@@ -261,7 +267,7 @@ def dtype_of(text: str) -> Dtype:
 
 
 def _link(row: Mapping[str, str], name: str) -> str | None:
-    """A link that the catalog knows, or one that states its rate; for others the usual one stands."""
+    """A link that the catalog knows, or one that states its rate; None takes the usual one."""
     text = (row.get(name) or "").strip()
     if stated_bytes_per_s(text, 1):
         return text

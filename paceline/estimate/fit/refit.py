@@ -1,4 +1,4 @@
-"""Coefficients after step times of one machine: what was known before, moved by what it measured."""
+"""Coefficients after step times of one machine: what was known before, moved by its own steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import NAMES, WIDTH
 
 NOISE = 0.06
-"""What a good model misses of a step of one machine, as a deviation of the logarithm: half of what it
-misses of a published one, whose conditions nobody states in full."""
+"""What a good model misses of a step of one machine, as a deviation of the logarithm: half of what
+it misses of a published one, whose conditions nobody states in full."""
 PRIOR_ROWS = 4.0
-"""Rows that what the formulas missed before counts for: a few rows are always met well by a fit to them."""
+"""Rows that what the formulas missed before counts for: a fit always meets a few rows well."""
 SPREAD = 0.5
-"""How far coefficients of one machine lie from those of all, in units of the widths that they had before
-any step was looked at: a fit to many machines knows their middle better than each of them."""
+"""How far coefficients of one machine lie from those of all, in units of the widths that they had
+before any step was looked at: a fit to many machines knows their middle better than each."""
 ALIKE = 0.9
 """Correlation from which the data see only two coefficients' product or quotient."""
 
@@ -33,29 +33,30 @@ def refit(
 ) -> Evidence:
     """The evidence moved by step times of one machine, with their own residual deviation.
 
-    The prior are the medians and the covariance of `evidence`, widened where that is of other machines.
-    Every row counts once, with `noise` as the deviation of its logarithm (a number, or one a row). All
-    rows belong into one call on the evidence from before: one that is given twice counts twice. Rows
-    without a positive time are left out. `also` are probes beside the steps (`probed.errors`).
+    The prior are the medians and the covariance of `evidence`, widened where that is of other
+    machines. Every row counts once, with `noise` as the deviation of its logarithm (a number, or
+    one a row). All rows belong into one call on the evidence from before: one that is given twice
+    counts twice. Rows without a positive time are left out. `also` are probes beside the steps
+    (`probes.errors`).
     """
     usable = np.isfinite(measured_s) & (measured_s > 0)
     if not usable.any():
         return evidence.model_copy(update={"title": title})
     scale = np.broadcast_to(np.asarray(noise, dtype=np.float64), measured_s.shape)[usable]
     x, measured_s = x.pick(usable), measured_s[usable]
-    found = moved(prior_of(evidence), x, measured_s, scale, np.ones(x.size), also)
-    residual = _residual(evidence, x, measured_s, found.centre)
-    after = evidence_of_fit(title, found, residual, evidence.rows + x.size, evidence.sources + 1)
+    fit = moved(prior_of(evidence), x, measured_s, scale, np.ones(x.size), also)
+    residual = _residual(evidence, x, measured_s, fit.centre)
+    after = evidence_of_fit(title, fit, residual, evidence.rows + x.size, evidence.sources + 1)
     counted = {"own_rows": evidence.own_rows + x.size, "provenance": "stored profile"}
     return after.model_copy(update=counted)
 
 
 def prior_of(evidence: Evidence) -> Fit:
     """What is known of one machine's coefficients before its own steps, or after them."""
-    known = evidence.fit()
+    fit = evidence.fit()
     if evidence.own_rows:
-        return known
-    return Fit(known.centre, known.covariance + np.diag((SPREAD * WIDTH) ** 2))
+        return fit
+    return Fit(fit.centre, fit.covariance + np.diag((SPREAD * WIDTH) ** 2))
 
 
 def unmoved(before: Evidence, after: Evidence) -> list[str]:
@@ -80,15 +81,15 @@ def alike(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
 def _residual(evidence: Evidence, x: Cases, measured_s: Floats, centre: Floats) -> dict[str, float]:
     """What the formulas miss by stack; one without rows keeps what it had."""
     missed = np.log(predict(x, centre) / measured_s)
-    found = {stack: sd / OUTSIDE for stack, sd in evidence.residual_sd.items()}
-    for stack, before in found.items():
-        own = missed[x.has("stack", stack)]
-        if not own.size:
+    deviations = {stack: sd / OUTSIDE for stack, sd in evidence.residual_sd.items()}
+    for stack, before in deviations.items():
+        rows = missed[x.has("stack", stack)]
+        if not rows.size:
             continue
-        now = float(np.quantile(np.abs(own), 0.8)) / Z80
-        both = (PRIOR_ROWS * before**2 + own.size * now**2) / (PRIOR_ROWS + own.size)
-        found[stack] = float(np.sqrt(both))
-    return found
+        now = float(np.quantile(np.abs(rows), 0.8)) / Z80
+        variance = (PRIOR_ROWS * before**2 + rows.size * now**2) / (PRIOR_ROWS + rows.size)
+        deviations[stack] = float(np.sqrt(variance))
+    return deviations
 
 
 def _correlation(fit: Fit) -> Floats:

@@ -1,8 +1,17 @@
 """Activations and logits that one rank of a pipeline stage holds, as arrays over many cases.
 
-Symbols: t tokens of a micro-batch on a rank, h hidden, a d and g d widths of queries and of keys, f
-ffn, c bytes of a number. Unlike core/memory.py, which counts what must be there at least, these count what
-frameworks really keep.
+Symbols: t tokens of a micro-batch on a rank, h hidden size, a d and g d widths of all queries and
+of all keys, w width of the ffn, s tokens of a sample, c bytes of a number, tp tensor ranks. All
+results are bytes. Functions take x, the cases; f, their framework's constants (framework.py); and
+s, the rank's stage (stage.py).
+
+    block       t (c (4 h + (2 a d + 2 g d + n w) / tp) + the framework's own), n = 2, or 3 gated
+    scores      5 a s t / tp in 16 bit with dropout, where attention stores them
+    recomputed  t c h of a block's input instead of all that
+    logits      10 bytes t vocabulary / tp: 16 bit, fp32, and fp32 again in the loss
+
+After Korthikanti et al., arXiv:2205.05198, section 4. Unlike core/memory.py, which counts what must
+be there at least, these count what frameworks really keep.
 """
 
 from __future__ import annotations
@@ -19,7 +28,8 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches
 
 LSE_BYTES = 4
-"""fp32 logarithm of a row's sum, all that flash attention keeps of its scores."""
+"""fp32 logarithm of a row's sum of exponentials: all that flash attention keeps of its scores,
+one for each head and token (Dao et al., arXiv:2205.14135)."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Activations:
     working: Floats
     """Of the one block that a backward pass goes through, beyond what was kept."""
     logits: Floats
+    """Of the head: its inputs, logits and their loss."""
 
 
 def activations(x: Cases, f: Constants, s: Stage) -> Activations:
@@ -40,38 +51,48 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     backward pass goes through it; selective recomputation leaves out the scores.
     """
     t, c = tokens(x), x.compute_bytes
+    # Ranks that share the tensors of h features: sequence parallelism splits these too.
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
-    per_token, sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
-    whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), sums))
-    selective = t * (f.selective_share * per_token + sums)
+    per_token, row_sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
+    whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
+    selective = t * (f.selective_share * per_token + row_sums)
     inputs = t * c * x.hidden / shared
-    again = x.full_recompute > 0
+    recomputed = x.full_recompute > 0
     block = np.where(x.selective_recompute > 0, selective, whole)
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
     return Activations(
-        kept=s.alive * np.where(again, inputs, block)
+        kept=s.alive * np.where(recomputed, inputs, block)
         + _waiting(x, s)
         + _transfers(x, f, s, inputs),
-        working=np.where(s.layers > 0, np.where(again, whole, 0.0) + gradients, 0.0),
+        working=np.where(s.layers > 0, np.where(recomputed, whole, 0.0) + gradients, 0.0),
         logits=np.where(s.last & (x.vocab > 0), _logits(x, f, s, shared), 0.0),
     )
 
 
 def _waiting(x: Cases, s: Stage) -> Floats:
-    """Gradients of the products' outputs, which zero-bubble keeps until it takes those of weights."""
+    """Gradients of the products' outputs, which zero-bubble keeps until it takes those of weights.
+
+    Outputs of a block's products: queries, keys and values, the ffn's first product (with its
+    gate), and twice h of attention's and the ffn's last ones.
+    """
     widths = (x.heads + 2 * x.kv_heads) * x.head_dim + (1 + x.gated) * x.ffn
-    one = tokens(x) * x.compute_bytes * (2 * x.hidden + widths / x.tp)
-    return np.where(s.deferred > 0, (s.deferred + 1) * s.layers * one, 0.0)
+    of_layer = tokens(x) * x.compute_bytes * (2 * x.hidden + widths / x.tp)
+    # Those of the micro-batch at work beside those that wait.
+    return np.where(s.deferred > 0, (s.deferred + 1) * s.layers * of_layer, 0.0)
 
 
 def _transfers(x: Cases, f: Constants, s: Stage, inputs: Floats) -> Floats:
-    """The outputs of the micro-batches in flight."""
+    """The outputs of the micro-batches in flight, which a stage keeps after it has sent them."""
     sent = s.kept * x.vp / np.maximum(s.layers, 1)
     return np.where(x.pp > 1, f.keeps_transfers * sent * inputs, 0.0)
 
 
 def _joined(x: Cases, f: Constants) -> Floats:
-    """Features that context parallelism keeps per token beyond its own queries, keys, values, output."""
+    """Features a token that context parallelism keeps beyond its own queries, keys, values, output.
+
+    The output once more, joined from parts, and the other ranks' keys and values where they are
+    gathered.
+    """
     keys = np.where(x.gathers_keys > 0, 2 * (x.cp - 1) * x.kv_heads, 0.0)
     return np.where(x.cp > 1, f.joins_parts * (x.heads + keys) * x.head_dim, 0.0)
 
@@ -79,8 +100,10 @@ def _joined(x: Cases, f: Constants) -> Floats:
 def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     """Bytes that a block keeps per token, scores aside.
 
-    c (4 h + (2 a d + 2 g d + n f) / tp), with n 3 with a gate and 2 without (core/memory.py), and what
-    the framework adds. Sequence parallelism divides the stream's tensors as well.
+    c (4 h + (2 a d + 2 g d + n w) / tp), with n 3 with a gate and 2 without (core/memory.py), and
+    what the framework adds: dropout masks, norms in fp32, gathered inputs, the ffn's unfused gate.
+    With experts w is that of all that a token meets, and 2 h for each of these where tokens are
+    sorted by expert and back. Sequence parallelism divides the stream's tensors as well.
     """
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
@@ -93,23 +116,30 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:
+    """Whether attention stores its scores: without flash, or where they are small anyway."""
     return (x.flash == 0) | (x.seq_len**2 / x.cp <= f.scores_within**2)
 
 
 def _scores(x: Cases, f: Constants) -> Floats:
-    """Bytes of a token's scores; 5 a s / tp in 16 bit with dropout (arXiv:2205.05198)."""
+    """Bytes of a token's scores: 5 a s / tp in 16 bit with dropout, as c / 2 x scores a s / tp."""
     return f.activation_scale * f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
 
 
 def _norm(x: Cases, f: Constants) -> Floats:
-    """Bytes that a norm keeps per token and feature beyond its input and output."""
+    """Bytes that a norm keeps per token and feature beyond its input and output.
+
+    Models with a gated ffn have RMSNorm, others LayerNorm.
+    """
     c = x.compute_bytes
     wide = np.where(f.wide_norm > 0, 4 * f.wide_norm - c, 0.0)
     return np.where(x.gated > 0, wide, np.where(c < 4, c * f.narrow_norm, 0.0))
 
 
 def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
-    """The head's input with its norm, the logits and their loss; gpipe keeps a whole step's."""
+    """The head's input with its norm, the logits and their loss; gpipe keeps a whole step's.
+
+    A loss that goes through chunks of tokens has the logits of one chunk only.
+    """
     t, rows = tokens(x), vocabulary_rows(x, f) / x.tp
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
     head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)

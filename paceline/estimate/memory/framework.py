@@ -53,7 +53,7 @@ class Framework:
     ffn_gated: float = 0
     """More tensors of the ffn's width where no kernel joins the gate with its activation."""
     gathers_inputs: float = 0
-    """1 where sequence parallelism keeps what it gathered for the products, not a rank's part of it."""
+    """1 where sequence parallelism keeps all that it gathered for the products, not a rank's part."""
     backward: float = 0
     """1 where the gradients of one block's stream and ffn come on top."""
     keeps_transfers: float = 0
@@ -65,8 +65,8 @@ class Framework:
     copies_gradients: float = 0
     """1 where DDP's buckets stand beside the gradients that micro-batches are summed up in."""
     scores: float = 5
-    """Of attention's stored scores, per head and pair of tokens, in 16 bit: softmax 2, dropout's mask
-    1 and output 2 (Korthikanti et al., arXiv:2205.05198)."""
+    """Of attention's stored scores, per head and pair of tokens, in 16 bit: softmax 2, dropout's
+    mask 1 and output 2 (Korthikanti et al., arXiv:2205.05198)."""
     scores_within: float = 0
     """Sequences up to which attention stores its scores although it could do without."""
     logits: float = 10
@@ -107,7 +107,7 @@ SPREADS: Mapping[str, float] = {
 """Deviation of each prior's logarithm."""
 
 PRIORS: Mapping[str, Framework] = {
-    # Buckets of 5e8 elements; fp32 gradients and Adam's temporaries of the shard that a rank updates.
+    # Buckets of 5e8 elements; fp32 gradients and Adam's temporaries of the shard a rank updates.
     "softmax": Framework(
         weight=2, gradient=2, master=4, vocab_multiple=128, masks=2, fixed=1000 * MIB,
         per_parameter=1, per_shard=8, fragmentation=0.05, communicator=200 * MIB,
@@ -158,7 +158,7 @@ NATIVE_CUDA = replace(
 
 
 def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:
-    """The constants on a generation of devices: on a CPU the native trainer's, on GPUs each stack's.
+    """The constants on a generation of devices: the native trainer's on CPUs, each stack's on GPUs.
 
     `native`: what computes by PyTorch's modules is the native trainer, not FSDP of torchtitan.
     """

@@ -1,8 +1,8 @@
 """Rows of tables that state memory, and the estimate of exactly what they state.
 
 Published memories differ in kind: what nvidia-smi shows of the device, what PyTorch's allocator
-reserved, or the most it had allocated; and in whose they are: the most loaded rank's, or that of a rank
-that writes the log. Comparing across kinds would be wrong by the context and fragmentation.
+reserved, or the most it had allocated; and in whose they are: the most loaded rank's, or that of a
+rank that writes the log. Comparing across kinds would be wrong by the context and fragmentation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ MORE_STAGES = "more pipeline stages than layers"
 
 Kind = Literal["allocated", "reserved", "device_used"]
 KINDS: Mapping[str, Kind] = {"softmax": "device_used", "fused": "allocated", "torch": "reserved"}
-"""What each stack's publications state: nvidia-smi, Megatron's mem-max-allocated, torchtitan's peak."""
+"""What each stack's publications state: nvidia-smi, Megatron's mem-max-allocated, torchtitan."""
 MOST, FIRST, LAST = "most", 0, -1
 RANKS: Mapping[str, int] = {"golden": LAST, "tr3m-1B3": FIRST}
-"""Whose memory a source states, by a word in its name: Megatron's writer sits on the last rank; the
-1.3B study's figures do not grow with the logits of the last stage. Others: the most loaded rank's."""
+"""Whose memory a source states, by a word in its name.
+
+Megatron's writer sits on the last rank; the 1.3B study's figures do not grow with the logits of the
+last stage. Others: the most loaded rank's."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class PublishedMemory:
 def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
     """A row that states memory (mem_gb, in GiB) or ran out; raises UnmodelledError with the reason.
 
-    The same gaps as in `read_row` are filled; models without a gate have learned positions and a tied
-    head, and the notes tell of an optimizer with 8-bit moments.
+    The same gaps as in `read_row` are filled; models without a gate have learned positions and a
+    tied head, and the notes tell of an optimizer with 8-bit moments.
     """
     notes, stated = row.get("notes", ""), (row.get("mem_gb") or "").strip()
-    out = notes.startswith("OOM")
-    if not stated and not out:
+    ran_out = notes.startswith("OOM")
+    if not stated and not ran_out:
         raise UnmodelledError(NO_MEMORY)
     # Whoever ran out has no step time, which is not needed here.
     case = read_row({**row, "step_time_s": row.get("step_time_s") or "1"}).case
@@ -66,7 +68,7 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
         device = catalog.find_device(row.get("gpu", "")).device
     except UserError as error:
         raise UnmodelledError(NO_DEVICE) from error
-    named = _SIZE.search(row.get("gpu", ""))
+    variant = _SIZE.search(row.get("gpu", ""))
     case = replace(
         case,
         tied=not case.gated,
@@ -78,7 +80,7 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
         id=row.get("id", ""),
         source=row.get("source", "").split(" (via")[0],
         case=case,
-        device_bytes=float(named[1]) * 1e9 if named else device.memory_bytes or float("inf"),
+        device_bytes=float(variant[1]) * 1e9 if variant else device.memory_bytes or float("inf"),
         stated_bytes=float(stated) * GIB if stated else None,
     )
 
@@ -94,15 +96,15 @@ def as_stated(
         LAST: rank_memory(x, LAST, frameworks),
     }
     totals = {
-        (rank, kind): getattr(one, kind)
-        for rank, one in estimates.items()
+        (rank, kind): getattr(estimate, kind)
+        for rank, estimate in estimates.items()
         for kind in set(KINDS.values())
     }
     return np.array(
-        [totals[whose(row.source), KINDS[row.case.stack]][i] for i, row in enumerate(rows)]
+        [totals[rank_of_source(row.source), KINDS[row.case.stack]][i] for i, row in enumerate(rows)]
     )
 
 
-def whose(source: str) -> int | str:
+def rank_of_source(source: str) -> int | str:
     """The pipeline rank that a source speaks of, or MOST."""
     return next((rank for word, rank in RANKS.items() if word in source), MOST)

@@ -1,4 +1,16 @@
-"""Weights, gradients, optimizer and their copies on one rank of a pipeline stage, as arrays over cases."""
+"""Weights, gradients, optimizer and their copies on one rank of a pipeline stage.
+
+Arrays over many cases; all results are bytes. With P parameters on a rank before ZeRO, N ranks that
+hold the same, and b bytes of each kind (framework.py), ZeRO leaves
+
+    weights    b_w P, from stage 3 on b_w P / N     2 where 16-bit weights stand beside fp32 masters
+    gradients  b_g P, from stage 2 on b_g P / N
+    optimizer  b_o P, from stage 1 on b_o P / N     12: an fp32 master and Adam's two moments
+
+(Rajbhandari et al., arXiv:1910.02054). Experts lie on ep times fewer data ranks. Frozen
+weights have neither gradients nor moments. Functions take x, the cases; f, their framework's
+constants; s, the rank's stage (stage.py); n, its parameters.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +25,22 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import block_weights, num_microbatches, replicas
 
 NORMS = 2
-"""Of a block."""
+"""Norms of a block: before attention and before the ffn."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of weights, gradients, optimizer, and of weights that are held only to compute."""
+    """Bytes of one rank that stay from micro-batch to micro-batch, and what is made of weights."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
+    """Sharded weights that are whole while they are used."""
     copies: Floats
     """16-bit copies that operations make of fp32 weights, and keep for the backward pass."""
     buffers: Floats
-    """DDP's buckets beside the gradients, narrow copies of weights, and what grows with parameters."""
+    """DDP's buckets beside the gradients, narrow copies of weights, what grows with parameters."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +48,26 @@ class _Counts:
     """Parameters on one rank before ZeRO, and over how many ranks it spreads them."""
 
     blocks: Floats
+    """Of blocks, experts aside."""
     experts: Floats
     ends: Floats
+    """Of embedding, last norm and head."""
     trained: Floats
     """Of blocks and ends."""
     trained_experts: Floats
     ranks: Floats
+    """Over which ZeRO spreads blocks and ends."""
     expert_ranks: Floats
 
-    def cut(self, where: Bools, one: Floats, of_experts: Floats) -> Floats:
-        """Bytes of one rank: spread where ZeRO does so."""
-        return np.where(where, one / self.ranks + of_experts / self.expert_ranks, one + of_experts)
+    def cut(self, where: Bools, common: Floats, experts: Floats) -> Floats:
+        """Bytes of one rank, spread over all of them where ZeRO does so."""
+        return np.where(where, common / self.ranks + experts / self.expert_ranks, common + experts)
 
 
 def states(x: Cases, f: Constants, s: Stage) -> States:
     """States of one rank: ZeRO-1 shards the optimizer, 2 gradients too, 3 weights too.
 
-    Rajbhandari et al., arXiv:1910.02054; FSDP's stage 2 shards weights as well and keeps them
-    gathered. Experts lie on ep times fewer data ranks.
+    FSDP's stage 2 shards weights as well and keeps them gathered (Zhao et al., arXiv:2304.11277).
     """
     n, c, zero = _counts(x, f, s), x.compute_bytes, x.zero_stage
     frozen = np.where(x.frozen > 0, n.blocks + n.ends, 0.0)
@@ -75,8 +90,8 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
 
 
 def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
-    block, experts = _block(x)
-    blocks, experts, ends = s.layers * block, s.layers * experts, _ends(x, f, s)
+    block, block_experts = _block(x)
+    blocks, experts, ends = s.layers * block, s.layers * block_experts, _ends(x, f, s)
     ranks = np.where((x.dp_shard > 0) & (x.zero_stage >= 2), x.dp_shard, replicas(x) * x.cp)
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
     return _Counts(
@@ -91,7 +106,11 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
 
 
 def _updated(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """Parameters whose moments a rank holds, on the rank with most of them."""
+    """Parameters whose moments a rank holds, on the rank with most of them.
+
+    Where ZeRO-1 spreads whole parameters, one rank has at least the largest of them: the embedding,
+    or a matrix of the ffn.
+    """
     even = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
     table = np.where(s.first | s.last, vocabulary_rows(x, f) * _table_width(x), 0.0)
     largest = np.maximum(table, x.ffn * x.hidden) / x.tp
@@ -100,7 +119,10 @@ def _updated(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
 
 def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """Sharded weights that are whole while they are used: two blocks and the ends, or all with stage 2."""
+    """Sharded weights that are whole while they are used, in what blocks compute in.
+
+    Under stage 3 two blocks, the one at work and the next, and the ends; under stage 2 all.
+    """
     sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
     share = np.minimum(GATHERED_BLOCKS / np.maximum(s.layers, 1), 1)
     blocks = np.where(x.zero_stage >= 3, share, 1.0) * (n.blocks + n.experts)
@@ -108,7 +130,11 @@ def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
 
 def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """A block's weights in 16 bit, once for every micro-batch in flight; with full recomputation one block's."""
+    """16-bit copies of fp32 weights, which operations make anew in every micro-batch.
+
+    They live as long as their micro-batch is in flight; with full recomputation one block's are
+    there at a time.
+    """
     sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
     casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
@@ -117,6 +143,7 @@ def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
 
 def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
+    """DDP's buckets, 8-bit (or half as large 4-bit) copies of weights, and what grows with both."""
     buckets = np.where(_two_gradients(x, f), f.gradient * (n.trained + n.trained_experts), 0.0)
     narrow = f.narrow_copies * np.where(x.four_bit > 0, 0.5, 1.0) * (n.blocks + n.experts)
     local = n.cut(x.zero_stage >= f.shards_weights_at, n.blocks + n.ends, n.experts)
@@ -126,25 +153,31 @@ def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
 
 
 def _two_gradients(x: Cases, f: Constants) -> Bools:
-    """DDP over several micro-batches: pipelines exchange without it, FSDP without whole gradients."""
+    """DDP over several micro-batches: pipelines do without it, FSDP without whole gradients."""
     ddp = (x.pp <= 1) & (x.zero_stage < 2) & (replicas(x) * x.cp > 1)
     return (f.copies_gradients > 0) & ddp & (num_microbatches(x) > 1)
 
 
 def _block(x: Cases) -> tuple[Floats, Floats]:
-    """Parameters of a block on one rank: those that all data ranks hold, and those of experts."""
+    """Parameters of a block on one rank: those that all data ranks hold, and those of experts.
+
+    Models without a gate have biases, and norms with a bias beside their scale.
+    """
     several = x.experts > 1
-    every = block_weights(x)
+    matrices = block_weights(x)
     experts = np.where(several, (2 + x.gated) * x.hidden * x.ffn * x.experts, 0.0)
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     biases = np.where(x.gated > 0, 0.0, (heads + 2 * kv + x.ffn) / x.tp + 2 * x.hidden)
     norms = NORMS * x.hidden * np.where(x.gated > 0, 1, 2)
-    shared = (every - experts + x.more_weights) / x.tp
+    shared = (matrices - experts + x.more_weights) / x.tp
     return shared + biases + norms, experts / x.tp / x.ep
 
 
 def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
-    """Parameters of embedding, positions, last norm and head; tied ends of a pipeline are two tables."""
+    """Parameters of embedding, positions, last norm and head.
+
+    Tied embedding and head are one table on one rank, and two at the ends of a pipeline.
+    """
     table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     norm = x.hidden * np.where(x.gated > 0, 1, 2)
     once = (x.tied > 0) & s.first

@@ -1,12 +1,12 @@
 """Time of one transformer block for one micro-batch on one rank, by part.
 
 Symbols, one value a case: t tokens of a micro-batch on a rank, h hidden, a d and g d widths of
-queries and of keys, f ffn, s tokens of a sample. tp divides sizes of products, cp divides tokens.
+queries and of keys, s tokens of a sample. tp divides sizes of products, cp divides tokens.
 
     product      2 m n k / rate + start + part of its memory traffic: FLOP / (FLOP/s) = s
     attention    4 s t a d / tp FLOP of both its products, half of it under a causal mask
     elementwise  2 bytes x widths x t / memory rate, norms, activations, residuals
-    exchange     bytes / rate of the group + start, network.py
+    exchange     bytes / rate of the group + start, collectives.py
 
 Rates are those of the data sheet times a coefficient (coefficients.py), which measured steps move.
 FLOPs of a block: Narayanan et al., arXiv:2104.04473; flash attention's backward pass of 2.5 forward
@@ -61,7 +61,7 @@ def tokens(x: Cases) -> Floats:
 
 
 def product_rate(x: Cases, c: Mapping[str, float], narrow: bool = True) -> Floats:
-    """FLOP/s of large products: peak x efficiency, by the dtype of the linear layers or in 16 bit."""
+    """FLOP/s of large products: peak x efficiency, in the linear layers' dtype or in 16 bit."""
     efficiency = by_word(x, "generation", {name: c[f"gemm_{name}"] for name in GENERATIONS})
     efficiency = efficiency * x.power ** c["power_exponent"]
     efficiency = efficiency * np.where(x.has("stack", "torch"), c["gemm_torch"], 1.0)
@@ -157,7 +157,7 @@ def routed(x: Cases) -> Floats:
 
 
 def _summing(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Adding a micro-batch's weight gradients to those in fp32: reading and writing 4 bytes a weight.
+    """Adding a micro-batch's weight gradients to those in fp32: 4 bytes a weight, read and written.
 
     Newer products do it as they write, so that it counts like their other traffic.
     """

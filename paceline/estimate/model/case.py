@@ -14,8 +14,8 @@ from paceline.core.layout import Schedule
 Floats = NDArray[np.float64]
 Generation = Literal["volta", "ampere", "hopper", "blackwell", "other", "cpu"]
 Stack = Literal["softmax", "fused", "torch"]
-"""How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer Engine
-and Megatron core since, or PyTorch's own modules."""
+"""How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
+Engine and Megatron core since, or PyTorch's own modules."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Case:
     tied: bool = False
     """The head uses the embedding's weights."""
     more_weights: float = 0
-    """Parameters of a block beside its products, norms and biases, such as an MMDiT's modulation."""
+    """Parameters of a block beside products, norms and biases, such as an MMDiT's modulation."""
     positions: float = 0
     """Rows of a table of learned positions."""
     table_width: float = 0
@@ -95,9 +95,9 @@ class Case:
     moment_bytes: float = 4
     """Of each of Adam's two moments."""
     summed_gradient_bytes: float = 0
-    """Of a gradient in which micro-batches are summed up, where it stands beside the framework's own."""
+    """Of a gradient that micro-batches are summed up in, where it stands beside the framework's."""
     document: float = 0
-    """Tokens of one document where several fill a sample and none attends to another, 0 for one."""
+    """Tokens of one document where several fill a sample, none attending to another; 0 for one."""
     assumed_intra: bool = False
     """Nobody states the links inside a node, and so on: the interval is wider."""
     assumed_inter: bool = False

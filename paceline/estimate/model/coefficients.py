@@ -1,4 +1,4 @@
-"""The physical coefficients of the time model: what each means, its prior and where that is from."""
+"""The physical coefficients of the time model: what each means, its prior and its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.estimate.model.case import Floats
 
 @dataclass(frozen=True)
 class Prior:
-    """A coefficient before any step time was looked at: median and standard deviation of its logarithm."""
+    """A coefficient before any step time was looked at: median and deviation of its logarithm."""
 
     name: str
     value: float
@@ -33,7 +33,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("gemm_8bit", 0.75, 0.15, "8-bit products' share of their peak, over that of 16-bit ones"),
     Prior("gemm_4bit", 0.55, 0.30, "the same of 4-bit products"),
     Prior("gemm_blocks", 0.93, 0.10, "what scales for small blocks leave of it"),
-    Prior("gemm_torch", 0.88, 0.10, "rate of products among PyTorch's own modules, over fused ones"),
+    Prior("gemm_torch", 0.88, 0.10, "rate of products in PyTorch's own modules, over fused ones"),
     Prior("gemm_odd", 0.65, 0.20, "rate of products whose sizes 64 does not divide, over others"),
     Prior("gemm_start_s", 15e-6, 0.70, "extra time of one product on an A100"),
     Prior("gemm_grouped", 0.62, 0.30, "rate of experts' products side by side, over one as large"),
@@ -44,7 +44,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("scores", 0.30, 0.30, "products of attention that stores its scores, over the peak"),
     Prior("scores_passes", 6.0, 0.50, "times the scores go through memory in a forward pass"),
     Prior("memory", 0.75, 0.15, "reached memory rate over the data sheet's"),
-    Prior("elementwise", 1.0, 0.40, "memory traffic of norms, activations, residuals, over its count"),
+    Prior("elementwise", 1.0, 0.40, "traffic of norms, activations and residuals, over its count"),
     Prior("permuted", 1.5, 0.40, "traffic of sorting tokens by expert and back, over its count"),
     Prior("elementwise_eager", 1.5, 0.30, "the same where PyTorch runs every operation by itself"),
     Prior("logits", 1.0, 0.50, "memory traffic of logits and loss, over 20 bytes a logit"),
@@ -70,7 +70,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("pp_exposed", 0.70, 0.40, "share of what passes between stages that nothing hides"),
     Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
     Prior("dp_exposed", 0.35, 0.50, "share of the gradients' exchange that nothing hides"),
-    Prior("zero3_exposed", 0.35, 0.50, "share of the shorter of exchange and work that ZeRO-3 exposes"),
+    Prior("zero3_exposed", 0.35, 0.50, "share of the shorter of exchange and work that ZeRO-3 shows"),
     Prior("optimizer", 1.3, 0.40, "memory traffic of the optimizer over 26 bytes a parameter"),
     Prior("jitter", 6e-3, 0.60, "growth of a step with every doubling of the nodes"),
 )  # fmt: skip

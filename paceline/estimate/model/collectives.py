@@ -1,4 +1,9 @@
-"""Collectives: rates and times over the fast links of a domain and the network between domains."""
+"""Collectives: rates and times over the fast links of a domain and the network between domains.
+
+Symbols: n ranks of a group, every `stride`th of neighbouring devices. An all-reduce moves
+2 (n - 1) / n of its bytes through every rank, in a ring as by halving and doubling (Thakur
+et al., IJHPCA 19, 2005); a gather or a scatter moves half of that. Seconds are bytes / (bytes/s) + starts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from paceline.estimate.model.case import Cases, Floats
 
 
 def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -> Floats:
-    """Bytes/s of one rank in a group that spans `span` neighbouring devices, every `stride`th of them.
+    """Bytes/s of one rank in a group of every `stride`th of `span` neighbouring devices.
 
     Inside the fast domain it is that of the links. A group that leaves it has domain / stride
     members a domain, which share what they exchange: each moves its part through its own port.
@@ -18,8 +23,8 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
     a device's.
     """
     inside, between = x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"]
-    own = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
-    inside = inside * np.where((x.mesh > 0) & (own > 0), np.minimum(1.0, own), 1.0)
+    linked = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
+    inside = inside * np.where((x.mesh > 0) & (linked > 0), np.minimum(1.0, linked), 1.0)
     members = np.maximum(1.0, x.domain / stride)
     return np.where(span <= x.domain, inside, np.minimum(inside, between * members))
 
@@ -53,17 +58,18 @@ def all_to_all_s(
     num_bytes: Floats,
     size: Floats,
     stride: Floats,
-    wanted: Floats,
+    receivers: Floats,
 ) -> Floats:
-    """Seconds of an all-to-all among `size` ranks, each of which sends `num_bytes` in all, start included.
+    """Seconds of an all-to-all among `size` ranks, each of which sends `num_bytes` in all.
 
     Every rank has bytes of its own for each other one, so what leaves a domain goes through its own
-    port, unlike what a domain shares. `wanted` ranks get a copy of each piece: a domain gets one of
-    them all, (D - 1)(1 - (1 - 1/D)^wanted) on average beside the own of D domains.
+    port, unlike what a domain shares. `receivers` ranks get a copy of each piece, but a domain gets
+    one for all of its own, so that (D - 1)(1 - (1 - 1/D)^receivers) copies leave one of D domains
+    on average.
     """
     near = np.clip(x.domain / stride, 1.0, size)
     domains = size / near
-    copies = (domains - 1) * (1 - (1 - 1 / domains) ** wanted) / wanted
+    copies = (domains - 1) * (1 - (1 - 1 / domains) ** receivers) / receivers
     inside = num_bytes * (near - 1) / size / (x.intra_bytes_per_s * c["intra"])
     outside = num_bytes * copies / (x.inter_bytes_per_s * c["inter"])
     start = np.where(domains > 1, c["inter_start_s"], c["intra_start_s"])

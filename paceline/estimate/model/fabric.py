@@ -40,16 +40,17 @@ class Rate(NamedTuple):
 def stated_bytes_per_s(text: str, per_node: int) -> float | None:
     """The bandwidth that a description states, of one device in one direction; None without any.
 
-    "8x400 Gb/s" are the ports of a node, and so is one port of Ethernet or what is "per node"; devices
-    share them. Any other rate is a device's: "100 GB/s". Both directions together count half.
+    "8x400 Gb/s" are the ports of a node, and so is one port of Ethernet or what is "per node";
+    devices share them. Any other rate is a device's: "100 GB/s". Both directions together count
+    half.
     """
-    found = _BANDWIDTH.search(text)
-    if found is None:
+    stated = _BANDWIDTH.search(text)
+    if stated is None:
         return None
-    rate = float(found["rate"]) * _SCALES[found["scale"]] / (1 if "B" in found["unit"] else 8)
-    of_node = bool(found["ports"]) or bool(_OF_NODE.search(text))
+    rate = float(stated["rate"]) * _SCALES[stated["scale"]] / (1 if "B" in stated["unit"] else 8)
+    of_node = bool(stated["ports"]) or bool(_OF_NODE.search(text))
     share = per_node if of_node else 1
-    return rate * int(found["ports"] or 1) / share / (2 if _BOTH.search(text) else 1) or None
+    return rate * int(stated["ports"] or 1) / share / (2 if _BOTH.search(text) else 1) or None
 
 
 def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate:
@@ -60,12 +61,12 @@ def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate
     stated = stated_bytes_per_s(name, 1) if name else None
     if stated and match is None:
         return Rate(stated)
-    known = PCIE.get(generation) if "PCIe" in device.name else None
-    known = "xGMI-MI300" if device.family in XGMI else known
+    link = PCIE.get(generation) if "PCIe" in device.name else None
+    link = "xGMI-MI300" if device.family in XGMI else link
     usual = INTRA.get(generation, FALLBACK_LINK)
-    usual = (catalog.link(known).bytes_per_s or usual) if known else usual
+    usual = (catalog.link(link).bytes_per_s or usual) if link else usual
     note = f"links inside a node are taken as {usual / 1e9:g} GB/s"
-    return Rate(usual, assumed=known is None and generation not in INTRA, note=note)
+    return Rate(usual, assumed=link is None and generation not in INTRA, note=note)
 
 
 def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:

@@ -1,7 +1,16 @@
-"""A pipeline's step pass by pass: how long stages of any length take together, and which rank waits.
+"""A pipeline's step pass by pass: how long its stages take together, and which rank waits.
 
 The closed forms of core/pipeline.py hold for equal stages and exchanges that take no time. Here the
-first stage may have the embedding, the last one the head, and what passes between ranks takes a while.
+first stage may have the embedding, the last one the head, and what passes between ranks takes a
+while.
+
+Symbols: p ranks (pp) with v chunks of layers each (vp), S = p v stages, of which stage i lies on
+rank i mod p, and m micro-batches. A pass takes one micro-batch through one stage, and is a number,
+so that what it takes and what it waits for are arrays:
+
+    pass = kind S m + stage m + micro-batch,    kind 0  forward
+                                                     1  backward
+                                                     2  gradients of weights, for zero-bubble alone
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ from paceline.core.layout import Schedule
 WEIGHT_SHARE = 0.5
 """Of a backward pass, what the weights' gradients take; only zero-bubble does them apart."""
 Order = list[int]
-"""Passes of one rank, as kind x S m + stage x m + micro-batch with S stages and m micro-batches."""
+"""Passes of one rank, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class PipelineTime:
 def stage_seconds(
     sizes: Sequence[int], layer_s: float, first_s: float = 0.0, last_s: float = 0.0
 ) -> list[float]:
-    """Seconds of each stage: its layers, with the embedding's on the first and the head's on the last."""
+    """Seconds of each stage: its layers, the embedding on the first and the head on the last."""
     seconds = [size * layer_s for size in sizes]
     seconds[0] += first_s
     seconds[-1] += last_s
@@ -60,12 +69,12 @@ def pipeline_s(
 ) -> PipelineTime:
     """Time of a step whose pp x vp stages take these seconds; stage i lies on rank i mod pp.
 
-    A pass waits for its rank and for the neighbouring stage's pass, which arrives `exchange_s` later;
-    nothing is computed for it meanwhile. 1f1b over several chunks is the interleaved schedule
-    (Narayanan et al., arXiv:2104.04473), zero-bubble is ZB-H1 (Qi et al., arXiv:2401.10241) with
-    `weight_share` of a backward pass put off. Raises ValueError for stages that do not fit the
-    schedule, and where passes would wait for each other in a circle (interleaved, many ranks, rounds that
-    do not come out even).
+    A pass waits for its rank and for the neighbouring stage's pass, which arrives `exchange_s`
+    later; nothing is computed for it meanwhile. 1f1b over several chunks is the interleaved
+    schedule (Narayanan et al., arXiv:2104.04473), zero-bubble is ZB-H1 (Qi et al.,
+    arXiv:2401.10241) with `weight_share` of a backward pass put off. Raises ValueError for stages
+    that do not fit the schedule, and where passes would wait for each other in a circle
+    (interleaved, many ranks, rounds that do not come out even).
     """
     stages, m = len(stage_forward_s), num_microbatches
     if m < 1 or vp < 1 or not stages or stages % vp or len(stage_backward_s) != stages:
@@ -86,16 +95,20 @@ def pipeline_s(
 def _follow(
     orders: Sequence[Order], durations: list[float], needs: list[int], exchange_s: float
 ) -> float:
-    """When the last rank ends, each doing its passes in order as soon as what they need has come."""
+    """When the last rank ends, each doing its passes in order as soon as what they need has come.
+
+    Every rank goes on until it waits for a pass that has no end yet; then the next rank's turn
+    comes. Ranks take turns up and down, as forward passes flow one way and backward ones the other.
+    """
     ends = [-1.0] * len(durations)
-    free, at = [0.0] * len(orders), [0] * len(orders)
+    rank_free, position = [0.0] * len(orders), [0] * len(orders)
     ranks = list(range(len(orders)))
     left = sum(map(len, orders))
     while left:
-        before = left
+        left_before = left
         for rank in ranks:
-            order, i, now = orders[rank], at[rank], free[rank]
-            for i in range(at[rank], len(order)):
+            order, i, now = orders[rank], position[rank], rank_free[rank]
+            for i in range(position[rank], len(order)):
                 work = order[i]
                 need = needs[work]
                 if need >= 0:
@@ -107,16 +120,21 @@ def _follow(
                 ends[work] = now
             else:
                 i = len(order)
-            left -= i - at[rank]
-            at[rank], free[rank] = i, now
-        if left == before:
+            left -= i - position[rank]
+            position[rank], rank_free[rank] = i, now
+        if left == left_before:
             raise ValueError("the passes wait for each other in a circle")
         ranks.reverse()
-    return max(free)
+    return max(rank_free)
 
 
 def _needs(stages: int, m: int) -> list[int]:
-    """What each pass needs of another stage, -1 for nothing; on its own stage the order sees to it."""
+    """The pass that each pass waits for, -1 for none: of its micro-batch on a neighbouring stage.
+
+    Forward passes wait for the stage before, backward ones for the stage behind. That a stage's
+    own forward pass comes before its backward pass, and this before the gradients of weights, is
+    the order's care.
+    """
     forward = np.arange(-m, (stages - 1) * m)
     backward = np.arange((stages + 1) * m, (2 * stages + 1) * m)
     forward[:m] = -1
@@ -125,6 +143,12 @@ def _needs(stages: int, m: int) -> list[int]:
 
 
 def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
+    """The order of every rank, by how many forward passes it does before its first backward one.
+
+    gpipe: all v m. 1f1b and zero-bubble: p - 1 - rank, until the first micro-batch comes back.
+    interleaved: 2 (p - 1 - rank) + (v - 1) g, chunks in turn for rounds of g micro-batches, as
+    Megatron counts its warm-up; g is p where that divides m.
+    """
     if schedule == "gpipe":
         return [_chunked(pp, vp, m, rank, m, vp * m) for rank in range(pp)]
     if schedule == "zero-bubble":
@@ -139,28 +163,34 @@ def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
 
 
 def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Order:
-    """`ahead` forward passes, then one of each kind in turn; chunks in turn for every `group`."""
+    """`ahead` forward passes, then one of each kind in turn; chunks in turn for every `group`.
+
+    Backward passes go through the chunks from the last one to the first.
+    """
     turns = [
         (chunk, start, min(start + group, m)) for start in range(0, m, group) for chunk in range(vp)
     ]
     forwards: Order = []
     backwards: Order = []
     for chunk, start, end in turns:
-        stage = chunk * pp + rank
-        forwards += range(stage * m + start, stage * m + end)
-        stage = (2 * vp - 1 - chunk) * pp + rank
-        backwards += range(stage * m + start, stage * m + end)
+        forward = (chunk * pp + rank) * m
+        forwards += range(forward + start, forward + end)
+        backward = ((2 * vp - 1 - chunk) * pp + rank) * m
+        backwards += range(backward + start, backward + end)
     ahead = min(ahead, len(forwards))
     steady = [work for both in zip(forwards[ahead:], backwards, strict=False) for work in both]
     return forwards[:ahead] + steady + backwards[len(backwards) - ahead :]
 
 
 def _weights_later(order: Order, pp: int, m: int, rank: int) -> Order:
-    """The order with the weights' gradients as many micro-batches later as there are ranks before."""
-    first, later = (pp + rank) * m, (2 * pp + rank) * m
-    found: Order = []
+    """The order with gradients of weights, `rank` micro-batches behind their backward passes.
+
+    ZB-H1 puts off as many as there are ranks before this one; what is still due comes at the end.
+    """
+    backward, weights = (pp + rank) * m, (2 * pp + rank) * m
+    filled: Order = []
     for work in order:
-        found.append(work)
-        if work >= first + rank:
-            found.append(later + work - first - rank)
-    return found + list(range(later + max(0, m - rank), later + m))
+        filled.append(work)
+        if work >= backward + rank:
+            filled.append(weights + work - backward - rank)
+    return filled + list(range(weights + max(0, m - rank), weights + m))

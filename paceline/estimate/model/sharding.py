@@ -34,18 +34,19 @@ class Exchanged:
     among: Floats
     """Of adding up the scattered gradients among copies of what is sharded (HSDP)."""
 
-    def whole(self, x: Cases, gather: Floats, scatter: Floats | float = 1.0) -> Floats:
+    def total(self, x: Cases, gather: Floats, scatter: Floats | float = 1.0) -> Floats:
         """Of so many gatherings and scatterings.
 
         On GPUs copies add up over the network while other blocks use the links inside a node.
         """
-        own, among = gather * self.gather + scatter * self.scatter, scatter * self.among
-        return np.where(x.has("generation", "cpu"), own + among, np.maximum(own, among))
+        shards = gather * self.gather + scatter * self.scatter
+        among = scatter * self.among
+        return np.where(x.has("generation", "cpu"), shards + among, np.maximum(shards, among))
 
     def of_microbatch(self, x: Cases, gathers: float) -> Floats:
-        """Of one micro-batch, which gathers so often under ZeRO-3; stage 2 keeps what it gathered."""
+        """Of one micro-batch, which gathers so often under ZeRO-3; stage 2 keeps what it has."""
         gather = np.where(x.zero_stage == 3, gathers, 0.0)
-        return self.whole(x, gather, np.where(_scatters_once(x), 0.0, 1.0))
+        return self.total(x, gather, np.where(_scatters_once(x), 0.0, 1.0))
 
 
 def block_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:
@@ -56,12 +57,15 @@ def block_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:
 
 def root_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:
     """Of embedding and head, which FSDP treats as one more block."""
-    found = _exchanged(x, c, table_weights(x), np.zeros(x.size))
-    return Exchanged(*(np.where(x.vocab > 0, part, 0.0) for part in vars(found).values()))
+    tables = _exchanged(x, c, table_weights(x), np.zeros(x.size))
+    return Exchanged(*(np.where(x.vocab > 0, part, 0.0) for part in vars(tables).values()))
 
 
 def added(x: Cases, c: Mapping[str, float], work: Floats, exchange: Floats) -> Floats:
-    """Seconds that an exchange adds to the work beside which it runs, 0 where nothing is sharded."""
+    """Seconds that an exchange adds to the work beside which it runs, 0 where nothing is sharded.
+
+    max(work, exchange) + e min(work, exchange) - work, e the share of the shorter that shows.
+    """
     both = np.maximum(work, exchange) + c["zero3_exposed"] * np.minimum(work, exchange)
     return np.where((x.zero_stage >= 2) & (copies(x)[0] > 1), both - work, 0.0)
 
@@ -73,7 +77,7 @@ def once(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """
     layers, block, root = stage_layers(x)[0], block_exchange(x, c), root_exchange(x, c)
     gather = np.where(x.zero_stage == 2, layers * block.gather + root.gather, 0.0)
-    reduced = layers * block.whole(x, np.zeros(x.size)) + root.whole(x, np.zeros(x.size))
+    reduced = layers * block.total(x, np.zeros(x.size)) + root.total(x, np.zeros(x.size))
     scatter = np.where(_scatters_once(x), reduced, 0.0)
     work = slowest / np.where(x.pp > 1, x.vp, 1.0)
     parts = ((gather, work / 3), (scatter, 2 * work / 3))
@@ -88,15 +92,15 @@ def _scatters_once(x: Cases) -> Bools:
 def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats) -> Exchanged:
     """`common` are weights that all data ranks hold, `experts` those of expert ranks.
 
-    Gathered in what blocks compute in. FSDP reduces gradients in fp32, others in 16 bit; copies of what
-    is sharded (HSDP) sum up theirs. Frozen weights have none.
+    Gathered in what blocks compute in. FSDP reduces gradients in fp32, others in 16 bit; copies of
+    what is sharded (HSDP) sum up theirs. Frozen weights have none.
     """
     ranks, of_experts = shards(x)
     moved = common * (ranks - 1) / ranks + experts * (of_experts - 1) / of_experts
     rate = group_rate(x, c, x.tp * ranks, x.tp)
     # A GPU's host runs ahead: there they are part of a block's host time.
-    own = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.crowding, 0.0)
-    start = np.where(ranks > 1, start_s(x, c) + own, 0.0)
+    host = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.crowding, 0.0)
+    start = np.where(ranks > 1, start_s(x, c) + host, 0.0)
     reduced = np.where(x.has("stack", "torch"), 4.0, 2.0)
     owned = reduced * (common / ranks + experts / of_experts)
     among = all_reduce_s(x, c, owned, copies(x)[0] / ranks, x.tp * ranks)

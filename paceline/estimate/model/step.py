@@ -39,7 +39,7 @@ class StepTime:
     cp: Floats
     ep: Floats
     zero: Floats
-    """Gathering weights (ZeRO-3) and scattering gradients (2 and 3), where work does not hide it."""
+    """Gathering weights (ZeRO-3) and scattering gradients (2, 3), where work does not hide it."""
     host: Floats
     bubble: Floats
     """Waiting for the pipeline to fill and to drain."""
@@ -125,7 +125,7 @@ def step_time(x: Cases, c: Mapping[str, float]) -> StepTime:
     m micro-batches go through the slowest stage, and one through all others while the pipeline
     fills and drains: m T + (p - 1)/v T for equal stages under GPipe, 1F1B and its interleaved form
     (Narayanan et al., arXiv:2104.04473), a third of it for zero-bubble, as in core/pipeline.py.
-    estimate/pipeline.py follows every pass instead.
+    model/pipeline.py follows every pass instead.
     """
     work = pieces(x, c)
     return step_of(x, c, work, closed_bubble(x, work))

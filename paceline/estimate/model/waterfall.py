@@ -1,4 +1,4 @@
-"""From the peak to the estimated rate, or the measured one: what each cause leaves of a device's FLOP/s."""
+"""From the peak to the estimated or measured rate: what each cause leaves of a device's FLOP/s."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def waterfall(
     """Levels of one case from the dense peak down to the estimated rate.
 
     `flops_per_device` are those of a step in a convention. The second level is what large products
-    reach; the third adds real sizes, recomputation, and attention, which may take less than a convention
-    counts for it. Causes without any time are left out.
+    reach; the third adds real sizes, recomputation, and attention, which may take less than a
+    convention counts for it. Causes without any time are left out.
     """
     peak = float(x.peak_narrow[0] or x.peak_16bit[0])
     parts, spent = time.at(0), flops_per_device / peak
     levels = [WaterfallLevel(name="peak", flops_per_s=peak, share=1.0, lost_s=0.0)]
     reached = flops_per_device / float(product_rate(x, c)[0])
-    causes = {name: sum(parts[part] for part in own) for name, own in CAUSES}
+    causes = {name: sum(parts[part] for part in of_cause) for name, of_cause in CAUSES}
     first = causes.pop(CAUSES[0][0])
     steps = {"large products": reached - spent, CAUSES[0][0]: first - reached, **causes}
     for name, seconds in steps.items():

@@ -1,4 +1,8 @@
-"""Counts that follow from a model and its layout: micro-batches, replicas, and the weights of a rank."""
+"""Counts that follow from a model and its layout: micro-batches, replicas, weights of a rank.
+
+Symbols: h hidden size, a d and g d widths of all queries and of all keys, w width of the ffn. A
+block has h (a d + 2 g d) + a d h weights in attention, and 2 h w in its ffn, 3 h w with a gate.
+"""
 
 from __future__ import annotations
 

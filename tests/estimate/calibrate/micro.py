@@ -21,7 +21,8 @@ MICRO = """
 name: micro
 title: Micro
 description: Trains in milliseconds.
-model: {num_layers: 4, hidden_size: 64, num_heads: 4, ffn_size: 128, vocab_size: 300, max_positions: 32}
+model: {num_layers: 4, hidden_size: 64, num_heads: 4, ffn_size: 128, vocab_size: 300,
+        max_positions: 32}
 training: {seq_len: 32, global_batch: 8, steps: 4, dtype: fp32, lr: 1e-3, total_tokens: null}
 data: {source: synthetic}
 layout: {micro_batch: 8}
@@ -70,7 +71,10 @@ def rates(ranks: int) -> Rates:
 
 
 def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[TimedTraining]:
-    """Short trainings on one and two ranks, `factor` times as slow as a CPU in general, with 2 % of noise."""
+    """Short trainings on one and two ranks with 2 % of noise.
+
+    They are `factor` times as slow as a CPU in general.
+    """
     found, draw = inventory(), np.random.default_rng(seed)
     bare = Calibration(
         **vars(ABOUT),

@@ -33,8 +33,8 @@ from paceline.estimate.model.coefficients import CENTRE, WIDTH
 ROW = {
     "id": "a-1", "source": "a", "model": "GPT 7.5B", "layers": "36", "hidden": "4096",
     "heads": "32", "seq_len": "2048", "gpu": "A100-SXM-80GB", "num_gpus": "128", "gbs": "512",
-    "mbs": "16", "tp": "4", "dtype": "fp16", "recompute": "full", "attention_impl": "unfused-softmax",
-    "step_time_s": "3.696", "zero": "0",
+    "mbs": "16", "tp": "4", "dtype": "fp16", "recompute": "full",
+    "attention_impl": "unfused-softmax", "step_time_s": "3.696", "zero": "0",
 }  # fmt: skip
 
 
@@ -235,7 +235,8 @@ def test_experts_with_their_numbers_are_modelled():
 @pytest.mark.parametrize(
     ("model", "width", "gated"),
     [
-        ("Yi-34B", 4.0, True), ("OLMo 7B", 4.0, True), ("Phi-3 mini", 4.0, True), ("phi-2", 4.0, False),
+        ("Yi-34B", 4.0, True), ("OLMo 7B", 4.0, True), ("Phi-3 mini", 4.0, True),
+        ("phi-2", 4.0, False),
         ("GPT-OSS 120B", 1.0, True), ("Nemotron4 15b", 4.0, False), ("opt-13b", 4.0, False),
         ("house model", 2.6875, True), ("PaLM 540B", 4.0, True),
     ],

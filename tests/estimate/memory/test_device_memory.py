@@ -46,7 +46,8 @@ T = 8192
 sizes = st.sampled_from([1.0, 2.0, 4.0, 8.0])
 layouts = st.fixed_dictionaries(
     {
-        "tp": sizes, "pp": sizes, "cp": st.sampled_from([1.0, 2.0]), "vp": st.sampled_from([1.0, 2.0]),
+        "tp": sizes, "pp": sizes, "cp": st.sampled_from([1.0, 2.0]),
+        "vp": st.sampled_from([1.0, 2.0]),
         "micro_batch": sizes, "zero_stage": st.sampled_from([0.0, 1.0, 2.0, 3.0]),
         "full_recompute": st.booleans(), "selective_recompute": st.booleans(),
         "sequence_parallel": st.booleans(), "flash": st.booleans(), "frozen": st.booleans(),

@@ -23,7 +23,8 @@ from paceline.estimate.model.case import cases_of
 GPT = {
     "id": "one", "source": "a table (via a copy)", "model": "GPT", "layers": "24", "hidden": "2048",
     "heads": "16", "vocab": "50257", "seq_len": "2048", "gpu": "V100-SXM2-32GB", "num_gpus": "8",
-    "dtype": "fp16", "gbs": "512", "mbs": "1", "tp": "1", "pp": "1", "zero": "1", "recompute": "full",
+    "dtype": "fp16", "gbs": "512", "mbs": "1", "tp": "1", "pp": "1", "zero": "1",
+    "recompute": "full",
     "attention_impl": "fused-softmax", "mem_gb": "16", "notes": "", "step_time_s": "29",
 }  # fmt: skip
 

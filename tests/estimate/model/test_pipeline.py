@@ -1,4 +1,4 @@
-"""A single estimate follows its pipeline; where stages are equal it says what the closed form says."""
+"""A single estimate follows its pipeline; with equal stages it says what the closed form says."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ layouts = st.fixed_dictionaries(
         "full_recompute": st.booleans(), "flash": st.booleans(),
         "stack": st.sampled_from(["softmax", "fused", "torch"]),
         "generation": st.sampled_from(["volta", "ampere", "hopper", "blackwell", "other", "cpu"]),
-        "frozen": st.booleans(), "causal": st.booleans(), "peak_narrow": st.sampled_from([0.0, 2e15]),
+        "frozen": st.booleans(), "causal": st.booleans(),
+        "peak_narrow": st.sampled_from([0.0, 2e15]),
     }
 )  # fmt: skip
 
