@@ -120,10 +120,10 @@ def estimates_of_runs(
 
     Machines are of one kind of device. Raises UserError as `case_of` does.
     """
-    by = [software or software_of(spec) for spec in specs]
-    rows = zip(specs, machines, by, strict=True)
-    x = cases_of([case_of(*row) for row in rows])
-    return _limited(x, specs, machines, evidence, any(one.native for one in by)).followed()
+    softwares = [software or software_of(spec) for spec in specs]
+    x = cases_of(list(map(case_of, specs, machines, softwares)))
+    native = any(each.native for each in softwares)
+    return _limited(x, specs, machines, evidence, native).followed()
 
 
 def estimates_of_layouts(
@@ -134,9 +134,9 @@ def estimates_of_layouts(
     software: Software | None = None,
 ) -> Estimates:
     """Of one run in many layouts, in closed form."""
-    by = software or software_of(spec)
-    x = cases_of_layouts(spec, machine, by, layouts)
-    return _limited(x, [spec] * x.size, [machine] * x.size, evidence, by.native)
+    software = software or software_of(spec)
+    x = cases_of_layouts(spec, machine, software, layouts)
+    return _limited(x, [spec] * x.size, [machine] * x.size, evidence, software.native)
 
 
 def _limited(

@@ -67,8 +67,8 @@ def step_time_ratio(
     ]
     fits = [by.fit() for by in evidences]
     slope = [slopes(rows.x, fit.centre) for rows, fit in zip(estimates, fits, strict=True)]
-    moved = [slope[1] - slope[0]] if evidences[0] == evidences[1] else slope
-    shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(moved, fits, strict=False))
+    differences = [slope[1] - slope[0]] if evidences[0] == evidences[1] else slope
+    shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(differences, fits, strict=False))
     apart = sum(
         own_variance(rows.x, s, rows.evidence.residual_sd)[0]
         for rows, s in zip(estimates, slope, strict=True)

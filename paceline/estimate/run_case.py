@@ -170,8 +170,8 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         )
     if shape.kind == "mmdit":
         # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
-        counted = float(block_weights(cases_of([case]))[0])
-        more = num_parameters(shape) / shape.num_layers - counted
+        of_products = float(block_weights(cases_of([case]))[0])
+        more = num_parameters(shape) / shape.num_layers - of_products
         return replace(case, more_weights=max(0.0, more))
     learned = shape.positions == "learned"
     return replace(

@@ -40,7 +40,7 @@ class Tracing(Value):
     @property
     def largest(self) -> StageTrace:
         """The rank that needs most."""
-        return max(self.stages, key=lambda one: one.trace.peak_bytes)
+        return max(self.stages, key=lambda traced: traced.trace.peak_bytes)
 
 
 def trace(question: Question, python: str = sys.executable) -> Tracing:

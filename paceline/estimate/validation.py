@@ -118,23 +118,23 @@ def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidenc
         except UnmodelledError as reason:
             name = line.get("id") or f"line {number}"
             unmodelled.append(Unmodelled(id=name, reason=str(reason)))
-    told, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
+    validated, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
     sources = np.array([row.source for row in rows])
     kinds = np.array([row.kind for row in rows])
     return Validation(
         table=table,
         evidence=evidence.title,
-        overall=_score(told, flat),
-        by_source=_scores(told, flat, sources),
-        by_kind=_scores(told, flat, kinds),
-        memory=_memory_score(lines),
-        rows=tuple(told),
+        overall=_accuracy(validated, flat),
+        by_source=_accuracies(validated, flat, sources),
+        by_kind=_accuracies(validated, flat, kinds),
+        memory=_memory_accuracy(lines),
+        rows=tuple(validated),
         unmodelled=tuple(unmodelled),
     )
 
 
-def _memory_score(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
-    """The score of the rows that state a memory (mem_gb) and can be modelled."""
+def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
+    """The accuracy of the rows that state a memory (mem_gb) and can be modelled."""
     rows: list[PublishedMemory] = []
     for line in lines:
         with suppress(UnmodelledError, ValueError):
@@ -174,19 +174,19 @@ def _predicted(
     return validated, flat_rule_s(estimates.x)
 
 
-def _scores(
+def _accuracies(
     rows: Sequence[ValidatedRow], flat: Floats, names: NDArray[np.str_]
 ) -> dict[str, StepAccuracy]:
-    """The score of each group, the largest first."""
-    found, counts = np.unique(names, return_counts=True)
-    scores: dict[str, StepAccuracy] = {}
-    for name in found[np.argsort(-counts, kind="stable")].tolist():
-        own = np.flatnonzero(names == name)
-        scores[name] = _score([rows[i] for i in own.tolist()], flat[own])
-    return scores
+    """The accuracy of each group, the largest first."""
+    unique, counts = np.unique(names, return_counts=True)
+    accuracies: dict[str, StepAccuracy] = {}
+    for name in unique[np.argsort(-counts, kind="stable")].tolist():
+        members = np.flatnonzero(names == name)
+        accuracies[name] = _accuracy([rows[i] for i in members.tolist()], flat[members])
+    return accuracies
 
 
-def _score(rows: Sequence[ValidatedRow], flat: Floats) -> StepAccuracy:
+def _accuracy(rows: Sequence[ValidatedRow], flat: Floats) -> StepAccuracy:
     if not rows:
         return StepAccuracy(
             n=0,

@@ -9,7 +9,8 @@ from paceline.estimate.model.case import Case, Cases, varied
 H100 = Case(
     layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256,
     seq_len=8192, gated=True, peak_16bit=989e12, memory_bytes_per_s=3.35e12,
-    intra_bytes_per_s=450e9, inter_bytes_per_s=50e9, devices=16, global_batch=64, generation="hopper",
+    intra_bytes_per_s=450e9, inter_bytes_per_s=50e9, devices=16, global_batch=64,
+    generation="hopper",
 )  # fmt: skip
 CPU = Case(
     layers=4, hidden=256, ffn=768, heads=8, kv_heads=4, head_dim=32, vocab=512, seq_len=256,

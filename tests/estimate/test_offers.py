@@ -64,10 +64,11 @@ def test_a_larger_batch_takes_longer_and_is_faster_in_tokens():
 
 @pytest.mark.parametrize("priced", ["first", "second", "neither"])
 def test_money_is_compared_where_both_have_a_price(priced: str):
-    def asked(which: str) -> Question:
+    def question(which: str) -> Question:
         prices = Prices(per_device_hour=2) if which == priced else Prices()
         return replace(LLAMA_70B, prices=prices, tokens=1e12)
 
-    questions = [asked("first"), asked("second")]
-    one, other = (estimate(question, shipped()) for question in questions)
-    assert against(one, other, step_time_ratio(*questions, shipped())).cost is None
+    questions = [question("first"), question("second")]
+    offers = [estimate(each, shipped()) for each in questions]
+    ratio = step_time_ratio(questions[0], questions[1], shipped())
+    assert against(offers[0], offers[1], ratio).cost is None

@@ -53,7 +53,7 @@ class Framework:
     ffn_gated: float = 0
     """More tensors of the ffn's width where no kernel joins the gate with its activation."""
     gathers_inputs: float = 0
-    """1 where sequence parallelism keeps all that it gathered for the products, not a rank's part."""
+    """1 where sequence parallelism keeps all that it gathered for products, not a rank's part."""
     backward: float = 0
     """1 where the gradients of one block's stream and ffn come on top."""
     keeps_transfers: float = 0

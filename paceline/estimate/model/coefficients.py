@@ -70,7 +70,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("pp_exposed", 0.70, 0.40, "share of what passes between stages that nothing hides"),
     Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
     Prior("dp_exposed", 0.35, 0.50, "share of the gradients' exchange that nothing hides"),
-    Prior("zero3_exposed", 0.35, 0.50, "share of the shorter of exchange and work that ZeRO-3 shows"),
+    Prior("zero3_exposed", 0.35, 0.50, "share of the shorter of exchange and work shown by ZeRO-3"),
     Prior("optimizer", 1.3, 0.40, "memory traffic of the optimizer over 26 bytes a parameter"),
     Prior("jitter", 6e-3, 0.60, "growth of a step with every doubling of the nodes"),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Collectives: rates and times over the fast links of a domain and the network between domains.
 
 Symbols: n ranks of a group, every `stride`th of neighbouring devices. An all-reduce moves
-2 (n - 1) / n of its bytes through every rank, in a ring as by halving and doubling (Thakur
-et al., IJHPCA 19, 2005); a gather or a scatter moves half of that. Seconds are bytes / (bytes/s) + starts.
+2 (n - 1) / n of its bytes through every rank, in a ring as by halving and doubling (Thakur et al.,
+IJHPCA 19, 2005); a gather or a scatter moves half of that. Seconds are bytes / (bytes/s) + starts.
 """
 
 from __future__ import annotations
