@@ -23,10 +23,10 @@ H100 = ("estimate", "llama31-70b", "--device", "H100", "--gpus", "64")
 
 def test_json_holds_the_contract():
     done = paceline(*H100, "--price", "2", "--json")
-    found = json.loads(done.stdout)
-    assert {"step_time_s", "low_s", "high_s", "parts", "evidence", "bill"} <= set(found)
-    assert found["low_s"] < found["step_time_s"] < found["high_s"]
-    assert sum(found["parts"].values()) == pytest.approx(found["step_time_s"])
+    output = json.loads(done.stdout)
+    assert {"step_time_s", "low_s", "high_s", "parts", "evidence", "bill"} <= set(output)
+    assert output["low_s"] < output["step_time_s"] < output["high_s"]
+    assert sum(output["parts"].values()) == pytest.approx(output["step_time_s"])
 
 
 def test_text_tells_time_interval_cost_and_what_it_rests_on():
@@ -45,8 +45,8 @@ def test_text_tells_time_interval_cost_and_what_it_rests_on():
 
 def test_offers_stand_side_by_side():
     offer = "device=B200,gpus=32,price=4"
-    found = json.loads(paceline(*H100, "--price", "2.5", "--compare", offer, "--json").stdout)
-    first, other = found["offers"]
+    output = json.loads(paceline(*H100, "--price", "2.5", "--compare", offer, "--json").stdout)
+    first, other = output["offers"]
     assert (first["devices"], other["devices"]) == (64, 32)
     for name in ("step_time", "tokens_per_s", "cost"):
         ratio = other[f"{name}_ratio"]
@@ -157,13 +157,13 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     assert "No expected step time: this processor is not calibrated in fp32" in plain.stdout
     for kept in calibrations():
         write_value(file_of(kept.device, kept.dtype), kept)
-    found = json.loads(
+    output = json.loads(
         paceline("estimate", recipe, "--measured", "last", "--json", runs=runs).stdout
     )
     shown = json.loads(paceline("show", "last", "--json", runs=runs).stdout)
-    assert found["measured"]["step_time_s"] == shown["metrics"]["step_time_s"]["value"]
-    assert (found["devices"], found["layout"], found["stack"]) == (2, "dp 2", "torch")
-    assert found["waterfall"][-1]["name"] == "measured"
+    assert output["measured"]["step_time_s"] == shown["metrics"]["step_time_s"]["value"]
+    assert (output["devices"], output["layout"], output["stack"]) == (2, "dp 2", "torch")
+    assert output["waterfall"][-1]["name"] == "measured"
     refused = paceline(
         "estimate", recipe, "--measured", "last", "--layout", "micro_batch=8", runs=runs
     )
@@ -188,9 +188,16 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
         writer = csv.DictWriter(file, list(ROWS[0]))
         writer.writeheader()
         writer.writerows(ROWS)
-    found = json.loads(paceline("validate", str(path), "--json").stdout)
-    assert set(found["overall"]) >= {"n", "mape", "median", "within_10", "within_20", "coverage_80"}
-    assert set(found["rows"][0]) == {
+    output = json.loads(paceline("validate", str(path), "--json").stdout)
+    assert set(output["overall"]) >= {
+        "n",
+        "mape",
+        "median",
+        "within_10",
+        "within_20",
+        "coverage_80",
+    }
+    assert set(output["rows"][0]) == {
         "id",
         "source",
         "kind",
@@ -200,7 +207,7 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
         "high_s",
         "error",
     }
-    assert len(found["rows"]) + len(found["unmodelled"]) == len(ROWS)
+    assert len(output["rows"]) + len(output["unmodelled"]) == len(ROWS)
     text = paceline("validate", str(path), "--where", "source=a")
     assert "median |ln|" in text.stdout and "predicted by" in text.stderr
     rows = list(
@@ -211,11 +218,11 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
 
 def test_tune_ranks_and_says_what_it_left_out():
     arguments = ("tune", "llama31-70b", "--device", "H100", "--gpus", "64", "--top", "5")
-    found = json.loads(paceline(*arguments, "--estimate-only", "--json").stdout)
-    assert {"n_layouts", "n_infeasible", "n_pruned", "layouts"} <= set(found)
-    assert len(found["layouts"]) == 5
+    output = json.loads(paceline(*arguments, "--estimate-only", "--json").stdout)
+    assert {"n_layouts", "n_infeasible", "n_pruned", "layouts"} <= set(output)
+    assert len(output["layouts"]) == 5
     assert {"layout", "step_time_s", "low_s", "high_s", "memory_bytes", "fits"} <= set(
-        found["layouts"][0]
+        output["layouts"][0]
     )
     text = paceline(*arguments, "--estimate-only")
     assert "P(OOM)" in text.stdout and "layouts estimated" in text.stderr

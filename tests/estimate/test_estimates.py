@@ -37,9 +37,9 @@ QUESTIONS = (
 SMALL = Space(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
 
 
-@pytest.mark.parametrize("asked", QUESTIONS)
-def test_estimate_tune_sweep_and_ramp_up_say_the_same(asked: Question):
-    spec, alone = spec_of(asked), estimate(asked, shipped())
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
+    spec, alone = spec_of(question), estimate(question, shipped())
     expected = (
         alone.step_time_s,
         alone.low_s,
@@ -51,7 +51,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(asked: Question):
     (sweep,) = predict([spec], shipped())
     assert tuple(sweep.model_dump().values()) == pytest.approx(expected, rel=1e-12)
 
-    ranking = rank(asked, shipped(), SMALL, top=1000)
+    ranking = rank(question, shipped(), SMALL, top=1000)
     rows = [row for row in ranking.layouts if row.layout == spec.layout]
     assert rows and ranking.recipe_layout
     for row in (*rows, ranking.recipe_layout):
@@ -60,25 +60,25 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(asked: Question):
 
     stage = RampStage((Stretch(spec.training.global_batch, None),))
     nodes = spec.cluster.nodes
-    ramp = timed(setting(asked, shipped()), [spec.layout], stage, nodes).followed()
+    ramp = timed(setting(question, shipped()), [spec.layout], stage, nodes).followed()
     columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
     assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_closed_form_would_not_have_said_it():
-    asked = QUESTIONS[-2]
-    spec, machine = spec_of(asked), machine_of(asked)
-    closed = estimates_of_layouts(spec, machine, shipped(), [spec.layout], asked.software)
+    question = QUESTIONS[-2]
+    spec, machine = spec_of(question), machine_of(question)
+    closed = estimates_of_layouts(spec, machine, shipped(), [spec.layout], question.software)
     assert closed.step_time_s[0] != pytest.approx(closed.followed().step_time_s[0], rel=1e-3)
 
 
 def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
     gpt = Question("gpt-1b3", "A100-80GB", 64)
-    asked = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
-    alone = estimate(asked, shipped())
+    question = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
+    alone = estimate(question, shipped())
     recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
     ranked = rank(recipe_has, shipped(), SMALL, top=1000).layouts
-    (row,) = (row for row in ranked if row.layout == spec_of(asked).layout)
+    (row,) = (row for row in ranked if row.layout == spec_of(question).layout)
     assert row.memory_bytes == alone.memory_bytes.device_used
     assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
 
@@ -94,10 +94,10 @@ def test_picked_rows_are_those_of_all():
 
 
 def test_the_recipes_own_memory_limit_counts_in_an_estimate():
-    asked = QUESTIONS[0]
-    limit = 0.9 * estimate(asked, shipped()).memory_bytes.allocated
-    held = replace(asked, overrides=(*asked.overrides, f"memory_limit_bytes={limit}"))
-    assert estimate(asked, shipped()).p_oom == pytest.approx(0, abs=1e-3)
+    question = QUESTIONS[0]
+    limit = 0.9 * estimate(question, shipped()).memory_bytes.allocated
+    held = replace(question, overrides=(*question.overrides, f"memory_limit_bytes={limit}"))
+    assert estimate(question, shipped()).p_oom == pytest.approx(0, abs=1e-3)
     assert (estimate(held, shipped()).p_oom or 0) > 0.5
 
 

@@ -35,7 +35,7 @@ from tests.layouts.sweep.test_prediction import calibrated
 from tests.runs.example import write_run
 
 LLAMA = Question("llama31-8b", "H100-SXM", 8, stack="torch")
-FOUND = estimate(LLAMA, shipped())
+ANSWER = estimate(LLAMA, shipped())
 
 
 def gpu_run(seconds: float = 3.0, batch: int | None = None, **changes: object) -> MeasuredRun:
@@ -50,58 +50,60 @@ def report_of(tmp_path: Path, spec: RunSpec, seconds: float = 0.2) -> RunReport:
     return evaluate(write_run(tmp_path / "runs", "r", seconds, spec=spec))
 
 
-def ideal_s(found: Estimate) -> float:
+def ideal_s(answer: Estimate) -> float:
     """What the step's FLOPs take at the peak."""
-    peak = found.waterfall[0].flops_per_s
-    return found.flops_per_s_per_device * found.step_time_s / peak
+    peak = answer.waterfall[0].flops_per_s
+    return answer.flops_per_s_per_device * answer.step_time_s / peak
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.37, 40.0])
 def test_all_seconds_lost_add_up_to_the_measured_step(factor: float):
-    seconds = factor * FOUND.step_time_s
-    found = beside(FOUND, seconds, "as stated")
-    levels = found.waterfall
+    seconds = factor * ANSWER.step_time_s
+    answer = beside(ANSWER, seconds, "as stated")
+    levels = answer.waterfall
     assert [level.name for level in levels[-3:]] == ["estimated", "not explained", "measured"]
-    assert ideal_s(FOUND) + sum(level.lost_s for level in levels) == pytest.approx(seconds)
-    assert levels[-2].lost_s == pytest.approx(seconds - FOUND.step_time_s, abs=1e-12)
-    assert levels[-1].flops_per_s * seconds == pytest.approx(ideal_s(FOUND) * levels[0].flops_per_s)
+    assert ideal_s(ANSWER) + sum(level.lost_s for level in levels) == pytest.approx(seconds)
+    assert levels[-2].lost_s == pytest.approx(seconds - ANSWER.step_time_s, abs=1e-12)
+    assert levels[-1].flops_per_s * seconds == pytest.approx(
+        ideal_s(ANSWER) * levels[0].flops_per_s
+    )
     assert levels[-1].share == pytest.approx(levels[-1].flops_per_s / levels[0].flops_per_s)
-    assert levels[:-2] == FOUND.waterfall
-    assert found.measured and found.measured.ratio == pytest.approx(factor)
+    assert levels[:-2] == ANSWER.waterfall
+    assert answer.measured and answer.measured.ratio == pytest.approx(factor)
 
 
 def test_the_interval_holds_what_lies_between_its_ends():
     def held(seconds: float) -> bool:
-        measured = beside(FOUND, seconds, "as stated").measured
+        measured = beside(ANSWER, seconds, "as stated").measured
         return measured is not None and measured.in_interval
 
-    assert held(FOUND.low_s) and held(FOUND.high_s) and held(FOUND.step_time_s)
-    assert not held(FOUND.low_s * 0.999) and not held(FOUND.high_s * 1.001)
+    assert held(ANSWER.low_s) and held(ANSWER.high_s) and held(ANSWER.step_time_s)
+    assert not held(ANSWER.low_s * 0.999) and not held(ANSWER.high_s * 1.001)
 
 
 def test_a_run_of_the_trainer_is_estimated_as_it_was():
-    run = gpu_run(seconds=FOUND.step_time_s * 1.1)
+    run = gpu_run(seconds=ANSWER.step_time_s * 1.1)
     question = question_of(run)
     assert (question.stack, question.native, question.compiled) == ("torch", True, False)
-    found = explain(run, question)
-    assert found.step_time_s == FOUND.step_time_s and found.layout == FOUND.layout
-    assert found.measured and found.measured.ratio == pytest.approx(1.1)
-    assert (found.measured.source, found.measured.n) == ("run r", 40)
-    told = sentence(found)
-    assert "1.10 times that, in the interval" in told and "published step times" in told
+    answer = explain(run, question)
+    assert answer.step_time_s == ANSWER.step_time_s and answer.layout == ANSWER.layout
+    assert answer.measured and answer.measured.ratio == pytest.approx(1.1)
+    assert (answer.measured.source, answer.measured.n) == ("run r", 40)
+    text = sentence(answer)
+    assert "1.10 times that, in the interval" in text and "published step times" in text
 
 
 def test_settings_of_the_run_count_and_not_those_of_its_recipe():
     spec = gpu_run().spec
     full = spec.layout.model_copy(update={"recompute": "full"})
     slower = gpu_run(layout=full)
-    assert explain(slower, question_of(slower)).step_time_s > 1.1 * FOUND.step_time_s
+    assert explain(slower, question_of(slower)).step_time_s > 1.1 * ANSWER.step_time_s
     whole = spec.training.global_batch
     half = gpu_run(batch=whole // 2)
     assert (
         half.timed.training.global_batch == whole // 2 and half.spec.training.global_batch == whole
     )
-    assert explain(half, question_of(half)).step_time_s < 0.7 * FOUND.step_time_s
+    assert explain(half, question_of(half)).step_time_s < 0.7 * ANSWER.step_time_s
 
 
 def test_another_engine_computes_as_it_is_said_to():
@@ -124,7 +126,7 @@ def test_links_are_the_runs_own_or_those_that_are_given():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("claims", "message"),
     [
         (RunClaims(recipe="llama31-70b"), "the recipe is llama31-8b, not llama31-70b"),
         (RunClaims(device="B200"), "the device is H100-SXM, not B200"),
@@ -140,15 +142,15 @@ def test_links_are_the_runs_own_or_those_that_are_given():
         (RunClaims(compiled=True), "training.compile is none"),
     ],
 )
-def test_what_differs_from_the_run_is_refused(given: RunClaims, message: str):
+def test_what_differs_from_the_run_is_refused(claims: RunClaims, message: str):
     with pytest.raises(UserError, match=message):
-        question_of(gpu_run(), given)
+        question_of(gpu_run(), claims)
 
 
 def test_what_is_as_in_the_run_may_be_said():
     overrides = ("layout.tp=1", "training.dtype=bf16", "layout.sequence_parallel=false")
-    given = RunClaims("llama31-8b", "h100", 8, 8, None, overrides, stack="torch")
-    assert question_of(gpu_run(), given) == question_of(gpu_run())
+    claims = RunClaims("llama31-8b", "h100", 8, 8, None, overrides, stack="torch")
+    assert question_of(gpu_run(), claims) == question_of(gpu_run())
 
 
 def test_a_recipe_that_is_no_more_is_known_by_its_name():
@@ -167,8 +169,8 @@ def test_the_report_of_a_run_on_a_gpu_leads_from_the_peak_to_its_step(tmp_path: 
     assert done.waterfall[-1].name == "measured" and "published" in done.expected
     assert done.result == report.result and done.steps is report.steps
     step = report.result.metrics["step_time_s"].value
-    found = explain(measured_run(report), question_of(measured_run(report)))
-    assert found.measured and found.measured.step_time_s == step == pytest.approx(0.3, rel=0.01)
+    answer = explain(measured_run(report), question_of(measured_run(report)))
+    assert answer.measured and answer.measured.step_time_s == step == pytest.approx(0.3, rel=0.01)
 
 
 def test_without_a_calibration_the_report_says_how_to_get_one(
@@ -199,9 +201,9 @@ def test_with_a_calibration_the_report_of_a_cpu_has_its_way_too(
     done = explained(report)
     assert done.waterfall[-1].name == "measured" and "measured here" in done.expected
     seconds = report.result.metrics["step_time_s"].value
-    found = explain(measured_run(report), question_of(measured_run(report)))
+    answer = explain(measured_run(report), question_of(measured_run(report)))
     assert seconds is not None
-    assert ideal_s(found) + sum(one.lost_s for one in done.waterfall) == pytest.approx(seconds)
+    assert ideal_s(answer) + sum(one.lost_s for one in done.waterfall) == pytest.approx(seconds)
     threads = make_spec().cluster.model_copy(update={"threads_per_device": 4})
     other = report_of(tmp_path / "b", make_spec(cluster=threads.model_dump()))
     assert "1 threads a process, not 4" in explained(other).expected

@@ -16,11 +16,11 @@ def question(*overrides: str, devices: int = 4) -> Question:
 
 
 def test_ranks_of_a_pipeline_are_followed_where_most_is_kept() -> None:
-    found = trace(question("layout.pp=4", "layout.tp=1", "layout.vp=1", devices=8))
-    assert [one.stage for one in found.stages] == [0, 1, 3]
-    assert [one.trace.rank for one in found.stages] == [0, 2, 6]
-    assert found.largest.trace.peak_bytes == max(s.trace.peak_bytes for s in found.stages)
-    assert all(one.trace.kernels == "cuda" for one in found.stages)
+    tracing = trace(question("layout.pp=4", "layout.tp=1", "layout.vp=1", devices=8))
+    assert [stage.stage for stage in tracing.stages] == [0, 1, 3]
+    assert [stage.trace.rank for stage in tracing.stages] == [0, 2, 6]
+    assert tracing.largest.trace.peak_bytes == max(s.trace.peak_bytes for s in tracing.stages)
+    assert all(stage.trace.kernels == "cuda" for stage in tracing.stages)
 
 
 def test_the_estimate_of_states_is_what_the_trace_holds() -> None:

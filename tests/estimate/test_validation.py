@@ -24,33 +24,37 @@ ROWS = [
 
 
 def test_every_row_is_scored_or_has_its_reason():
-    found = validate_rows("t", ROWS, shipped())
-    assert [row.id for row in found.rows] == ["a-1", "a-2", "b-1"]
-    assert [(row.id, row.reason[:12]) for row in found.unmodelled] == [
+    validation = validate_rows("t", ROWS, shipped())
+    assert [row.id for row in validation.rows] == ["a-1", "a-2", "b-1"]
+    assert [(row.id, row.reason[:12]) for row in validation.unmodelled] == [
         ("b-2", "the device i"),
         ("line 6", "no step time"),
     ]
-    assert {name: score.n for name, score in found.by_source.items()} == {"a": 2, "b": 1}
-    assert {name: score.n for name, score in found.by_kind.items()} == {"dense": 2, "lora": 1}
+    assert {name: score.n for name, score in validation.by_source.items()} == {"a": 2, "b": 1}
+    assert {name: score.n for name, score in validation.by_kind.items()} == {"dense": 2, "lora": 1}
 
 
 def test_figures_are_those_of_the_rows():
-    found = validate_rows("t", ROWS, shipped())
-    errors = np.array([abs(row.predicted_s / row.measured_s - 1) for row in found.rows])
-    assert found.overall.mape == pytest.approx(errors.mean())
-    assert found.overall.within_20 == pytest.approx(np.mean(errors <= 0.2))
-    assert all(row.low_s < row.predicted_s < row.high_s for row in found.rows)
-    assert found.rows[0].error == pytest.approx(found.rows[0].predicted_s / 3.696 - 1)
+    validation = validate_rows("t", ROWS, shipped())
+    errors = np.array([abs(row.predicted_s / row.measured_s - 1) for row in validation.rows])
+    assert validation.overall.mape == pytest.approx(errors.mean())
+    assert validation.overall.within_20 == pytest.approx(np.mean(errors <= 0.2))
+    assert all(row.low_s < row.predicted_s < row.high_s for row in validation.rows)
+    assert validation.rows[0].error == pytest.approx(validation.rows[0].predicted_s / 3.696 - 1)
 
 
 def test_a_measured_time_out_of_all_proportion_still_has_a_score():
-    found = validate_rows("t", [{**ROW, "step_time_s": "1e11"}], shipped())
-    assert found.overall.median and 20 < found.overall.median < 30
+    validation = validate_rows("t", [{**ROW, "step_time_s": "1e11"}], shipped())
+    assert validation.overall.median and 20 < validation.overall.median < 30
 
 
 def test_a_table_of_nothing_has_no_score():
-    found = validate_rows("t", ROWS[3:], shipped())
-    assert found.overall.n == 0 and found.overall.mape is None and len(found.unmodelled) == 2
+    validation = validate_rows("t", ROWS[3:], shipped())
+    assert (
+        validation.overall.n == 0
+        and validation.overall.mape is None
+        and len(validation.unmodelled) == 2
+    )
     assert validate_rows("t", [], shipped()).overall.n == 0
 
 
@@ -85,12 +89,12 @@ def test_a_table_that_would_lose_rows_or_figures_is_refused(tmp_path: Path):
 def test_memories_are_judged_where_they_are_stated():
     stated = {**ROW, "mem_gb": "20"}
     unreadable = [{**ROW, "mem_gb": text} for text in ("", "nan", "-3", "much", "inf")]
-    found = validate_rows("t", [stated, *unreadable], shipped()).memory
+    accuracy = validate_rows("t", [stated, *unreadable], shipped()).memory
     predicted = as_stated([read_memory_row(stated)])[0]
-    assert found.n == 1 and found.mape == found.median == pytest.approx(
+    assert accuracy.n == 1 and accuracy.mape == accuracy.median == pytest.approx(
         abs(predicted / 20 / 2**30 - 1)
     )
-    assert found.within_10 == float(abs(predicted / 20 / 2**30 - 1) <= 0.1)
+    assert accuracy.within_10 == float(abs(predicted / 20 / 2**30 - 1) <= 0.1)
     exact = {**ROW, "mem_gb": str(predicted / 2**30)}
     assert validate_rows("t", [exact], shipped()).memory.within_10 == 1
     nothing = validate_rows("t", ROWS, shipped()).memory

@@ -1,4 +1,10 @@
-"""Time of one optimizer step, by part: pipeline, head, data parallelism, optimizer, jitter."""
+"""Time of one optimizer step, by part: pipeline, head, data parallelism, optimizer, jitter.
+
+Symbols: m micro-batches of a replica, p ranks of a pipeline with v chunks each, T seconds of one
+micro-batch on the slowest rank, forward and backward, t tokens of a micro-batch on a rank, h hidden
+size. Functions take x, the cases, and c, the coefficients by name (coefficients.py); all results
+are seconds, one value a case.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +31,13 @@ from paceline.estimate.model.weights import copies, num_microbatches, rank_weigh
 
 NODE = 8
 """Devices by which the growth with scale is counted."""
+BACKWARD_SHARE = 0.66
+"""Of a micro-batch's time: two passes of three."""
+OPTIMIZER_BYTES = 26
+"""A parameter: a 16-bit gradient read, fp32 master and two moments read and written. Frameworks
+that move more show in the coefficient `optimizer`."""
+LOGIT_BYTES = 20
+"""A logit: what its loss reads and writes forward and backward, in 16 bit and fp32."""
 
 
 @dataclass(frozen=True)
@@ -175,15 +188,21 @@ def closed_bubble(x: Cases, work: Pieces) -> Floats:
 
 
 def _head(x: Cases, c: Mapping[str, float]) -> Floats:
-    """The output projection and the loss, forward and backward; a frozen one has no gradient."""
+    """The output projection and the loss, forward and backward; a frozen one has no gradient.
+
+    Three products of t x h by h x vocabulary / tp, and the logits' way through memory.
+    """
     rate, t, rows = product_rate(x, c, narrow=False), tokens(x), x.vocab / x.tp
-    moved = 20 * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
+    moved = LOGIT_BYTES * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
     products = np.where(x.frozen > 0, 2.0, 3.0)
     return np.where(x.vocab > 0, products * product_s(x, c, rate, t, rows, x.hidden) + moved, 0.0)
 
 
 def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
-    """What a micro-batch passes to the next stage and back, for every chunk of a rank."""
+    """What a micro-batch passes to the next stage and back, for every chunk of a rank.
+
+    2 t h bytes in 16 bit either way, over fast links where the whole training fits into a domain.
+    """
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     inside = x.tp * x.cp * replicas(x) * x.pp <= x.domain
     rate = np.where(inside, x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"])
@@ -195,28 +214,32 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
 def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """Gradients (4 bytes a parameter) and weights (2) among the data-parallel ranks.
 
-    Stage 2 gathers weights alone: gradients are scattered in every block.
+    6 P (n - 1) / n bytes through each of n ranks, with P the parameters that one rank has of
+    its stage; the last backward pass hides a part. Stage 2 gathers weights alone: gradients are
+    scattered in every block.
     """
     ranks, expert_copies = copies(x)
     rest, ffns = rank_weights(x)
     moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
     start = start_s(x, c) * np.log2(np.maximum(ranks, 2))
     needed = 6 * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start
-    last = 0.66 * slowest / np.where(x.pp > 1, x.vp, 1.0)
-    exposed = np.maximum(needed - last, c["dp_exposed"] * needed)
-    whole = np.where((x.zero_stage < 2) & (ranks > 1), exposed, 0.0)
-    return np.where(x.zero_stage >= 2, once(x, c, slowest), whole)
+    last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
+    exposed = np.maximum(needed - last_backward, c["dp_exposed"] * needed)
+    unsharded = np.where(ranks > 1, exposed, 0.0)
+    return np.where(x.zero_stage >= 2, once(x, c, slowest), unsharded)
 
 
 def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Reading and writing weights, gradients and moments."""
+    """Reading and writing weights, gradients and moments of the parameters that a rank updates."""
     rest, ffns = rank_weights(x)
     sharded = x.zero_stage >= 1
     held = sum(
         part / np.where(sharded, same, 1.0)
         for part, same in zip((rest, ffns), shards(x), strict=True)
     )
-    return c["optimizer"] * 26 * _trained(x) * held / (x.memory_bytes_per_s * c["memory"])
+    return (
+        c["optimizer"] * OPTIMIZER_BYTES * _trained(x) * held / (x.memory_bytes_per_s * c["memory"])
+    )
 
 
 def _trained(x: Cases) -> Floats:

@@ -75,7 +75,7 @@ def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[TimedTrainin
 
     They are `factor` times as slow as a CPU in general.
     """
-    found, draw = inventory(), np.random.default_rng(seed)
+    cpu_inventory, draw = inventory(), np.random.default_rng(seed)
     bare = Calibration(
         **vars(ABOUT),
         placements=(rates(1).placement, rates(2).placement),
@@ -85,7 +85,7 @@ def timed(folder: Path, factor: float = 1.0, seed: int = 1) -> list[TimedTrainin
         alike=(),
         evidence=cpu_prior("fp32"),
     )
-    some = [s for n in (1, 2) for s in shorts(recipes(folder), found, "cpu", "fp32", n)]
+    some = [s for n in (1, 2) for s in shorts(recipes(folder), cpu_inventory, "cpu", "fp32", n)]
     x = cases_of([case_here(short.spec, bare) for short in some])
     seconds = factor * predict(x, bare.evidence.fit().centre) * draw.lognormal(0, 0.02, x.size)
     return [TimedTraining(s, t, 6, 0.02) for s, t in zip(some, seconds.tolist(), strict=True)]

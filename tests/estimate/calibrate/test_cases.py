@@ -39,9 +39,9 @@ def test_a_layout_that_cannot_run_is_left_out(tmp_path: Path):
 
 
 def test_products_are_those_of_the_models_blocks_and_head(tmp_path: Path):
-    found = products(recipes(tmp_path))
-    assert (32, 192, 64) in found and (256, 128, 64) in found and (256, 64, 128) in found
-    assert len(found) == len(set(found))
+    sizes = products(recipes(tmp_path))
+    assert (32, 192, 64) in sizes and (256, 128, 64) in sizes and (256, 64, 128) in sizes
+    assert len(sizes) == len(set(sizes))
     assert attention(recipes(tmp_path)) == [(1, 32, 4, 4, 16), (8, 32, 4, 4, 16)]
 
 

@@ -155,10 +155,10 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     ]
     x, sources = cases_of(cases), ["a"] * 24 + ["b"] * 24
     measured = predict(x, truth)
-    found = fit(x, measured, sources)
-    assert np.abs(np.log(predict(x, found.centre) / measured)).mean() < 0.03
-    assert "gemm_blackwell" in undetermined(found, WIDTH)
-    assert "gemm_ampere" not in undetermined(found, WIDTH)
+    fitted = fit(x, measured, sources)
+    assert np.abs(np.log(predict(x, fitted.centre) / measured)).mean() < 0.03
+    assert "gemm_blackwell" in undetermined(fitted, WIDTH)
+    assert "gemm_ampere" not in undetermined(fitted, WIDTH)
 
 
 def test_intervals_widen_where_nothing_was_measured():
@@ -180,14 +180,14 @@ def test_intervals_widen_where_nothing_was_measured():
 def test_coefficients_survive_their_file(tmp_path: Path):
     x = cases_of([read_row({**ROW, "mbs": str(b)}).case for b in (1, 2, 4)])
     measured = predict(x, CENTRE + 0.1)
-    found = fit(x, measured, ["a"] * 3)
-    residual = residual_sd(x, measured, ["a"] * 3, found.centre)
-    stored = evidence_of_fit("three rows", found, residual, 3, 1)
+    fitted = fit(x, measured, ["a"] * 3)
+    residual = residual_sd(x, measured, ["a"] * 3, fitted.centre)
+    stored = evidence_of_fit("three rows", fitted, residual, 3, 1)
     path = tmp_path / "coefficients.json"
     path.write_text(stored.model_dump_json())
     again = read_evidence(path)
     assert isinstance(again, Evidence) and again == stored
-    assert again.fit().centre == pytest.approx(found.centre, abs=1e-4)
+    assert again.fit().centre == pytest.approx(fitted.centre, abs=1e-4)
     path.write_text("{}")
     with pytest.raises(UserError, match="holds no coefficients"):
         read_evidence(path)

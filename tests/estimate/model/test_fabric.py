@@ -37,14 +37,16 @@ def test_an_unknown_fabric_with_a_rate_is_used_and_one_without_is_refused():
 
 def test_a_port_of_ethernet_is_the_nodes():
     port = catalog.link("Ethernet-100").bytes_per_s
-    found = inter_rate("Ethernet-100", "hopper", 8)
-    assert port and found.bytes_per_s == port / 8 and found.note and "shared" in found.note
+    link_rate = inter_rate("Ethernet-100", "hopper", 8)
+    assert (
+        port and link_rate.bytes_per_s == port / 8 and link_rate.note and "shared" in link_rate.note
+    )
     assert inter_rate("InfiniBand-NDR", "hopper", 8).bytes_per_s == 50e9
 
 
 def test_what_nobody_states_widens_the_interval():
-    here = machine("H100", None, None)
-    assert here.assumed == (False, True, True) and machine("H100-SXM", None, "NDR").assumed == (
+    h100 = machine("H100", None, None)
+    assert h100.assumed == (False, True, True) and machine("H100-SXM", None, "NDR").assumed == (
         False,
         False,
         False,

@@ -35,8 +35,8 @@ def test_equal_stages_wait_as_the_closed_form_says(schedule: Schedule, pp: int, 
 @pytest.mark.parametrize("vp", [2, 3, 5])
 @pytest.mark.parametrize(("pp", "m"), [(2, 2), (2, 8), (4, 8), (8, 16)])
 def test_chunks_divide_the_bubble(schedule: Schedule, vp: int, pp: int, m: int):
-    found = equal(pp, m, schedule, vp)
-    assert found.idle_fraction == pytest.approx(bubble_fraction(schedule, pp, vp, m))
+    timing = equal(pp, m, schedule, vp)
+    assert timing.idle_fraction == pytest.approx(bubble_fraction(schedule, pp, vp, m))
     assert equal(pp, m, "1f1b", 2) == equal(pp, m, "interleaved", 2)
 
 
@@ -51,8 +51,8 @@ def test_uneven_stages_wait_as_when_followed_another_way(
         backward = UNEVEN_B[work.stage] * (0.5 if schedule == "zero-bubble" else 1.0)
         return UNEVEN_F[work.stage] if work.kind == "F" else backward
 
-    found = pipeline_s(UNEVEN_F, UNEVEN_B, m, schedule)
-    assert found.idle_fraction == pytest.approx(idle_fraction(make(4, m), duration))
+    timing = pipeline_s(UNEVEN_F, UNEVEN_B, m, schedule)
+    assert timing.idle_fraction == pytest.approx(idle_fraction(make(4, m), duration))
 
 
 @pytest.mark.parametrize(("m", "vp"), [(2, 2), (4, 2), (8, 3)])
@@ -62,25 +62,25 @@ def test_uneven_chunks_too(m: int, vp: int):
     def duration(work: Pass) -> float:
         return forward[work.stage] * (1 if work.kind == "F" else 2)
 
-    found = pipeline_s(forward, [2 * s for s in forward], m, "interleaved", vp)
-    assert found.idle_fraction == pytest.approx(idle_fraction(interleaved(2, vp, m), duration))
+    timing = pipeline_s(forward, [2 * s for s in forward], m, "interleaved", vp)
+    assert timing.idle_fraction == pytest.approx(idle_fraction(interleaved(2, vp, m), duration))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
 @pytest.mark.parametrize("m", range(1, 14))
 def test_no_number_of_micro_batches_locks_the_pipeline(schedule: Schedule, m: int):
     for pp in (2, 3, 4):
-        found = equal(pp, m, schedule, 2 if schedule == "interleaved" else 1)
-        assert found.total_s >= 3 * m and min(found.idle) >= 0
+        timing = equal(pp, m, schedule, 2 if schedule == "interleaved" else 1)
+        assert timing.total_s >= 3 * m and min(timing.idle) >= 0
 
 
 def test_the_slowest_stage_sets_the_pace_and_the_others_wait():
     sizes = stage_sizes(24, 4, 1)
     forward = stage_seconds(sizes, 1.0, last_s=4.0)
     assert forward == [6, 6, 6, 10]
-    found = pipeline_s(forward, [2 * s for s in forward], 32)
-    assert found.total_s == pytest.approx(32 * 30 + 3 * 18)
-    assert found.idle[3] < 0.1 < 0.4 < found.idle[0]
+    timing = pipeline_s(forward, [2 * s for s in forward], 32)
+    assert timing.total_s == pytest.approx(32 * 30 + 3 * 18)
+    assert timing.idle[3] < 0.1 < 0.4 < timing.idle[0]
     assert stage_seconds([12], 1.0, 0.5, 2.0) == [14.5]
 
 
@@ -97,9 +97,9 @@ def test_putting_off_weight_gradients_shortens_a_step():
 
 
 def test_many_events_are_followed():
-    found = equal(16, 160, "interleaved", 8)
-    assert found.total_s == pytest.approx(3 * (160 * 8 + 15))
-    assert all(busy == pytest.approx(3 * 160 * 8) for busy in found.busy_s)
+    timing = equal(16, 160, "interleaved", 8)
+    assert timing.total_s == pytest.approx(3 * (160 * 8 + 15))
+    assert all(busy == pytest.approx(3 * 160 * 8) for busy in timing.busy_s)
 
 
 def test_rounds_that_do_not_come_out_even_may_lock_and_that_is_told():

@@ -63,8 +63,8 @@ def test_on_gpus_stage_2_hides_most_of_it():
 def test_gathering_is_in_the_computing_dtype_and_scattering_in_fp32():
     def exchange(**changes: Any) -> tuple[float, float]:
         x = cases_of([replace(TORCH, zero_stage=3, **changes)])
-        found = block_exchange(x, {**C, "inter_start_s": 1e-12})
-        return float(found.gather[0]), float(found.scatter[0])
+        exchanged = block_exchange(x, {**C, "inter_start_s": 1e-12})
+        return float(exchanged.gather[0]), float(exchanged.scatter[0])
 
     narrow, wide = exchange(), exchange(compute_bytes=4.0)
     assert narrow[1] == pytest.approx(2 * narrow[0]) and wide[0] == pytest.approx(2 * narrow[0])
@@ -94,9 +94,9 @@ def test_copies_of_a_hybrid_shard_add_up_their_gradients():
     both = 2 * hybrid.gather[0] + hybrid.scatter[0]
     assert hybrid.of_microbatch(x, 2)[0] == max(both, hybrid.among[0])
     x = cases_of([replace(CPU, zero_stage=3, dp_shard=2.0, devices=4)])
-    found = block_exchange(x, ON_CPU)
-    both = 2 * found.gather[0] + found.scatter[0]
-    assert found.of_microbatch(x, 2)[0] == pytest.approx(both + found.among[0])
+    exchanged = block_exchange(x, ON_CPU)
+    both = 2 * exchanged.gather[0] + exchanged.scatter[0]
+    assert exchanged.of_microbatch(x, 2)[0] == pytest.approx(both + exchanged.among[0])
 
 
 def test_shards_are_all_ranks_or_those_of_a_hybrid_one():
