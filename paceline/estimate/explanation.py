@@ -209,6 +209,7 @@ def explained(report: RunReport) -> RunReport:
         run = measured_run(report)
         estimate = explain(run, question_of(run))
     except UserError as error:
-        why = f"No expected step time: {error.where} {error.what}."
+        remedy = f"; {error.remedy}" if error.remedy else ""
+        why = f"No expected step time: {error.where} {error.what}{remedy}."
         return replace(report, expected=why)
     return replace(report, waterfall=estimate.waterfall, expected=sentence(estimate))
