@@ -32,6 +32,12 @@ ALIGNMENT = 64
 """Sizes that it divides fill the tiles of a product."""
 SHARPNESS = 4
 """max(device, host) as (d^4 + h^4)^(1/4): where both are equal neither hides all of the other."""
+ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
+"""Traffic of a forward and a backward pass together, over that of a forward pass."""
+FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
+"""Attention's backward pass over its forward one: flash attention computes the scores again."""
+USUAL_EFFICIENCY = 0.72
+"""Of products where `flash` is stated over the peak; on other devices flash follows the products."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def product_s(
 
 
 def _start(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Seconds that a product takes beside its arithmetic."""
+    """Seconds that a product takes beside its arithmetic, fewer on faster devices."""
     return c["gemm_start_s"] * np.sqrt(A100_PEAK / x.peak_16bit)
 
 
@@ -94,28 +100,28 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     falls away with frozen weights); flash attention's takes 2.5 times its forward pass. Full
     recomputation adds a forward pass, selective one the attention's.
     """
-    linear, moe = _linear(x, c)
+    linear, between_experts = _linear(x, c)
     attention = _attention(x, c)
     elementwise, cast = _elementwise(x, c)
     tp, cp = _tp(x, c), _cp(x, c, attention)
-    again = x.full_recompute
+    recomputed = x.full_recompute
     backward = np.where(x.frozen > 0, 1.0, 2.0)
-    attention_back = np.where(x.flash > 0, 2.5, 2.0)
+    attention_back = np.where(x.flash > 0, FLASH_BACKWARD, SCORES_BACKWARD)
     adapters, around = _adapters(x, c)
     device = Block(
-        gemm=linear * (1 + backward + again) + adapters * (3 + again),
-        attention=attention * (1 + attention_back + np.maximum(again, x.selective_recompute)),
-        elementwise=elementwise * (2.6 + again)
-        + cast * (2.5 + again)
-        + around * (3 + again)
+        gemm=linear * (1 + backward + recomputed) + adapters * (3 + recomputed),
+        attention=attention * (1 + attention_back + np.maximum(recomputed, x.selective_recompute)),
+        elementwise=elementwise * (ELEMENTWISE_PASSES + recomputed)
+        + cast * (CAST_PASSES + recomputed)
+        + around * (3 + recomputed)
         + _summing(x, c),
-        tp=tp * (2 + again),
-        cp=cp * (3 + again),
-        ep=moe * (2 + again),
+        tp=tp * (2 + recomputed),
+        cp=cp * (3 + recomputed),
+        ep=between_experts * (2 + recomputed),
         host=np.zeros(x.size),
     )
     busy = device.total
-    host = _host(x, c) * (3 + again) / 3
+    host = _host(x, c) * (3 + recomputed) / 3
     # A CPU starts its operations itself.
     both = np.where(
         x.has("generation", "cpu"),
@@ -178,13 +184,17 @@ def _adapters(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
 
 
 def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Both attention products of a forward pass, with softmax."""
+    """Both attention products of a forward pass, with softmax.
+
+    4 s t a d / tp FLOP in flash attention, half of it under a causal mask; or all of it and the
+    scores, a s t / tp numbers of 2 bytes, read and written in every pass through memory.
+    """
     full = 4 * _attended(x) * tokens(x) * x.heads * x.head_dim / x.tp
     rate = product_rate(x, c, narrow=False)
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     share = np.where(x.causal > 0, 0.5, 1.0)
-    flash = share * full / (rate * c["flash"] / 0.72 * torch)
+    flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
     moved = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
     return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
@@ -196,7 +206,11 @@ def _attended(x: Cases) -> Floats:
 
 
 def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
-    """Norms, activations and residuals of a forward pass; casts to a narrow dtype."""
+    """Norms, activations and residuals of a forward pass; casts to a narrow dtype.
+
+    `widths` are the numbers of 2 bytes that are read or written a token; a cast reads 2 bytes and
+    writes 1 of every input of a product.
+    """
     rate = x.memory_bytes_per_s * c["memory"]
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     eager = (x.has("stack", "torch")) & (x.compiled == 0)
@@ -213,7 +227,7 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
 
 
 def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Two all-reduces of a forward pass (or the gathers and scatters that replace them)."""
+    """Two all-reduces of t h numbers in a forward pass, or the gathers and scatters in their place."""
     exposed = np.where(x.has("stack", "fused"), c["tp_exposed_fused"], c["tp_exposed"])
     starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
     sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
@@ -221,7 +235,10 @@ def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
 
 
 def _cp(x: Cases, c: Mapping[str, float], attention: Floats) -> Floats:
-    """Keys and values of the other ranks, as far as attention does not hide them."""
+    """Keys and values of the other ranks, as far as attention does not hide them.
+
+    2 tensors of 2 bytes a number, t g d / tp numbers of each of cp - 1 ranks.
+    """
     moved = (x.cp - 1) * 2 * 2 * tokens(x) * x.kv_heads * x.head_dim / x.tp
     needed = moved / group_rate(x, c, x.tp * x.cp, x.tp) + start_s(x, c) * (x.cp - 1)
     hidden = np.minimum(needed, attention)
