@@ -37,7 +37,7 @@ ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
 FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 """Attention's backward pass over its forward one: flash attention computes the scores again."""
 USUAL_EFFICIENCY = 0.72
-"""Of products where `flash` is stated over the peak; on other devices flash follows the products."""
+"""Of products where `flash` is stated over the peak; elsewhere flash follows the products."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
 
 
 def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Two all-reduces of t h numbers in a forward pass, or the gathers and scatters in their place."""
+    """Two all-reduces of t h numbers a forward pass, or the gathers and scatters in their place."""
     exposed = np.where(x.has("stack", "fused"), c["tp_exposed_fused"], c["tp_exposed"])
     starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
     sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
