@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from paceline.files.run_folder import write_text
 from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import Cluster, Fault
+from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from paceline.scaling.analysis.sizes import parse_sizes
 
 RESULTS = Path(__file__).parent / "results" / "blame_power.json"
@@ -66,13 +66,13 @@ class Setting:
             return (0.0,)
         return (*(LARGE_FAULTS if self.kind else FAULTS), None)
 
-    def cluster(self, seed: int) -> Cluster:
+    def cluster(self, seed: int) -> SimulatedCluster:
         """A healthy cluster."""
-        return Cluster(
+        return SimulatedCluster(
             self.nodes, (), node_spread=self.node_spread, run_noise=self.run_noise, seed=seed
         )
 
-    def analysis(self, cluster: Cluster) -> Analysis:
+    def analysis(self, cluster: SimulatedCluster) -> Analysis:
         """All sizes measured, and the second pass."""
         return simulate(cluster, parse_sizes(None, self.nodes), num_rounds=self.rounds)[0]
 

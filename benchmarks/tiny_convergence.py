@@ -18,7 +18,7 @@ from typing import Any
 
 from _result import Surroundings, keep
 
-from paceline.cli.mlperf_run import Display
+from paceline.cli.mlperf_run import TrialsDisplay
 from paceline.files.run_folder import runs_root, write_text
 from paceline.machines.placement import Request
 from paceline.mlperf.result_logs import read_log
@@ -41,7 +41,7 @@ convergence:
 def recorded(name: str, num_runs: int) -> dict[str, Any]:
     """One sibling's samples to the target by run, and what they were recorded with."""
     request = Request("", None, (), 1, "cpu")
-    display = Display()
+    display = TrialsDisplay()
     trials = plan_trials(
         SeriesRequest(
             name,
@@ -79,7 +79,7 @@ def recorded(name: str, num_runs: int) -> dict[str, Any]:
 def curve(name: str, seed: int) -> list[tuple[int, float]]:
     """(samples, held-out loss) at every evaluation of a run that no target ends."""
     no_target = ("training.evaluation.target=1e-9", "training.evaluation.skip_first=0")
-    display, request = Display(), Request("", None, no_target, 1, "cpu")
+    display, request = TrialsDisplay(), Request("", None, no_target, 1, "cpu")
     order = SeriesRequest(
         name,
         request,

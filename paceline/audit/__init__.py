@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.audit.convention import assume
-from paceline.audit.findings import Audit, Finding, audit_rows, together
+from paceline.audit.findings import Audit, AuditFinding, audit_rows, together
 from paceline.audit.samples import samples_notes
 from paceline.core.errors import UserError
 from paceline.files import references
 from paceline.files.csv_table import Declared, read_csv
 from paceline.files.references import Row
 
-__all__ = ["Audit", "Declared", "Finding", "audit", "audit_rows", "together"]
+__all__ = ["Audit", "AuditFinding", "Declared", "audit", "audit_rows", "together"]
 
 
 @dataclass(frozen=True)

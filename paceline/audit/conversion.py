@@ -22,7 +22,7 @@ WITHOUT_ADAPTERS = ("palm", "six-n", "narayanan-hw", "megatron-deepspeed")
 
 
 @dataclass(frozen=True)
-class Side:
+class StatedFigure:
     """One way to state the figure."""
 
     convention: str
@@ -40,8 +40,8 @@ class Side:
 class Conversion:
     """The figure as published and as converted; `ratio` is what the given figure is multiplied by."""
 
-    given: Side
-    wanted: Side
+    given: StatedFigure
+    wanted: StatedFigure
     ratio: float
     notes: tuple[str, ...]
 
@@ -146,14 +146,16 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
 def _side(
     name: str, x: FlopsInput, flops: float, peak: float | None, rate: float | None,
     share: float | None,
-) -> Side:  # fmt: skip
+) -> StatedFigure:  # fmt: skip
     convention = name.removesuffix(HARDWARE)
     formula, source = _told(convention)
     hardware = name != convention
     if hardware:
         formula = f"{formula} Recomputation is counted as work."
     hardware |= CONVENTIONS[convention].counts_recompute and x.recompute == "full"
-    return Side(name, flops, peak, rate, share, "HFU" if hardware else "MFU", formula, source)
+    return StatedFigure(
+        name, flops, peak, rate, share, "HFU" if hardware else "MFU", formula, source
+    )
 
 
 def _told(convention: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ NO_FIGURE = "no figure is printed"
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """A cell that does not follow from its own row."""
 
     table: str
@@ -41,8 +41,8 @@ class Finding:
 class Audit:
     """Findings, and the number of cells by what became of them."""
 
-    findings: tuple[Finding, ...] = ()
-    minor: tuple[Finding, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
+    minor: tuple[AuditFinding, ...] = ()
     num_rows: int = 0
     states: Mapping[str, int] = field(default_factory=dict[str, int])
     """`follows cut strained fails speed unchecked`; speeds are what the others follow from."""
@@ -99,12 +99,12 @@ def together(audits: Iterable[Audit]) -> Audit:
     )
 
 
-def _finding(verdict: CellVerdict) -> Finding:
+def _finding(verdict: CellVerdict) -> AuditFinding:
     cell, value, difference = verdict.cell, verdict.recomputed, verdict.difference
     if value is None or difference is None or not (isfinite(value) and isfinite(difference)):
         value = difference = None
     shown = "-" if value is None else _like_the_cell(value / cell.unit, cell)
-    return Finding(
+    return AuditFinding(
         verdict.line.table, verdict.line.name, cell.column, cell.printed.text, value,
         difference, verdict.cause or "", shown, verdict.state != "fails",
     )  # fmt: skip
@@ -119,7 +119,7 @@ def _like_the_cell(value: float, cell: Cell) -> str:
     return digits + unit
 
 
-def _layouts(rows: Sequence[Row]) -> Iterator[Finding]:
+def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
     """Parallel axes that a table states and that cannot hold its devices, once a table."""
     seen: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -135,7 +135,7 @@ def _layouts(rows: Sequence[Row]) -> Iterator[Finding]:
             cause += f", and {row.shape.num_layers} layers have no {row.layout.pp} stages"
         replicas = counts[0] / devices
         shown = f"{replicas:.3g} replicas"
-        yield Finding(table, row.id, "layout", printed, replicas, None, cause, shown)
+        yield AuditFinding(table, row.id, "layout", printed, replicas, None, cause, shown)
 
 
 def _either(counts: Sequence[int]) -> str:
@@ -143,7 +143,7 @@ def _either(counts: Sequence[int]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _rank_lists(rows: Sequence[Row]) -> Iterator[Finding | None]:
+def _rank_lists(rows: Sequence[Row]) -> Iterator[AuditFinding | None]:
     """For every printed list of ranks: a finding, or None when it leaves none out."""
     for row in rows:
         text = row.printed.get("ranks")
@@ -159,7 +159,7 @@ def _rank_lists(rows: Sequence[Row]) -> Iterator[Finding | None]:
         nodes = _nodes(row, max(ranks) - min(ranks) + 1)
         cause = f"rank {words} is left out of {whole}{nodes}"
         difference = len(ranks) / (len(ranks) + len(gaps)) - 1
-        yield Finding(row.table, row.id, "ranks", text, whole, difference, cause, whole)
+        yield AuditFinding(row.table, row.id, "ranks", text, whole, difference, cause, whole)
 
 
 def _nodes(row: Row, num_ranks: int) -> str:

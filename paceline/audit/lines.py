@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from paceline.audit.cells.agreement import Line
+from paceline.audit.cells.agreement import AuditLine
 from paceline.audit.cells.causes import Options
 from paceline.audit.cells.derivation import Cell, Inputs, speed_of
 from paceline.core.errors import UserError
@@ -29,7 +29,7 @@ MLP: tuple[LoraTarget, ...] = ("up", "gate", "down")
 PER_DEVICE = {"tokens_per_s_per_device", "flops_per_s_per_device", "mfu"}
 
 
-def lines_of(rows: Sequence[Row]) -> list[Line]:
+def lines_of(rows: Sequence[Row]) -> list[AuditLine]:
     """The lines of the rows of one source, which may relate to each other."""
     by_id = {row.id: row for row in rows}
     return [_line(row, rows, by_id) for row in rows]
@@ -53,7 +53,7 @@ def flops_input(row: Row) -> FlopsInput | None:
     return FlopsInput(shape, row.seq_len, row.layout.recompute, lora, row.nominal_parameters)
 
 
-def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> Line:
+def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> AuditLine:
     twin_row = by_id.get(row.repeats or "")
     twin = _line(twin_row, rows, {}) if twin_row else None
     cells = cells_of(row)
@@ -63,7 +63,7 @@ def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> Line:
     if efficiency:
         inputs = _with_setting(inputs, "scaling_efficiency", efficiency)
     options = Options(_peaks(row), _flops(row), dict(_other_bases(row, rows, inputs)))
-    return Line(row.id, row.table, cells, inputs, options, twin)
+    return AuditLine(row.id, row.table, cells, inputs, options, twin)
 
 
 def _model(row: Row) -> tuple[Shape | None, LoraSpec | None]:

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.audit import Audit, Declared, Finding
+from paceline.audit import Audit, AuditFinding, Declared
 from paceline.audit import audit as run_audit
 from paceline.audit.quantity import read_flops_per_s
 from paceline.cli.log_options import DeviceName, DtypeName, TotalTokens
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    Column,
+    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -102,7 +102,7 @@ def _declared(
     return Declared(model, device, dtype, convention, flops_per_s, tokens)
 
 
-def _print_text(findings: list[Finding]) -> None:
+def _print_text(findings: list[AuditFinding]) -> None:
     """One line a finding under the name of its table, columns aligned within the table."""
     by_table: dict[str, list[list[str]]] = {}
     for f in findings:
@@ -123,12 +123,12 @@ def _size(difference: float) -> str:
     return f"{100 * difference:+.3g} %"
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        *(Column(key, key) for key in KEYS[:4]),
-        Column("recomputed", "recomputed", _number, "right"),
-        Column("difference", "difference", _size, "right"),
-        Column("cause", "cause", wraps=True),
+        *(OutputColumn(key, key) for key in KEYS[:4]),
+        OutputColumn("recomputed", "recomputed", _number, "right"),
+        OutputColumn("difference", "difference", _size, "right"),
+        OutputColumn("cause", "cause", wraps=True),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.units import percent, si
 from paceline.estimate.calibrate.calibration import Calibration, file_of
@@ -100,18 +100,18 @@ def _counts(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        Column("recipe", "recipe"),
-        Column("layers", "layers", str, "right"),
-        Column("layout", "layout"),
-        Column("ranks", "ranks", str, "right"),
-        Column("threads", "threads", str, "right"),
-        Column("measured_s", "step", lambda v: f"{v:.4g} s", "right"),
-        Column("n", "n", str, "right"),
-        Column("spread", "spread", percent, "right"),
-        Column("predicted_s", "by the model", lambda v: f"{v:.4g} s", "right"),
-        Column("ratio", "ratio", lambda v: f"{v:.2f}", "right"),
+        OutputColumn("recipe", "recipe"),
+        OutputColumn("layers", "layers", str, "right"),
+        OutputColumn("layout", "layout"),
+        OutputColumn("ranks", "ranks", str, "right"),
+        OutputColumn("threads", "threads", str, "right"),
+        OutputColumn("measured_s", "step", lambda v: f"{v:.4g} s", "right"),
+        OutputColumn("n", "n", str, "right"),
+        OutputColumn("spread", "spread", percent, "right"),
+        OutputColumn("predicted_s", "by the model", lambda v: f"{v:.4g} s", "right"),
+        OutputColumn("ratio", "ratio", lambda v: f"{v:.2f}", "right"),
     ]
 
 

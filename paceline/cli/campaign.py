@@ -14,8 +14,8 @@ from threading import Event
 import typer
 
 from paceline.cli.campaign_options import refuse_beside_resume
-from paceline.cli.campaign_progress import Display
-from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.campaign_progress import CampaignDisplay
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.progress import run_headline
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
@@ -28,7 +28,7 @@ from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import Judging
 from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.campaigns.plan import (
-    Wanted,
+    CampaignRequest,
     begin,
     new_campaign,
     resumed_campaign,
@@ -67,7 +67,7 @@ class Conduct:
     judging: Judging | None = None
 
 
-def run_campaign(wanted: Wanted, how: Conduct) -> int:
+def run_campaign(wanted: CampaignRequest, how: Conduct) -> int:
     """Run what `wanted` asks for, or go on with what `how.resume` names, and print it; the exit code."""
 
     root = runs_root(how.runs_dir)
@@ -111,7 +111,7 @@ def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Campa
 
     extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
     limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
-    display = Display(len(campaign.plan))
+    display = CampaignDisplay(len(campaign.plan))
     judging = how.judging or Judging()
     return CampaignRunner(
         display, root, command_line(), how.tag, stop=stop,
@@ -174,15 +174,15 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
 def print_result(result: CampaignResult, form: TableFormat) -> None:
     """The table of sizes, the kind of scaling with its base, and the sentences."""
     columns = [
-        Column("nodes", "nodes", justify="right"),
-        Column("gpus", "gpus", justify="right"),
-        Column("n", "sub-clusters", justify="right"),
-        Column("value", "samples/s", lambda value: f"{value:.6g}", "right"),
-        *(Column(key, key, share, "right")
+        OutputColumn("nodes", "nodes", justify="right"),
+        OutputColumn("gpus", "gpus", justify="right"),
+        OutputColumn("n", "sub-clusters", justify="right"),
+        OutputColumn("value", "samples/s", lambda value: f"{value:.6g}", "right"),
+        *(OutputColumn(key, key, share, "right")
           for key in ("spread", "efficiency", "low", "high", "straggler", "communication")),
     ]  # fmt: skip
     if form is TableFormat.csv:
-        columns.append(Column("scaling", "scaling"))
+        columns.append(OutputColumn("scaling", "scaling"))
     emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
     if form in (TableFormat.text, TableFormat.md):
         typer.echo("")
@@ -238,11 +238,11 @@ def _print_plan(campaign: Campaign, form: TableFormat) -> None:
          "groups": "  ".join(compress(group) for group in one.groups)}
         for one in campaign.plan
     ]  # fmt: skip
-    columns = [Column("round", "round", justify="right"), Column("nodes", "nodes", justify="right"),
-               Column("gpus", "gpus", justify="right"),
-               Column("global_batch", "global batch", justify="right"),
-               Column("n", "sub-clusters", justify="right"), Column("left_over", "left over"),
-               Column("groups", "on")]  # fmt: skip
+    columns = [OutputColumn("round", "round", justify="right"), OutputColumn("nodes", "nodes", justify="right"),
+               OutputColumn("gpus", "gpus", justify="right"),
+               OutputColumn("global_batch", "global batch", justify="right"),
+               OutputColumn("n", "sub-clusters", justify="right"), OutputColumn("left_over", "left over"),
+               OutputColumn("groups", "on")]  # fmt: skip
     emit_table(
         rows, columns, form, document={**campaign.model_dump(mode="json"), "key": campaign.key}
     )

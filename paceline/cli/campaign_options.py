@@ -9,7 +9,7 @@ import typer
 
 from paceline.core.errors import UserError
 from paceline.machines.placement import Request, Where
-from paceline.scaling.campaigns.plan import Wanted
+from paceline.scaling.campaigns.plan import CampaignRequest
 
 Recipe = Annotated[
     str | None,
@@ -126,10 +126,10 @@ def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
             raise UserError(f"{name} {value[0]}", f"goes with {mode} alone", remedy="leave it out")
 
 
-def refuse_beside_resume(name: str, wanted: Wanted) -> None:
+def refuse_beside_resume(name: str, wanted: CampaignRequest) -> None:
     """Raise UserError for an option that the campaign `name` has settled already."""
     where = Where(allocation=wanted.request.where.allocation)
-    if wanted != Wanted(Request("", where=where)):
+    if wanted != CampaignRequest(Request("", where=where)):
         raise UserError(f"--resume {name}", "takes what is measured from the campaign",
                         allowed="--allocation, --max-parallel, --extra-rounds, --reference, --history, "
                         "--tag, --runs-dir, --format", remedy="leave out the rest")  # fmt: skip

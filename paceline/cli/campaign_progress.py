@@ -24,7 +24,7 @@ MOST_NAMED = 8
 
 
 @dataclass
-class Display:
+class CampaignDisplay:
     """Lines for a campaign; called from the threads of all runs."""
 
     rounds: int

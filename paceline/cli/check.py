@@ -9,11 +9,11 @@ import typer
 
 from paceline.cli import where as place
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.units import si
 from paceline.files.run_folder import runs_root
 from paceline.scaling.check.fitness import MEASURES, HostReport
-from paceline.scaling.check.preflight import Asked, Outcome
+from paceline.scaling.check.preflight import CheckRequest, FinishedCheck
 from paceline.scaling.check.preflight import check as run_check
 
 FAST = (0.5, 2, 60.0)
@@ -79,7 +79,7 @@ def check(
     """
     there = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
     seconds, partners, limit_s = FAST if fast else (2.0, 7, 300.0)
-    asked = Asked(
+    asked = CheckRequest(
         there, device.value, devices, seconds, partners, at_once, limit or limit_s, wait, against
     )
     outcome = run_check(asked, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True))
@@ -88,7 +88,7 @@ def check(
         raise typer.Exit(3)
 
 
-def _show(outcome: Outcome, form: TableFormat) -> None:
+def _show(outcome: FinishedCheck, form: TableFormat) -> None:
     report = outcome.report
     for notice in outcome.notices:
         typer.echo(f"note: {notice}", err=True)
@@ -118,17 +118,17 @@ def _row(host: HostReport) -> dict[str, Any]:
     }
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
     rates = [
-        Column(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
+        OutputColumn(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
         for what, (_, unit) in MEASURES.items()
     ]
     return [
-        Column("host", "host"),
-        Column("verdict", "verdict"),
-        Column("gpus", "GPUs", str, "right"),
-        Column("cores", "cores", str, "right"),
+        OutputColumn("host", "host"),
+        OutputColumn("verdict", "verdict"),
+        OutputColumn("gpus", "GPUs", str, "right"),
+        OutputColumn("cores", "cores", str, "right"),
         *rates,
-        Column("why", "why"),
+        OutputColumn("why", "why"),
     ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.compare.judgement import Comparison
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
@@ -145,11 +145,11 @@ def _print_metrics(found: Comparison, form: CompareFormat) -> None:
             }
             for one in found.metrics
         ]
-        emit_table(rows, [Column(name, name) for name in names], TableFormat.csv)
+        emit_table(rows, [OutputColumn(name, name) for name in names], TableFormat.csv)
         return
     table = [dict(zip(HEAD, metric_cells(one), strict=True)) for one in shown(found)]
     columns = [
-        Column(name, name, justify="left" if name in ("metric", "verdict") else "right")
+        OutputColumn(name, name, justify="left" if name in ("metric", "verdict") else "right")
         for name in HEAD
     ]
     emit_table(table, columns, TableFormat.text)

@@ -7,12 +7,12 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from paceline.audit.conversion import Conversion, Peaks, Side, from_step_time, peaks_of
+from paceline.audit.conversion import Conversion, Peaks, StatedFigure, from_step_time, peaks_of
 from paceline.audit.conversion import convert as convert_figure
 from paceline.audit.quantity import Quantity, read_flops_per_s, read_quantity
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput
 from paceline.core.layout import Recompute
@@ -146,7 +146,7 @@ def _print_text(figure: str, quantity: Quantity, done: Conversion) -> None:
             typer.echo(f"  {side.source}")
 
 
-def _amounts(side: Side, first: str = "flops_per_s_per_device") -> str:
+def _amounts(side: StatedFigure, first: str = "flops_per_s_per_device") -> str:
     """What is known of a side, the kind of figure that was given first."""
     share = None if side.mfu is None else f"{100 * side.mfu:.2f} % {side.share}"
     rate = None if side.flops_per_s_per_device is None else _tera(side.flops_per_s_per_device)
@@ -171,14 +171,14 @@ def _document(quantity: Quantity, done: Conversion) -> dict[str, Any]:
             "notes": list(done.notes)}  # fmt: skip
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        Column("side", "side"),
-        Column("convention", "convention"),
-        Column("mfu", "MFU", lambda v: f"{100 * v:.2f} %", "right"),
-        Column("flops_per_s_per_device", "FLOP/s a device", _tera, "right"),
-        Column("flops_per_token", "FLOPs a token", lambda v: f"{v:.5g}", "right"),
-        Column("peak_flops_per_s", "peak", _tera, "right"),
-        Column("formula", "formula"),
-        Column("source", "source", wraps=True),
+        OutputColumn("side", "side"),
+        OutputColumn("convention", "convention"),
+        OutputColumn("mfu", "MFU", lambda v: f"{100 * v:.2f} %", "right"),
+        OutputColumn("flops_per_s_per_device", "FLOP/s a device", _tera, "right"),
+        OutputColumn("flops_per_token", "FLOPs a token", lambda v: f"{v:.5g}", "right"),
+        OutputColumn("peak_flops_per_s", "peak", _tera, "right"),
+        OutputColumn("formula", "formula"),
+        OutputColumn("source", "source", wraps=True),
     ]

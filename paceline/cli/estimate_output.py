@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.core.errors import SystemFaultError
 from paceline.core.units import count, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
@@ -159,7 +159,7 @@ def emit(
         emit_table(rows, [], form, document={"offers": documents} if beside else documents[0])
         return
     if form is not TableFormat.text:
-        emit_table(rows, [Column(key, key) for key in rows[0]], form)
+        emit_table(rows, [OutputColumn(key, key) for key in rows[0]], form)
         return
     for at, one in enumerate(found):
         typer.echo(text(one))

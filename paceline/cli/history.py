@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.cli.runs import computed_result
 from paceline.compare.over_time.timeline import History
 from paceline.core.errors import UserError
@@ -107,7 +107,7 @@ def _print(found: History, form: TableFormat) -> None:
         typer.echo(found.model_dump_json(indent=2))
     elif form is TableFormat.csv:
         names = ("series", "key", "date", "runs", found.metric, "level", "ratio", "low", "high")
-        emit_table(history_rows(found), [Column(name, name) for name in names], form)
+        emit_table(history_rows(found), [OutputColumn(name, name) for name in names], form)
     else:
         for line in history_lines(found) if form is TableFormat.text else history_md(found):
             typer.echo(line)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.where import Allocation, SshConfig, read_hosts
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
@@ -195,7 +195,9 @@ def _show(found: Sequence[Host], output: Path | None, form: TableFormat) -> None
     elif form is TableFormat.text:
         typer.echo(text, nl=False)
     if form is not TableFormat.text:
-        emit_table(_rows(found), [Column("host", "host"), Column("slots", "slots")], form)
+        emit_table(
+            _rows(found), [OutputColumn("host", "host"), OutputColumn("slots", "slots")], form
+        )
 
 
 def _rows(found: Sequence[Host]) -> list[dict[str, Any]]:
@@ -210,8 +212,8 @@ def _show_groups(found: Sequence[Host], size: int, output: Path | None, form: Ta
          "file": str(paths[number - 1]) if paths else None}
         for number, group in enumerate(parts.groups, start=1)
     ]  # fmt: skip
-    columns = [Column("group", "group", str, "right"), Column("nodes", "nodes", str, "right"),
-               *([Column("file", "file")] if paths else []), Column("hosts", "hosts")]  # fmt: skip
+    columns = [OutputColumn("group", "group", str, "right"), OutputColumn("nodes", "nodes", str, "right"),
+               *([OutputColumn("file", "file")] if paths else []), OutputColumn("hosts", "hosts")]  # fmt: skip
     emit_table(rows, columns, form, document=_document(parts, paths))
     if parts.left_over:
         names = compress([host.name for host in parts.left_over])
@@ -230,8 +232,8 @@ def _show_keys(
     found: Sequence[Host], config: Path | None, known_hosts: Path | None, form: TableFormat
 ) -> None:
     keys = scan([host.name for host in found], config)
-    columns = [Column("host", "host"), Column("kind", "key"), Column("state", "to ssh"),
-               Column("fingerprint", "fingerprint"), Column("note", "note")]  # fmt: skip
+    columns = [OutputColumn("host", "host"), OutputColumn("kind", "key"), OutputColumn("state", "to ssh"),
+               OutputColumn("fingerprint", "fingerprint"), OutputColumn("note", "note")]  # fmt: skip
     emit_table([asdict(key) for key in keys], columns, form)
     typer.echo("note: keys came over the network: compare the fingerprints on another way before "
                "you trust them", err=True)  # fmt: skip
@@ -252,14 +254,14 @@ def _show_check(
     checks = check_hosts([host.name for host in found], questions, settings)
     rows = [check.model_dump(mode="json") for check in checks]
     columns = [
-        Column("host", "host"),
-        Column("round_trip_s", "round trip", lambda v: f"{1e3 * v:.1f} ms", "right"),
-        Column("clock_skew_s", "clock", lambda v: f"{1e3 * v:+.0f} ms", "right"),
-        Column("python", "python"),
-        Column("torch", "torch"),
-        Column("folder", "runs folder"),
-        Column("fault", "fault"),
-        Column("remedy", "remedy"),
+        OutputColumn("host", "host"),
+        OutputColumn("round_trip_s", "round trip", lambda v: f"{1e3 * v:.1f} ms", "right"),
+        OutputColumn("clock_skew_s", "clock", lambda v: f"{1e3 * v:+.0f} ms", "right"),
+        OutputColumn("python", "python"),
+        OutputColumn("torch", "torch"),
+        OutputColumn("folder", "runs folder"),
+        OutputColumn("fault", "fault"),
+        OutputColumn("remedy", "remedy"),
     ]
     emit_table(rows, columns, form)
     faulty = sum(check.fault is not None for check in checks)

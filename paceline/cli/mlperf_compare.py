@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.files.run_folder import write_text
 from paceline.mlperf.compare.comparison import ScoreComparison
@@ -93,17 +93,17 @@ def _emit(found: ScoreComparison, form: TableFormat) -> None:
         emit_json(found.model_dump(mode="json"))
         return
     columns = [
-        Column("system", "system", one_line),
-        Column("official", "official", lambda value: "yes" if value else "no"),
-        Column("num_devices", "accelerators", "{:,}".format, "right"),
-        Column("accelerator", "kind", one_line),
-        Column("score_minutes", "minutes", "{:.4f}".format, "right"),
-        Column("time_ratio", "ratio", "{:.3f}".format, "right"),
-        Column("global_batch", "batch", "{:,}".format, "right"),
-        Column("mean_samples_to_target", "samples", "{:,.0f}".format, "right"),
+        OutputColumn("system", "system", one_line),
+        OutputColumn("official", "official", lambda value: "yes" if value else "no"),
+        OutputColumn("num_devices", "accelerators", "{:,}".format, "right"),
+        OutputColumn("accelerator", "kind", one_line),
+        OutputColumn("score_minutes", "minutes", "{:.4f}".format, "right"),
+        OutputColumn("time_ratio", "ratio", "{:.3f}".format, "right"),
+        OutputColumn("global_batch", "batch", "{:,}".format, "right"),
+        OutputColumn("mean_samples_to_target", "samples", "{:,.0f}".format, "right"),
     ]
     if form is TableFormat.csv:
-        columns += [Column(name, name) for name in ("benchmark", "ruleset", "label")]
+        columns += [OutputColumn(name, name) for name in ("benchmark", "ruleset", "label")]
     emit_table(compared_rows(found), columns, form)
     if form in (TableFormat.text, TableFormat.md):
         typer.echo("\n" + "\n".join(compared_lines(found)))

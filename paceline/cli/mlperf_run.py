@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli import where as place
-from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
@@ -129,7 +129,7 @@ def run(
     if status:
         _end(standing(asked), form)
         return
-    display = Display()
+    display = TrialsDisplay()
     planned = plan_trials(asked, not_to_be_trained if dry_run else display.base)
     if dry_run:
         _print_first(planned.planned(planned.series.trials[0]), form)
@@ -153,7 +153,7 @@ def _announce(series: TrialSeries) -> None:
     )
 
 
-class Display:
+class TrialsDisplay:
     """Progress of each trial on standard error, and a line when it has ended."""
 
     @contextmanager
@@ -192,21 +192,21 @@ def _emit(found: SeriesAnswer, form: TableFormat) -> None:
         return
     rows = [trial_row(found.series, trial) for trial in found.series.trials]
     if form is TableFormat.csv:
-        emit_table(rows, [Column(name, name) for name in rows[0]], form)
+        emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
     typer.echo("\n" + "\n".join(answer_lines(found)))
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        Column("number", "trial", str, "right"),
-        Column("seed", "seed", str, "right"),
-        Column("status", "status"),
-        Column("samples_to_target", "samples", "{:,}".format, "right"),
-        Column("minutes", "minutes", "{:.4f}".format, "right"),
-        Column("last_loss", "last loss", "{:.4f}".format, "right"),
-        Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
-        Column("run", "run", one_line),
-        Column("reason", "why", one_line, wraps=True),
+        OutputColumn("number", "trial", str, "right"),
+        OutputColumn("seed", "seed", str, "right"),
+        OutputColumn("status", "status"),
+        OutputColumn("samples_to_target", "samples", "{:,}".format, "right"),
+        OutputColumn("minutes", "minutes", "{:.4f}".format, "right"),
+        OutputColumn("last_loss", "last loss", "{:.4f}".format, "right"),
+        OutputColumn("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
+        OutputColumn("run", "run", one_line),
+        OutputColumn("reason", "why", one_line, wraps=True),
     ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
 from paceline.core.units import significant
 from paceline.mlperf.check.text import check_lines, check_rows
@@ -69,24 +69,24 @@ def _emit(found: Score, form: TableFormat) -> None:
         return
     rows = [score_row(found, run) for run in found.runs]
     if form is TableFormat.csv:
-        emit_table(rows, [Column(name, name) for name in rows[0]], form)
+        emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
     typer.echo("\n" + "\n".join(score_lines(found)))
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        Column("file", "run", one_line),
-        Column("status", "status"),
-        Column("part", "part"),
-        Column("minutes", "minutes", "{:.4f}".format, "right"),
-        Column("samples_to_target", "samples", "{:,}".format, "right"),
-        Column("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
-        Column("initialisation_minutes", "init min", "{:.3f}".format, "right"),
-        Column("global_batch", "batch", "{:,}".format, "right"),
-        Column("seeds", "seeds"),
-        Column("reason", "why", one_line, wraps=True),
+        OutputColumn("file", "run", one_line),
+        OutputColumn("status", "status"),
+        OutputColumn("part", "part"),
+        OutputColumn("minutes", "minutes", "{:.4f}".format, "right"),
+        OutputColumn("samples_to_target", "samples", "{:,}".format, "right"),
+        OutputColumn("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
+        OutputColumn("initialisation_minutes", "init min", "{:.3f}".format, "right"),
+        OutputColumn("global_batch", "batch", "{:,}".format, "right"),
+        OutputColumn("seeds", "seeds"),
+        OutputColumn("reason", "why", one_line, wraps=True),
     ]
 
 
@@ -132,6 +132,6 @@ def check(
         typer.echo("\n".join(check_lines(found)))
     else:
         names = ("file", "status", "level", "line", "key", "message", "rule")
-        emit_table(check_rows(found), [Column(name, name) for name in names], form)
+        emit_table(check_rows(found), [OutputColumn(name, name) for name in names], form)
     if found.status != "passed":
         raise typer.Exit(EXIT_GATE_FAILED if found.status == "failed" else EXIT_INCOMPLETE)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
 from paceline.mlperf.rules import BENCHMARKS
 from paceline.mlperf.submission.package import Package, PackageRequest
@@ -61,7 +61,7 @@ def system(
     if form is TableFormat.json:
         emit_json(found.model_dump(mode="json"))
     else:
-        columns = [Column("field", "field"), Column("value", "value", wraps=True)]
+        columns = [OutputColumn("field", "field"), OutputColumn("value", "value", wraps=True)]
         emit_table(description_rows(found), columns, form)
     if form in (TableFormat.text, TableFormat.md):
         typer.echo("\n" + "\n".join(description_lines(found)))
@@ -134,4 +134,4 @@ def _emit_package(made: Package, form: TableFormat) -> None:
         typer.echo("\n".join(package_lines(made)))
         return
     names = ("benchmark", "file", "source", "score_minutes", "scaling_factor", "label")
-    emit_table(package_rows(made), [Column(name, name) for name in names], form)
+    emit_table(package_rows(made), [OutputColumn(name, name) for name in names], form)

@@ -45,7 +45,7 @@ LEAST_WIDTH = 8
 
 
 @dataclass(frozen=True)
-class Column:
+class OutputColumn:
     """One column: the row's key, and how text and Markdown show it (csv, json: unrounded)."""
 
     key: str
@@ -58,7 +58,7 @@ class Column:
 
 def emit_table(
     rows: Sequence[Row],
-    columns: Sequence[Column],
+    columns: Sequence[OutputColumn],
     form: TableFormat,
     *,
     document: object = None,
@@ -115,12 +115,12 @@ def _on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
+def _cells(row: Row, columns: Sequence[OutputColumn]) -> list[str]:
     values = [(column, row.get(column.key)) for column in columns]
     return ["-" if value is None else column.format(value) for column, value in values]
 
 
-def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+def _csv(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> str:
     # Local: numpy and pydantic below it take longer to import than `paceline version` runs.
     from paceline.report.tables import csv_cell
 
@@ -131,7 +131,7 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     return buffer.getvalue()
 
 
-def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+def _markdown(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> str:
     from paceline.report.tables import md_text  # Local as in _csv.
 
     rule = ["---:" if column.justify == "right" else "---" for column in columns]
@@ -140,7 +140,7 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _plain(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+def _plain(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> str:
     lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     aligned = [
@@ -153,7 +153,7 @@ def _plain(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     return "\n".join(line.rstrip() for line in aligned)
 
 
-def _print_rich(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+def _print_rich(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> None:
     """A table in the terminal's width; only the last column gives way when that is too narrow.
 
     Where even that is not enough, the terminal may break the lines: no figure is cut.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Dtype
 from paceline.core.units import percent, si
@@ -81,14 +81,14 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "shape": "x".join(map(str, row["shape"]))}
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        Column("dtype", "dtype"),
-        Column("shape", "m x n x k"),
-        Column("flops_per_s", "FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
-        Column("statistic", "from the"),
-        Column("n", "n", str, "right"),
-        Column("spread", "spread", percent, "right"),
+        OutputColumn("dtype", "dtype"),
+        OutputColumn("shape", "m x n x k"),
+        OutputColumn("flops_per_s", "FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
+        OutputColumn("statistic", "from the"),
+        OutputColumn("n", "n", str, "right"),
+        OutputColumn("spread", "spread", percent, "right"),
     ]
 
 
@@ -153,17 +153,17 @@ def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
     }
 
 
-def _context_columns() -> list[Column]:
+def _context_columns() -> list[OutputColumn]:
     def size(value: float) -> str:
         return written(value, "bytes")
 
     return [
-        Column("stage", "after"),
-        Column("what", "what it is"),
-        Column("kind", "kind"),
-        Column("bytes", "in use", size, "right"),
-        Column("added_bytes", "added", size, "right"),
-        Column("pool_bytes", "in torch's pool", size, "right"),
-        Column("n", "n", str, "right"),
-        Column("spread", "spread", percent, "right"),
+        OutputColumn("stage", "after"),
+        OutputColumn("what", "what it is"),
+        OutputColumn("kind", "kind"),
+        OutputColumn("bytes", "in use", size, "right"),
+        OutputColumn("added_bytes", "added", size, "right"),
+        OutputColumn("pool_bytes", "in torch's pool", size, "right"),
+        OutputColumn("n", "n", str, "right"),
+        OutputColumn("spread", "spread", percent, "right"),
     ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.errors import UserError
 from paceline.core.units import KIB, MIB, percent, si
 from paceline.machines.placement import device_kind
@@ -102,7 +102,7 @@ def attention(
     document = {"probe": "attention", "device": probe.device_name, "torch": probe.torch, "dtype": dtype,
                 "rows": rows, "best": max(rows, key=lambda row: row["flops_per_s"])}  # fmt: skip
     flat = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in rows]
-    columns = [Column("shape", "batch x tokens x heads x kv heads x width"), _time_column("forward_s", "forward"),
+    columns = [OutputColumn("shape", "batch x tokens x heads x kv heads x width"), _time_column("forward_s", "forward"),
                _time_column("backward_s", "backward"), _flops_column(), *_repeat_columns()]  # fmt: skip
     emit_table(flat, columns, TableFormat.json if as_json else form, document=document)
 
@@ -135,28 +135,31 @@ def _here(device: DeviceKind) -> tuple[str, int, int]:
     return kind, found["cpu"]["usable_cores"], len(found["gpus"])
 
 
-def _size_column() -> Column:
+def _size_column() -> OutputColumn:
     def size(value: float) -> str:
         return f"{value / MIB:g} MiB" if value >= MIB else f"{value / KIB:g} KiB"
 
-    return Column("bytes", "size", size, "right")
+    return OutputColumn("bytes", "size", size, "right")
 
 
-def _rate_column(key: str, title: str) -> Column:
-    return Column(key, title, lambda value: si(value, "B/s"), "right")
+def _rate_column(key: str, title: str) -> OutputColumn:
+    return OutputColumn(key, title, lambda value: si(value, "B/s"), "right")
 
 
-def _latency_column() -> Column:
-    return Column("latency_s", "time", lambda value: f"{1e6 * value:,.0f} us", "right")
+def _latency_column() -> OutputColumn:
+    return OutputColumn("latency_s", "time", lambda value: f"{1e6 * value:,.0f} us", "right")
 
 
-def _time_column(key: str, title: str) -> Column:
-    return Column(key, title, lambda value: f"{1e6 * value:,.1f} us", "right")
+def _time_column(key: str, title: str) -> OutputColumn:
+    return OutputColumn(key, title, lambda value: f"{1e6 * value:,.1f} us", "right")
 
 
-def _flops_column() -> Column:
-    return Column("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right")
+def _flops_column() -> OutputColumn:
+    return OutputColumn("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right")
 
 
-def _repeat_columns() -> list[Column]:
-    return [Column("n", "n", str, "right"), Column("spread", "spread", percent, "right")]
+def _repeat_columns() -> list[OutputColumn]:
+    return [
+        OutputColumn("n", "n", str, "right"),
+        OutputColumn("spread", "spread", percent, "right"),
+    ]

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import model_options as model
 from paceline.cli.options import Json, Overrides, Variant
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.files import catalog
@@ -231,36 +231,36 @@ def _share(value: float) -> str:
 
 
 _COLUMNS = [
-    Column("batch", "batch", justify="right"),
-    Column("nodes", "nodes", justify="right"),
-    Column("label", "layout"),
-    Column("micro_batch", "micro-batch", justify="right"),
-    Column("recompute", "recompute"),
-    Column("micro_batches", "a replica", justify="right"),
-    Column("step_time_s", "step s", _seconds, "right"),
-    Column("low_s", "low", _seconds, "right"),
-    Column("high_s", "high", _seconds, "right"),
-    Column("bubble", "bubble", _share, "right"),
-    Column("exchange", "exchange", _share, "right"),
-    Column("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
-    Column("p_oom", "P(OOM)", _share, "right"),
-    Column("efficiency", "efficiency", _share, "right"),
-    Column("samples", "samples", lambda value: f"{value:,}", "right"),
-    Column("device_hours", "device hours", lambda value: f"{value:,.4g}", "right"),
-    Column("days", "days", _seconds, "right"),
+    OutputColumn("batch", "batch", justify="right"),
+    OutputColumn("nodes", "nodes", justify="right"),
+    OutputColumn("label", "layout"),
+    OutputColumn("micro_batch", "micro-batch", justify="right"),
+    OutputColumn("recompute", "recompute"),
+    OutputColumn("micro_batches", "a replica", justify="right"),
+    OutputColumn("step_time_s", "step s", _seconds, "right"),
+    OutputColumn("low_s", "low", _seconds, "right"),
+    OutputColumn("high_s", "high", _seconds, "right"),
+    OutputColumn("bubble", "bubble", _share, "right"),
+    OutputColumn("exchange", "exchange", _share, "right"),
+    OutputColumn("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
+    OutputColumn("p_oom", "P(OOM)", _share, "right"),
+    OutputColumn("efficiency", "efficiency", _share, "right"),
+    OutputColumn("samples", "samples", lambda value: f"{value:,}", "right"),
+    OutputColumn("device_hours", "device hours", lambda value: f"{value:,.4g}", "right"),
+    OutputColumn("days", "days", _seconds, "right"),
 ]
 _CHECKED = [
-    Column("batch", "batch", justify="right"),
-    Column("nodes", "nodes", justify="right"),
-    Column("label", "layout"),
-    Column("micro_batch", "micro-batch", justify="right"),
-    Column("micro_batches", "a replica", justify="right"),
-    Column("step_time_s", "step s", _seconds, "right"),
-    Column("slower", "of the best", lambda value: f"{value:.2f}", "right"),
-    Column("bubble", "bubble", _share, "right"),
-    Column("exchange", "exchange", _share, "right"),
-    Column("efficiency", "efficiency", _share, "right"),
-    Column("p_oom", "P(OOM)", _share, "right"),
-    Column("verdict", "verdict"),
-    Column("reasons", "why", wraps=True),
+    OutputColumn("batch", "batch", justify="right"),
+    OutputColumn("nodes", "nodes", justify="right"),
+    OutputColumn("label", "layout"),
+    OutputColumn("micro_batch", "micro-batch", justify="right"),
+    OutputColumn("micro_batches", "a replica", justify="right"),
+    OutputColumn("step_time_s", "step s", _seconds, "right"),
+    OutputColumn("slower", "of the best", lambda value: f"{value:.2f}", "right"),
+    OutputColumn("bubble", "bubble", _share, "right"),
+    OutputColumn("exchange", "exchange", _share, "right"),
+    OutputColumn("efficiency", "efficiency", _share, "right"),
+    OutputColumn("p_oom", "P(OOM)", _share, "right"),
+    OutputColumn("verdict", "verdict"),
+    OutputColumn("reasons", "why", wraps=True),
 ]

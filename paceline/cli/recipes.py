@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    Column,
+    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -71,16 +71,16 @@ def _summary(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[OutputColumn]:
     return [
-        Column("recipe", "recipe"),
-        Column("parameters", "parameters", count, "right"),
-        Column("seq_len", "seq", str, "right"),
-        Column("batch", "batch", str, "right"),
-        Column("dtype", "dtype"),
-        Column("devices", "devices", str, "right"),
-        Column("variants", "variants"),
-        Column("title", "title"),
+        OutputColumn("recipe", "recipe"),
+        OutputColumn("parameters", "parameters", count, "right"),
+        OutputColumn("seq_len", "seq", str, "right"),
+        OutputColumn("batch", "batch", str, "right"),
+        OutputColumn("dtype", "dtype"),
+        OutputColumn("devices", "devices", str, "right"),
+        OutputColumn("variants", "variants"),
+        OutputColumn("title", "title"),
     ]
 
 
@@ -92,7 +92,7 @@ def _print_one(name: str, form: TableFormat) -> None:
         emit_json(recipe)
     else:
         rows = [{"field": field, "value": value} for field, value in _flat(recipe)]
-        emit_table(rows, [Column("field", "field"), Column("value", "value")], form)
+        emit_table(rows, [OutputColumn("field", "field"), OutputColumn("value", "value")], form)
 
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -107,4 +107,4 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 def _print_fields(where: list[str] | None, form: TableFormat) -> None:
     rows = select_rows([{"field": key} for key in override_keys()], where)
-    emit_table(rows, [Column("field", "field")], form)
+    emit_table(rows, [OutputColumn("field", "field")], form)

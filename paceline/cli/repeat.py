@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import typer
 
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.printing import Execution, plan_content, print_plan, tell_notices
 from paceline.cli.progress import progress_display, run_headline
 from paceline.compare.over_time.repeats import SeriesResult
@@ -177,9 +177,9 @@ def _print_series(result: SeriesResult, form: ReportFormat) -> None:
             typer.echo(line)
     else:
         plain = ("group", "repeat", "run", "status", "n", "spread")
-        columns = [Column(name, name) for name in plain]
+        columns = [OutputColumn(name, name) for name in plain]
         columns += [
-            Column(name, name, lambda v: significant(v, 4), "right") for name in ROW_METRICS
+            OutputColumn(name, name, lambda v: significant(v, 4), "right") for name in ROW_METRICS
         ]
         emit_table(group_rows(result), columns, TableFormat(form.value))
 

@@ -12,16 +12,16 @@ from paceline.cli import campaign_options as own
 from paceline.cli import options
 from paceline.cli import where as place
 from paceline.cli.campaign import Conduct, run_campaign, save_charts
-from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
 from paceline.files.run_folder import write_text
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.analysis.sizes import parse_sizes
-from paceline.scaling.campaigns.plan import Wanted
+from paceline.scaling.campaigns.plan import CampaignRequest
 from paceline.scaling.page import scaling_html, share, size_rows
 from paceline.scaling.tables import measured_table, node_history, read_rows, simulate_cluster
 
@@ -153,7 +153,7 @@ def scale(
             recipe or "", variant, tuple(overrides or ()), None, device.value, cluster, timeout, force,
             there, runs_dir,
         )  # fmt: skip
-        wanted = Wanted(
+        wanted = CampaignRequest(
             request, sizes, own.devices_per_node(gpus_per_node),
             scaling.value if scaling else None, split.value, topology, rounds, repeats, seed, name,
         )  # fmt: skip
@@ -196,15 +196,15 @@ def show_analysis(
 def _print(result: ScaleResult, form: TableFormat) -> None:
     shares = ("spread", "efficiency", "low", "high", "straggler", "communication")
     columns = [
-        Column("nodes", "nodes", justify="right"),
-        Column("n", "sub-clusters", justify="right"),
-        Column("value", "samples/s", lambda value: f"{value:.6g}", "right"),
-        *(Column(key, key, share, "right") for key in shares),
+        OutputColumn("nodes", "nodes", justify="right"),
+        OutputColumn("n", "sub-clusters", justify="right"),
+        OutputColumn("value", "samples/s", lambda value: f"{value:.6g}", "right"),
+        *(OutputColumn(key, key, share, "right") for key in shares),
     ]
     more = ("straggler_low", "straggler_high", "communication_low", "communication_high",
             "naive_straggler", "naive_communication")  # fmt: skip
     if form is TableFormat.csv:
-        columns += [Column(key, key) for key in more]
+        columns += [OutputColumn(key, key) for key in more]
     emit_table(list(size_rows(result)), columns, form, document=result.model_dump(mode="json"))
     if form in (TableFormat.text, TableFormat.md):
         typer.echo("")
@@ -240,7 +240,7 @@ def _judging(
     return Judging(
         scaling=scaling.value if scaling else "weak",
         resolution=resolution,
-        reference=None if reference is None else Reference(reference),
+        reference=None if reference is None else HealthySpeed(reference),
         history=_history(history, where) if history else None,
     )
 

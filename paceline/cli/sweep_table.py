@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.core.units import gib, significant
 from paceline.layouts.sweep.chart import notes, sweep_rows
 from paceline.layouts.sweep.page import for_people, shown_columns, table_note
@@ -43,7 +43,7 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
     rows = list(sweep_rows(result))
     if form is TableFormat.csv:
         varied = [name for name in result.dimensions if name.rpartition(".")[2] not in RAW]
-        columns = [Column(name, name) for name in (*varied, *RAW)]
+        columns = [OutputColumn(name, name) for name in (*varied, *RAW)]
         emit_table(rows, columns, form)
         return
     emit_table([for_people(row) for row in rows], columns_of(result), form,
@@ -55,10 +55,10 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
         typer.echo(line if form is TableFormat.text else f"- {line}")
 
 
-def columns_of(result: SweepResult) -> list[Column]:
+def columns_of(result: SweepResult) -> list[OutputColumn]:
     """The columns that people are shown."""
     return [
-        Column(one.key, one.title, one.write, "right" if one.is_number else "left",
+        OutputColumn(one.key, one.title, one.write, "right" if one.is_number else "left",
                wraps=one.key == "notes")
         for one in shown_columns(result)
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from paceline.cli.output import Column, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.layouts.sweep.chart import notes
 from paceline.layouts.sweep.result import SweepRow, label
@@ -129,24 +129,24 @@ def _seconds(value: float) -> str:
 
 
 _RANKED = [
-    Column("label", "layout"),
-    Column("micro_batch", "micro-batch", justify="right"),
-    Column("recompute", "recompute"),
-    Column("step_time_s", "step s", _seconds, "right"),
-    Column("low_s", "low", _seconds, "right"),
-    Column("high_s", "high", _seconds, "right"),
-    Column("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
-    Column("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
-    Column("fits", "fits", lambda value: "yes" if value else "no"),
+    OutputColumn("label", "layout"),
+    OutputColumn("micro_batch", "micro-batch", justify="right"),
+    OutputColumn("recompute", "recompute"),
+    OutputColumn("step_time_s", "step s", _seconds, "right"),
+    OutputColumn("low_s", "low", _seconds, "right"),
+    OutputColumn("high_s", "high", _seconds, "right"),
+    OutputColumn("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
+    OutputColumn("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
+    OutputColumn("fits", "fits", lambda value: "yes" if value else "no"),
 ]
 _TRIED = [
-    Column("number", "", justify="right"),
-    Column("label", "layout"),
-    Column("step_time_s", "s/iteration", _seconds, "right"),
-    Column("num_runs", "runs", justify="right"),
-    Column("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}", "right"),
-    Column("before_s", "expected at first", _seconds, "right"),
-    Column("expected_s", "before its run", _seconds, "right"),
-    Column("after_s", "at the end", _seconds, "right"),
-    Column("notes", "notes", wraps=True),
+    OutputColumn("number", "", justify="right"),
+    OutputColumn("label", "layout"),
+    OutputColumn("step_time_s", "s/iteration", _seconds, "right"),
+    OutputColumn("num_runs", "runs", justify="right"),
+    OutputColumn("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}", "right"),
+    OutputColumn("before_s", "expected at first", _seconds, "right"),
+    OutputColumn("expected_s", "before its run", _seconds, "right"),
+    OutputColumn("after_s", "at the end", _seconds, "right"),
+    OutputColumn("notes", "notes", wraps=True),
 ]

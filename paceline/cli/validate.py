@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import model_options as model
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 
 
@@ -40,7 +40,7 @@ def validate(
     form = TableFormat.json if as_json else form
     if form is TableFormat.csv:
         rows = [row.model_dump(mode="json") for row in found.rows]
-        emit_table(rows, [Column(key, key) for key in _ROW_KEYS], form)
+        emit_table(rows, [OutputColumn(key, key) for key in _ROW_KEYS], form)
         return
     emit_table(_scores(found), _COLUMNS, form, document=found.model_dump(mode="json"))
     if form is not TableFormat.json:
@@ -82,12 +82,12 @@ _ROW_KEYS = (
     "id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error",
 )  # fmt: skip
 _COLUMNS = [
-    Column("rows of", "rows of"),
-    Column("n", "n", justify="right"),
-    Column("mape", "MAPE", _share, "right"),
-    Column("median", "median |ln|", lambda value: f"{value:.3f}", "right"),
-    Column("within_10", "within 10 %", _share, "right"),
-    Column("within_20", "within 20 %", _share, "right"),
-    Column("coverage_80", "in 80 % interval", _share, "right"),
-    Column("flat_mape", "45 %-of-peak rule", _share, "right"),
+    OutputColumn("rows of", "rows of"),
+    OutputColumn("n", "n", justify="right"),
+    OutputColumn("mape", "MAPE", _share, "right"),
+    OutputColumn("median", "median |ln|", lambda value: f"{value:.3f}", "right"),
+    OutputColumn("within_10", "within 10 %", _share, "right"),
+    OutputColumn("within_20", "within 20 %", _share, "right"),
+    OutputColumn("coverage_80", "in 80 % interval", _share, "right"),
+    OutputColumn("flat_mape", "45 %-of-peak rule", _share, "right"),
 ]

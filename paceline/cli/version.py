@@ -7,7 +7,7 @@ from importlib import metadata
 
 from paceline import __version__
 from paceline.cli.options import Json
-from paceline.cli.output import Column, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 
 
 def version(form: TableForm = TableFormat.text, as_json: Json = False) -> None:
@@ -21,5 +21,5 @@ def version(form: TableForm = TableFormat.text, as_json: Json = False) -> None:
         torch = None
     versions = {"paceline": __version__, "python": platform.python_version(), "torch": torch}
     rows = [{"program": name, "version": text} for name, text in versions.items()]
-    columns = [Column("program", "program"), Column("version", "version")]
+    columns = [OutputColumn("program", "program"), OutputColumn("version", "version")]
     emit_table(rows, columns, TableFormat.json if as_json else form, document=versions)

@@ -15,7 +15,7 @@ from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind
 from paceline.files.csv_table import csv_lines
 from paceline.scaling.analysis.analysis import Analysis, Judging
 from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import Cluster, parse_fault
+from paceline.scaling.analysis.simulation import SimulatedCluster, parse_fault
 
 LINE = "line"
 """The column that every row has: its line in the file."""
@@ -54,7 +54,7 @@ Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasuredTable:
     """Measured groups, and what their table says of all of them."""
 
     measured: tuple[GroupThroughput, ...]
@@ -84,7 +84,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return [{LINE: str(line), **dict(zip(names, cells, strict=True))} for line, cells in rest]
 
 
-def measured_table(rows: Sequence[Row], where: str) -> Table:
+def measured_table(rows: Sequence[Row], where: str) -> MeasuredTable:
     """The groups that `rows` of the file `where` tell of.
 
     Hosts come from a list column or from first_host and last_host. Raises UserError for a missing
@@ -98,7 +98,7 @@ def measured_table(rows: Sequence[Row], where: str) -> Table:
     texts = [row[named["samples_per_s"]] for row in rows]
     plain = [text for text in texts if "e" not in text.lower()]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
-    return Table(measured, 10.0**-decimals if plain else 0.0, _scaling(rows[0], where))
+    return MeasuredTable(measured, 10.0**-decimals if plain else 0.0, _scaling(rows[0], where))
 
 
 def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
@@ -120,7 +120,7 @@ def simulate_cluster(
     judging: Judging,
 ) -> tuple[Analysis, list[str]]:
     """The procedure on a made-up cluster with these faults, and notes on hosts left over."""
-    cluster = Cluster(num_nodes, tuple(parse_fault(text) for text in faults), seed=seed)
+    cluster = SimulatedCluster(num_nodes, tuple(parse_fault(text) for text in faults), seed=seed)
     return simulate(cluster, sizes, how, num_rounds, judging)
 
 

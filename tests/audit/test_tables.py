@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.audit import Audit, Finding, audit
+from paceline.audit import Audit, AuditFinding, audit
 from paceline.core.errors import UserError
 from paceline.files import references
 
@@ -13,7 +13,7 @@ def audited(name: str) -> Audit:
     return audit(name).audit
 
 
-def cells(findings: tuple[Finding, ...]) -> set[tuple[str, str]]:
+def cells(findings: tuple[AuditFinding, ...]) -> set[tuple[str, str]]:
     return {(finding.row, finding.column) for finding in findings}
 
 

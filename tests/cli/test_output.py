@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.output import Column, TableFormat, emit_json, emit_table, select_rows
+from paceline.cli.output import OutputColumn, TableFormat, emit_json, emit_table, select_rows
 from paceline.core.errors import UserError
 
 ROWS: list[dict[str, Any]] = [
@@ -21,9 +21,9 @@ ROWS: list[dict[str, Any]] = [
     {"name": "second one", "rate_per_s": None, "note": "[bold]not markup[/bold]"},
 ]
 COLUMNS = [
-    Column("name", "name"),
-    Column("rate_per_s", "1000/s", lambda value: f"{value / 1000:.1f}", "right"),
-    Column("note", "note"),
+    OutputColumn("name", "name"),
+    OutputColumn("rate_per_s", "1000/s", lambda value: f"{value / 1000:.1f}", "right"),
+    OutputColumn("note", "note"),
 ]
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.tables import Table, measured_table, node_history, read_rows
+from paceline.scaling.tables import MeasuredTable, measured_table, node_history, read_rows
 
 
-def read(place: Path, text: str) -> Table:
+def read(place: Path, text: str) -> MeasuredTable:
     path = place / "results.csv"
     path.write_text(text)
     return measured_table(read_rows(path), "results.csv")

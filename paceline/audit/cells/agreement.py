@@ -11,7 +11,7 @@ from paceline.audit.cells.derivation import (
     Cell,
     Inputs,
     Relation,
-    Speed,
+    RowSpeed,
     implied,
     judge,
     relation,
@@ -27,7 +27,7 @@ SOUND = 0.8
 
 
 @dataclass(frozen=True)
-class Line:
+class AuditLine:
     """One published row under audit."""
 
     name: str
@@ -35,18 +35,18 @@ class Line:
     cells: Mapping[str, Cell]
     inputs: Inputs
     options: Options = field(default_factory=Options)
-    twin: Line | None = None
+    twin: AuditLine | None = None
     """A row that states the same configuration: speeds must agree, a missing one is taken from it."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedLine:
     """A line with the step time by which its cells are judged."""
 
-    line: Line
+    line: AuditLine
     column: str | None = None
     """The column that gives the speed; None when it is the twin's."""
-    speed: Speed | None = None
+    speed: RowSpeed | None = None
     meant: Interval | None = None
     """The step times on which the other cells agree, where they contradict the printed speed."""
     agreeing: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Timed:
         return rounded if self.meant.meets(exactly(rounded)) else self.meant.middle
 
 
-def timed(lines: Iterable[Line]) -> list[Timed]:
+def timed(lines: Iterable[AuditLine]) -> list[TimedLine]:
     """Every line with its step time; where the other cells contradict it together, with theirs.
 
     Step times that another row prints are no contradiction of the speed: there the other cells were
@@ -80,7 +80,7 @@ def timed(lines: Iterable[Line]) -> list[Timed]:
     return [_settled(row, rows) for row in rows]
 
 
-def other_step_times(row: Timed, rows: Sequence[Timed]) -> dict[str, float]:
+def other_step_times(row: TimedLine, rows: Sequence[TimedLine]) -> dict[str, float]:
     """Step times of the other rows by their names, the same table's and the nearest rows first.
 
     Of rows above it also the step time that their cells agree on, for which another is printed.
@@ -100,7 +100,7 @@ def other_step_times(row: Timed, rows: Sequence[Timed]) -> dict[str, float]:
     return {name: t for t, name in found.items()}
 
 
-def _sound_tables(rows: Sequence[Timed]) -> set[str]:
+def _sound_tables(rows: Sequence[TimedLine]) -> set[str]:
     """Tables in which nearly all rows, and at least three, have FLOPs that follow."""
     follow: dict[str, list[bool]] = {}
     for row in rows:
@@ -111,15 +111,15 @@ def _sound_tables(rows: Sequence[Timed]) -> set[str]:
     return {table for table, f in follow.items() if len(f) > 2 and sum(f) >= SOUND * len(f)}
 
 
-def _printed_speed(line: Line) -> Timed:
+def _printed_speed(line: AuditLine) -> TimedLine:
     own = speed_of(line.cells, line.inputs)
     if own and (line.twin is None or own[0] in SPEEDS):
-        return Timed(line, *own)
+        return TimedLine(line, *own)
     lent = speed_of(line.twin.cells, line.twin.inputs) if line.twin else None
-    return Timed(line, None, lent[1] if lent else None)
+    return TimedLine(line, None, lent[1] if lent else None)
 
 
-def _with_agreement(row: Timed, flops_are_sound: bool) -> Timed:
+def _with_agreement(row: TimedLine, flops_are_sound: bool) -> TimedLine:
     speed = row.speed
     if row.column is None or speed is None:
         return row
@@ -157,7 +157,9 @@ def _allows(pair: Pair, meant: Interval) -> bool:
     return span is not None and span.meets(meant)
 
 
-def _otherwise(line: Line, speed: Speed, agreeing: Sequence[Pair], flops_are_sound: bool) -> bool:
+def _otherwise(
+    line: AuditLine, speed: RowSpeed, agreeing: Sequence[Pair], flops_are_sound: bool
+) -> bool:
     """True when one input other than the step time explains all the agreeing cells."""
     return any(
         all(explains(change, cell, how) for cell, how in agreeing)
@@ -166,7 +168,7 @@ def _otherwise(line: Line, speed: Speed, agreeing: Sequence[Pair], flops_are_sou
     )
 
 
-def _settled(row: Timed, rows: Sequence[Timed]) -> Timed:
+def _settled(row: TimedLine, rows: Sequence[TimedLine]) -> TimedLine:
     """The row judged by what its cells agree on, unless that is another row's step time."""
     meant = row.meant
     if meant is None:
@@ -181,4 +183,4 @@ def _settled(row: Timed, rows: Sequence[Timed]) -> Timed:
     half = cell.printed.step * cell.unit / 2
     value = how.at(t) if how else t
     allowed = how.step_times(Interval(value - half, value + half)) if how else None
-    return replace(row, speed=Speed(t, allowed or meant))
+    return replace(row, speed=RowSpeed(t, allowed or meant))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from paceline.audit.cells.derivation import Cell, Inputs, Relation, Speed, judge, relation
+from paceline.audit.cells.derivation import Cell, Inputs, Relation, RowSpeed, judge, relation
 from paceline.core.printed import exactly, misprints
 from paceline.core.units import percent
 
@@ -36,7 +36,7 @@ class Change:
 
     words: str
     inputs: Inputs
-    speed: Speed
+    speed: RowSpeed
     only_speed: bool = False
     """True when the inputs are the row's own."""
     of_column: bool = False
@@ -60,7 +60,7 @@ def other_speeds(
             yield replace(peak, words=words, of_column=False)
 
 
-def other_inputs(inputs: Inputs, speed: Speed, options: Options) -> Iterator[Change]:
+def other_inputs(inputs: Inputs, speed: RowSpeed, options: Options) -> Iterator[Change]:
     """Every change of an input other than the step time."""
     yield from other_peaks(inputs, speed, options)
     yield from _other_flops(inputs, speed, options)
@@ -70,7 +70,7 @@ def other_inputs(inputs: Inputs, speed: Speed, options: Options) -> Iterator[Cha
     yield from _miscounts(inputs, speed)
 
 
-def other_peaks(inputs: Inputs, speed: Speed, options: Options) -> Iterator[Change]:
+def other_peaks(inputs: Inputs, speed: RowSpeed, options: Options) -> Iterator[Change]:
     """Peaks that the row does not declare."""
     declared = inputs.peak_flops_per_s
     for name, peak in options.peaks_flops_per_s.items() if declared else ():
@@ -82,7 +82,7 @@ def other_peaks(inputs: Inputs, speed: Speed, options: Options) -> Iterator[Chan
             yield Change(words, changed, speed, of_column=_is_nuance(peak, declared))
 
 
-def rounded_speeds(inputs: Inputs, speed: Speed) -> Iterator[Change]:
+def rounded_speeds(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
     """The row's step time with fewer decimals."""
     for decimals in (2, 1, 0):
         t = round(speed.step_time_s, decimals)
@@ -122,7 +122,7 @@ def slip_of_digits(cell: Cell, how: Relation, step_time_s: float = 1.0) -> str |
     return None
 
 
-def _other_flops(inputs: Inputs, speed: Speed, options: Options) -> Iterator[Change]:
+def _other_flops(inputs: Inputs, speed: RowSpeed, options: Options) -> Iterator[Change]:
     stated = inputs.flops_per_sample
     for name, flops in options.flops_per_sample.items() if stated else ():
         if stated and abs(flops / stated.middle - 1) > 1e-9:
@@ -133,7 +133,7 @@ def _other_flops(inputs: Inputs, speed: Speed, options: Options) -> Iterator[Cha
             yield Change(words, changed, speed, of_column=nuance)
 
 
-def _rounded_flops(inputs: Inputs, speed: Speed) -> Iterator[Change]:
+def _rounded_flops(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
     flops = inputs.flops_per_sample
     for digits in (3, 2) if flops else ():
         assert flops
@@ -143,7 +143,7 @@ def _rounded_flops(inputs: Inputs, speed: Speed) -> Iterator[Change]:
         yield Change(words, changed, speed, of_column=True)
 
 
-def _miscounts(inputs: Inputs, speed: Speed) -> Iterator[Change]:
+def _miscounts(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
     stated = {"global batch": inputs.global_batch, "number of devices": inputs.num_devices}
     for factor in FACTORS:
         for name, count in stated.items():
@@ -164,8 +164,8 @@ def _counted(inputs: Inputs, name: str, value: float) -> Inputs:
     return replace(inputs, num_devices=value)
 
 
-def _at(step_time_s: float) -> Speed:
-    return Speed(step_time_s, exactly(step_time_s))
+def _at(step_time_s: float) -> RowSpeed:
+    return RowSpeed(step_time_s, exactly(step_time_s))
 
 
 def _tera(flops_per_s: float) -> str:

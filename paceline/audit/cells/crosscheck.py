@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.audit.cells.agreement import Line, Timed, other_step_times, timed
+from paceline.audit.cells.agreement import AuditLine, TimedLine, other_step_times, timed
 from paceline.audit.cells.causes import (
     Change,
     explains,
@@ -47,7 +47,7 @@ WHOLE_JOB = frozenset({"tokens_per_s", "samples_per_s", "days"})
 class CellVerdict:
     """One cell: whether it follows, what it should be, and why it is not that."""
 
-    line: Line
+    line: AuditLine
     cell: Cell
     state: State | Literal["strained", "speed", "unchecked"]
     """`strained`: it follows, yet not from the step time that the row's other cells leave open."""
@@ -67,7 +67,7 @@ Words = Mapping[tuple[str, str], list[str]]
 """By row and column: the words of every change that explains the cell, the most plausible first."""
 
 
-def check(lines: Sequence[Line]) -> list[CellVerdict]:
+def check(lines: Sequence[AuditLine]) -> list[CellVerdict]:
     """A verdict on every cell of the lines of one source, in their order."""
     rows = timed(lines)
     words = {
@@ -84,12 +84,12 @@ def check(lines: Sequence[Line]) -> list[CellVerdict]:
     return [verdict for row in rows for verdict in _verdicts(row, words, votes)]
 
 
-def _doubtful(row: Timed, cell: Cell, how: Relation) -> bool:
+def _doubtful(row: TimedLine, cell: Cell, how: Relation) -> bool:
     state = judge(cell, how, row.speed)
     return state != "follows" or _is_strained(row, cell, how)
 
 
-def _is_strained(row: Timed, cell: Cell, how: Relation) -> bool:
+def _is_strained(row: TimedLine, cell: Cell, how: Relation) -> bool:
     """True when the cell needs a step time that another cell of the row excludes."""
     needed = implied(cell, how)
     if row.speed is None or needed is None or needed.meets(exactly(row.speed.step_time_s)):
@@ -98,7 +98,7 @@ def _is_strained(row: Timed, cell: Cell, how: Relation) -> bool:
     return any(o and o.meets(row.speed.interval) and not o.meets(needed) for o in others)
 
 
-def _words(row: Timed, cell: Cell, how: Relation, rows: Sequence[Timed]) -> list[str]:
+def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine]) -> list[str]:
     """What explains the cell exactly; if it fails, else within the rounding of the step time."""
     fails = judge(cell, how, row.speed) == "fails"
     for within_rounding in (False, True) if fails else (False,):
@@ -113,7 +113,7 @@ def _words(row: Timed, cell: Cell, how: Relation, rows: Sequence[Timed]) -> list
     return []
 
 
-def _borne(change: Change, row: Timed, cell: Cell, rows: Sequence[Timed]) -> bool:
+def _borne(change: Change, row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> bool:
     """True unless the cells that share the changed input follow without the change only."""
     if change.of_row:
         return not any(
@@ -138,7 +138,7 @@ def _borne(change: Change, row: Timed, cell: Cell, rows: Sequence[Timed]) -> boo
     return for_it >= against
 
 
-def _only_without(change: Change, row: Timed, cell: Cell, how: Relation) -> bool:
+def _only_without(change: Change, row: TimedLine, cell: Cell, how: Relation) -> bool:
     """True when the change would break a cell that follows."""
     changed = relation(cell.column, change.inputs)
     if changed is None or changed == how or judge(cell, how, row.speed) == "fails":
@@ -146,7 +146,7 @@ def _only_without(change: Change, row: Timed, cell: Cell, how: Relation) -> bool
     return judge(cell, changed, row.speed) == "fails"
 
 
-def _changes(row: Timed, rows: Sequence[Timed]) -> Iterator[Change]:
+def _changes(row: TimedLine, rows: Sequence[TimedLine]) -> Iterator[Change]:
     inputs, speed = row.line.inputs, row.speed
     if speed:
         yield from other_speeds(inputs, other_step_times(row, rows), row.line.options)
@@ -154,12 +154,12 @@ def _changes(row: Timed, rows: Sequence[Timed]) -> Iterator[Change]:
         yield from rounded_speeds(inputs, speed)
 
 
-def _own_changes(row: Timed) -> Iterator[Change]:
+def _own_changes(row: TimedLine) -> Iterator[Change]:
     if row.speed:
         yield from other_inputs(row.line.inputs, row.speed, row.line.options)
 
 
-def _multiples(row: Timed, cell: Cell, rows: Sequence[Timed]) -> Iterator[str]:
+def _multiples(row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> Iterator[str]:
     """Rows of the table whose printed cell, scaled by the number of devices, is this one."""
     mine = row.line.inputs.num_devices
     for other in rows if cell.column in WHOLE_JOB else ():
@@ -171,13 +171,13 @@ def _multiples(row: Timed, cell: Cell, rows: Sequence[Timed]) -> Iterator[str]:
             yield f"is {printed.printed.digits} of {other.line.name} times {scale:.4g}"
 
 
-def _ballots(row: Timed, cell: Cell, word: str) -> tuple[tuple[str, str, str], ...]:
+def _ballots(row: TimedLine, cell: Cell, word: str) -> tuple[tuple[str, str, str], ...]:
     """A change that explains much of a row or of a table's column is the likelier one."""
     return ("row", row.line.name, word), ("column", f"{row.line.table} {cell.column}", word)
 
 
 def _verdicts(
-    row: Timed, words: Words, votes: Counter[tuple[str, str, str]]
+    row: TimedLine, words: Words, votes: Counter[tuple[str, str, str]]
 ) -> Iterator[CellVerdict]:
     derived = {cell.column: how for cell, how in row.derived()}
     for column, cell in row.line.cells.items():
@@ -193,7 +193,7 @@ def _verdicts(
             yield CellVerdict(row.line, cell, "unchecked", cause=_why_unchecked(row, column))
 
 
-def _derived_verdict(row: Timed, cell: Cell, how: Relation, words: str | None) -> CellVerdict:
+def _derived_verdict(row: TimedLine, cell: Cell, how: Relation, words: str | None) -> CellVerdict:
     state = judge(cell, how, row.speed)
     t = row.speed.step_time_s if row.speed else 1.0
     spread = how.over(row.speed.interval) if row.speed else how.coefficient
@@ -210,7 +210,7 @@ def _derived_verdict(row: Timed, cell: Cell, how: Relation, words: str | None) -
     )  # fmt: skip
 
 
-def _speed_verdict(row: Timed, cell: Cell, has_derived: bool) -> CellVerdict:
+def _speed_verdict(row: TimedLine, cell: Cell, has_derived: bool) -> CellVerdict:
     """The row's own speed: contradicted by its other cells, by its twin, or taken as it stands."""
     twin = row.line.twin
     other = twin.cells.get(cell.column) if twin else None
@@ -230,7 +230,7 @@ def _speed_verdict(row: Timed, cell: Cell, has_derived: bool) -> CellVerdict:
     return CellVerdict(row.line, cell, "unchecked", cause=ALONE)
 
 
-def _contradicted(row: Timed, cell: Cell) -> CellVerdict:
+def _contradicted(row: TimedLine, cell: Cell) -> CellVerdict:
     how = relation(cell.column, row.line.inputs)
     assert how and row.meant and row.speed
     value = how.at(row.speed.step_time_s)
@@ -243,7 +243,7 @@ def _contradicted(row: Timed, cell: Cell) -> CellVerdict:
     return CellVerdict(row.line, cell, "fails", value, resolution, cause)
 
 
-def _why_unchecked(row: Timed, column: str) -> str:
+def _why_unchecked(row: TimedLine, column: str) -> str:
     if column not in COLUMNS:
         return ALONE
     lacking = missing(column, row.line.inputs)

@@ -89,7 +89,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Speed:
+class RowSpeed:
     """The step time that a row's own speed allows: as printed, and what its rounding leaves open."""
 
     step_time_s: float
@@ -194,7 +194,7 @@ def _corners(inputs: Inputs, needs: tuple[str, ...]) -> list[Inputs]:
     return corners
 
 
-def speed_of(cells: Mapping[str, Cell], inputs: Inputs) -> tuple[str, Speed] | None:
+def speed_of(cells: Mapping[str, Cell], inputs: Inputs) -> tuple[str, RowSpeed] | None:
     """The column that a row's other figures are computed from, and the step times it allows."""
     for column in COLUMNS:
         cell = cells.get(column)
@@ -203,11 +203,11 @@ def speed_of(cells: Mapping[str, Cell], inputs: Inputs) -> tuple[str, Speed] | N
             continue
         exact, allowed = how.step_times(exactly(cell.value)), how.step_times(cell.rounded())
         if exact and allowed:
-            return column, Speed(exact.middle, allowed)
+            return column, RowSpeed(exact.middle, allowed)
     return None
 
 
-def judge(cell: Cell, how: Relation, speed: Speed | None) -> State:
+def judge(cell: Cell, how: Relation, speed: RowSpeed | None) -> State:
     """Whether a cell follows: from the printed step time first, then from any that rounds to it."""
     if speed is None:
         exact = allowed = how.coefficient

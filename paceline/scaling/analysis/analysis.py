@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
 from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
-from paceline.scaling.analysis.blame import Blame, Gain, Judged, Reference, gains, judge_nodes
+from paceline.scaling.analysis.blame import Blame, Gain, HealthySpeed, Judged, gains, judge_nodes
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import Lasting, NotSeparable, lasting_differences
@@ -32,7 +32,7 @@ class Judging:
     scaling: ScalingKind = "weak"
     resolution: float = 0.0
     """Step of the printed values, in samples/s."""
-    reference: Reference | None = None
+    reference: HealthySpeed | None = None
     history: Mapping[str, Sequence[float]] | None = None
     """Each node's own earlier values, in samples/s."""
 

@@ -32,7 +32,7 @@ COUNTS_REPLACED = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Reference:
+class HealthySpeed:
     """What a healthy node reaches, from elsewhere."""
 
     samples_per_s: float
@@ -89,7 +89,7 @@ class Blame:
 def judge_nodes(
     speeds: NodeSpeeds,
     resolution: float = 0.0,
-    reference: Reference | None = None,
+    reference: HealthySpeed | None = None,
     history: Mapping[str, Sequence[float]] | None = None,
 ) -> Blame:
     """Each node by its own history, else, from eight on, the other nodes, else the reference.
@@ -120,7 +120,7 @@ class _Measure:
 
 
 def _measures(
-    speeds: NodeSpeeds, reference: Reference | None, earlier: Mapping[str, Sequence[float]]
+    speeds: NodeSpeeds, reference: HealthySpeed | None, earlier: Mapping[str, Sequence[float]]
 ) -> dict[str, _Measure]:
     """Each host's measure: its history, else enough other nodes, else the reference, else nothing."""
     past_spread = common_scatter(earlier) or 0.0

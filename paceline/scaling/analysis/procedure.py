@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from paceline.core.host_split import Round, Split, split_rounds
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse, next_groups
-from paceline.scaling.analysis.simulation import Cluster
+from paceline.scaling.analysis.simulation import SimulatedCluster
 
 MOST_FOLLOW_UPS = 40
 """A bisection takes two steps per doubling of the nodes at most."""
@@ -47,7 +47,7 @@ def left_over_notes(rounds: Sequence[Round]) -> list[str]:
 
 
 def simulate(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     sizes: Sequence[int],
     how: Split = "contiguous",
     num_rounds: int = 1,

@@ -35,7 +35,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SimulatedCluster:
     """What a synthetic cluster is made of."""
 
     num_nodes: int

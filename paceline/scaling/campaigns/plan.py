@@ -26,8 +26,8 @@ from paceline.scaling.campaigns.record import (
     CAMPAIGN_FILE,
     LOCK_FILE,
     Campaign,
+    CampaignPoint,
     PlannedRound,
-    Point,
     campaign_folders,
     read_campaign,
     write_campaign,
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CampaignRequest:
     """What the user asked for."""
 
     request: Request
@@ -55,7 +55,7 @@ class Wanted:
     name: str | None = None
 
 
-def new_campaign(root: Path, wanted: Wanted, command: Sequence[str]) -> Campaign:
+def new_campaign(root: Path, wanted: CampaignRequest, command: Sequence[str]) -> Campaign:
     """The campaign that was asked for, not yet written.
 
     One of that name that measures the same is gone on with. Raises UserError when something of it
@@ -154,16 +154,16 @@ def _points(
     kind: ScalingKind,
     sizes: Sequence[int],
     devices: Sequence[int],
-) -> tuple[tuple[Point, ...], tuple[str, ...]]:
+) -> tuple[tuple[CampaignPoint, ...], tuple[str, ...]]:
     """What runs at each size, points below one node first, and what is to be told about it."""
     below = [(1, count) for count in devices[:-1]]
-    points: list[Point] = []
+    points: list[CampaignPoint] = []
     notices: dict[str, None] = {}
     for nodes, count in [*below, *((size, devices[-1]) for size in sizes)]:
         batch = batch_on(recipe, kind, nodes, count, devices[-1])
         plan = make_plan(_request_on(request, nodes, count, batch))
         notices |= dict.fromkeys(plan.notices)
-        points.append(Point(nodes=nodes, devices_per_node=count, spec=plan.spec))
+        points.append(CampaignPoint(nodes=nodes, devices_per_node=count, spec=plan.spec))
     return tuple(points), tuple(notices)
 
 
@@ -178,7 +178,10 @@ def _request_on(request: Request, nodes: int, count: int, batch: int) -> Request
 
 
 def _rounds(
-    wanted: Wanted, hosts: Sequence[str], points: Sequence[Point], topology: Mapping[str, str]
+    wanted: CampaignRequest,
+    hosts: Sequence[str],
+    points: Sequence[CampaignPoint],
+    topology: Mapping[str, str],
 ) -> list[PlannedRound]:
     """Every repeat of every size; sizes fall again in every other repeat, so that a drift cancels."""
     planned: list[PlannedRound] = []
@@ -224,7 +227,7 @@ def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
     return there
 
 
-def _in_allocation(point: Point, job: str) -> Point:
+def _in_allocation(point: CampaignPoint, job: str) -> CampaignPoint:
     cluster = point.spec.cluster
     moved = cluster.slurm.model_copy(update={"allocation": job})
     spec = point.spec.model_copy(update={"cluster": cluster.model_copy(update={"slurm": moved})})

@@ -28,7 +28,7 @@ LOCK_FILE = "lock"
 Group = tuple[str, ...]
 
 
-class Point(Value):
+class CampaignPoint(Value):
     """One size of a series, and what runs there on any hosts."""
 
     nodes: PositiveInt
@@ -70,7 +70,7 @@ class Campaign(Value):
     rounds: PositiveInt
     repeats: PositiveInt
     seed: NonNegativeInt
-    points: Annotated[tuple[Point, ...], Field(min_length=1)]
+    points: Annotated[tuple[CampaignPoint, ...], Field(min_length=1)]
     plan: tuple[PlannedRound, ...]
     """In the order in which they run; rounds that follow a suspicion up are added at the end."""
     notices: tuple[str, ...] = ()

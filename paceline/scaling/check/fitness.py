@@ -16,8 +16,8 @@ from paceline.scaling.analysis.blame import (
     FEWEST_JUDGED,
     LEAST_LOSS,
     Blame,
+    HealthySpeed,
     Judged,
-    Reference,
     judge_nodes,
 )
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
@@ -44,7 +44,7 @@ SAME = (
 Verdict = Literal["fit", "look", "drain"]
 
 
-class Figure(Value):
+class HostRate(Value):
     """One rate of one host, higher is better."""
 
     value: float
@@ -68,7 +68,7 @@ class HostReport(Value):
     """Why it should be drained."""
     remarks: tuple[str, ...] = ()
     """What is worth a look."""
-    figures: dict[str, Figure] = {}
+    figures: dict[str, HostRate] = {}
     facts: dict[str, Any] = {}
 
 
@@ -119,7 +119,7 @@ class Past:
         default_factory=dict[str, Mapping[str, Sequence[float]]]
     )
     """Earlier values by measure and host."""
-    references: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
+    references: Mapping[str, HealthySpeed] = field(default_factory=dict[str, HealthySpeed])
 
 
 def judge(
@@ -171,13 +171,13 @@ def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
 def _report(
     reading: Reading, blames: Mapping[str, Blame], odd: Sequence[str], lost: Sequence[str]
 ) -> HostReport:
-    figures: dict[str, Figure] = {}
+    figures: dict[str, HostRate] = {}
     slow: list[str] = []
     for what, blame in blames.items():
         node = next((node for node in blame.nodes if node.host == reading.host), None)
         if node is None:
             continue
-        figures[what] = Figure(value=node.value, unit=MEASURES[what][1], n=node.repeats, z=node.z,
+        figures[what] = HostRate(value=node.value, unit=MEASURES[what][1], n=node.repeats, z=node.z,
                                loss=node.loss, by=node.by, flagged=node.flagged)  # fmt: skip
         if node.flagged:
             slow.append(_slow(what, node))

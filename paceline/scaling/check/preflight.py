@@ -28,7 +28,7 @@ from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.slurm import client
 from paceline.machines.slurm.states import unusable_nodes
 from paceline.machines.ssh.checks import Questions, check_hosts
-from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
 from paceline.scaling.check.host_readings import host_readings, read_lines
 
@@ -41,7 +41,7 @@ MOST_EARLIER = 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """What the user wants checked."""
 
     where: Where
@@ -61,7 +61,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedCheck:
     """A finished check and where everything about it lies."""
 
     report: CheckReport
@@ -72,7 +72,7 @@ class Outcome:
 Watch = Callable[[str], None]
 
 
-def check(asked: Asked, root: Path, watch: Watch) -> Outcome:
+def check(asked: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     """Check the hosts; raises UserError or SystemFaultError when not one can be asked.
 
     IncompleteError when Slurm gave no place to the check in time; its job is cancelled then.
@@ -109,10 +109,10 @@ def check(asked: Asked, root: Path, watch: Watch) -> Outcome:
         time.monotonic() - started_s,
     )
     write_value(folder / REPORT_FILE, report)
-    return Outcome(report, folder, tuple(notices))
+    return FinishedCheck(report, folder, tuple(notices))
 
 
-def _cluster(asked: Asked) -> tuple[Cluster, list[str]]:
+def _cluster(asked: CheckRequest) -> tuple[Cluster, list[str]]:
     """The hosts as a cluster, each taken to have devices like this machine."""
     found, where = inventory(), asked.where
     kind, notices = device_kind(asked.device, found)
@@ -161,7 +161,7 @@ def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:
     return cluster.model_copy(update={"hosts": hosts, "nodes": len(hosts)}) if hosts else None
 
 
-def _job(cluster: Cluster, asked: Asked) -> Job:
+def _job(cluster: Cluster, asked: CheckRequest) -> Job:
     question = {
         "device": "cpu" if cluster.device == "cpu" else "cuda",
         "dtype": _dtype(cluster),
@@ -229,7 +229,7 @@ def _watched(handle: Handle, wait_s: float) -> JobEnd | None:
 
 
 def _identity(
-    cluster: Cluster | None, asked: Asked, lines: Sequence[Mapping[str, Any]]
+    cluster: Cluster | None, asked: CheckRequest, lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     if cluster is None:
         return {}
@@ -259,7 +259,7 @@ def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, lis
     return found
 
 
-def _references(file: Path | None, cluster: Cluster) -> dict[str, Reference]:
+def _references(file: Path | None, cluster: Cluster) -> dict[str, HealthySpeed]:
     """What the hosts of another check reached; raises UserError for one that is not comparable."""
     if file is None:
         return {}
@@ -272,7 +272,7 @@ def _references(file: Path | None, cluster: Cluster) -> dict[str, Reference]:
     ]
     if differ:
         raise UserError(f"--against {file}", f"was another kind of check: {', '.join(differ)}")
-    return {what: Reference(m.median, m.spread) for what, m in report.measures.items()}
+    return {what: HealthySpeed(m.median, m.spread) for what, m in report.measures.items()}
 
 
 def _kind(cluster: Cluster) -> dict[str, Any]:

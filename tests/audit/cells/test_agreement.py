@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.audit.cells.agreement import Line, Timed, other_step_times, timed
+from paceline.audit.cells.agreement import AuditLine, TimedLine, other_step_times, timed
 from paceline.audit.cells.derivation import relation
 from tests.engines.dialect.lines_example import cell, line, table, with_cell
 
 
-def row(rows: list[Timed], name: str) -> Timed:
+def row(rows: list[TimedLine], name: str) -> TimedLine:
     return next(found for found in rows if found.line.name == name)
 
 
@@ -75,7 +75,7 @@ def test_another_input_is_preferred_where_it_explains_all():
     assert row(timed(lines), "n64").meant is None
 
 
-def with_flops(one: Line) -> Line:
+def with_flops(one: AuditLine) -> AuditLine:
     """The line with tokens/s, MFU and TFLOP/s, and no step time printed."""
     how = relation("flops_per_s_per_device", one.inputs)
     tokens = relation("tokens_per_s", one.inputs)

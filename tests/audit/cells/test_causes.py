@@ -15,7 +15,7 @@ from paceline.audit.cells.causes import (
     rounded_speeds,
     slip_of_digits,
 )
-from paceline.audit.cells.derivation import Cell, Inputs, Relation, Speed, relation
+from paceline.audit.cells.derivation import Cell, Inputs, Relation, RowSpeed, relation
 from paceline.core.printed import Interval, exactly, read_printed
 
 INPUTS = Inputs(
@@ -26,7 +26,7 @@ OPTIONS = Options(
     peaks_flops_per_s={"half of the sparse one": 989.5e12, "the sparse one": 1979e12},
     flops_per_sample={"causal attention": 3.68e15},
 )
-SPEED = Speed(14.72, Interval(14.715, 14.725))
+SPEED = RowSpeed(14.72, Interval(14.715, 14.725))
 
 
 def cell(column: str, text: str, unit: float = 1.0) -> Cell:

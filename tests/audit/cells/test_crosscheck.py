@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.audit.cells.agreement import Line
+from paceline.audit.cells.agreement import AuditLine
 from paceline.audit.cells.crosscheck import ALONE, CUT, UNEXPLAINED, CellVerdict, check
 from paceline.audit.cells.derivation import Inputs, relation
 from paceline.core.printed import exactly
 from tests.engines.dialect.lines_example import cell, line, table, with_cell
 
 
-def failing(lines: list[Line]) -> dict[tuple[str, str], CellVerdict]:
+def failing(lines: list[AuditLine]) -> dict[tuple[str, str], CellVerdict]:
     verdicts = check(lines)
     return {(v.line.name, v.cell.column): v for v in verdicts if v.state == "fails"}
 
@@ -63,7 +63,7 @@ def test_a_column_on_another_peak_is_explained_by_the_peak():
     assert all("1979 TFLOP/s, the sparse peak" in (v.cause or "") for v in found.values())
 
 
-def on_peak(one: Line, peak_tflops: float) -> Line:
+def on_peak(one: AuditLine, peak_tflops: float) -> AuditLine:
     """The line with its MFU on another peak than the 989 TFLOP/s it states."""
     t = one.cells["step_time_s"].value
     how = relation("mfu", replace(one.inputs, peak_flops_per_s=peak_tflops * 1e12))
@@ -111,7 +111,7 @@ def test_an_unexplained_cell_says_so():
     assert failing(lines)["n64", "mfu"].cause == UNEXPLAINED
 
 
-def verdict_on(lines: list[Line], name: str, column: str) -> CellVerdict:
+def verdict_on(lines: list[AuditLine], name: str, column: str) -> CellVerdict:
     return next(v for v in check(lines) if (v.line.name, v.cell.column) == (name, column))
 
 
@@ -141,7 +141,7 @@ def test_twins_that_print_different_speeds_contradict_each_other():
 
 
 def test_what_nothing_gives_is_not_checked():
-    alone = Line("memory", "table", {"memory_bytes": cell("memory_bytes", "16")}, Inputs())
+    alone = AuditLine("memory", "table", {"memory_bytes": cell("memory_bytes", "16")}, Inputs())
     (verdict,) = check([alone])
     assert (verdict.state, verdict.cause) == ("unchecked", ALONE)
 

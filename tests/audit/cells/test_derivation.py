@@ -13,7 +13,7 @@ from paceline.audit.cells.derivation import (
     Cell,
     Inputs,
     Relation,
-    Speed,
+    RowSpeed,
     implied,
     judge,
     missing,
@@ -74,13 +74,13 @@ def test_a_value_gives_back_the_step_times_it_came_from(column: str, t: float, w
      ("36.13%", "fails"), ("36.20%", "fails"), ("over 36%", "follows"), ("over 37%", "fails")],
 )  # fmt: skip
 def test_any_step_time_that_rounds_to_the_printed_one_will_do(text: str, state: str):
-    speed = Speed(11.01, Interval(11.005, 11.015))
+    speed = RowSpeed(11.01, Interval(11.005, 11.015))
     assert judge(cell("mfu", text, 0.01), how("mfu"), speed) == state
 
 
 def test_cut_digits_are_told_from_rounded_ones():
     tflops = Relation(exactly(1022.36e12), -1)
-    speed = Speed(23, Interval(22.9999, 23.0001))
+    speed = RowSpeed(23, Interval(22.9999, 23.0001))
     assert judge(cell("flops_per_s_per_device", "44.4", 1e12), tflops, speed) == "cut"
     assert judge(cell("flops_per_s_per_device", "44.5", 1e12), tflops, speed) == "follows"
 
@@ -95,7 +95,7 @@ def test_a_setting_needs_no_step_time():
 def test_an_uncertain_input_widens_what_follows():
     wide = replace(INPUTS, flops_per_sample=Interval(3.90e15, 3.98e15))
     assert how("mfu", wide).coefficient.relative_width == pytest.approx(0.02, rel=0.05)
-    speed = Speed(11.01, exactly(11.01))
+    speed = RowSpeed(11.01, exactly(11.01))
     assert judge(cell("mfu", "36.3%", 0.01), how("mfu"), speed) == "fails"
     assert judge(cell("mfu", "36.3%", 0.01), how("mfu", wide), speed) == "follows"
 
@@ -111,7 +111,7 @@ def test_the_printed_step_time_goes_before_any_other_speed():
     cells = {
         c: cell(c, text) for c, text in {"tokens_per_s": "95239", "step_time_s": "11.0"}.items()
     }
-    column, speed = speed_of(cells, INPUTS) or ("", Speed(0, exactly(0)))
+    column, speed = speed_of(cells, INPUTS) or ("", RowSpeed(0, exactly(0)))
     assert (column, speed.step_time_s) == ("step_time_s", 11.0)
     assert (speed.interval.low, speed.interval.high) == pytest.approx((10.95, 11.05))
 

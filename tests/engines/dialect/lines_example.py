@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.audit.cells.agreement import Line
+from paceline.audit.cells.agreement import AuditLine
 from paceline.audit.cells.causes import Options
 from paceline.audit.cells.derivation import Cell, Inputs, relation
 from paceline.core.printed import exactly, read_printed
@@ -23,7 +23,7 @@ def cell(column: str, text: str) -> Cell:
     return Cell(column, printed, UNITS.get(column, 1.0))
 
 
-def line(num_devices: int, step_time_s: float, table: str = "table") -> Line:
+def line(num_devices: int, step_time_s: float, table: str = "table") -> AuditLine:
     """A row whose tokens/s, MFU and days are those of its step time."""
     inputs = Inputs(
         seq_len=8192,
@@ -38,14 +38,14 @@ def line(num_devices: int, step_time_s: float, table: str = "table") -> Line:
         how = relation(column, inputs)
         assert how is not None
         cells[column] = cell(column, format(how.at(step_time_s) / UNITS.get(column, 1), digits))
-    return Line(f"n{num_devices}", table, cells, inputs, OPTIONS)
+    return AuditLine(f"n{num_devices}", table, cells, inputs, OPTIONS)
 
 
-def table() -> list[Line]:
+def table() -> list[AuditLine]:
     """Four rows, weakly scaled, in which every cell follows."""
     return [line(num, t) for num, t in STEP_TIMES.items()]
 
 
-def with_cell(line: Line, column: str, text: str) -> Line:
+def with_cell(line: AuditLine, column: str, text: str) -> AuditLine:
     """The line with another text in one cell."""
     return replace(line, cells={**line.cells, column: cell(column, text)})

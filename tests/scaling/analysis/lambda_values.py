@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.core.node_groups import GroupThroughput, Purpose
-from paceline.scaling.tables import Table, measured_table, read_rows
+from paceline.scaling.tables import MeasuredTable, measured_table, read_rows
 
 FILE = "references/lambda_1cc_subcluster_results.csv"
 
 
-def published(reference_data: Path, model: str) -> Table:
+def published(reference_data: Path, model: str) -> MeasuredTable:
     """All values of `opt-13b` or `opt-350m`."""
     path = reference_data / FILE
     rows = [row for row in read_rows(path) if row["benchmark"].startswith(f"{model}_")]

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse
-from paceline.scaling.analysis.blame import Blame, Reference, findable, gains, judge_nodes
+from paceline.scaling.analysis.blame import Blame, HealthySpeed, findable, gains, judge_nodes
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import Lasting
 from tests.scaling.analysis.lambda_values import alone, published
@@ -85,14 +85,14 @@ def test_fewer_than_eight_nodes_are_not_judged_by_each_other():
 
 
 def test_a_reference_judges_few_nodes():
-    blame = judge_nodes(speeds_of([99.8, 94.0]), reference=Reference(100.0, 0.003))
+    blame = judge_nodes(speeds_of([99.8, 94.0]), reference=HealthySpeed(100.0, 0.003))
     assert hosts_of(blame) == ["n2"]
     assert blame.nodes[0].z == pytest.approx(-20) and blame.nodes[0].loss == pytest.approx(0.06)
     assert blame.smallest_fault == pytest.approx(findable(0.003))
 
 
 def test_without_any_spread_only_the_margin_judges():
-    blame = judge_nodes(speeds_of([99.5, 98.5]), reference=Reference(100.0))
+    blame = judge_nodes(speeds_of([99.5, 98.5]), reference=HealthySpeed(100.0))
     assert hosts_of(blame) == ["n2"]
     assert blame.nodes[0].z is None and blame.smallest_fault is None
 

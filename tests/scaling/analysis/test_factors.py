@@ -11,7 +11,7 @@ import pytest
 from paceline.scaling.analysis.analysis import Judging, analyse
 from paceline.scaling.analysis.factors import SizeFactors
 from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import Cluster
+from paceline.scaling.analysis.simulation import SimulatedCluster
 from tests.scaling.analysis.lambda_values import alone, group, published
 
 
@@ -68,7 +68,7 @@ def test_the_base_is_the_median_node_and_a_value_apart_is_not_mixed_in(reference
 def test_the_slowest_measured_value_is_too_slow_and_the_corrected_one_is_not():
     naive, corrected, covered = [], [], []
     for seed in range(40):
-        cluster = Cluster(64, node_spread=0.002, run_noise=0.002, seed=seed)
+        cluster = SimulatedCluster(64, node_spread=0.002, run_noise=0.002, seed=seed)
         largest = simulate(cluster, [1, 2, 4, 8, 64], num_rounds=2)[0].largest
         truth = float(cluster.true_speeds.min() / np.median(cluster.true_speeds))
         if largest.straggler is None or largest.naive_straggler is None:

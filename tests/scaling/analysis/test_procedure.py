@@ -13,20 +13,20 @@ from paceline.core.errors import UserError
 from paceline.core.host_split import Split
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.procedure import left_over_notes, planned_rounds, simulate
-from paceline.scaling.analysis.simulation import Cluster, Fault, parse_fault
+from paceline.scaling.analysis.simulation import Fault, SimulatedCluster, parse_fault
 
 ROOT = Path(__file__).parents[3]
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 
 
-def told(cluster: Cluster, how: Split = "contiguous", rounds: int = 1) -> str:
+def told(cluster: SimulatedCluster, how: Split = "contiguous", rounds: int = 1) -> str:
     analysis, notes = simulate(cluster, SIZES, how, rounds)
     return "\n".join(scale_result(analysis, notes).sentences)
 
 
 @pytest.mark.parametrize("how", ["contiguous", "pairs", "random", "topology"])
 def test_a_slow_node_is_named_confirmed_and_priced(how: Split):
-    analysis, _ = simulate(Cluster(64, (Fault("slow", 17, 0.05),)), SIZES, how)
+    analysis, _ = simulate(SimulatedCluster(64, (Fault("slow", 17, 0.05),)), SIZES, how)
     assert [node.host for node in analysis.flagged] == ["node-0017"]
     assert analysis.confirmed[0].confirmed
     assert analysis.gains[0].hosts == ("node-0017",)
@@ -34,21 +34,21 @@ def test_a_slow_node_is_named_confirmed_and_priced(how: Split):
 
 
 def test_a_healthy_cluster_blames_nobody_and_asks_for_nothing_more():
-    analysis, notes = simulate(Cluster(64), SIZES)
+    analysis, notes = simulate(SimulatedCluster(64), SIZES)
     assert analysis.flagged == () and analysis.searches == () and notes == []
     assert all(one.purpose == "plan" for one in analysis.measured)
 
 
 @pytest.mark.parametrize("how", ["contiguous", "topology"])
 def test_a_slow_uplink_is_found_by_bisection(how: Split):
-    analysis, _ = simulate(Cluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
+    analysis, _ = simulate(SimulatedCluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
     behind = tuple(f"node-{at:04d}" for at in range(17, 33))
     assert analysis.flagged == ()
     assert [one.sides for one in analysis.searches] == [(behind,)]
 
 
 def test_a_noisy_node_is_called_noisy():
-    words = told(Cluster(64, (Fault("noisy", 9, 0.1),), seed=3), rounds=4)
+    words = told(SimulatedCluster(64, (Fault("noisy", 9, 0.1),), seed=3), rounds=4)
     assert "node-0009 is noisy: its repeats scatter by" in words
     assert "what noisy nodes cost changes from run to run: node-0009" in words
 
@@ -56,7 +56,7 @@ def test_a_noisy_node_is_called_noisy():
 def test_what_was_slow_alone_by_luck_is_cleared_by_the_second_pass():
     cleared = []
     for seed in range(60):
-        cluster = Cluster(64, node_spread=0.0005, run_noise=0.004, seed=seed)
+        cluster = SimulatedCluster(64, node_spread=0.0005, run_noise=0.004, seed=seed)
         analysis, _ = simulate(cluster, [1, 2])
         assert not analysis.flagged
         cleared += [node.host for node in analysis.cleared]
@@ -74,14 +74,14 @@ def test_hosts_left_over_are_told():
 
 
 def test_a_cluster_of_4096_nodes_is_simulated():
-    analysis, _ = simulate(Cluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
+    analysis, _ = simulate(SimulatedCluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
     assert [node.host for node in analysis.flagged] == ["node-4000"]
 
 
 def test_of_4096_nodes_none_is_only_suspected():
     flagged: list[str] = []
     for seed in range(4):
-        cluster = Cluster(4096, (Fault("slow", 4000, 0.04),), seed=seed)
+        cluster = SimulatedCluster(4096, (Fault("slow", 4000, 0.04),), seed=seed)
         analysis, _ = simulate(cluster, [1, 8, 512, 4096])
         assert analysis.flagged[0].host == "node-4000" and not analysis.blame.suspected
         flagged += [node.host for node in analysis.flagged[1:]]
@@ -91,16 +91,18 @@ def test_of_4096_nodes_none_is_only_suspected():
 
 def test_the_same_seed_gives_the_same_luck_and_another_one_another():
     groups = [("node-0001",), ("node-0002", "node-0003")]
-    assert Cluster(4).measure(groups, 3) == Cluster(4).measure(groups, 3)
-    assert Cluster(4).measure(groups, 3) != Cluster(4).measure(groups, 4)
-    assert Cluster(4).measure(groups, 3) != Cluster(4, seed=1).measure(groups, 3)
+    assert SimulatedCluster(4).measure(groups, 3) == SimulatedCluster(4).measure(groups, 3)
+    assert SimulatedCluster(4).measure(groups, 3) != SimulatedCluster(4).measure(groups, 4)
+    assert SimulatedCluster(4).measure(groups, 3) != SimulatedCluster(4, seed=1).measure(groups, 3)
 
 
 def test_made_up_speeds_are_as_ordered():
-    cluster = Cluster(4096, (Fault("slow", 1, 0.5),), node_spread=0.003, communication=0.01)
+    cluster = SimulatedCluster(
+        4096, (Fault("slow", 1, 0.5),), node_spread=0.003, communication=0.01
+    )
     assert np.std(np.log(cluster.true_speeds[1:])) == pytest.approx(0.003, rel=0.05)
     assert cluster.true_speeds[0] == pytest.approx(50, rel=0.02)
-    exact = Cluster(4, node_spread=0.0, run_noise=0.0, communication=0.01)
+    exact = SimulatedCluster(4, node_spread=0.0, run_noise=0.0, communication=0.01)
     (four,) = exact.measure([exact.hosts], 0)
     assert four.samples_per_s == pytest.approx(4 * 100 * 0.98)
 
@@ -135,7 +137,7 @@ def test_other_words_are_no_faults(text: str):
 )
 def test_an_impossible_cluster_is_refused(nodes: int, fault: Fault | None, why: str):
     with pytest.raises(UserError, match=why):
-        Cluster(nodes, (fault,) if fault else ())
+        SimulatedCluster(nodes, (fault,) if fault else ())
 
 
 @pytest.mark.parametrize("setting", [Setting(16), Setting(64, rounds=2)], ids=lambda s: s.name)

@@ -16,7 +16,7 @@ from paceline.scaling.analysis.reliability import (
     group_slope,
     lasting_differences,
 )
-from paceline.scaling.analysis.simulation import Cluster, Fault
+from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from tests.scaling.analysis.lambda_values import alone
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
@@ -24,12 +24,12 @@ TAU, SIGMA = 0.003, 0.0015
 RELIABILITY = TAU**2 / (TAU**2 + SIGMA**2)
 
 
-def verdict(cluster: Cluster, rounds: int = 1) -> Lasting | NotSeparable:
+def verdict(cluster: SimulatedCluster, rounds: int = 1) -> Lasting | NotSeparable:
     return simulate(cluster, SIZES, num_rounds=rounds)[0].lasting
 
 
 def many(rounds: int, n: int = 12) -> list[Lasting]:
-    found = [verdict(Cluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
+    found = [verdict(SimulatedCluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
              for seed in range(n)]  # fmt: skip
     return [one for one in found if isinstance(one, Lasting)]
 
@@ -54,7 +54,9 @@ def test_repeats_tell_it_more_closely():
 
 
 def test_nodes_that_differ_by_luck_alone_have_no_straggler():
-    claims = [verdict(Cluster(64, node_spread=0.0, seed=seed), rounds=2) for seed in range(20)]
+    claims = [
+        verdict(SimulatedCluster(64, node_spread=0.0, seed=seed), rounds=2) for seed in range(20)
+    ]
     assert sum(isinstance(one, Lasting) for one in claims) <= 1
     assert isinstance(claims[0], NotSeparable) and "repeats of one node" in claims[0].why
 
@@ -79,7 +81,7 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
 
 
 def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
-    cluster = Cluster(64, (Fault("slow", 9, 0.1),), node_spread=0.001, run_noise=0.003)
+    cluster = SimulatedCluster(64, (Fault("slow", 9, 0.1),), node_spread=0.001, run_noise=0.003)
     analysis = simulate(cluster, SIZES)[0]
     assert isinstance(analysis.lasting, Lasting) and analysis.speeds is not None
     everybody = group_slope(analysis.speeds, by_size(analysis.measured))

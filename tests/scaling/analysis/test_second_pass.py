@@ -7,7 +7,7 @@ import pytest
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Analysis, analyse, next_groups
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import Blame, Reference, judge_nodes
+from paceline.scaling.analysis.blame import Blame, HealthySpeed, judge_nodes
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.second_pass import confirmations, proven_hosts, second_pass
 from tests.scaling.analysis.lambda_values import alone, group
@@ -139,7 +139,7 @@ def test_flagged_nodes_go_first_where_there_are_too_few_proven_ones_for_all():
 def test_nobody_is_suspected_by_a_reference_or_for_less_than_one_per_cent():
     speeds = node_speeds([*alone([100.0, 97.0]), *alone([100.1, 97.1])])
     assert speeds is not None
-    assert judge_nodes(speeds, reference=Reference(100.0, 0.0085)).suspected == ()
+    assert judge_nodes(speeds, reference=HealthySpeed(100.0, 0.0085)).suspected == ()
     quiet = [100 + 0.1 * (at % 5) for at in range(15)]
     assert blame_of([*quiet, 99.5]).suspected == ()
 

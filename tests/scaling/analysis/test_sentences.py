@@ -10,7 +10,7 @@ from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.analysis.result import ScaleResult
 from tests.scaling.analysis.lambda_values import alone, group, published
 
@@ -61,7 +61,7 @@ def test_few_nodes_are_too_few():
 
 
 def test_a_reference_is_named_with_how_far_the_median_is_from_it():
-    judging = Judging(reference=Reference(100.0))
+    judging = Judging(reference=HealthySpeed(100.0))
     words = told([*alone([99.0, 95.0]), group("n1 n2", 188.0)], judging)
     assert "The median node reaches 97.00 % of the reference, 100 samples/s." in words
     assert (

@@ -23,7 +23,7 @@ from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
 from paceline.scaling.analysis.sentences import sentences
 from paceline.scaling.campaigns.plan import (
-    Wanted,
+    CampaignRequest,
     begin,
     new_campaign,
     resumed_campaign,
@@ -54,10 +54,10 @@ def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fleet:
     return made
 
 
-def wanted(hosts: str, sizes: str, **fields: object) -> Wanted:
+def wanted(hosts: str, sizes: str, **fields: object) -> CampaignRequest:
     named = tuple(Host(name=name) for name in expand(hosts))
     request = Request("tiny-gpt", device="cpu", where=Where(hosts=named))
-    return Wanted(request, sizes, **fields)  # type: ignore[arg-type]
+    return CampaignRequest(request, sizes, **fields)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Notes:
         self.lost_hosts[slot.name] = why
 
 
-def made(root: Path, asked: Wanted) -> Campaign:
+def made(root: Path, asked: CampaignRequest) -> Campaign:
     return begin(root, with_folder(root, new_campaign(root, asked, ["paceline", "scale"])))
 
 

@@ -19,7 +19,7 @@ from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from paceline.machines.slurm.record import Diary
 from paceline.scaling.campaigns.batches import batch_on, scaling_kind
-from paceline.scaling.campaigns.plan import Wanted, begin, new_campaign, twins, with_folder
+from paceline.scaling.campaigns.plan import CampaignRequest, begin, new_campaign, twins, with_folder
 from paceline.scaling.campaigns.record import Campaign, read_campaign
 from paceline.scaling.campaigns.sub_cluster import known_trials
 from paceline.scaling.campaigns.topology import read_topology
@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "paceline.machines.ssh", Fleet())
 
 
-def planned(asked: Wanted, *overrides: str, recipe: str = "tiny-gpt") -> Campaign:
+def planned(asked: CampaignRequest, *overrides: str, recipe: str = "tiny-gpt") -> Campaign:
     request = replace(asked.request, recipe=recipe, overrides=overrides)
     return new_campaign(Path("none"), replace(asked, request=request), [])
 
@@ -210,7 +210,7 @@ def test_devices_that_no_point_has_are_an_error_and_such_runs_are_none_of_the_ca
 def test_slurm_is_taken_when_its_controller_answers_and_not_for_its_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    alone = Wanted(Request("tiny-gpt", device="cpu"), "1,2")
+    alone = CampaignRequest(Request("tiny-gpt", device="cpu"), "1,2")
     put(tmp_path, monkeypatch, sbatch="true", sinfo="echo 'idle node-[1-2]'",
         scontrol="echo 'Slurmctld(primary) at head is UP'")  # fmt: skip
     assert new_campaign(tmp_path, alone, []).hosts == ("node-1", "node-2")
@@ -232,7 +232,7 @@ def test_jobs_that_a_dead_controller_left_are_cancelled_when_it_goes_on(
     Diary(left).begin("4711")
     calls = put(tmp_path, monkeypatch, scancel="true")
     how = Conduct(TableFormat.json, tmp_path, resume=campaign.name, extra_rounds=0)
-    assert run_campaign(Wanted(Request("")), how) == 0
+    assert run_campaign(CampaignRequest(Request("")), how) == 0
     assert calls.read_text() == "scancel 4711\n"
-    run_campaign(Wanted(Request("")), how)
+    run_campaign(CampaignRequest(Request("")), how)
     assert calls.read_text() == "scancel 4711\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.scaling.analysis.blame import Reference
+from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
 
 
@@ -61,7 +61,7 @@ def test_a_host_of_few_is_judged_by_its_own_past():
 
 
 def test_another_check_can_be_the_measure():
-    report = checked(cluster(2, {2: 0.3}), Past(references={"gemm": Reference(1e12, 0.02)}))
+    report = checked(cluster(2, {2: 0.3}), Past(references={"gemm": HealthySpeed(1e12, 0.02)}))
     assert report.drain == ("n2",) and "below the reference" in report.hosts[1].evidence[0]
 
 
@@ -112,7 +112,7 @@ def test_a_report_survives_its_file():
 
 def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
     readings = [Reading("a", rates={"pair": [90.0]}), Reading("b", rates={"pair": [100.0]})]
-    report = checked(readings, Past(references={"pair": Reference(100.0)}))
+    report = checked(readings, Past(references={"pair": HealthySpeed(100.0)}))
     (evidence,) = report.hosts[0].evidence
     assert evidence.endswith("10.0 % below the reference (by the margin alone: low confidence)")
     assert "judged by the margin of 1 % alone" in report.sentences[1]
