@@ -39,8 +39,8 @@ def assume(rows: Sequence[Row], gate_is_open: bool) -> tuple[list[Row], list[Ass
     """The rows with the convention, peak and gate that fit best where they are not declared.
 
     One way is taken for all rows of a model in a table, and only if it gives at least three of them
-    and two thirds; else their FLOPs stay unknown. Where the convention is declared and the peak alone
-    is open, the data sheet's is taken however many rows it gives.
+    and two thirds; else their FLOPs stay unknown. Where the convention is declared and the peak
+    alone is open, the data sheet's is taken however many rows it gives.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:

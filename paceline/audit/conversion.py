@@ -38,7 +38,7 @@ class StatedFigure:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The figure as published and as converted; `ratio` is what the given figure is multiplied by."""
+    """The figure as published and as converted; `ratio` is the converted over the given one."""
 
     given: StatedFigure
     wanted: StatedFigure
@@ -78,8 +78,9 @@ def convert(figure: Quantity, given: str, wanted: str, x: FlopsInput, peaks: Pea
     return Conversion(
         _side(given, x, before, peaks.given, rate, one),
         _side(wanted, x, after, peaks.wanted, converted, _possible(other)),
-        ratio, (),
-    )  # fmt: skip
+        ratio,
+        (),
+    )
 
 
 def from_step_time(
@@ -112,9 +113,10 @@ def peaks_of(
         raise UserError(f"{found.name} in {dtype or 'bf16'}", "has no known peak", allowed=allowed)
     if wanted is not None and dense and abs(wanted / (2 * dense) - 1) < 0.005:
         raise UserError(
-            "--peak", f"is the sparse peak of {found.name}, which training does not reach",
+            "--peak",
+            f"is the sparse peak of {found.name}, which training does not reach",
             allowed=f"the dense {dense / 1e12:.10g}TFLOP/s",
-        )  # fmt: skip
+        )
     return Peaks(given if given is not None else dense, wanted if wanted is not None else dense)
 
 
@@ -123,10 +125,11 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
     convention = name.removesuffix(HARDWARE)
     if convention not in CONVENTIONS:
         raise UserError(
-            f"{option} {name}", "is not a convention",
+            f"{option} {name}",
+            "is not a convention",
             allowed=f"{', '.join(CONVENTIONS)}, each with {HARDWARE} for hardware FLOPs",
             remedy=did_you_mean(convention, CONVENTIONS) or None,
-        )  # fmt: skip
+        )
     if x.lora and convention in WITHOUT_ADAPTERS:
         others = ", ".join(name for name in CONVENTIONS if name not in WITHOUT_ADAPTERS)
         raise UserError(f"{option} {name}", "does not count LoRA's frozen weights", allowed=others)
@@ -138,15 +141,22 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
     if name == convention:
         return flops_per_token(convention, x)
     if x.recompute == "none":
-        raise UserError(f"{option} {name}", "needs to know what is recomputed",
-                        remedy="add --recompute selective or --recompute full")  # fmt: skip
+        raise UserError(
+            f"{option} {name}",
+            "needs to know what is recomputed",
+            remedy="add --recompute selective or --recompute full",
+        )
     return hardware_flops_per_token(convention, x)
 
 
 def _side(
-    name: str, x: FlopsInput, flops: float, peak: float | None, rate: float | None,
+    name: str,
+    x: FlopsInput,
+    flops: float,
+    peak: float | None,
+    rate: float | None,
     share: float | None,
-) -> StatedFigure:  # fmt: skip
+) -> StatedFigure:
     convention = name.removesuffix(HARDWARE)
     formula, source = _told(convention)
     hardware = name != convention
@@ -169,7 +179,8 @@ def _possible(share: float | None) -> float | None:
     """An MFU; raises UserError above 1, where the figure, the model or a peak cannot be right."""
     if share is not None and share > 1:
         raise UserError(
-            f"{100 * share:.1f} %", "would come out, more than the peak",
+            f"{100 * share:.1f} %",
+            "would come out, more than the peak",
             remedy="check the model, the sequence length and both peaks",
-        )  # fmt: skip
+        )
     return share

@@ -105,13 +105,20 @@ def _finding(verdict: CellVerdict) -> AuditFinding:
         value = difference = None
     shown = "-" if value is None else _like_the_cell(value / cell.unit, cell)
     return AuditFinding(
-        verdict.line.table, verdict.line.name, cell.column, cell.printed.text, value,
-        difference, verdict.cause or "", shown, verdict.state != "fails",
-    )  # fmt: skip
+        verdict.line.table,
+        verdict.line.name,
+        cell.column,
+        cell.printed.text,
+        value,
+        difference,
+        verdict.cause or "",
+        shown,
+        verdict.state != "fails",
+    )
 
 
 def _like_the_cell(value: float, cell: Cell) -> str:
-    """The value with the cell's digits and unit; more digits where those would hide the difference."""
+    """The value with the cell's digits and unit; more digits where those hide the difference."""
     digits = like(value, cell.printed)
     if cell.printed.bound or digits == cell.printed.digits:
         digits = f"{value:.{len(digits.partition('.')[2]) + 2}f}"

@@ -1,4 +1,4 @@
-"""Published rows as the lines that `core.crosscheck` checks: their cells, inputs and alternatives."""
+"""Published rows as the lines that are cross-checked: their cells, inputs and alternatives."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> AuditLine:
 
 
 def _model(row: Row) -> tuple[Shape | None, LoraSpec | None]:
-    """The shape and adapters of the row's recipe, or the row's own shape with its active experts."""
+    """Shape and adapters of the row's recipe, or the row's own shape with its active experts."""
     if row.recipe:
         recipe = _recipe(row.recipe)
         return recipe.model, recipe.lora

@@ -27,7 +27,7 @@ class Quantity:
 
 
 def read_quantity(text: str, where: str) -> Quantity:
-    """A figure with its unit; raises UserError for a bare number, which could be any of the three."""
+    """A figure with its unit; raises UserError for a bare number, which could be any kind."""
     number, unit = _split(text, where, FORMS)
     if unit == "%":
         if number > 100:

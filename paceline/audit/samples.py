@@ -16,15 +16,15 @@ def samples_notes(rows: Sequence[Row]) -> Iterator[str]:
     if not printing:
         return
     yield (
-        "samples/s are read as all samples of a step over its time, padding included; tokens/s that "
-        "follow from them count every position"
+        "samples/s are read as all samples of a step over its time, padding included; tokens/s "
+        "that follow from them count every position"
     )
     padded = [row for row in printing if row.recipe and _pads(row.recipe)]
     tables = list(dict.fromkeys(row.table for row in padded))
     if tables:
         yield (
-            f"the samples of {', '.join(tables)} are records filled up to seq_len: how much of them "
-            "is text is not printed, so their samples/s give no tokens/s of text"
+            f"the samples of {', '.join(tables)} are records filled up to seq_len: how much of "
+            "them is text is not printed, so their samples/s give no tokens/s of text"
         )
 
 

@@ -94,9 +94,13 @@ def audit(
 
 
 def _declared(
-    model: str | None, device: str | None, dtype: str | None, convention: str | None,
-    peak: str | None, tokens: float | None,
-) -> Declared:  # fmt: skip
+    model: str | None,
+    device: str | None,
+    dtype: str | None,
+    convention: str | None,
+    peak: str | None,
+    tokens: float | None,
+) -> Declared:
 
     flops_per_s = read_flops_per_s(peak, f"--peak {peak}") if peak else None
     return Declared(model, device, dtype, convention, flops_per_s, tokens)

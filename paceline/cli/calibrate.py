@@ -44,10 +44,12 @@ def calibrate(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine for `estimate`, `sweep` and `tune`: probes, and short trainings of 2 and 4 layers.
+    """Measure this machine for `estimate`, `sweep` and `tune`: probes, and short
+    trainings of 2 and 4 layers.
 
-    Takes about two minutes on an otherwise idle machine. The coefficients of the time model, as they come
-    with the package, are moved by what was measured; the file is found again by device and dtype.
+    Takes about two minutes on an otherwise idle machine. The coefficients of the time model, as
+    they come with the package, are moved by what was measured; the file is found again by device
+    and dtype.
 
     Examples:
 
@@ -124,7 +126,8 @@ def _sentences(found: Calibration) -> list[str]:
         for one in found.placements
     ]
     lines.append(
-        f"{len(found.steps)} short trainings and {found.probes} probes of {found.device} in {found.dtype}"
+        f"{len(found.steps)} short trainings and {found.probes} probes of {found.device} in "
+        f"{found.dtype}"
     )
     if found.alike:
         pairs = ", ".join(" and ".join(pair) for pair in found.alike)

@@ -68,7 +68,7 @@ class Conduct:
 
 
 def run_campaign(wanted: CampaignRequest, how: Conduct) -> int:
-    """Run what `wanted` asks for, or go on with what `how.resume` names, and print it; the exit code."""
+    """Run what is asked for, or go on with what `how.resume` names, and print it; the exit code."""
 
     root = runs_root(how.runs_dir)
     if how.resume is not None:
@@ -92,8 +92,9 @@ def run_campaign(wanted: CampaignRequest, how: Conduct) -> int:
         running.run()
         result = _finished(running, how)
     if running.halted and result is None:
-        raise SystemFaultError(f"campaign {campaign.name}", running.halted,
-                               remedy=_resume_command(campaign, how))  # fmt: skip
+        raise SystemFaultError(
+            f"campaign {campaign.name}", running.halted, remedy=_resume_command(campaign, how)
+        )
     if running.halted:
         typer.echo(f"error: nothing more is run: {running.halted}", err=True)
         typer.echo(f"to go on: {_resume_command(campaign, how)}", err=True)
@@ -101,7 +102,7 @@ def run_campaign(wanted: CampaignRequest, how: Conduct) -> int:
 
 
 def exit_code(result: CampaignResult, fail: bool) -> int:
-    """0 when every size has a value: failed sub-clusters and flagged nodes are part of the answer."""
+    """0 when every size has a value: failed sub-clusters and flagged nodes are an answer too."""
     if result.interrupted or result.missing or result.sizes_without_value:
         return EXIT_INCOMPLETE
     return EXIT_GATE_FAILED if fail and (result.flagged or result.lost) else EXIT_OK
@@ -114,14 +115,21 @@ def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Campa
     display = CampaignDisplay(len(campaign.plan))
     judging = how.judging or Judging()
     return CampaignRunner(
-        display, root, command_line(), how.tag, stop=stop,
-        campaign=campaign, round_begins=display.round_begins, limits=limits, judging=judging,
-    )  # fmt: skip
+        display,
+        root,
+        command_line(),
+        how.tag,
+        stop=stop,
+        campaign=campaign,
+        round_begins=display.round_begins,
+        limits=limits,
+        judging=judging,
+    )
 
 
 @contextmanager
 def _until_stopped() -> Iterator[Event]:
-    """An event that Ctrl-C and SIGTERM set; further ones change nothing until all runs have ended."""
+    """An event that Ctrl-C and SIGTERM set; further ones change nothing until all runs end."""
     stop = Event()
 
     def ask(_number: int, _frame: object) -> None:
@@ -155,9 +163,15 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     missing = sum(len(running.missing(one)) for one in campaign.plan)
     stopped = running.stop.is_set()
     result = campaign_result(
-        campaign, trials, analysis, lost=running.lost, unplaced=running.unplaced, missing=missing,
-        interrupted=stopped, resume=_resume_command(campaign, how) if missing else None,
-    )  # fmt: skip
+        campaign,
+        trials,
+        analysis,
+        lost=running.lost,
+        unplaced=running.unplaced,
+        missing=missing,
+        interrupted=stopped,
+        resume=_resume_command(campaign, how) if missing else None,
+    )
     write_value(folder / "scale.json", result)
     judged_by = running.judging.reference
     healthy = judged_by.samples_per_s if judged_by else None
@@ -178,9 +192,11 @@ def print_result(result: CampaignResult, form: TableFormat) -> None:
         OutputColumn("gpus", "gpus", justify="right"),
         OutputColumn("n", "sub-clusters", justify="right"),
         OutputColumn("value", "samples/s", lambda value: f"{value:.6g}", "right"),
-        *(OutputColumn(key, key, share, "right")
-          for key in ("spread", "efficiency", "low", "high", "straggler", "communication")),
-    ]  # fmt: skip
+        *(
+            OutputColumn(key, key, share, "right")
+            for key in ("spread", "efficiency", "low", "high", "straggler", "communication")
+        ),
+    ]
     if form is TableFormat.csv:
         columns.append(OutputColumn("scaling", "scaling"))
     emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
@@ -232,17 +248,26 @@ def _print_plan(campaign: Campaign, form: TableFormat) -> None:
     """Every planned round."""
     batches = {(p.nodes, p.devices_per_node): p.spec.training.global_batch for p in campaign.points}
     rows = [
-        {"round": one.number, "nodes": one.nodes, "gpus": one.nodes * one.devices_per_node,
-         "global_batch": batches[one.nodes, one.devices_per_node], "n": len(one.groups),
-         "left_over": compress(one.left_over) or None,
-         "groups": "  ".join(compress(group) for group in one.groups)}
+        {
+            "round": one.number,
+            "nodes": one.nodes,
+            "gpus": one.nodes * one.devices_per_node,
+            "global_batch": batches[one.nodes, one.devices_per_node],
+            "n": len(one.groups),
+            "left_over": compress(one.left_over) or None,
+            "groups": "  ".join(compress(group) for group in one.groups),
+        }
         for one in campaign.plan
-    ]  # fmt: skip
-    columns = [OutputColumn("round", "round", justify="right"), OutputColumn("nodes", "nodes", justify="right"),
-               OutputColumn("gpus", "gpus", justify="right"),
-               OutputColumn("global_batch", "global batch", justify="right"),
-               OutputColumn("n", "sub-clusters", justify="right"), OutputColumn("left_over", "left over"),
-               OutputColumn("groups", "on")]  # fmt: skip
+    ]
+    columns = [
+        OutputColumn("round", "round", justify="right"),
+        OutputColumn("nodes", "nodes", justify="right"),
+        OutputColumn("gpus", "gpus", justify="right"),
+        OutputColumn("global_batch", "global batch", justify="right"),
+        OutputColumn("n", "sub-clusters", justify="right"),
+        OutputColumn("left_over", "left over"),
+        OutputColumn("groups", "on"),
+    ]
     emit_table(
         rows, columns, form, document={**campaign.model_dump(mode="json"), "key": campaign.key}
     )

@@ -94,17 +94,18 @@ def refuse_other_modes(
             if not any(asked)
             else "is asked for two things"
         )
-        raise UserError("paceline scale", what,
-                        allowed="one of RECIPE, --resume NAME, --from CSV and --simulate")  # fmt: skip
+        raise UserError(
+            "paceline scale",
+            what,
+            allowed="one of RECIPE, --resume NAME, --from CSV and --simulate",
+        )
 
 
 ANALYSIS = {"scaling", "reference", "history", "html", "charts", "fail", "form", "as_json"}
 USED = {
     "--from": {*ANALYSIS, "source", "where"},
-    "--simulate": {
-        *ANALYSIS, "simulated", "nodes", "sizes", "split", "rounds", "fault", "seed",
-    },
-}  # fmt: skip
+    "--simulate": {*ANALYSIS, "simulated", "nodes", "sizes", "split", "rounds", "fault", "seed"},
+}
 """Parameters of `paceline scale` that an analysis without a campaign has a use for."""
 
 
@@ -115,8 +116,9 @@ def refuse_unused(context: typer.Context, mode: str | None) -> None:
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
         if source is not None and source.name == "COMMANDLINE" and one.name not in USED[mode]:
-            raise UserError(f"{one.opts[0]}", f"changes nothing beside {mode}",
-                            remedy="leave it out")  # fmt: skip
+            raise UserError(
+                f"{one.opts[0]}", f"changes nothing beside {mode}", remedy="leave it out"
+            )
 
 
 def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
@@ -130,6 +132,10 @@ def refuse_beside_resume(name: str, wanted: CampaignRequest) -> None:
     """Raise UserError for an option that the campaign `name` has settled already."""
     where = Where(allocation=wanted.request.where.allocation)
     if wanted != CampaignRequest(Request("", where=where)):
-        raise UserError(f"--resume {name}", "takes what is measured from the campaign",
-                        allowed="--allocation, --max-parallel, --extra-rounds, --reference, --history, "
-                        "--tag, --runs-dir, --format", remedy="leave out the rest")  # fmt: skip
+        raise UserError(
+            f"--resume {name}",
+            "takes what is measured from the campaign",
+            allowed="--allocation, --max-parallel, --extra-rounds, --reference, --history, "
+            "--tag, --runs-dir, --format",
+            remedy="leave out the rest",
+        )

@@ -65,9 +65,9 @@ def check(
 ) -> None:
     """Check all hosts at the same time, and say which to drain, with the evidence.
 
-    Log-in, clocks, versions, limits and the shared folder; GPUs and their health; disk; the rates of
-    matrix products, memory and all-reduce inside each host and in pairs of hosts. From eight hosts
-    on they are judged by each other, below that by their own earlier checks or by --against.
+    Log-in, clocks, versions, limits and the shared folder; GPUs and their health; disk; the rates
+    of matrix products, memory and all-reduce inside each host and in pairs of hosts. From eight
+    hosts on they are judged by each other, below that by their own earlier checks or by --against.
 
     Examples:
 

@@ -133,8 +133,22 @@ def _print(found: Comparison, form: CompareFormat) -> None:
 
 def _print_metrics(found: Comparison, form: CompareFormat) -> None:
     if form is CompareFormat.csv:
-        names = ("metric", "unit", "primary", "baseline", "candidate", "n_baseline", "n_candidate",
-                 "ratio", "low", "high", "p", "p_corrected", "verdict", "note")  # fmt: skip
+        names = (
+            "metric",
+            "unit",
+            "primary",
+            "baseline",
+            "candidate",
+            "n_baseline",
+            "n_candidate",
+            "ratio",
+            "low",
+            "high",
+            "p",
+            "p_corrected",
+            "verdict",
+            "note",
+        )
         rows = [
             {
                 **one.model_dump(),

@@ -97,29 +97,40 @@ def _flops_input(
         allowed = ", ".join(get_args(Recompute))
         raise UserError(f"--recompute {recompute}", "is unknown", allowed=allowed)
     return FlopsInput(
-        recipe.model, seq_len or recipe.training.seq_len, choices[recompute], recipe.lora,
+        recipe.model,
+        seq_len or recipe.training.seq_len,
+        choices[recompute],
+        recipe.lora,
         nominal or recipe.nominal_parameters,
-    )  # fmt: skip
+    )
 
 
 def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: str | None) -> Peaks:
     return peaks_of(
-        device, catalog.dtype(dtype) if dtype else None,
+        device,
+        catalog.dtype(dtype) if dtype else None,
         read_flops_per_s(from_peak, f"--from-peak {from_peak}") if from_peak else None,
         read_flops_per_s(peak, f"--peak {peak}") if peak else None,
-    )  # fmt: skip
+    )
 
 
 def _convert(
-    quantity: Quantity, given: str | None, wanted: str, x: FlopsInput, peaks: Peaks,
+    quantity: Quantity,
+    given: str | None,
+    wanted: str,
+    x: FlopsInput,
+    peaks: Peaks,
     job: tuple[int | None, int | None],
-) -> Conversion:  # fmt: skip
+) -> Conversion:
 
     batch, gpus = job
     if quantity.kind == "step_time_s":
         if batch is None or gpus is None:
-            raise UserError("a step time", "gives FLOP/s only with the size of the job",
-                            remedy="add --global-batch and --gpus")  # fmt: skip
+            raise UserError(
+                "a step time",
+                "gives FLOP/s only with the size of the job",
+                remedy="add --global-batch and --gpus",
+            )
         if given is not None:
             raise UserError(f"--from {given}", "says nothing of a step time", remedy="leave it out")
         return from_step_time(quantity.value, wanted, x, peaks, batch, gpus)
@@ -167,8 +178,13 @@ def _rows(quantity: Quantity, done: Conversion) -> list[dict[str, Any]]:
 
 def _document(quantity: Quantity, done: Conversion) -> dict[str, Any]:
     sides = {row.pop("side"): row for row in _rows(quantity, done)}
-    return {"kind": quantity.kind, "value": quantity.value, "ratio": done.ratio, **sides,
-            "notes": list(done.notes)}  # fmt: skip
+    return {
+        "kind": quantity.kind,
+        "value": quantity.value,
+        "ratio": done.ratio,
+        **sides,
+        "notes": list(done.notes),
+    }
 
 
 def _columns() -> list[OutputColumn]:

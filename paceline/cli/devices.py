@@ -116,11 +116,16 @@ def _figures(device: Device) -> list[dict[str, Any]]:
         ("power limit", device.power_w, "W", _number, "W", sheet),
     ]
     return [
-        {"figure": figure, "value": value, "unit": unit, "source": source,
-         "shown": f"{scale(value)} {shown_unit}"}
+        {
+            "figure": figure,
+            "value": value,
+            "unit": unit,
+            "source": source,
+            "shown": f"{scale(value)} {shown_unit}",
+        }
         for figure, value, unit, scale, shown_unit, source in figures
         if value is not None
-    ]  # fmt: skip
+    ]
 
 
 def _figure_columns(form: TableFormat) -> list[OutputColumn]:

@@ -89,8 +89,8 @@ def estimate(
         bool,
         typer.Option(
             "--trace",
-            help="Also follow a step of the native trainer on tensors without memory, for the memory of "
-            "its ranks; takes a minute.",
+            help="Also follow a step of the native trainer on tensors without memory, for the "
+            "memory of its ranks; takes a minute.",
         ),
     ] = False,
     form: TableForm = TableFormat.text,
@@ -104,7 +104,8 @@ def estimate(
 
       paceline estimate llama31-70b --device H100 --gpus 1024 --layout tp=8,pp=4,vp=5 --price 2.5
 
-      paceline estimate llama31-8b --device H100 --gpus 64 --compare device=B200,gpus=32 --html offers.html
+      paceline estimate llama31-8b --device H100 --gpus 64
+      --compare device=B200,gpus=32 --html offers.html
 
       paceline estimate tiny-llama --measured last
 
@@ -120,15 +121,30 @@ def estimate(
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         _alone("--measured", {"--measured-s": measured_s, "--compare": compare, "--trace": trace})
-        given = {"recipe": recipe, "device": device, "devices": gpus, "per_node": per_node,
-                 "variant": variant, "overrides": changes, "intra": intra, "inter": inter,
-                 "stack": stack, "compiled": compiled}  # fmt: skip
+        given = {
+            "recipe": recipe,
+            "device": device,
+            "devices": gpus,
+            "per_node": per_node,
+            "variant": variant,
+            "overrides": changes,
+            "intra": intra,
+            "inter": inter,
+            "stack": stack,
+            "compiled": compiled,
+        }
         answer = Answer([_of_run(measured, runs_dir, given, whole, evidence)])
     else:
         asked = model.question(
-            recipe, *_devices(device, gpus), stack or "fused", variant=variant, overrides=changes,
-            per_node=per_node, intra=intra, inter=inter,
-        )  # fmt: skip
+            recipe,
+            *_devices(device, gpus),
+            stack or "fused",
+            variant=variant,
+            overrides=changes,
+            per_node=per_node,
+            intra=intra,
+            inter=inter,
+        )
         answer = _answer(asked, compiled, whole, compare or [], evidence, trace, measured_s)
     emit(answer.found, answer.beside, answer.tracings, TableFormat.json if as_json else form)
     if html:
@@ -147,8 +163,11 @@ def _alone(option: str, others: dict[str, object]) -> None:
     """Raises UserError where one of the others is there too."""
     clash = next((name for name, value in others.items() if value), None)
     if clash:
-        raise UserError(option, f"is about one run as it was, and {clash} is not",
-                        remedy="leave one of them out")  # fmt: skip
+        raise UserError(
+            option,
+            f"is about one run as it was, and {clash} is not",
+            remedy="leave one of them out",
+        )
 
 
 def _axes(layout: str | None) -> list[str]:

@@ -98,9 +98,10 @@ def trace_lines(tracing: Tracing) -> list[str]:
         parts = sorted(one.trace.at_peak_bytes.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
         told.append(
-            f"followed rank {one.trace.rank} of {tracing.devices} (native trainer, {one.trace.kernels} "
-            f"kernels, live tensors): {gib(one.trace.peak_bytes)} = {shown}; the formulas say "
-            f"{gib(one.estimated_bytes)}, {percent(abs(one.ratio - 1), 1)} {'more' if one.ratio > 1 else 'less'}"
+            f"followed rank {one.trace.rank} of {tracing.devices} (native trainer, "
+            f"{one.trace.kernels} kernels, live tensors): {gib(one.trace.peak_bytes)} = {shown}; "
+            f"the formulas say {gib(one.estimated_bytes)}, {percent(abs(one.ratio - 1), 1)} "
+            f"{'more' if one.ratio > 1 else 'less'}"
         )
     return told
 
@@ -187,7 +188,7 @@ def _told(ratio: Ratio) -> str:
 
 
 def write_page(found: list[Estimate], path: Path) -> None:
-    """The page of one estimate or several offers; raises SystemFaultError where it cannot be written."""
+    """The page of an estimate or of offers; raises SystemFaultError if it cannot be written."""
     # Altair below it takes as long to import as the rest of the verb.
     from paceline.estimate.page import estimate_html
 

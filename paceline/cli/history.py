@@ -76,8 +76,11 @@ def _folders(
     own = [row for row in found.rows if row["recipe"] == name]
     rows: list[Any] = [row for row in select_rows(own, where, COLUMNS) if _is_since(row, begin)]
     if not rows:
-        raise UserError(f"recipe {name!r}", f"none of its {len(own)} runs is selected",
-                        remedy="widen --where or --since")  # fmt: skip
+        raise UserError(
+            f"recipe {name!r}",
+            f"none of its {len(own)} runs is selected",
+            remedy="widen --where or --since",
+        )
     return name, [root / row["run"] for row in rows]
 
 
@@ -87,8 +90,9 @@ def _moment(since: str | None) -> Any:
     try:
         moment = datetime.fromisoformat(since)
     except ValueError as error:
-        raise UserError(f"--since {since}", "is no date",
-                        allowed="2026-11-20 or 2026-11-20T14:00") from error  # fmt: skip
+        raise UserError(
+            f"--since {since}", "is no date", allowed="2026-11-20 or 2026-11-20T14:00"
+        ) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 

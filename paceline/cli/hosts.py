@@ -124,7 +124,7 @@ def hosts(
       paceline hosts --idle --partition gpu --take 4
 
       paceline hosts hosts.txt --keyscan
-    """  # fmt: skip
+    """
 
     form = TableFormat.json if as_json else form
     if ssh_config is not None and not ssh_config.is_file():
@@ -138,8 +138,11 @@ def hosts(
     if sum((keyscan, check, split is not None)) > 1:
         raise UserError("--split, --keyscan, --check", "are asked for together", remedy="name one")
     if output is not None and (keyscan or check):
-        raise UserError("--output", "is for hostfiles, not for what --keyscan and --check say",
-                        remedy="leave it out")  # fmt: skip
+        raise UserError(
+            "--output",
+            "is for hostfiles, not for what --keyscan and --check say",
+            remedy="leave it out",
+        )
     if keyscan:
         _show_keys(found, ssh_config, known_hosts, form)
     elif check:
@@ -153,9 +156,13 @@ def hosts(
 
 
 def _source(
-    names: str | None, etc_hosts: str | None, slurm: bool, allocation: str | None, idle: bool,
+    names: str | None,
+    etc_hosts: str | None,
+    slurm: bool,
+    allocation: str | None,
+    idle: bool,
     partition: str | None,
-) -> tuple[Host, ...]:  # fmt: skip
+) -> tuple[Host, ...]:
     """The hosts of the one source that was named."""
     job = allocation or (os.environ.get("SLURM_JOB_ID") if slurm else None)
     if slurm and job is None:
@@ -164,8 +171,11 @@ def _source(
         raise UserError("--allocation", f"{job!r} is not the number of a Slurm job")
     idle = idle or partition is not None
     if sum((names is not None, etc_hosts is not None, job is not None, idle)) != 1:
-        raise UserError("hosts", "come from one place", allowed="FILE, LIST, --from-etc-hosts, "
-                        "--slurm, --allocation, --idle")  # fmt: skip
+        raise UserError(
+            "hosts",
+            "come from one place",
+            allowed="FILE, LIST, --from-etc-hosts, --slurm, --allocation, --idle",
+        )
     if etc_hosts is not None:
         return host_lists.from_etc_hosts(etc_hosts)
     if job is not None:
@@ -208,12 +218,20 @@ def _show_groups(found: Sequence[Host], size: int, output: Path | None, form: Ta
     parts = cut(found, size)
     paths = write_groups(parts, output) if output is not None else ()
     rows: list[dict[str, Any]] = [
-        {"group": number, "hosts": compress([host.name for host in group]), "nodes": len(group),
-         "file": str(paths[number - 1]) if paths else None}
+        {
+            "group": number,
+            "hosts": compress([host.name for host in group]),
+            "nodes": len(group),
+            "file": str(paths[number - 1]) if paths else None,
+        }
         for number, group in enumerate(parts.groups, start=1)
-    ]  # fmt: skip
-    columns = [OutputColumn("group", "group", str, "right"), OutputColumn("nodes", "nodes", str, "right"),
-               *([OutputColumn("file", "file")] if paths else []), OutputColumn("hosts", "hosts")]  # fmt: skip
+    ]
+    columns = [
+        OutputColumn("group", "group", str, "right"),
+        OutputColumn("nodes", "nodes", str, "right"),
+        *([OutputColumn("file", "file")] if paths else []),
+        OutputColumn("hosts", "hosts"),
+    ]
     emit_table(rows, columns, form, document=_document(parts, paths))
     if parts.left_over:
         names = compress([host.name for host in parts.left_over])
@@ -232,11 +250,19 @@ def _show_keys(
     found: Sequence[Host], config: Path | None, known_hosts: Path | None, form: TableFormat
 ) -> None:
     keys = scan([host.name for host in found], config)
-    columns = [OutputColumn("host", "host"), OutputColumn("kind", "key"), OutputColumn("state", "to ssh"),
-               OutputColumn("fingerprint", "fingerprint"), OutputColumn("note", "note")]  # fmt: skip
+    columns = [
+        OutputColumn("host", "host"),
+        OutputColumn("kind", "key"),
+        OutputColumn("state", "to ssh"),
+        OutputColumn("fingerprint", "fingerprint"),
+        OutputColumn("note", "note"),
+    ]
     emit_table([asdict(key) for key in keys], columns, form)
-    typer.echo("note: keys came over the network: compare the fingerprints on another way before "
-               "you trust them", err=True)  # fmt: skip
+    typer.echo(
+        "note: keys came over the network: compare the fingerprints on another way before "
+        "you trust them",
+        err=True,
+    )
     if known_hosts is not None:
         number = write_known_hosts(keys, known_hosts)
         typer.echo(

@@ -55,8 +55,9 @@ def compare(
 ) -> None:
     """Hold scores against published results on as many accelerators of the same kind.
 
-    Two or more sets of runs of one benchmark give the efficiency of strong scaling as well, split into
-    what the larger batch needs in samples and what throughput loses. Small siblings are refused.
+    Two or more sets of runs of one benchmark give the efficiency of strong scaling as well, split
+    into what the larger batch needs in samples and what throughput loses. Small siblings are
+    refused.
 
     Examples:
 

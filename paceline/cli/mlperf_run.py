@@ -50,7 +50,8 @@ def run(
         bool,
         typer.Option(
             "--synthetic",
-            help="A few steps on random samples, and the time that training would take: not a result.",
+            help="A few steps on random samples, and the time that training would take: "
+            "not a result.",
         ),
     ] = False,
     trials: Annotated[
@@ -101,11 +102,12 @@ def run(
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
 ) -> None:
-    """Train a benchmark to its target several times, and score the trials. Never an official result.
+    """Train a benchmark to its target several times, and score the trials. Never an official
+    result.
 
-    The same command goes on where it was broken off: a trial that has ended is not run again, and one
-    that failed does not stop the others. Logs go to <runs>/mlperf/<series>/result_<n>.txt, where
-    `paceline mlperf score` and `check` read them.
+    The same command goes on where it was broken off: a trial that has ended is not run again, and
+    one that failed does not stop the others. Logs go to <runs>/mlperf/<series>/result_<n>.txt,
+    where `paceline mlperf score` and `check` read them.
 
     Examples:
 
@@ -113,18 +115,39 @@ def run(
 
       paceline mlperf run flux1 --synthetic --trials 1         how long this machine would take
 
-      paceline mlperf run llama31-8b --data c4.bin --heldout c4-val.bin --set data.token_dtype=uint32
+      paceline mlperf run llama31-8b --data c4.bin --heldout c4-val.bin
+      --set data.token_dtype=uint32
 
     Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
     """
     there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     alone = tiny and devices is None and cluster is None and not there.wants_nodes
     request = Request(
-        "", None, tuple(overrides or ()), 1 if alone else devices, device.value, cluster, None, force,
-        there, runs_dir,
-    )  # fmt: skip
-    asked = SeriesRequest(benchmark, request, tiny, synthetic, trials, seed, trial_limit, drop_caches,
-                  data, heldout, name, runs_root(runs_dir))  # fmt: skip
+        "",
+        None,
+        tuple(overrides or ()),
+        1 if alone else devices,
+        device.value,
+        cluster,
+        None,
+        force,
+        there,
+        runs_dir,
+    )
+    asked = SeriesRequest(
+        benchmark,
+        request,
+        tiny,
+        synthetic,
+        trials,
+        seed,
+        trial_limit,
+        drop_caches,
+        data,
+        heldout,
+        name,
+        runs_root(runs_dir),
+    )
     form = TableFormat.json if as_json else form
     if status:
         _end(standing(asked), form)

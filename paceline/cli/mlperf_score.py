@@ -54,8 +54,8 @@ def score(
 
       paceline mlperf score LOGDIR --ruleset 5.1.0 --json
 
-    A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a failed
-    run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
+    A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a
+    failed run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
     """
     found = score_runs(place, ruleset, gpus)
     _emit(found, TableFormat.json if as_json else form)
@@ -111,8 +111,8 @@ def check(
     """Check logs, a system description or a whole submission officially, in plain words with lines.
 
     A folder with systems/ and results/ is a submission: its descriptions, the number of runs, seeds
-    and convergence are checked as well. The checkers run on copies in processes of their own; nothing
-    of yours is written or deleted. They are mlperf-logging: pip install 'paceline[mlperf]'.
+    and convergence are checked as well. The checkers run on copies in processes of their own;
+    nothing of yours is written or deleted. They are mlperf-logging: pip install 'paceline[mlperf]'.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`paceline mlperf system` and `paceline mlperf package`: what a submission needs beside its logs."""
+"""`paceline mlperf system` and `mlperf package`: what a submission needs beside its logs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def system(
 ) -> None:
     """Describe this system for an MLPerf submission, and say in plain words what is still open.
 
-    Fields that the machine does not tell begin with UNKNOWN; no package is made with one. Fill them in
-    with --set or in the file; "" says that nothing is stated.
+    Fields that the machine does not tell begin with UNKNOWN; no package is made with one. Fill them
+    in with --set or in the file; "" says that nothing is stated.
 
     Examples:
 
@@ -92,8 +92,8 @@ def package(
 ) -> None:
     """Lay out a submission that the official package checker accepts: logs, description, code.
 
-    Everything is copied, nothing is moved, changed or overwritten, and the folder is there only if the
-    checker passes it. Small siblings, synthetic data and placeholders are refused.
+    Everything is copied, nothing is moved, changed or overwritten, and the folder is there only if
+    the checker passes it. Small siblings, synthetic data and placeholders are refused.
 
     Examples:
 
@@ -103,9 +103,15 @@ def package(
     Exit code 3 when the rules or the checker refuse it.
     """
     asked = PackageRequest(
-        places=tuple(places), organisation=org, division=division, system=system,
-        code=_codes(code), out=out, ruleset=ruleset, placeholders=allow_placeholders,
-    )  # fmt: skip
+        places=tuple(places),
+        organisation=org,
+        division=division,
+        system=system,
+        code=_codes(code),
+        out=out,
+        ruleset=ruleset,
+        placeholders=allow_placeholders,
+    )
     made = make(asked)
     _emit_package(made, TableFormat.json if as_json else form)
     if made.folder is None:
@@ -120,8 +126,11 @@ def _codes(code: list[str]) -> dict[str, Path]:
         named = name in BENCHMARKS and bool(equals)
         key = name if named else ""
         if key in found:
-            raise UserError(f"--code {one}", f"is the second folder for {key or 'all benchmarks'}",
-                            remedy="name one folder for each")  # fmt: skip
+            raise UserError(
+                f"--code {one}",
+                f"is the second folder for {key or 'all benchmarks'}",
+                remedy="name one folder for each",
+            )
         found[key] = Path(folder if named else one)
     return found
 

@@ -1,4 +1,4 @@
-"""Options of the verbs that ask the time model: what is trained, on what, and what the answer rests on."""
+"""Options of the verbs that ask the time model: what is trained, on what, by which evidence."""
 
 from __future__ import annotations
 
@@ -69,13 +69,20 @@ def question(
 ) -> Question:
     """What the options ask; a node has eight devices unless they say otherwise."""
     return Question(
-        recipe, device, gpus, variant, tuple(overrides or ()), per_node or DEVICES_PER_NODE,
-        intra, inter, cast(Stack, stack),
-    )  # fmt: skip
+        recipe,
+        device,
+        gpus,
+        variant,
+        tuple(overrides or ()),
+        per_node or DEVICES_PER_NODE,
+        intra,
+        inter,
+        cast(Stack, stack),
+    )
 
 
 def chosen_evidence(path: Path | None, asked: Question | None = None) -> Evidence:
-    """The coefficients of a file, of the device asked about where it is calibrated, or the shipped ones.
+    """The coefficients of a file, of the question's device if calibrated, or the shipped ones.
 
     Raises UserError for a file without any.
     """

@@ -63,16 +63,23 @@ def prices(
 ) -> Prices:
     """What the options say of money and energy; raises BadParameter for what is not finite."""
     finite({"--price": price, "--spot-price": spot_price, "--pue": pue, "--carbon": carbon})
-    return Prices(per_device_hour=price, spot_per_device_hour=spot_price, pue=pue,
-                  carbon_g_per_kwh=carbon)  # fmt: skip
+    return Prices(
+        per_device_hour=price, spot_per_device_hour=spot_price, pue=pue, carbon_g_per_kwh=carbon
+    )
 
 
 def failures(
     mtbf: float | None, restart: float, checkpoint: float, every: float | None
 ) -> Failures | None:
     """Failures as far as they are known; raises UserError for an interval without them."""
-    finite({"--mtbf": mtbf, "--restart": restart, "--checkpoint": checkpoint,
-            "--checkpoint-every": every})  # fmt: skip
+    finite(
+        {
+            "--mtbf": mtbf,
+            "--restart": restart,
+            "--checkpoint": checkpoint,
+            "--checkpoint-every": every,
+        }
+    )
     if mtbf is None:
         if every is not None:
             raise UserError("--checkpoint-every", "counts with failures alone", remedy="add --mtbf")
@@ -91,8 +98,11 @@ def finite(numbers: dict[str, float | None]) -> None:
 
 KINDS = {"device": str, "gpus": int, "price": float, "per_node": int, "intra": str, "inter": str}
 FIELDS = {
-    "gpus": "devices", "per_node": "devices_per_node", "intra": "intra_link", "inter": "inter_link",
-}  # fmt: skip
+    "gpus": "devices",
+    "per_node": "devices_per_node",
+    "intra": "intra_link",
+    "inter": "inter_link",
+}
 """Of a question, where they are called otherwise."""
 LEAST = {"gpus": 1, "per_node": 1, "price": 0}
 
@@ -114,6 +124,7 @@ def _change(text: str, part: str) -> tuple[str, Any]:
         if key in LEAST and not (isfinite(value) and value >= LEAST[key]):
             raise ValueError
     except (KeyError, ValueError) as error:
-        raise UserError(f"--compare {text}", f"{part!r} cannot be read",
-                        allowed=", ".join(KINDS)) from error  # fmt: skip
+        raise UserError(
+            f"--compare {text}", f"{part!r} cannot be read", allowed=", ".join(KINDS)
+        ) from error
     return key, value

@@ -93,8 +93,12 @@ def select_rows(
         if not equals:
             raise UserError(f"--where {condition}", "is not column=value")
         if column not in names:
-            raise UserError(f"--where {condition}", "is not a column", allowed=", ".join(names),
-                            remedy=did_you_mean(column, names) or None)  # fmt: skip
+            raise UserError(
+                f"--where {condition}",
+                "is not a column",
+                allowed=", ".join(names),
+                remedy=did_you_mean(column, names) or None,
+            )
         selected = [row for row in selected if str(row[column]).lower() == value.lower()]
     return selected
 
@@ -102,8 +106,11 @@ def select_rows(
 def refuse_where(where: list[str] | None, name: str) -> None:
     """Raise UserError when rows are selected although one thing alone is asked for by `name`."""
     if where:
-        raise UserError(f"--where {where[0]}", f"selects rows of the list, not of {name!r}",
-                        remedy="leave out the name or --where")  # fmt: skip
+        raise UserError(
+            f"--where {where[0]}",
+            f"selects rows of the list, not of {name!r}",
+            remedy="leave out the name or --where",
+        )
 
 
 def emit_json(document: object) -> None:

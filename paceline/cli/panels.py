@@ -11,8 +11,8 @@ MOST_WITHOUT = 15
 PANELS = {
     "What is trained": "--variant --set --layout --tokens --tiny --synthetic --data --heldout",
     "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
-    "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples --max-nodes "
-    "--least-efficiency --every-batch --seed",
+    "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
+    "--max-nodes --least-efficiency --every-batch --seed",
     "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
     "--per-node --gpus-per-node --intra --inter --topology",

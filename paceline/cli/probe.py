@@ -41,8 +41,9 @@ def gemm(
     names = tuple(name.strip() for name in dtypes.split(",") if name.strip())
     wrong = [name for name in names if name not in get_args(Dtype)]
     if wrong or not names:
-        raise UserError("--dtype", f"{dtypes!r} is no list of dtypes",
-                        allowed=", ".join(get_args(Dtype)))  # fmt: skip
+        raise UserError(
+            "--dtype", f"{dtypes!r} is no list of dtypes", allowed=", ".join(get_args(Dtype))
+        )
     probe = probe_this_machine(names, device.value, fresh)  # type: ignore[arg-type]
     for name, reason in probe.skipped.items():
         typer.echo(f"note: {name} was left out: {reason}", err=True)
@@ -57,10 +58,17 @@ def gemm(
 
 def _document(probe: GemmProbe) -> dict[str, Any]:
     rows = [
-        {"dtype": r.dtype, "shape": [r.m, r.n, r.k], "flops_per_s": r.flops_per_s,
-         "statistic": r.statistic, "n": r.repeats, "spread": r.spread, "cpu_share": r.cpu_share}
+        {
+            "dtype": r.dtype,
+            "shape": [r.m, r.n, r.k],
+            "flops_per_s": r.flops_per_s,
+            "statistic": r.statistic,
+            "n": r.repeats,
+            "spread": r.spread,
+            "cpu_share": r.cpu_share,
+        }
         for r in probe.rows
-    ]  # fmt: skip
+    ]
     best: dict[str, Any] = {}
     for row in rows:
         if row["flops_per_s"] > best.get(row["dtype"], {"flops_per_s": 0.0})["flops_per_s"]:
@@ -111,8 +119,11 @@ def context(
     found = inventory()
     kind, notices = device_kind(device.value, found)
     if kind == "cuda" and ranks > len(found["gpus"]):
-        raise UserError("--ranks", f"{ranks} ranks need as many GPUs, and {len(found['gpus'])} are here",
-                        allowed=f"1 to {len(found['gpus'])}")  # fmt: skip
+        raise UserError(
+            "--ranks",
+            f"{ranks} ranks need as many GPUs, and {len(found['gpus'])} are here",
+            allowed=f"1 to {len(found['gpus'])}",
+        )
     for notice in notices:
         typer.echo(f"note: {notice}", err=True)
     document = _context_document(probe_context(sys.executable, kind, ranks, repeats), kind)

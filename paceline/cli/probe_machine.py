@@ -1,4 +1,4 @@
-"""`paceline probe memory`, `collective`, `attention` and `latency`: parts of one machine by themselves."""
+"""`paceline probe memory`, `collective`, `attention` and `latency`: parts of one machine."""
 
 from __future__ import annotations
 
@@ -39,8 +39,13 @@ def memory(
     )
     rows = [row.model_dump(mode="json") for row in probe.rows]
     about = {"threads": probe.threads, "torch": probe.torch}
-    document = {"probe": "memory", "device": probe.device_name, **about, "rows": rows,
-                "best": max(rows, key=lambda row: row["bytes_per_s"])}  # fmt: skip
+    document = {
+        "probe": "memory",
+        "device": probe.device_name,
+        **about,
+        "rows": rows,
+        "best": max(rows, key=lambda row: row["bytes_per_s"]),
+    }
     columns = [_size_column(), _rate_column("bytes_per_s", "copied"), *_repeat_columns()]
     emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
 
@@ -56,8 +61,8 @@ def collective(
 ) -> None:
     """Measure all-reduce among the devices of this machine, by payload.
 
-    The bus rate is the payload's rate x 2 (n - 1) / n: what each link carries. `paceline check` measures
-    the same in pairs of hosts.
+    The bus rate is the payload's rate x 2 (n - 1) / n: what each link carries. `paceline check`
+    measures the same in pairs of hosts.
 
     Example: paceline probe collective --ranks 2
     """
@@ -71,10 +76,20 @@ def collective(
     probe = probe_collective(sys.executable, kind, wanted, threads, seconds)
     rows = [row.model_dump(mode="json") for row in probe.rows]
     about = {"ranks": probe.ranks, "backend": probe.backend, "torch": probe.torch}
-    document = {"probe": "collective", "device": probe.device_name, **about, "rows": rows,
-                "best": max(rows, key=lambda row: row["bus_bytes_per_s"])}  # fmt: skip
-    columns = [_size_column(), _rate_column("bytes_per_s", "payload"),
-               _rate_column("bus_bytes_per_s", "bus"), _latency_column(), *_repeat_columns()]  # fmt: skip
+    document = {
+        "probe": "collective",
+        "device": probe.device_name,
+        **about,
+        "rows": rows,
+        "best": max(rows, key=lambda row: row["bus_bytes_per_s"]),
+    }
+    columns = [
+        _size_column(),
+        _rate_column("bytes_per_s", "payload"),
+        _rate_column("bus_bytes_per_s", "bus"),
+        _latency_column(),
+        *_repeat_columns(),
+    ]
     emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
 
 
@@ -99,11 +114,22 @@ def attention(
     threads = cores if kind == "cpu" else None
     probe = probe_attention(sys.executable, kind, dtype, shapes, threads, seconds)
     rows = [row.model_dump(mode="json") for row in probe.rows]
-    document = {"probe": "attention", "device": probe.device_name, "torch": probe.torch, "dtype": dtype,
-                "rows": rows, "best": max(rows, key=lambda row: row["flops_per_s"])}  # fmt: skip
+    document = {
+        "probe": "attention",
+        "device": probe.device_name,
+        "torch": probe.torch,
+        "dtype": dtype,
+        "rows": rows,
+        "best": max(rows, key=lambda row: row["flops_per_s"]),
+    }
     flat = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in rows]
-    columns = [OutputColumn("shape", "batch x tokens x heads x kv heads x width"), _time_column("forward_s", "forward"),
-               _time_column("backward_s", "backward"), _flops_column(), *_repeat_columns()]  # fmt: skip
+    columns = [
+        OutputColumn("shape", "batch x tokens x heads x kv heads x width"),
+        _time_column("forward_s", "forward"),
+        _time_column("backward_s", "backward"),
+        _flops_column(),
+        *_repeat_columns(),
+    ]
     emit_table(flat, columns, TableFormat.json if as_json else form, document=document)
 
 
@@ -120,8 +146,13 @@ def latency(
     kind, _, _ = _here(device)
     probe = probe_latency(sys.executable, kind, seconds)
     rows = [row.model_dump(mode="json") for row in probe.rows]
-    document = {"probe": "latency", "device": probe.device_name, "torch": probe.torch,
-                "rows": rows, "best": rows[0]}  # fmt: skip
+    document = {
+        "probe": "latency",
+        "device": probe.device_name,
+        "torch": probe.torch,
+        "rows": rows,
+        "best": rows[0],
+    }
     columns = [_time_column("latency_s", "one operation"), *_repeat_columns()]
     emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
 

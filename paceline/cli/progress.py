@@ -97,7 +97,7 @@ def _bar(
 
 
 def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
-    """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds over the last ten steps."""
+    """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds of the last ten steps."""
     step = progress.step
     assert step is not None
     typical = median(recent[-RECENT_STEPS:])

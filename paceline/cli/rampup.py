@@ -40,8 +40,8 @@ def rampup(
         typer.Option(
             min=0,
             max=1,
-            help="Share of the best tokens/s a device at the last batch that a stage keeps; 0 takes "
-            "the fastest.",
+            help="Share of the best tokens/s a device at the last batch that a stage keeps; 0 "
+            "takes the fastest.",
         ),
     ] = 0.8,
     samples: Annotated[
@@ -57,8 +57,8 @@ def rampup(
         bool,
         typer.Option(
             "--every-batch",
-            help="A stage runs all batches of the ramp-up up to the next stage's, so that stages can "
-            "go on from each other's checkpoint.",
+            help="A stage runs all batches of the ramp-up up to the next stage's, so that stages "
+            "can go on from each other's checkpoint.",
         ),
     ] = False,
     check: Annotated[
@@ -99,29 +99,48 @@ def rampup(
 
     Examples:
 
-      paceline rampup gpt-1b3 --variant ramp-up --stages 32,64,128,256,512 --device V100-32GB --per-node 4
+      paceline rampup gpt-1b3 --variant ramp-up --stages 32,64,128,256,512
+      --device V100-32GB --per-node 4
 
       paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g --scripts schedule
 
-      paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g --set layout.pp=2 --check table.md
+      paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g
+      --set layout.pp=2 --check table.md
 
     Each stage gets the fastest layout that fits, on the most nodes that keep their devices busy
     enough; the pipeline's bubble and the wait for other replicas count. --check says of a schedule
     made by hand what cannot run, what runs out of memory and what is slow, with the reason.
     """
     if every_batch and samples:
-        raise UserError("--every-batch", "takes the samples from the recipe's ramp-up",
-                        remedy="leave out --samples")  # fmt: skip
+        raise UserError(
+            "--every-batch",
+            "takes the samples from the recipe's ramp-up",
+            remedy="leave out --samples",
+        )
     site = _site(cluster, device, per_node)
     where = _devices(site, device, per_node)
     question = model.question(
-        recipe, where.device, where.per_node, stack, variant=variant, overrides=overrides,
-        per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
-    )  # fmt: skip
+        recipe,
+        where.device,
+        where.per_node,
+        stack,
+        variant=variant,
+        overrides=overrides,
+        per_node=where.per_node,
+        intra=intra or where.intra,
+        inter=inter or where.inter,
+    )
     here = setting(question, model.chosen_evidence(evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
-    wish = Wish(batches, max_nodes, least_efficiency, _numbers("--samples", samples), tokens,
-                every_batch, most_tp)  # fmt: skip
+    wish = Wish(
+        batches,
+        max_nodes,
+        least_efficiency,
+        _numbers("--samples", samples),
+        tokens,
+        every_batch,
+        most_tp,
+    )
     given = read_schedule(check, here.recipe.layout) if check else None
     plan = plan_ramp_up(here, wish)
     judged = check_schedule(here, wish, given, plan) if given else None
@@ -133,8 +152,9 @@ def rampup(
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
     """The cluster that is named, None where a device is."""
     if cluster and (device or per_node):
-        raise UserError("--cluster", "names the devices itself",
-                        remedy="leave --device and --per-node out")  # fmt: skip
+        raise UserError(
+            "--cluster", "names the devices itself", remedy="leave --device and --per-node out"
+        )
     if cluster:
         return catalog.cluster(cluster)
     if device is None:
@@ -167,8 +187,9 @@ def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float,
         except ValueError:
             number = 0.0
         if not 1 <= number < 1e15:
-            raise UserError(f"{option} {text}", f"{part!r} is no number from 1 on",
-                            allowed="32,64,128")  # fmt: skip
+            raise UserError(
+                f"{option} {text}", f"{part!r} is no number from 1 on", allowed="32,64,128"
+            )
         found.append(number)
     return tuple(found)
 
@@ -176,7 +197,7 @@ def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float,
 def _emit(
     plan: RampPlan, judged: CheckedSchedule | None, form: TableFormat, every_size: bool
 ) -> None:
-    """The plan, and the judgement of a schedule below; csv is of the schedule where there is one."""
+    """The plan, and the judgement of a schedule below; csv is of the schedule if there is one."""
     document = plan.model_dump(mode="json")
     rows = [_row(one) for one in document["alternatives" if every_size else "stages"]]
     if judged:

@@ -1,4 +1,4 @@
-"""`paceline run --repeat` and `--interleave`: groups of repeats, their progress and their report."""
+"""`paceline run --repeat` and `--interleave`: groups of repeats, their progress and report."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ class Several:
 def repeat_runs(request: Request, several: Several, how: Execution, dry_run: bool) -> int:
     """Run what the options ask for and print it; the exit code."""
     if how.form is ReportFormat.html:
-        raise UserError("--format html", "shows a single run; each repeat's own report.html lies in "
-                        "its folder", allowed="text, json, csv, md")  # fmt: skip
+        raise UserError(
+            "--format html",
+            "shows a single run; each repeat's own report.html lies in its folder",
+            allowed="text, json, csv, md",
+        )
     root = runs_root(how.runs_dir)
     series = _series(request, several, how)
     _announce(series)
@@ -68,9 +71,14 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
         _print_plans(series, how.form)
         return 0
     result = run_series(
-        series, root, command_line(), _Display(len(series.slots)), tag=how.tag, probe=how.probe,
+        series,
+        root,
+        command_line(),
+        _Display(len(series.slots)),
+        tag=how.tag,
+        probe=how.probe,
         runs_dir=how.runs_dir,
-    )  # fmt: skip
+    )
     _print_series(result, how.form)
     return exit_code(result)
 
@@ -94,10 +102,13 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
         foreign = several.interleave or several.group or several.nodes_per_trial or how.tag
         if request != Request("", where=where) or foreign:
-            raise UserError(f"--resume {several.resume}", "takes everything from the group",
-                            allowed="--repeat, --hosts, --allocation, --max-parallel, --no-probe, "
-                            "--runs-dir, --format, --dry-run",
-                            remedy="leave out the rest")  # fmt: skip
+            raise UserError(
+                f"--resume {several.resume}",
+                "takes everything from the group",
+                allowed="--repeat, --hosts, --allocation, --max-parallel, --no-probe, "
+                "--runs-dir, --format, --dry-run",
+                remedy="leave out the rest",
+            )
         return resumed_series(root, several.resume, wanted, where, several.max_parallel)
     requests = [request]
     if several.interleave:
@@ -114,8 +125,11 @@ def _number(repeat: str | None) -> int | None:
     if repeat == "same":
         return ENOUGH_FOR_SAME
     if not repeat.isdecimal() or not 1 <= int(repeat[:9]) <= MOST_REPEATS:
-        raise UserError(f"--repeat {repeat}", "is no number of repeats",
-                        allowed=f"1 to {MOST_REPEATS}, or `same` for {ENOUGH_FOR_SAME}")  # fmt: skip
+        raise UserError(
+            f"--repeat {repeat}",
+            "is no number of repeats",
+            allowed=f"1 to {MOST_REPEATS}, or `same` for {ENOUGH_FOR_SAME}",
+        )
     return int(repeat)
 
 

@@ -34,8 +34,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Devices to use (on every host); default every GPU, or two processes on a CPU, and "
-            "more where the layout needs them.",
+            help="Devices to use (on every host); default every GPU, or two processes on a CPU, "
+            "and more where the layout needs them.",
         ),
     ] = None,
     device: options.Device = options.DeviceKind.auto,
@@ -70,15 +70,16 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the group; one that exists gets the repeats that it lacks of --repeat (5).",
+            help="Name of the group; one that exists gets the repeats that it lacks of "
+            "--repeat (5).",
         ),
     ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="GROUP",
-            help="Go on with a group that was broken off, or make it larger with --repeat. Takes no "
-            "RECIPE.",
+            help="Go on with a group that was broken off, or make it larger with --repeat. Takes "
+            "no RECIPE.",
         ),
     ] = None,
     dry_run: options.DryRun = False,
@@ -138,8 +139,11 @@ def run(
     if recipe is None:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     if nodes_per_trial or max_parallel:
-        raise UserError("--nodes-per-trial, --max-parallel", "share the hosts among several runs",
-                        remedy="ask for them with --repeat, or --nodes N for a single run")  # fmt: skip
+        raise UserError(
+            "--nodes-per-trial, --max-parallel",
+            "share the hosts among several runs",
+            remedy="ask for them with --repeat, or --nodes N for a single run",
+        )
     plan = make_plan(request)
     tell_notices(plan)
     if dry_run:

@@ -123,8 +123,11 @@ def report(
     """
     printed = str(output) == "-" or (output is None and form is ReportFormat.text)
     if printed and as_json:
-        raise UserError("--json", "tells which files were written, and this report is printed",
-                        remedy="name a file with --output")  # fmt: skip
+        raise UserError(
+            "--json",
+            "tells which files were written, and this report is printed",
+            remedy="name a file with --output",
+        )
     folder = find_run(runs_root(runs_dir), run)
     content = evaluate(folder)
     if charts or form is ReportFormat.html:

@@ -124,7 +124,8 @@ def scale(
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
 ) -> None:
-    """Split scaling efficiency into waiting for the slowest node and communication, and name slow nodes.
+    """Split scaling efficiency into waiting for the slowest node and communication, and name
+    slow nodes.
 
     A node is flagged when it is more than 1 % and four robust standard
     deviations below the median of at least eight nodes, or three when it also
@@ -150,15 +151,43 @@ def scale(
         own.refuse_foreign(fault, where)
         there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
         request = Request(
-            recipe or "", variant, tuple(overrides or ()), None, device.value, cluster, timeout, force,
-            there, runs_dir,
-        )  # fmt: skip
+            recipe or "",
+            variant,
+            tuple(overrides or ()),
+            None,
+            device.value,
+            cluster,
+            timeout,
+            force,
+            there,
+            runs_dir,
+        )
         wanted = CampaignRequest(
-            request, sizes, own.devices_per_node(gpus_per_node),
-            scaling.value if scaling else None, split.value, topology, rounds, repeats, seed, name,
-        )  # fmt: skip
-        how = Conduct(form, runs_dir, resume, allocation, max_parallel, extra_rounds, tag, dry_run,
-                      html, charts, fail, _judging(scaling, reference, history))  # fmt: skip
+            request,
+            sizes,
+            own.devices_per_node(gpus_per_node),
+            scaling.value if scaling else None,
+            split.value,
+            topology,
+            rounds,
+            repeats,
+            seed,
+            name,
+        )
+        how = Conduct(
+            form,
+            runs_dir,
+            resume,
+            allocation,
+            max_parallel,
+            extra_rounds,
+            tag,
+            dry_run,
+            html,
+            charts,
+            fail,
+            _judging(scaling, reference, history),
+        )
         raise typer.Exit(run_campaign(wanted, how))
     nodes = nodes or 64
     title = source.name if source else f"{nodes} simulated nodes"
@@ -166,9 +195,14 @@ def scale(
         analysis, notes = _from_table(source, where, scaling, reference, history)
     else:
         analysis, notes = simulate_cluster(
-            nodes, fault or [], seed, parse_sizes(sizes, nodes), split.value, rounds,
+            nodes,
+            fault or [],
+            seed,
+            parse_sizes(sizes, nodes),
+            split.value,
+            rounds,
             _judging(scaling, reference, history),
-        )  # fmt: skip
+        )
     show_analysis(analysis, notes, title, form, html, charts)
     if fail and analysis.flagged:
         raise typer.Exit(EXIT_GATE_FAILED)
@@ -201,8 +235,14 @@ def _print(result: ScaleResult, form: TableFormat) -> None:
         OutputColumn("value", "samples/s", lambda value: f"{value:.6g}", "right"),
         *(OutputColumn(key, key, share, "right") for key in shares),
     ]
-    more = ("straggler_low", "straggler_high", "communication_low", "communication_high",
-            "naive_straggler", "naive_communication")  # fmt: skip
+    more = (
+        "straggler_low",
+        "straggler_high",
+        "communication_low",
+        "communication_high",
+        "naive_straggler",
+        "naive_communication",
+    )
     if form is TableFormat.csv:
         columns += [OutputColumn(key, key) for key in more]
     emit_table(list(size_rows(result)), columns, form, document=result.model_dump(mode="json"))

@@ -61,8 +61,8 @@ def sweep(
         int | None,
         typer.Option(
             min=1,
-            help="Devices to use (on every host); default every GPU, or on a CPU as many processes as "
-            "the largest layout needs.",
+            help="Devices to use (on every host); default every GPU, or on a CPU as many processes "
+            "as the largest layout needs.",
         ),
     ] = None,
     device: options.Device = options.DeviceKind.auto,
@@ -108,14 +108,23 @@ def sweep(
 
       paceline sweep gpt-1b3-tiny --tp 1,2 --pp 1,2 --mbs 1,2,4 --devices 4
 
-      paceline sweep gpt-1b3 --nodes 2 --hosts hostfile --pp 1,2,4 --mbs 1,2,4,8 --recompute none,full
+      paceline sweep gpt-1b3 --nodes 2 --hosts hostfile --pp 1,2,4
+      --mbs 1,2,4,8 --recompute none,full
 
       paceline sweep gpt-1b3 --hosts hostfile --nodes-per-trial 2 --tp 1,2,4 --mbs 1,2,4
 
       paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
     """
-    named = {"tp": tp, "pp": pp, "cp": cp, "vp": vp, "zero": zero, "mbs": mbs,
-             "recompute": recompute, "gbs": gbs}  # fmt: skip
+    named = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "vp": vp,
+        "zero": zero,
+        "mbs": mbs,
+        "recompute": recompute,
+        "gbs": gbs,
+    }
     varied, fixed = dimensions(named, overrides or ())
     there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     request = Request(

@@ -29,13 +29,44 @@ from paceline.runs.tasks.slot import JobSlot
 
 LINE_EVERY_S = 5.0
 RAW = (
-    "status", "reason", "best", "level", "pareto", "key", "nodes", "devices", "tp", "pp", "cp", "vp", "dp",
-    "zero_stage", "micro_batch", "recompute", "global_batch", "seq_len", "step_time_s", "low_s",
-    "high_s", "spread", "n", "samples_per_s", "tokens_per_s", "model_flops_per_s_per_device",
-    "hardware_flops_per_s_per_device", "mfu", "memory_bytes", "memory_kind", "predicted_s",
-    "predicted_low_s", "predicted_high_s", "prediction_error", "predicted_memory_bytes", "p_oom",
+    "status",
+    "reason",
+    "best",
+    "level",
+    "pareto",
+    "key",
+    "nodes",
+    "devices",
+    "tp",
+    "pp",
+    "cp",
+    "vp",
+    "dp",
+    "zero_stage",
+    "micro_batch",
+    "recompute",
+    "global_batch",
+    "seq_len",
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "spread",
+    "n",
+    "samples_per_s",
+    "tokens_per_s",
+    "model_flops_per_s_per_device",
+    "hardware_flops_per_s_per_device",
+    "mfu",
+    "memory_bytes",
+    "memory_kind",
+    "predicted_s",
+    "predicted_low_s",
+    "predicted_high_s",
+    "prediction_error",
+    "predicted_memory_bytes",
+    "p_oom",
     "runs",
-)  # fmt: skip
+)
 
 
 def print_sweep(result: SweepResult, form: TableFormat) -> None:
@@ -46,8 +77,12 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
         columns = [OutputColumn(name, name) for name in (*varied, *RAW)]
         emit_table(rows, columns, form)
         return
-    emit_table([for_people(row) for row in rows], columns_of(result), form,
-               document=result.model_dump(mode="json"))  # fmt: skip
+    emit_table(
+        [for_people(row) for row in rows],
+        columns_of(result),
+        form,
+        document=result.model_dump(mode="json"),
+    )
     if form is TableFormat.json:
         return
     typer.echo("")
@@ -58,10 +93,15 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
 def columns_of(result: SweepResult) -> list[OutputColumn]:
     """The columns that people are shown."""
     return [
-        OutputColumn(one.key, one.title, one.write, "right" if one.is_number else "left",
-               wraps=one.key == "notes")
+        OutputColumn(
+            one.key,
+            one.title,
+            one.write,
+            "right" if one.is_number else "left",
+            wraps=one.key == "notes",
+        )
         for one in shown_columns(result)
-    ]  # fmt: skip
+    ]
 
 
 @dataclass

@@ -121,26 +121,49 @@ def tune(
     form = TableFormat.json if as_json else form
     if estimate_only:
         question = model.question(
-            recipe, _given(device, "--device"), _given(gpus, "--gpus"), stack, variant=variant,
-            overrides=overrides, per_node=per_node, intra=intra, inter=inter,
-        )  # fmt: skip
+            recipe,
+            _given(device, "--device"),
+            _given(gpus, "--gpus"),
+            stack,
+            variant=variant,
+            overrides=overrides,
+            per_node=per_node,
+            intra=intra,
+            inter=inter,
+        )
         space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
         print_ranking(rank(question, model.chosen_evidence(evidence, question), space, top), form)
         return
     if budget is None:
-        raise UserError("paceline tune", "has no --budget", allowed=ALLOWED,
-                        remedy="or --estimate-only, which runs nothing")  # fmt: skip
+        raise UserError(
+            "paceline tune",
+            "has no --budget",
+            allowed=ALLOWED,
+            remedy="or --estimate-only, which runs nothing",
+        )
     if device not in (None, "auto", "cpu", "cuda"):
-        raise UserError(f"--device {device}", "is no place to run on", allowed="auto, cpu, cuda",
-                        remedy="--estimate-only ranks layouts for devices that are not here")  # fmt: skip
+        raise UserError(
+            f"--device {device}",
+            "is no place to run on",
+            allowed="auto, cpu, cuda",
+            remedy="--estimate-only ranks layouts for devices that are not here",
+        )
     there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     devices = (
         _of_cluster(cluster, gpus, there) if cluster else _per_host(_given(gpus, "--gpus"), there)
     )
     request = Request(
-        recipe, variant, tuple(overrides or ()), devices, device or "auto", cluster, timeout,
-        force, there, runs_dir,
-    )  # fmt: skip
+        recipe,
+        variant,
+        tuple(overrides or ()),
+        devices,
+        device or "auto",
+        cluster,
+        timeout,
+        force,
+        there,
+        runs_dir,
+    )
     space = Space(most_tp=most_tp, most_cp=most_cp, schedules=SCHEDULES)
     wanted = Wanted(request, read_budget(budget), space, steps, name, write, oversubscribe, tag)
     raise typer.Exit(_tune(wanted, runs_root(runs_dir), form, evidence, dry_run, top))
@@ -156,8 +179,11 @@ def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
     """Raises UserError where a cluster has not as many devices as were asked for."""
     has = placed(catalog.cluster(name), there).world_size
     if gpus not in (None, has):
-        raise UserError(f"--gpus {gpus}", f"{name} has {has} devices here",
-                        remedy="leave --gpus out, or name its --nodes")  # fmt: skip
+        raise UserError(
+            f"--gpus {gpus}",
+            f"{name} has {has} devices here",
+            remedy="leave --gpus out, or name its --nodes",
+        )
 
 
 def _per_host(gpus: int, there: Where) -> int:
@@ -184,7 +210,7 @@ def _tune(
 
 
 def exit_code(result: TuneResult) -> int:
-    """0 when there is a best layout; layouts without memory, time or a finite loss are part of that."""
+    """0 when there is a best layout; others may lack memory, time or a finite loss."""
     if result.stop == "interrupted":
         return EXIT_INCOMPLETE
     if result.best is not None:

@@ -67,11 +67,15 @@ def _tried(row: TuneRow) -> dict[str, Any]:
     why = [] if row.status == "ok" else [": ".join(filter(None, (row.status, row.reason)))]
     return {
         **row.model_dump(exclude={"layout", "before", "expected", "after", "runs"}, mode="json"),
-        "before_s": row.before.step_time_s, "expected_s": row.expected.step_time_s,
-        "expected_low_s": row.expected.low_s, "expected_high_s": row.expected.high_s,
-        "after_s": row.after.step_time_s, "prediction_error": row.prediction_error,
-        "runs": " ".join(row.runs), "notes": ", ".join([*why, *said]),
-    }  # fmt: skip
+        "before_s": row.before.step_time_s,
+        "expected_s": row.expected.step_time_s,
+        "expected_low_s": row.expected.low_s,
+        "expected_high_s": row.expected.high_s,
+        "after_s": row.after.step_time_s,
+        "prediction_error": row.prediction_error,
+        "runs": " ".join(row.runs),
+        "notes": ", ".join([*why, *said]),
+    }
 
 
 @dataclass

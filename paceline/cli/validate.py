@@ -78,9 +78,7 @@ def _share(value: float) -> str:
     return f"{value:.1%}"
 
 
-_ROW_KEYS = (
-    "id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error",
-)  # fmt: skip
+_ROW_KEYS = ("id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error")
 _COLUMNS = [
     OutputColumn("rows of", "rows of"),
     OutputColumn("n", "n", justify="right"),

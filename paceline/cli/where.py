@@ -59,16 +59,16 @@ NodesPerTrial = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Share the hosts out in parts of so many nodes, on each of which one run after the other "
-        "goes on. Default with --max-parallel: as many as share the hosts evenly.",
+        help="Share the hosts out in parts of so many nodes, on each of which one run after the "
+        "other goes on. Default with --max-parallel: as many as share the hosts evenly.",
     ),
 ]
 MaxParallel = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Runs at the same time: on parts of the hosts as many as fit, in Slurm's queue 128; on "
-        "one machine 1, and more share its cores or GPUs and disturb each other.",
+        help="Runs at the same time: on parts of the hosts as many as fit, in Slurm's queue 128; "
+        "on one machine 1, and more share its cores or GPUs and disturb each other.",
     ),
 ]
 

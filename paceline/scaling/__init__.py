@@ -1,1 +1,1 @@
-"""How a cluster scales and which node costs it speed: campaigns, their analysis, checks of hosts."""
+"""How a cluster scales and which node costs it speed: campaigns, analysis, checks of hosts."""

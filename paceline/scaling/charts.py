@@ -41,9 +41,13 @@ def throughput(
     look: Look,
     reference: float | None = None,
 ) -> alt.LayerChart:
-    """Samples/s over nodes, both logarithmic: sub-clusters as dots, ideal and reference as lines."""
-    y = alt.Y("value:Q", title="throughput (samples/s)", scale=alt.Scale(type="log", nice=False),
-              axis=alt.Axis(tickCount=5, format=",~r"))  # fmt: skip
+    """Samples/s over nodes, both logarithmic: sub-clusters as dots, ideal and reference lines."""
+    y = alt.Y(
+        "value:Q",
+        title="throughput (samples/s)",
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(tickCount=5, format=",~r"),
+    )
     per_node = result.base.value / result.base.nodes
     lines = [("ideal", per_node)] + ([("reference", reference)] if reference else [])
     ends = [result.sizes[0].nodes, result.sizes[-1].nodes]
@@ -52,10 +56,12 @@ def throughput(
         for name, rate in lines
     ]
     return finish(
-        [*ideal, _dots(measured, y, look, 1.0)], look, "Throughput",
+        [*ideal, _dots(measured, y, look, 1.0)],
+        look,
+        "Throughput",
         [f"Dot: one sub-cluster. Dashed: {_ideal_words(result)}.{_reference_words(reference)}"],
         HEIGHT,
-    )  # fmt: skip
+    )
 
 
 def efficiency(
@@ -68,24 +74,27 @@ def efficiency(
     per_node = result.base.value / result.base.nodes
     y = alt.Y("value:Q", title="efficiency (%)", scale=alt.Scale(zero=False, padding=14))
     rows: list[dict[str, Any]] = [
-        {"nodes": one.nodes, "value": 100 * one.efficiency,
-         "low": 100 * (one.low or one.efficiency), "high": 100 * (one.high or one.efficiency)}
+        {
+            "nodes": one.nodes,
+            "value": 100 * one.efficiency,
+            "low": 100 * (one.low or one.efficiency),
+            "high": 100 * (one.high or one.efficiency),
+        }
         for one in result.sizes
-    ]  # fmt: skip
+    ]
     mean = alt.Chart(alt.Data(values=rows)).encode(x=_x(), y=y)
     ends = [result.sizes[0].nodes, result.sizes[-1].nodes]
     lines = [("ideal", 100.0)] + ([("reference", 100 * reference / per_node)] if reference else [])
     layers = [
-        *(
-            _line(name, [{"nodes": n, "value": v} for n in ends], y, look)
-            for name, v in lines
-        ),
+        *(_line(name, [{"nodes": n, "value": v} for n in ends], y, look) for name, v in lines),
         _dots(measured, y, look, 100 / per_node, per_node=True),
-        mean.properties(name="intervals").mark_rule(color=look.palette.accent, strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
-        mean.properties(name="means").mark_tick(color=look.palette.accent, thickness=2.5, width=16).encode(
-            tooltip=[alt.Tooltip("nodes:Q"), alt.Tooltip("value:Q", title="%", format=".2f")]
-        ),
-    ]  # fmt: skip
+        mean.properties(name="intervals")
+        .mark_rule(color=look.palette.accent, strokeWidth=1.5)
+        .encode(y="low:Q", y2="high:Q"),
+        mean.properties(name="means")
+        .mark_tick(color=look.palette.accent, thickness=2.5, width=16)
+        .encode(tooltip=[alt.Tooltip("nodes:Q"), alt.Tooltip("value:Q", title="%", format=".2f")]),
+    ]
     note = (
         f"Dot: one sub-cluster. Mark: mean of the size, line: its 95 % interval. 100 %: "
         f"{_ideal_words(result)}, {result.scaling} scaling.{_reference_words(reference)}"
@@ -96,18 +105,27 @@ def efficiency(
 def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
     """Every node alone, the slowest first; flagged ones named and in another colour."""
     rows = [
-        {"rank": at, "host": printable(node.host), "value": 100 * (1 - node.loss),
-         "flagged": node.host in result.flagged}
+        {
+            "rank": at,
+            "host": printable(node.host),
+            "value": 100 * (1 - node.loss),
+            "flagged": node.host in result.flagged,
+        }
         for at, node in enumerate(result.nodes, start=1)
-    ]  # fmt: skip
+    ]
     num_nodes = len(rows)
     half = MOST_DOTS // 2
     # The slow end is what the chart is for.
     rows = rows[:half] + _every(rows[half:], half) if num_nodes > MOST_DOTS else rows
-    x = alt.X("rank:Q", title="node, the slowest first", axis=alt.Axis(format=",d", tickMinStep=1),
-              scale=alt.Scale(domain=[0.5, num_nodes + 0.5], nice=False))  # fmt: skip
-    y = alt.Y("value:Q", title="speed alone (% of its measure)",
-              scale=alt.Scale(zero=False, padding=14))  # fmt: skip
+    x = alt.X(
+        "rank:Q",
+        title="node, the slowest first",
+        axis=alt.Axis(format=",d", tickMinStep=1),
+        scale=alt.Scale(domain=[0.5, num_nodes + 0.5], nice=False),
+    )
+    y = alt.Y(
+        "value:Q", title="speed alone (% of its measure)", scale=alt.Scale(zero=False, padding=14)
+    )
     base = alt.Chart(alt.Data(values=rows), name="alone").encode(x=x, y=y)
     dots = base.mark_circle(opacity=1, size=60 if len(rows) <= 128 else 22).encode(
         color=alt.condition(
@@ -122,15 +140,21 @@ def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
         .encode(x=x, y=y, text="host:N")
     )
     found = result.smallest_fault_found
-    note = "How slow a node would have been found is not known." if found is None else (
-        f"A node {100 * found:.1f} % slower would have been found in 9 of 10 cases."
-    )  # fmt: skip
+    note = (
+        "How slow a node would have been found is not known."
+        if found is None
+        else (f"A node {100 * found:.1f} % slower would have been found in 9 of 10 cases.")
+    )
     return finish([dots, names] if named else [dots], look, "Nodes", [note], HEIGHT)
 
 
 def _x() -> alt.X:
-    return alt.X("nodes:Q", title="nodes", scale=alt.Scale(type="log", base=2, padding=14),
-                 axis=alt.Axis(format=",d"))  # fmt: skip
+    return alt.X(
+        "nodes:Q",
+        title="nodes",
+        scale=alt.Scale(type="log", base=2, padding=14),
+        axis=alt.Axis(format=",d"),
+    )
 
 
 def _dots(

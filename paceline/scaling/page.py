@@ -14,8 +14,18 @@ from paceline.scaling.analysis.result import ScaleResult, SizeResult
 from paceline.scaling.charts import scaling_charts
 
 MOST_NODE_ROWS = 64
-SIZE_HEADS = ("nodes", "sub-clusters", "samples/s", "spread", "efficiency", "95 % interval",
-              "straggler", "communication", "naive straggler", "naive communication")  # fmt: skip
+SIZE_HEADS = (
+    "nodes",
+    "sub-clusters",
+    "samples/s",
+    "spread",
+    "efficiency",
+    "95 % interval",
+    "straggler",
+    "communication",
+    "naive straggler",
+    "naive communication",
+)
 NODE_HEADS = ("host", "samples/s", "values", "z", "below its measure", "flagged")
 
 
@@ -63,15 +73,28 @@ def _size_cells(one: SizeResult) -> list[str]:
     if one.low is not None and one.high is not None:
         interval = f"{100 * one.low:.2f} to {percent(one.high, 2)}"
     shares = (one.straggler, one.communication, one.naive.straggler, one.naive.communication)
-    return [str(one.nodes), str(one.n), f"{one.value:.6g}", share(one.spread),
-            percent(one.efficiency, 2), interval, *map(share, shares)]  # fmt: skip
+    return [
+        str(one.nodes),
+        str(one.n),
+        f"{one.value:.6g}",
+        share(one.spread),
+        percent(one.efficiency, 2),
+        interval,
+        *map(share, shares),
+    ]
 
 
 def _node_cells(result: ScaleResult, at: int) -> list[str]:
     node = result.nodes[at]
     z = "-" if node.z is None else f"{node.z:.1f}"
-    return [printable(node.host), f"{node.value:.6g}", str(node.n), z, share(node.loss),
-            "yes" if node.host in result.flagged else "no"]  # fmt: skip
+    return [
+        printable(node.host),
+        f"{node.value:.6g}",
+        str(node.n),
+        z,
+        share(node.loss),
+        "yes" if node.host in result.flagged else "no",
+    ]
 
 
 def share(value: float | None) -> str:

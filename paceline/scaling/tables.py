@@ -25,14 +25,20 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "last_host": ("last_host", "last"),
     "nodes": ("nodes", "num_nodes", "n_nodes", "subcluster_nodes", "n_hosts", "size"),
     "samples_per_s": (
-        "samples_per_s", "samples/s", "samples/sec", "samples_per_sec", "samples_per_second",
-        "throughput", "throughput_(samples/sec)", "throughput_(samples/s)",
+        "samples_per_s",
+        "samples/s",
+        "samples/sec",
+        "samples_per_sec",
+        "samples_per_second",
+        "throughput",
+        "throughput_(samples/sec)",
+        "throughput_(samples/s)",
     ),
     "status": ("status",),
     "series": ("hostfile", "hostfile_group", "campaign", "series"),
     "scaling": ("scaling",),
     "purpose": ("purpose",),
-}  # fmt: skip
+}
 """What a column may be called, in small letters and with _ for a space."""
 ONE_VALUE = (
     "benchmark",
@@ -70,8 +76,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise UserError(str(path), "is empty", allowed="a header line and rows")
     (number, names), *rest = lines
     if len(names) == 1 and re.search("[;\t|]", names[0]):
-        raise UserError(f"{path}:{number}", "has a single column",
-                        remedy="separate the cells by commas, and write decimals with a point")  # fmt: skip
+        raise UserError(
+            f"{path}:{number}",
+            "has a single column",
+            remedy="separate the cells by commas, and write decimals with a point",
+        )
     names = [re.sub(r"\s+", "_", name.lower()) for name in names]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -143,8 +152,12 @@ def _named_columns(row: Row, where: str) -> dict[str, str]:
 def _refuse_column(row: Row, where: str, what: str, fault: str, more: str = "") -> None:
     has = [name for name in row if name != LINE]
     near = next((hint for name in has if (hint := did_you_mean(name, COLUMNS[what]))), None)
-    raise UserError(where, f"has {fault}, but {', '.join(has)}", remedy=near,
-                    allowed=", ".join(COLUMNS[what]) + more)  # fmt: skip
+    raise UserError(
+        where,
+        f"has {fault}, but {', '.join(has)}",
+        remedy=near,
+        allowed=", ".join(COLUMNS[what]) + more,
+    )
 
 
 def _refuse_mixtures(rows: Sequence[Row], where: str) -> None:
@@ -152,8 +165,11 @@ def _refuse_mixtures(rows: Sequence[Row], where: str) -> None:
         found = list(dict.fromkeys(row[column] for row in rows if column in row))
         if len(found) > 1:
             shown = ", ".join(found[:MOST_NAMES_SHOWN])
-            raise UserError(where, f"column {column} has {len(found)} values: {shown}",
-                            remedy=f"choose one: --where {column}={found[0]}")  # fmt: skip
+            raise UserError(
+                where,
+                f"column {column} has {len(found)} values: {shown}",
+                remedy=f"choose one: --where {column}={found[0]}",
+            )
 
 
 def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput:
@@ -179,8 +195,11 @@ def _hosts(row: Row, named: Mapping[str, str], where: str) -> list[str]:
     if ends[0] == ends[1]:
         return expand(ends[0], where)
     if head != other or not low or not high or int(high) < int(low):
-        raise UserError(where, f"{ends[0]} to {ends[1]} is no range of hosts",
-                        allowed="names that end in a rising number")  # fmt: skip
+        raise UserError(
+            where,
+            f"{ends[0]} to {ends[1]} is no range of hosts",
+            allowed="names that end in a rising number",
+        )
     return expand(f"{head}[{low}-{high}]", where)
 
 

@@ -1,9 +1,10 @@
 """One cell of a published table changed by 0.5 % is found, and no other.
 
-Only cells whose resolution is finer than the change can be found: a step time in whole seconds hides
-3 %. A changed speed is told from its row's other cells when two of them are fine enough and contradict
-it together; where a row prints one more figure only, either of the two could be the changed one, and
-where another row prints the original step time, the cells could have been taken from there.
+Only cells whose resolution is finer than the change can be found: a step time in whole seconds
+hides 3 %. A changed speed is told from its row's other cells when two of them are fine enough and
+contradict it together; where a row prints one more figure only, either of the two could be the
+changed one, and where another row prints the original step time, the cells could have been taken
+from there.
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ def changed(cell: Cell, factor: float) -> tuple[list[Row], str]:
 
 
 SEEDS = [c for s in ("nvidia-llama31", "lambda-1cc", "bigscience-1b3") for c in fine_cells(s)]
-OTHERS = [c for s in ("nvidia-dgxc", "megatron-bridge", "nvidia-nemo", "bigscience-large")
-          for c in SEEDED.sample(list(fine_cells(s)), 5)]  # fmt: skip
+OTHERS = [
+    c
+    for s in ("nvidia-dgxc", "megatron-bridge", "nvidia-nemo", "bigscience-large")
+    for c in SEEDED.sample(list(fine_cells(s)), 5)
+]
 
 
 @pytest.mark.parametrize("cell", [*SEEDS, *OTHERS], ids=str)
@@ -104,7 +108,11 @@ def test_derived_cells_and_speeds_are_among_them():
 
 def test_a_change_below_the_resolution_is_not_claimed_to_be_found():
     rows = references.source("bigscience-1b3").rows
-    same = [row.model_copy(update={"printed": row.printed | {"flops_per_s_per_device": "47.2"}})
-            if row.id == "1b3-32gb-tp1-pp1-mbs1" else row for row in rows]  # fmt: skip
+    same = [
+        row.model_copy(update={"printed": row.printed | {"flops_per_s_per_device": "47.2"}})
+        if row.id == "1b3-32gb-tp1-pp1-mbs1"
+        else row
+        for row in rows
+    ]
     assert findings(same) == findings(rows) == set()
     assert [c for c in SEEDS if c.source == "bigscience-1b3"] == []

@@ -110,8 +110,16 @@ def test_a_file_is_audited_with_what_the_options_declare(tmp_path: Path):
         "H100,bf16,64,8192,128,14.72,71235,54.18,162.48,red\n"
         "H100,bf16,128,8192,256,14.73,142373,54.15,80.29,red\n"
     )
-    options = ["--model", "llama31-70b", "--convention", "full-attention", "--peak", "989TFLOP/s",
-               "--tokens", "1e12"]  # fmt: skip
+    options = [
+        "--model",
+        "llama31-70b",
+        "--convention",
+        "full-attention",
+        "--peak",
+        "989TFLOP/s",
+        "--tokens",
+        "1e12",
+    ]
     result = run(str(path), *options)
     assert "line 3  days  80.29  not 81.29" in result.stdout
     assert "one digit misprinted: 81.29 would follow" in result.stdout

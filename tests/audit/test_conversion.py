@@ -35,8 +35,13 @@ def test_a_sparse_peak_is_exchanged_for_the_dense_one():
 
 
 def test_flops_per_second_convert_without_a_peak():
-    done = convert(Quantity("flops_per_s_per_device", 1249e12), "full-attention", "causal",
-                   FlopsInput(LLAMA_8B, 8192), UNKNOWN)  # fmt: skip
+    done = convert(
+        Quantity("flops_per_s_per_device", 1249e12),
+        "full-attention",
+        "causal",
+        FlopsInput(LLAMA_8B, 8192),
+        UNKNOWN,
+    )
     assert done.wanted.flops_per_s_per_device == pytest.approx(1110e12, rel=1e-3)
     assert done.wanted.mfu is None and done.notes == ()
 

@@ -54,21 +54,51 @@ def test_csv_and_markdown_have_a_row_a_side():
 
 
 def test_a_step_time_gives_tflops_and_mfu():
-    arguments = ["14.72s", *LLAMA, "--global-batch", "128", "--gpus", "64", "--device", "H100",
-                 "--to", "full-attention"]  # fmt: skip
+    arguments = [
+        "14.72s",
+        *LLAMA,
+        "--global-batch",
+        "128",
+        "--gpus",
+        "64",
+        "--device",
+        "H100",
+        "--to",
+        "full-attention",
+    ]
     assert document(*arguments)["wanted"]["mfu"] == pytest.approx(0.5415, abs=1e-4)
     assert run(*arguments).stdout.startswith("14.72s a step -> 535.86 TFLOP/s, 54.15 % MFU")
 
 
 def test_a_published_sparse_peak_is_exchanged():
-    arguments = ["27%", "--from", "causal", "--model", "llama31-8b", "--from-peak", "1979e12",
-                 "--peak", "989e12"]  # fmt: skip
+    arguments = [
+        "27%",
+        "--from",
+        "causal",
+        "--model",
+        "llama31-8b",
+        "--from-peak",
+        "1979e12",
+        "--peak",
+        "989e12",
+    ]
     assert document(*arguments)["wanted"]["mfu"] == pytest.approx(0.27 * 1979 / 989)
 
 
 def test_nominal_parameters_and_recomputation_enter():
-    arguments = ["47.0TFLOP/s", "--from", "six-n", "--to", "narayanan-hw", "--model", "gpt-1b3",
-                 "--recompute", "full", "--nominal-parameters", "1.3e9"]  # fmt: skip
+    arguments = [
+        "47.0TFLOP/s",
+        "--from",
+        "six-n",
+        "--to",
+        "narayanan-hw",
+        "--model",
+        "gpt-1b3",
+        "--recompute",
+        "full",
+        "--nominal-parameters",
+        "1.3e9",
+    ]
     assert document(*arguments)["wanted"]["flops_per_s_per_device"] == pytest.approx(
         53.75e12, rel=1e-3
     )
@@ -83,13 +113,19 @@ def test_nominal_parameters_and_recomputation_enter():
         (["54.1%", "--from", "casual", *LLAMA], "did you mean 'causal'"),
         (["54.1%", "--from", "causal", "--model", "lama"], "recipe 'lama': is unknown"),
         (["14.72s", *LLAMA], "add --global-batch and --gpus"),
-        (["14.72s", "--from", "causal", *LLAMA, "--global-batch", "8", "--gpus", "8"], "leave it out"),
+        (
+            ["14.72s", "--from", "causal", *LLAMA, "--global-batch", "8", "--gpus", "8"],
+            "leave it out",
+        ),
         (["54.1%", "--from", "causal", *LLAMA, "--recompute", "half"], "none, selective, full"),
-        (["54.1%", "--from", "causal", *LLAMA, "--device", "H100", "--peak", "1979e12"], "sparse peak"),
+        (
+            ["54.1%", "--from", "causal", *LLAMA, "--device", "H100", "--peak", "1979e12"],
+            "sparse peak",
+        ),
         (["54.1%", "--from", "causal", *LLAMA, "--dtype", "int4"], "is not in the catalog"),
         (["54.1%", "--from", "six-n", "--model", "opt-13b-sft"], "LoRA's frozen weights"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_converted_is_refused_with_the_reason(arguments: list[str], complaint: str):
     done = paceline("convert", *arguments)
     assert done.returncode == 1 and done.stdout == ""

@@ -9,14 +9,17 @@ from paceline.core.errors import UserError
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
-        ("54.1%", "mfu", 0.541), ("54.1 %", "mfu", 0.541), ("14.72s", "step_time_s", 14.72),
-        ("207.5 ms", "step_time_s", 0.2075), ("1249TFLOP/s", "flops_per_s_per_device", 1249e12),
+        ("54.1%", "mfu", 0.541),
+        ("54.1 %", "mfu", 0.541),
+        ("14.72s", "step_time_s", 14.72),
+        ("207.5 ms", "step_time_s", 0.2075),
+        ("1249TFLOP/s", "flops_per_s_per_device", 1249e12),
         ("1,249 tflops", "flops_per_s_per_device", 1249e12),
         ("1.249PFLOPS", "flops_per_s_per_device", 1249e12),
         ("1249 TFLOPs/GPU", "flops_per_s_per_device", 1249e12),
         ("1.2e15FLOP/s", "flops_per_s_per_device", 1.2e15),
     ],
-)  # fmt: skip
+)
 def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
     found = read_quantity(text, "the figure")
     assert (found.kind, found.value) == (kind, pytest.approx(value))
@@ -25,11 +28,17 @@ def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("54.1", "no unit"), ("0.541", "no unit"), ("101%", "more than the peak"),
-        ("abc", "positive figure"), ("", "positive figure"), ("0%", "positive figure"),
-        (".%", "positive figure"), ("12GB/s", "positive figure"), ("1e999s", "positive figure"),
+        ("54.1", "no unit"),
+        ("0.541", "no unit"),
+        ("101%", "more than the peak"),
+        ("abc", "positive figure"),
+        ("", "positive figure"),
+        ("0%", "positive figure"),
+        (".%", "positive figure"),
+        ("12GB/s", "positive figure"),
+        ("1e999s", "positive figure"),
     ],
-)  # fmt: skip
+)
 def test_a_figure_that_could_be_anything_is_refused(text: str, complaint: str):
     with pytest.raises(UserError, match=complaint):
         read_quantity(text, "the figure")

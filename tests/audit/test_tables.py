@@ -32,8 +32,11 @@ def test_the_known_slips_of_the_llama_recipe_are_found_and_nothing_else():
 
 def test_the_rest_of_the_bf16_mfu_column_is_shown_with_all():
     found = audited("nvidia-llama31")
-    others = {("llama31-70b-bf16-64", "mfu"), ("llama31-70b-bf16-256", "mfu"),
-              ("llama31-70b-bf16-1024", "mfu")}  # fmt: skip
+    others = {
+        ("llama31-70b-bf16-64", "mfu"),
+        ("llama31-70b-bf16-256", "mfu"),
+        ("llama31-70b-bf16-1024", "mfu"),
+    }
     assert cells(found.minor) == others
     bf16 = [f for f in (*found.findings, *found.minor) if f.column == "mfu"]
     assert len(bf16) == 6
@@ -43,19 +46,43 @@ def test_the_rest_of_the_bf16_mfu_column_is_shown_with_all():
 @pytest.mark.parametrize(
     ("row", "column", "cause"),
     [
-        ("llama31-70b-bf16-2048", "tokens_per_s", "follows from 14.92 s, the step time of llama31-70b-bf16-1024"),
-        ("llama31-70b-bf16-2048", "days", "follows from 14.92 s, the step time of llama31-70b-bf16-1024"),
+        (
+            "llama31-70b-bf16-2048",
+            "tokens_per_s",
+            "follows from 14.92 s, the step time of llama31-70b-bf16-1024",
+        ),
+        (
+            "llama31-70b-bf16-2048",
+            "days",
+            "follows from 14.92 s, the step time of llama31-70b-bf16-1024",
+        ),
         ("llama31-70b-fp8-64-example", "seq_len", "two digits swapped: 8192 would follow"),
-        ("llama31-70b-profile-ranks", "ranks", "rank 6 is left out of 0-15, the ranks of 2 whole nodes"),
-        ("opt-350m-512-claim", "scaling_efficiency", "is true against opt-350m-8, 8 devices, not against 1"),
-        ("opt-13b-512-claim", "scaling_efficiency", "is true against opt-13b-8, 8 devices, not against 1"),
+        (
+            "llama31-70b-profile-ranks",
+            "ranks",
+            "rank 6 is left out of 0-15, the ranks of 2 whole nodes",
+        ),
+        (
+            "opt-350m-512-claim",
+            "scaling_efficiency",
+            "is true against opt-350m-8, 8 devices, not against 1",
+        ),
+        (
+            "opt-13b-512-claim",
+            "scaling_efficiency",
+            "is true against opt-13b-8, 8 devices, not against 1",
+        ),
         ("bsx-002", "flops_per_s_per_device", "one digit misprinted: 45.0 would follow"),
-        ("bsx-012", "flops_per_s_per_device", "follows with a global batch of 512, not the 2048 stated"),
+        (
+            "bsx-012",
+            "flops_per_s_per_device",
+            "follows with a global batch of 512, not the 2048 stated",
+        ),
         ("nvx-045", "tokens_per_s", "is 99296 of nvx-043 times 4"),
         ("nvx-054", "tokens_per_s", "follows from 0.68 s, the step time of nvx-053"),
         ("mbridge-146", "flops_per_s_per_device", "no other value of a single input gives it"),
     ],
-)  # fmt: skip
+)
 def test_causes_are_derived_and_specific(row: str, column: str, cause: str):
     (finding,) = [f for f in audited(row).findings if f.column == column]
     assert finding.cause == cause
@@ -85,18 +112,32 @@ def test_the_study_of_1b3_has_four_cut_cells_and_no_finding():
 
 def test_the_claim_of_linear_scaling_is_held_against_one_gpu():
     found = audited("lambda-1cc")
-    assert cells(found.findings) == {("opt-350m-512-claim", "scaling_efficiency"),
-                                     ("opt-13b-512-claim", "scaling_efficiency")}  # fmt: skip
+    assert cells(found.findings) == {
+        ("opt-350m-512-claim", "scaling_efficiency"),
+        ("opt-13b-512-claim", "scaling_efficiency"),
+    }
     shown = {f.row: f.shown for f in found.findings}
     assert shown == {"opt-350m-512-claim": "96.98%", "opt-13b-512-claim": "96.62%"}
 
 
 FINDINGS = {
-    "bigscience-1b3": 0, "bigscience-large": 5, "lambda-1cc": 2, "lambda-1cc-subclusters": 0,
-    "llm-foundry": 1, "megatron-bridge": 1, "megatron-golden": 0, "megatron-papers": 0,
-    "mlperf-rcp": 0, "mlperf-results": 0, "mlperf-tiny": 0, "nvidia-dgxc": 9, "nvidia-llama31": 8, "nvidia-nemo": 0, "torchtitan": 0,
+    "bigscience-1b3": 0,
+    "bigscience-large": 5,
+    "lambda-1cc": 2,
+    "lambda-1cc-subclusters": 0,
+    "llm-foundry": 1,
+    "megatron-bridge": 1,
+    "megatron-golden": 0,
+    "megatron-papers": 0,
+    "mlperf-rcp": 0,
+    "mlperf-results": 0,
+    "mlperf-tiny": 0,
+    "nvidia-dgxc": 9,
+    "nvidia-llama31": 8,
+    "nvidia-nemo": 0,
+    "torchtitan": 0,
     "vtrain": 0,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", references.source_names())

@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one line, the documented exit code, nothing on stdout."""
+"""What a user sees when something is wrong: one line, the exit code, nothing on stdout."""
 
 from __future__ import annotations
 
@@ -86,8 +86,11 @@ def test_completion_can_be_shown():
 def test_a_full_disk_under_standard_output_is_a_system_fault():
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "paceline", "devices"], stdout=full, stderr=subprocess.PIPE,
-            text=True, timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-m", "paceline", "devices"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
     assert done.returncode == 2
     assert "No space left" in done.stderr and "Traceback" not in done.stderr

@@ -110,11 +110,20 @@ def write_ranks(
     scatter = np.linspace(-0.001, 0.001, NUM_STEPS)
     for rank in range(world):
         steps = [
-            {**STEP, "step": at, "global_batch": batch, "seq_len": settings["training"]["seq_len"],
-             "step_time_s": step_s * (1 + s), "busy_time_s": step_s, "comm_wait_s": 0.0}
+            {
+                **STEP,
+                "step": at,
+                "global_batch": batch,
+                "seq_len": settings["training"]["seq_len"],
+                "step_time_s": step_s * (1 + s),
+                "busy_time_s": step_s,
+                "comm_wait_s": 0.0,
+            }
             for at, s in enumerate(scatter, start=1)
-        ]  # fmt: skip
+        ]
         end = {**END, "status": "failed" if reason else "ok", "reason": reason}
         ends = [] if torn else [end]
-        write_text(folder / "steps" / f"rank-{rank:05d}.jsonl",
-                   "".join(lines({**START, **known, "rank": rank}, *steps, *ends)))  # fmt: skip
+        write_text(
+            folder / "steps" / f"rank-{rank:05d}.jsonl",
+            "".join(lines({**START, **known, "rank": rank}, *steps, *ends)),
+        )

@@ -111,6 +111,7 @@ def test_rows_of_the_history_are_selected_as_those_of_the_table(tmp_path: Path):
     rows = ["a,n1,100", "a,n1,100.2", "a,n1,99.9", "b,n1,50"]
     both.write_text("\n".join(["model,host,samples_per_s", *rows]) + "\n")
     now.write_text("model,host,samples_per_s,day\na,n1,90,2\nb,n1,50,2\n")
-    found = document("--from", str(now), "--where", "model=a", "--where", "day=2",
-                     "--history", str(both))  # fmt: skip
+    found = document(
+        "--from", str(now), "--where", "model=a", "--where", "day=2", "--history", str(both)
+    )
     assert found["flagged"] == ["n1"] and found["nodes"][0]["loss"] == pytest.approx(0.1)

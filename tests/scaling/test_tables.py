@@ -45,9 +45,16 @@ def test_hosts_come_from_a_list_or_from_a_range(tmp_path: Path, text: str, hosts
 
 @pytest.mark.parametrize(
     ("value", "status", "samples_per_s"),
-    [("-1", "Fail", None), ("", "", None), ("-1.0", "", None), ("50.5", "Fail", 50.5),
-     ("50.5", "timeout", None), ('"1,234.5"', "", 1234.5), ("59233.4", "Success", 59233.4)],
-)  # fmt: skip
+    [
+        ("-1", "Fail", None),
+        ("", "", None),
+        ("-1.0", "", None),
+        ("50.5", "Fail", 50.5),
+        ("50.5", "timeout", None),
+        ('"1,234.5"', "", 1234.5),
+        ("59233.4", "Success", 59233.4),
+    ],
+)
 def test_a_group_that_failed_has_no_value(
     tmp_path: Path, value: str, status: str, samples_per_s: float | None
 ):
@@ -68,10 +75,16 @@ def test_the_hostfile_and_the_kind_of_scaling_are_kept(tmp_path: Path):
         ("host,samples_per_s", "has a header and no rows"),
         ("host,host,samples_per_s\na,b,1", "two columns are called 'host'"),
         ("host,samples_per_s\na,1,2", "results.csv:2: has 3 cells, the header 2"),
-        ("host,thruput\na,1", "no column of samples/s, but host, thruput; .*did you mean 'throughput'"),
+        (
+            "host,thruput\na,1",
+            "no column of samples/s, but host, thruput; .*did you mean 'throughput'",
+        ),
         ("samples_per_s,machine\n1,a", "no column of host names, but samples_per_s, machine"),
         ('host,samples_per_s\na,"1,5"', "samples_per_s: '1,5' is not a positive number"),
-        ("host,samples_per_s\na,fast", "results.csv:2: samples_per_s: 'fast' is not a positive number"),
+        (
+            "host,samples_per_s\na,fast",
+            "results.csv:2: samples_per_s: 'fast' is not a positive number",
+        ),
         ("host,samples_per_s\na,-3", "'-3' is not a positive number"),
         ("host,samples_per_s\na,inf", "'inf' is not a positive number"),
         ("host,samples_per_s\n,5", "results.csv:2: names no hosts"),
@@ -85,7 +98,7 @@ def test_the_hostfile_and_the_kind_of_scaling_are_kept(tmp_path: Path):
         ("host,samples_per_s,scaling\na,5,weak\nb,6,strong", "column scaling has 2 values"),
         ("host,samples_per_s,scaling\na,5,ideal", "scaling 'ideal' is unknown"),
     ],
-)  # fmt: skip
+)
 def test_every_fault_is_named_with_its_place(tmp_path: Path, text: str, fault: str):
     with pytest.raises(UserError, match=fault):
         read(tmp_path, text)

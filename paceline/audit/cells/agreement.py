@@ -36,7 +36,7 @@ class AuditLine:
     inputs: Inputs
     options: Options = field(default_factory=Options)
     twin: AuditLine | None = None
-    """A row that states the same configuration: speeds must agree, a missing one is taken from it."""
+    """A row of the same configuration: speeds must agree, a missing one is taken from it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A published table against itself: which cells follow from their own row, and why others do not."""
+"""A published table against itself: which cells follow from their row, and why others do not."""
 
 from __future__ import annotations
 
@@ -77,10 +77,12 @@ def check(lines: Sequence[AuditLine]) -> list[CellVerdict]:
         if _doubtful(row, cell, how)
     }
     votes = Counter(
-        vote for row in rows for cell in row.line.cells.values()
+        vote
+        for row in rows
+        for cell in row.line.cells.values()
         for word in words.get((row.line.name, cell.column), [])
         for vote in _ballots(row, cell, word)
-    )  # fmt: skip
+    )
     return [verdict for row in rows for verdict in _verdicts(row, words, votes)]
 
 
@@ -103,9 +105,10 @@ def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine])
     fails = judge(cell, how, row.speed) == "fails"
     for within_rounding in (False, True) if fails else (False,):
         found = [
-            change.words for change in _changes(row, rows)
+            change.words
+            for change in _changes(row, rows)
             if explains(change, cell, how, within_rounding) and _borne(change, row, cell, rows)
-        ]  # fmt: skip
+        ]
         if how.power and not within_rounding:
             found += _multiples(row, cell, rows)
         if found:
@@ -126,8 +129,9 @@ def _borne(change: Change, row: TimedLine, cell: Cell, rows: Sequence[TimedLine]
         stated, mine = other.line.inputs, row.line.inputs
         peer, how = other.line.cells.get(cell.column), relation(cell.column, stated)
         same = (stated.flops_per_sample, stated.peak_flops_per_s) == (
-            mine.flops_per_sample, mine.peak_flops_per_s,
-        )  # fmt: skip
+            mine.flops_per_sample,
+            mine.peak_flops_per_s,
+        )
         if other.line.table != row.line.table or not same or not (peer and how and other.speed):
             continue
         same_change = (c for c in _own_changes(other) if c.words == change.words)
@@ -205,9 +209,13 @@ def _derived_verdict(row: TimedLine, cell: Cell, how: Relation, words: str | Non
     elif words:
         cause = f"{ROUNDING}; {words}"
     return CellVerdict(
-        row.line, cell, "strained" if cause and state == "follows" else state, how.at(t),
-        cell.printed.resolution + spread.relative_width, cause,
-    )  # fmt: skip
+        row.line,
+        cell,
+        "strained" if cause and state == "follows" else state,
+        how.at(t),
+        cell.printed.resolution + spread.relative_width,
+        cause,
+    )
 
 
 def _speed_verdict(row: TimedLine, cell: Cell, has_derived: bool) -> CellVerdict:

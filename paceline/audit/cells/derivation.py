@@ -32,7 +32,7 @@ class Inputs:
     base_samples_per_s: Interval | None = None
     """Throughput of the row that speed-ups relate to."""
     settings: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
-    """Columns into which no step time enters (replicas, nodes, FLOPs of a token), with their value."""
+    """Columns without a step time in them (replicas, nodes, FLOPs of a token), with their value."""
 
     def value(self, name: str) -> float:
         """An input that is known, as one number."""
@@ -90,7 +90,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class RowSpeed:
-    """The step time that a row's own speed allows: as printed, and what its rounding leaves open."""
+    """The step time that a row's own speed gives: as printed, and what rounding leaves open."""
 
     step_time_s: float
     interval: Interval
@@ -123,9 +123,11 @@ def _speedup(x: Inputs) -> float:
 
 def _efficiency(x: Inputs) -> float:
     return rates.scaling_efficiency(
-        _samples_per_s(x), int(x.value("num_devices")),
-        x.value("base_samples_per_s"), int(x.value("base_num_devices")),
-    )  # fmt: skip
+        _samples_per_s(x),
+        int(x.value("num_devices")),
+        x.value("base_samples_per_s"),
+        int(x.value("base_num_devices")),
+    )
 
 
 _SAMPLES = ("global_batch",)
@@ -139,20 +141,21 @@ COLUMNS: dict[str, tuple[Literal[-1, 1], tuple[str, ...], Coefficient]] = {
     "samples_per_s": (-1, _SAMPLES, _samples_per_s),
     "tokens_per_s": (-1, _TOKENS, _tokens_per_s),
     "tokens_per_s_per_device": (
-        -1, (*_TOKENS, "num_devices"), lambda x: _tokens_per_s(x) / x.value("num_devices"),
+        -1,
+        (*_TOKENS, "num_devices"),
+        lambda x: _tokens_per_s(x) / x.value("num_devices"),
     ),
     "flops_per_s_per_device": (-1, _FLOPS, _flops_per_s),
     "mfu": (-1, (*_FLOPS, "peak_flops_per_s"), _mfu),
     "days": (
-        1, (*_TOKENS, "total_tokens"),
+        1,
+        (*_TOKENS, "total_tokens"),
         lambda x: rates.days(x.value("total_tokens"), _tokens_per_s(x)),
     ),
     "execution_time_s": (1, ("timed_steps",), lambda x: x.value("timed_steps")),
     "speedup": (-1, (*_SAMPLES, *_BASE), _speedup),
-    "scaling_efficiency": (
-        -1, (*_SAMPLES, *_BASE, "num_devices", "base_num_devices"), _efficiency,
-    ),
-}  # fmt: skip
+    "scaling_efficiency": (-1, (*_SAMPLES, *_BASE, "num_devices", "base_num_devices"), _efficiency),
+}
 """Columns that a step time enters: its power, the inputs needed, the value at one second.
 
 The order is also the order in which a printed column serves as the row's speed.
@@ -160,9 +163,13 @@ The order is also the order in which a printed column serves as the row's speed.
 
 
 SPEEDS = (
-    "step_time_s", "samples_per_s_unrounded", "samples_per_s", "tokens_per_s",
-    "tokens_per_s_per_device", "flops_per_s_per_device",
-)  # fmt: skip
+    "step_time_s",
+    "samples_per_s_unrounded",
+    "samples_per_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "flops_per_s_per_device",
+)
 """Columns that are measured; the others are computed by whoever prints them."""
 
 

@@ -134,8 +134,9 @@ def next_groups(
 ) -> tuple[Purpose, list[list[Group]]] | None:
     """What should be measured next, in rounds of groups that can run at once; None at the end.
 
-    First the second pass of flagged and suspected nodes, then the bisection of slow groups. Called again with
-    the new values it goes on where it was; what failed, or is one of `planned`, is not asked for again.
+    First the second pass of flagged and suspected nodes, then the bisection of slow groups. Called
+    again with the new values it goes on where it was; what failed, or is one of `planned`, is not
+    asked for again.
     """
     tried = {*planned, *(one.hosts for one in analysis.measured if one.purpose != "plan")}
     proven = {*proven_hosts(analysis.blame)}
@@ -209,7 +210,7 @@ def _searches(
 
 
 def _disjoint(groups: Mapping[Group, None]) -> list[list[Group]]:
-    """The groups in as few rounds as it takes first come, first served; no host twice in a round."""
+    """The groups in rounds, each in the first that has room: no host is twice in a round."""
     rounds: list[tuple[set[str], list[Group]]] = []
     for group in groups:
         free = next((one for one in rounds if not one[0] & set(group)), None)

@@ -96,8 +96,8 @@ def judge_nodes(
 
     Flagged is z < -4 and more than 1 % below the measure, z = (value - measure) / scale. The scale
     is the largest of 1.4826 x MAD of what it is judged by, the error by repeats, and `resolution`:
-    the step of the printed values in samples/s. Suspected is, among enough other nodes, z < -3 and as
-    much below them; of more than 74 nodes the z that a tenth of a node has by chance.
+    the step of the printed values in samples/s. Suspected is, among enough other nodes, z < -3 and
+    as much below them; of more than 74 nodes the z that a tenth of a node has by chance.
     """
     earlier = {host: list(v) for host, v in (history or {}).items() if len(v) >= FEWEST_EARLIER}
     measures = _measures(speeds, reference, earlier)
@@ -122,7 +122,7 @@ class _Measure:
 def _measures(
     speeds: NodeSpeeds, reference: HealthySpeed | None, earlier: Mapping[str, Sequence[float]]
 ) -> dict[str, _Measure]:
-    """Each host's measure: its history, else enough other nodes, else the reference, else nothing."""
+    """Each host's measure: its history, else enough other nodes, the reference, or nothing."""
     past_spread = common_scatter(earlier) or 0.0
     if len(speeds.hosts) >= FEWEST_JUDGED:
         usual = _Measure(speeds.base, speeds.spread, "the other nodes")
@@ -165,8 +165,8 @@ def suspect_z(num_nodes: int) -> float:
 def findable(scale: float, num_nodes: int | None = None) -> float:
     """The smallest loss of a node that is flagged in 9 of 10 cases, at this relative scale.
 
-    max((4 + 130 / n^2) x scale, 1 %) + (1.28 + 3.2 / n) x scale: the threshold, and what the luck of
-    the node hides of its loss. n nodes tell the scale themselves; the terms in n, fitted to
+    max((4 + 130 / n^2) x scale, 1 %) + (1.28 + 3.2 / n) x scale: the threshold, and what the luck
+    of the node hides of its loss. n nodes tell the scale themselves; the terms in n, fitted to
     simulated normal values, pay for that. Without `num_nodes` the scale is known from elsewhere.
     """
     few, fewer = (130 / num_nodes**2, 3.2 / num_nodes) if num_nodes else (0.0, 0.0)
@@ -194,8 +194,12 @@ def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int 
         value = float(shrunk[order[k:]].min() - shrunk[order].min())
         changes = drawn[:, order[k:]].min(axis=1) - drawn.min(axis=1)
         low, high = (float(np.quantile(changes, q)) for q in (0.025, 0.975))
-        found.append(Gain(
-            tuple(speeds.hosts[at] for at in order[:k]),
-            exp(value) - 1, exp(min(low, value)) - 1, exp(max(high, value)) - 1,
-        ))  # fmt: skip
+        found.append(
+            Gain(
+                tuple(speeds.hosts[at] for at in order[:k]),
+                exp(value) - 1,
+                exp(min(low, value)) - 1,
+                exp(max(high, value)) - 1,
+            )
+        )
     return found

@@ -1,4 +1,4 @@
-"""Scaling efficiency of each size as straggler factor x communication-and-synchronisation factor."""
+"""Scaling efficiency of each size = straggler factor x communication-and-synchronisation factor."""
 
 from __future__ import annotations
 

@@ -26,9 +26,10 @@ def planned_rounds(
     return [
         one
         for size in sorted(set(sizes))
-        for one in split_rounds(hosts, size, how, num_rounds=num_rounds, seed=seed,
-                                topology=topology)
-    ]  # fmt: skip
+        for one in split_rounds(
+            hosts, size, how, num_rounds=num_rounds, seed=seed, topology=topology
+        )
+    ]
 
 
 def left_over_notes(rounds: Sequence[Round]) -> list[str]:
@@ -53,11 +54,15 @@ def simulate(
     num_rounds: int = 1,
     judging: Judging | None = None,
 ) -> tuple[Analysis, list[str]]:
-    """The procedure on a synthetic cluster, follow-ups included, and its notes on left-over hosts."""
+    """The procedure on a synthetic cluster with its follow-ups, and notes on left-over hosts."""
     rounds = planned_rounds(
-        cluster.hosts, sizes, how, num_rounds=num_rounds, seed=cluster.seed,
+        cluster.hosts,
+        sizes,
+        how,
+        num_rounds=num_rounds,
+        seed=cluster.seed,
         topology=cluster.topology,
-    )  # fmt: skip
+    )
     measured: list[GroupThroughput] = []
     for number, one in enumerate(rounds):
         measured += cluster.measure(one.groups, number)

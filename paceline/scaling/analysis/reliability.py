@@ -194,7 +194,7 @@ def _chance_of_difference(speeds: NodeSpeeds) -> float:
 
 
 def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> Lasting:
-    """The slope of groups of healthy nodes; without enough of those, everybody's with no lower end."""
+    """The slope of groups of healthy nodes; with too few, everybody's without a lower end."""
     slope = healthy or everybody
     reliability = _share(slope.value)
     low = 0.0 if healthy is None else _share(slope.low)

@@ -1,4 +1,4 @@
-"""The second pass: each slow node beside nodes that have proved themselves, which it must slow down."""
+"""The second pass: each slow node beside proven nodes, which it must slow down."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def proven_hosts(blame: Blame) -> list[str]:
 def second_pass(blame: Blame) -> list[list[Pair]]:
     """Rounds of pairs: every flagged or suspected node with a proven one, another in each round.
 
-    Four pairs of proven nodes run beside them, as far as there are any: the most ordinary, or of all
-    sorts where a node is only suspected. Suspected nodes come after the flagged ones, as far as there
-    are proven nodes for them. Empty where nobody is slow, or without proven nodes for all flagged ones.
+    Four pairs of proven nodes run beside them, as far as there are any: the most ordinary, or of
+    all sorts where a node is only suspected. Suspected nodes come after the flagged ones, as far as
+    there are proven nodes for them. Empty where nobody is slow, or without proven nodes for all
+    flagged ones.
     """
     proven = proven_hosts(blame)
     slow = [node.host for node in (*blame.flagged, *blame.suspected)][: len(proven)]
@@ -83,8 +84,8 @@ def second_pass(blame: Blame) -> list[list[Pair]]:
 def confirmations(blame: Blame, measured: Sequence[GroupThroughput]) -> list[Confirmation]:
     """Every flagged or suspected node by its pairs.
 
-    A flagged one is confirmed when each pair shows more than half of its loss alone; whose own history
-    says that it should be faster than the controls, is not told by pairs. A suspected one
+    A flagged one is confirmed when each pair shows more than half of its loss alone; whose own
+    history says that it should be faster than the controls, is not told by pairs. A suspected one
     must have all its pairs, and each must also be five standard deviations of the controls slower
     than they are. Controls are all pairs without a flagged or suspected node.
     """

@@ -34,7 +34,8 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
 def _scaling(analysis: Analysis) -> Iterator[str]:
     largest = analysis.largest
     if largest.nodes == analysis.base_nodes:
-        yield f"Only groups of {_nodes(largest.nodes)} were measured: scaling takes larger ones too."
+        alone = _nodes(largest.nodes)
+        yield f"Only groups of {alone} were measured: scaling takes larger ones too."
         return
     efficiency = f"{_with_interval(largest.efficiency)} of {_ideal(analysis)}"
     yield (
@@ -87,8 +88,9 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
 def _against_reference(analysis: Analysis) -> Iterator[str]:
     reference = analysis.judging.reference
     if reference is not None:
-        share = percent(analysis.base / reference.samples_per_s, 2)
-        yield f"The median node reaches {share} of the reference, {reference.samples_per_s:.6g} samples/s."
+        healthy = reference.samples_per_s
+        share = percent(analysis.base / healthy, 2)
+        yield f"The median node reaches {share} of the reference, {healthy:.6g} samples/s."
 
 
 def _gains(analysis: Analysis) -> Iterator[str]:
@@ -147,7 +149,10 @@ def _place(search: Bisection, failed: Collection[Group]) -> str:
         return f"to be measured next: {asked}"
     if len(search.sides) == 2:
         first, second = map(_names, search.sides)
-        return f"each half alone is as fast as it should be, so the loss lies between {first} and {second}"
+        return (
+            "each half alone is as fast as it should be, so the loss lies between "
+            f"{first} and {second}"
+        )
     (side,) = search.sides
     if len(side) == 1:
         return f"the loss goes with {side[0]}, though it is fast alone"
@@ -183,7 +188,8 @@ def _findable(analysis: Analysis) -> Iterator[str]:
 def _left_out(analysis: Analysis) -> Iterator[str]:
     if analysis.failed:
         failed = sorted({h for m in analysis.measured if m.samples_per_s is None for h in m.hosts})
-        yield f"{analysis.failed} of {len(analysis.measured)} sub-clusters have no value: {_names(failed)}."
+        share = f"{analysis.failed} of {len(analysis.measured)} sub-clusters"
+        yield f"{share} have no value: {_names(failed)}."
     if analysis.apart:
         series = sorted({one.series for one in analysis.apart})
         n = len(analysis.apart)

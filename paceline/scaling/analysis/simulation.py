@@ -53,8 +53,9 @@ class SimulatedCluster:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_nodes <= MOST_NODES:
-            raise UserError(f"{self.num_nodes} nodes", "cannot be simulated",
-                            allowed=f"1 to {MOST_NODES}")  # fmt: skip
+            raise UserError(
+                f"{self.num_nodes} nodes", "cannot be simulated", allowed=f"1 to {MOST_NODES}"
+            )
         for fault in self.faults:
             what = "switch" if fault.kind == "link" else "node"
             most = -(-self.num_nodes // self.nodes_per_switch)
@@ -119,8 +120,11 @@ def parse_fault(text: str) -> Fault:
     """A fault written as `slow=17:5%`, `noisy=9:3%` or `link=2:4%`."""
     match = _FAULT.fullmatch(text.strip().lower())
     if match is None:
-        raise UserError(f"fault {text!r}", "cannot be read",
-                        allowed="slow=NODE:5%, noisy=NODE:3%, link=SWITCH:4%")  # fmt: skip
+        raise UserError(
+            f"fault {text!r}",
+            "cannot be read",
+            allowed="slow=NODE:5%, noisy=NODE:3%, link=SWITCH:4%",
+        )
     kind, number, size = match.groups()
     kinds: dict[str, FaultKind] = {"slow": "slow", "noisy": "noisy", "link": "link"}
     return Fault(kinds[kind], int(number), float(size) / 100)

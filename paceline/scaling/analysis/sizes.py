@@ -8,11 +8,11 @@ FORM = "numbers, `...` for those between, N for all hosts"
 
 
 def parse_sizes(text: str | None, num_hosts: int) -> tuple[int, ...]:
-    """The sizes that `text` names on so many hosts, rising and each once; 1, 2, 4, ... and all for None.
+    """The sizes that `text` names on so many hosts, rising; 1, 2, 4, ... and all for None.
 
-    `...` goes on as the two numbers before it did: by their ratio where that is whole, else by their
-    difference; beside it numbers beyond the hosts are left out. `N` is all hosts. Raises UserError for
-    anything else and for more nodes than hosts.
+    `...` goes on as the two numbers before it did: by their ratio where that is whole, else by
+    their difference; beside it numbers beyond the hosts are left out. `N` is all hosts. Raises
+    UserError for anything else and for more nodes than hosts.
     """
     text = "1,2,4,...,N" if text is None else text
     words = [word.strip() for word in text.split(",") if word.strip()]

@@ -1,4 +1,4 @@
-"""The batch of each point of a scaling series: weak scaling lets it grow, strong scaling keeps it."""
+"""The batch of each point of a scaling series: it grows in weak scaling, stays in strong."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def batch_on(
     if kind == "strong" and isinstance(training.global_batch, int):
         return training.global_batch
     if kind == "strong" and recipe.devices is None:
-        raise UserError(f"strong scaling of {recipe.name}", "needs one batch for all sizes",
-                        remedy="--set global_batch=N")  # fmt: skip
+        raise UserError(
+            f"strong scaling of {recipe.name}",
+            "needs one batch for all sizes",
+            remedy="--set global_batch=N",
+        )
     if training.batch_per_device is not None:
         share = Fraction(training.batch_per_device)
     elif training.batch_per_node is not None:
@@ -36,13 +39,17 @@ def batch_on(
         share = Fraction(training.batch(recipe.devices), recipe.devices)
     else:
         raise UserError(
-            f"weak scaling of {recipe.name}", "its batch does not grow with the devices",
-            remedy='--set batch_per_device=N or --set "global_batch=N per node"; or --scaling strong',
-        )  # fmt: skip
+            f"weak scaling of {recipe.name}",
+            "its batch does not grow with the devices",
+            remedy='--set batch_per_device=N or --set "global_batch=N per node"; '
+            "or --scaling strong",
+        )
     world = num_nodes * devices if kind == "weak" else recipe.devices or 1
     batch = share * world
     if batch.denominator != 1:
-        raise UserError(f"{kind} scaling of {recipe.name} on {world} devices",
-                        f"{float(batch):g} sequences are no batch",
-                        remedy="--set batch_per_device=N")  # fmt: skip
+        raise UserError(
+            f"{kind} scaling of {recipe.name} on {world} devices",
+            f"{float(batch):g} sequences are no batch",
+            remedy="--set batch_per_device=N",
+        )
     return int(batch)

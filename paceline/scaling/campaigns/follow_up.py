@@ -34,10 +34,15 @@ def with_follow_up(
         for nodes in sorted({len(hosts) for hosts in groups}):
             alike = tuple(g for g in groups if len(g) == nodes and can_run(campaign, g))
             if alike and len(added) < room:
-                added.append(PlannedRound(
-                    number=len(campaign.plan) + len(added) + 1, purpose=purpose, nodes=nodes,
-                    devices_per_node=campaign.whole_node, groups=alike,
-                ))  # fmt: skip
+                added.append(
+                    PlannedRound(
+                        number=len(campaign.plan) + len(added) + 1,
+                        purpose=purpose,
+                        nodes=nodes,
+                        devices_per_node=campaign.whole_node,
+                        groups=alike,
+                    )
+                )
     if not added:
         return None
     return campaign.model_copy(update={"plan": (*campaign.plan, *added)})

@@ -102,14 +102,20 @@ def with_folder(root: Path, campaign: Campaign) -> Campaign:
     """The campaign with a name, and an empty folder of its own where it had none."""
     if campaign.name != UNNAMED:
         return campaign
-    parts = [f"{datetime.now(UTC):%Y-%m-%d}", "scale", campaign.recipe, campaign.variant,
-             f"{len(campaign.hosts)}-hosts", campaign.key]  # fmt: skip
+    parts = [
+        f"{datetime.now(UTC):%Y-%m-%d}",
+        "scale",
+        campaign.recipe,
+        campaign.variant,
+        f"{len(campaign.hosts)}-hosts",
+        campaign.key,
+    ]
     base = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts if part)
     return campaign.model_copy(update={"name": new_folder(root, base).name})
 
 
 def begin(root: Path, campaign: Campaign) -> Campaign:
-    """The campaign with its file written, and the rounds that another process has added meanwhile."""
+    """The campaign with its file written, and the rounds that another process added meanwhile."""
     if (root / campaign.name / CAMPAIGN_FILE).exists():
         there = read_campaign(root, campaign.name)
         campaign = campaign.model_copy(update={"plan": there.plan})
@@ -118,7 +124,7 @@ def begin(root: Path, campaign: Campaign) -> Campaign:
 
 
 def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Campaign:
-    """The campaign of that name as it was planned; `allocation` is a new Slurm job for what is left.
+    """The campaign of that name as planned; `allocation` is a new Slurm job for what is left.
 
     Raises UserError when there is none, or the new job lacks hosts of it.
     """
@@ -128,8 +134,11 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
         return campaign
     missing = sorted({*campaign.hosts} - {host.name for host in from_allocation(job)})
     if missing:
-        raise UserError(f"campaign {campaign.name}", f"needs {missing[0]}, which job {job} lacks",
-                        remedy="start a new campaign, or get the same nodes (--nodelist)")  # fmt: skip
+        raise UserError(
+            f"campaign {campaign.name}",
+            f"needs {missing[0]}, which job {job} lacks",
+            remedy="start a new campaign, or get the same nodes (--nodelist)",
+        )
     points = tuple(_in_allocation(point, job) for point in campaign.points)
     return campaign.model_copy(update={"points": points})
 
@@ -183,14 +192,18 @@ def _rounds(
     points: Sequence[CampaignPoint],
     topology: Mapping[str, str],
 ) -> list[PlannedRound]:
-    """Every repeat of every size; sizes fall again in every other repeat, so that a drift cancels."""
+    """Every repeat of every size; sizes fall in every other repeat, so that a drift cancels."""
     planned: list[PlannedRound] = []
     for repeat in range(1, wanted.repeats + 1):
         for point in points if repeat % 2 else reversed(points):
             rounds = split_rounds(
-                hosts, point.nodes, wanted.split, num_rounds=wanted.rounds, seed=wanted.seed,
+                hosts,
+                point.nodes,
+                wanted.split,
+                num_rounds=wanted.rounds,
+                seed=wanted.seed,
                 topology=topology,
-            )  # fmt: skip
+            )
             planned += [
                 PlannedRound(
                     number=len(planned) + at,
@@ -211,19 +224,26 @@ def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
     if name is None:
         return campaign
     if not _NAME.fullmatch(name) or name == "last":
-        raise UserError(f"--name {name}", "cannot name a campaign",
-                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+        raise UserError(
+            f"--name {name}",
+            "cannot name a campaign",
+            allowed="letters, digits, . _ and -, but not `last`",
+        )
     if name in {folder.name for folder in run_folders(root)}:
         raise UserError(f"--name {name}", "is the name of a run")
     if name not in {folder.name for folder in campaign_folders(root)}:
         if {path.name for path in (root / name).glob("*")} - {LOCK_FILE}:
-            raise UserError(f"--name {name}", "is a folder of something else",
-                            remedy="give another name")  # fmt: skip
+            raise UserError(
+                f"--name {name}", "is a folder of something else", remedy="give another name"
+            )
         return campaign.model_copy(update={"name": name})
     there = read_campaign(root, name)
     if there.key != campaign.key:
-        raise UserError(f"--name {name}", "is a campaign that measures something else",
-                        remedy="give another name")  # fmt: skip
+        raise UserError(
+            f"--name {name}",
+            "is a campaign that measures something else",
+            remedy="give another name",
+        )
     return there
 
 

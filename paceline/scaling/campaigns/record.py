@@ -65,7 +65,7 @@ class Campaign(Value):
     sizes: tuple[PositiveInt, ...]
     """Nodes of a sub-cluster, rising."""
     devices_per_node: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    """Devices that are used of a node, rising: the last is the whole node, with which all sizes run."""
+    """Devices used of a node, rising: the last is the whole node, with which all sizes run."""
     split: Split
     rounds: PositiveInt
     repeats: PositiveInt
@@ -99,14 +99,17 @@ class Campaign(Value):
         return self.devices_per_node[-1]
 
     def spec(self, hosts: Group, devices: int) -> RunSpec:
-        """What runs on these hosts; a size that no point has takes its batch from the kind of scaling.
+        """What runs on these hosts; a size without a point has its batch from the kind of scaling.
 
         Raises UserError for a number of devices a node that no point has.
         """
         points = [p for p in self.points if p.devices_per_node == devices]
         if not points:
-            raise UserError(f"campaign {self.name}", f"measures nothing on {devices} devices a node",
-                            allowed=", ".join(map(str, self.devices_per_node)))  # fmt: skip
+            raise UserError(
+                f"campaign {self.name}",
+                f"measures nothing on {devices} devices a node",
+                allowed=", ".join(map(str, self.devices_per_node)),
+            )
         point = next((p for p in points if p.nodes == len(hosts)), points[-1])
         spec, training = point.spec, point.spec.training
         if point.nodes != len(hosts) and self.scaling == "weak":
@@ -136,8 +139,12 @@ def read_campaign(root: Path, name: str) -> Campaign:
         return _read(matches[0])
     known = ", ".join(folder.name for folder in folders[-5:])
     what = f"names {len(matches)} campaigns" if matches else f"is no campaign in {root}"
-    raise UserError(f"campaign {name!r}", what, allowed=known or None,
-                    remedy="`paceline scale RECIPE` starts one")  # fmt: skip
+    raise UserError(
+        f"campaign {name!r}",
+        what,
+        allowed=known or None,
+        remedy="`paceline scale RECIPE` starts one",
+    )
 
 
 def write_campaign(root: Path, campaign: Campaign) -> None:
@@ -162,8 +169,11 @@ def alone(folder: Path) -> Iterator[None]:
         except OSError as error:
             file.seek(0)
             who = file.read().strip() or "another process"
-            raise UserError(f"campaign {folder.name}", f"is being run by {who}",
-                            remedy="wait until it has ended") from error  # fmt: skip
+            raise UserError(
+                f"campaign {folder.name}",
+                f"is being run by {who}",
+                remedy="wait until it has ended",
+            ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         file.flush()

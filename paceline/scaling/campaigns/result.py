@@ -22,9 +22,24 @@ from paceline.scaling.campaigns.sub_cluster import TrialResult, measured
 
 LAMBDA_HEAD = ("Hostnames", "Throughput (samples/sec)", "Status")
 FAILED = -1
-COLUMNS = ("round", "purpose", "nodes", "gpus_per_node", "hosts", "samples_per_s", "spread", "n",
-           "step_time_s", "global_batch", "scaling", "status", "reason", "started_unix",
-           "ended_unix", "run")  # fmt: skip
+COLUMNS = (
+    "round",
+    "purpose",
+    "nodes",
+    "gpus_per_node",
+    "hosts",
+    "samples_per_s",
+    "spread",
+    "n",
+    "step_time_s",
+    "global_batch",
+    "scaling",
+    "status",
+    "reason",
+    "started_unix",
+    "ended_unix",
+    "run",
+)
 
 
 class PartResult(Value):
@@ -109,11 +124,14 @@ def lambda_csv(trials: Iterable[TrialResult], whole_node: int) -> str:
     Only planned sub-clusters of whole nodes: no column could tell others from them.
     """
     rows = [
-        (", ".join(one.hosts), f"{one.samples_per_s:.4f}" if one.samples_per_s else FAILED,
-         "Success" if one.ok else "Fail")
+        (
+            ", ".join(one.hosts),
+            f"{one.samples_per_s:.4f}" if one.samples_per_s else FAILED,
+            "Success" if one.ok else "Fail",
+        )
         for one in trials
         if one.purpose == "plan" and one.devices_per_node == whole_node
-    ]  # fmt: skip
+    ]
     return _csv(LAMBDA_HEAD, rows)
 
 
@@ -121,8 +139,12 @@ def trials_csv(trials: Iterable[TrialResult], scaling: str) -> str:
     """Everything that is known of every sub-cluster; `paceline scale --from` reads it."""
     rows: list[list[object]] = []
     for one in trials:
-        known = {**one.model_dump(), "gpus_per_node": one.devices_per_node, "scaling": scaling,
-                 "hosts": ", ".join(one.hosts)}  # fmt: skip
+        known = {
+            **one.model_dump(),
+            "gpus_per_node": one.devices_per_node,
+            "scaling": scaling,
+            "hosts": ", ".join(one.hosts),
+        }
         rows.append([known[name] for name in COLUMNS])
     return _csv(COLUMNS, rows)
 

@@ -14,8 +14,8 @@ _SLURM = re.compile(r"SwitchName=(\S+)\s.*?\bNodes=(\S+)")
 def read_topology(path: Path) -> dict[str, str]:
     """Host -> switch, from lines `HOSTS SWITCH` or those of Slurm's topology.conf.
 
-    Of Slurm's lines those with nodes count, in the order of the file. Raises UserError with the line
-    number for a line that is neither.
+    Of Slurm's lines those with nodes count, in the order of the file. Raises UserError with the
+    line number for a line that is neither.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

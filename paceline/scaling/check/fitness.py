@@ -1,4 +1,4 @@
-"""Which hosts are fit to run on: their rates held against each other or their past, their facts compared."""
+"""Which hosts are fit to run on: rates against each other or their past, facts compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURES = {
     "collective": ("all-reduce inside the host", "B/s"),
     "pair": ("all-reduce with another host", "B/s"),
 }
-"""Of each host: the slowest device, the slowest device, the bus rate, the bus rate with the best partner."""
+"""Of each host: the slowest device (gemm, memory), the bus rate, that with the best partner."""
 SAME = (
     "kernel",
     "python",
@@ -82,7 +82,7 @@ class Measure(Value):
     spread: float
     """1.4826 x MAD / median of the hosts."""
     smallest_fault: float | None
-    """The loss of a host that would have been found in 9 of 10 cases; None when nothing is judged."""
+    """The loss of a host that is found in 9 of 10 cases; None when nothing is judged."""
 
 
 class CheckReport(Value):
@@ -142,20 +142,29 @@ def judge(
     )
     measures = {
         what: Measure(
-            what=what, unit=MEASURES[what][1], num_hosts=len(found.hosts), median=found.base,
-            spread=found.spread, smallest_fault=blames[what].smallest_fault,
+            what=what,
+            unit=MEASURES[what][1],
+            num_hosts=len(found.hosts),
+            median=found.base,
+            spread=found.spread,
+            smallest_fault=blames[what].smallest_fault,
         )
         for what, found in speeds.items()
-    }  # fmt: skip
+    }
     drain = tuple(report.host for report in hosts if report.verdict == "drain")
     sentences = (
         _count(hosts, drain, elapsed_s),
         *(_power(measure, blames[what]) for what, measure in measures.items()),
     )
     return CheckReport(
-        created=created, identity=identity, elapsed_s=elapsed_s, hosts=hosts, measures=measures,
-        drain=drain, sentences=sentences,
-    )  # fmt: skip
+        created=created,
+        identity=identity,
+        elapsed_s=elapsed_s,
+        hosts=hosts,
+        measures=measures,
+        drain=drain,
+        sentences=sentences,
+    )
 
 
 def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
@@ -177,16 +186,27 @@ def _report(
         node = next((node for node in blame.nodes if node.host == reading.host), None)
         if node is None:
             continue
-        figures[what] = HostRate(value=node.value, unit=MEASURES[what][1], n=node.repeats, z=node.z,
-                               loss=node.loss, by=node.by, flagged=node.flagged)  # fmt: skip
+        figures[what] = HostRate(
+            value=node.value,
+            unit=MEASURES[what][1],
+            n=node.repeats,
+            z=node.z,
+            loss=node.loss,
+            by=node.by,
+            flagged=node.flagged,
+        )
         if node.flagged:
             slow.append(_slow(what, node))
     evidence = (*reading.faults, *lost, *slow)
     remarks = (*reading.remarks, *odd)
     return HostReport(
-        host=reading.host, verdict="drain" if evidence else "look" if remarks else "fit",
-        evidence=evidence, remarks=remarks, figures=figures, facts=dict(reading.facts),
-    )  # fmt: skip
+        host=reading.host,
+        verdict="drain" if evidence else "look" if remarks else "fit",
+        evidence=evidence,
+        remarks=remarks,
+        figures=figures,
+        facts=dict(reading.facts),
+    )
 
 
 def _slow(what: str, node: Judged) -> str:
@@ -196,7 +216,7 @@ def _slow(what: str, node: Judged) -> str:
 
 
 def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
-    """By host, the facts in which it differs from most of the others, or from the only other one."""
+    """By host, the facts in which it differs from most others, or from the only other one."""
     told = [reading for reading in readings if reading.facts]
     found: dict[str, list[str]] = {}
     for name in (*SAME, "memory"):
@@ -254,16 +274,16 @@ def _power(measure: Measure, blame: Blame) -> str:
         figures += f", spread {percent(measure.spread)}"
     if measure.smallest_fault is None and any(node.by != "nothing" for node in blame.nodes):
         return (
-            f"{figures}; judged by the margin of {percent(LEAST_LOSS, 0)} alone, as no spread is known: "
-            "how small a fault is found is not known."
+            f"{figures}; judged by the margin of {percent(LEAST_LOSS, 0)} alone, as no spread is "
+            "known: how small a fault is found is not known."
         )
     if measure.smallest_fault is None:
         return (
-            f"{figures}; too few to judge: it takes {FEWEST_JUDGED} hosts, {FEWEST_EARLIER} earlier "
-            "checks of a host, or a check to hold against (--against)."
+            f"{figures}; too few to judge: it takes {FEWEST_JUDGED} hosts, {FEWEST_EARLIER} "
+            "earlier checks of a host, or a check to hold against (--against)."
         )
     by = " and ".join(dict.fromkeys(node.by for node in blame.nodes if node.z is not None))
     return (
-        f"{figures}; judged by {by}, a host slower by {percent(measure.smallest_fault)} is found in "
-        "9 of 10 cases."
+        f"{figures}; judged by {by}, a host slower by {percent(measure.smallest_fault)} is found "
+        "in 9 of 10 cases."
     )

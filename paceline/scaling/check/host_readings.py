@@ -63,7 +63,7 @@ def _reading(
     names: Sequence[str],
     verdict: JobEnd | None,
 ) -> Reading:
-    """One host: its rates are those of its slowest device, its pairs' that with the best partner."""
+    """One host: its rates are of its slowest device, its pair's that with the best partner."""
     facts = next((line for line in lines if line["event"] == "facts"), {})
     state = next(
         (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])

@@ -1,4 +1,4 @@
-"""The check of hosts before they are run on: one short job over all of them, and what it says of each."""
+"""The check of hosts before they are run on: one short job over all, and what it says of each."""
 
 from __future__ import annotations
 
@@ -216,8 +216,11 @@ def _watched(handle: Handle, wait_s: float) -> JobEnd | None:
     try:
         while handle.poll() is None:
             if handle.waiting and time.monotonic() - begun_s > wait_s:
-                raise IncompleteError("check", f"was not begun within {wait_s:g} s: {handle.phase}",
-                                      remedy="--wait SECONDS, or fewer --nodes")  # fmt: skip
+                raise IncompleteError(
+                    "check",
+                    f"was not begun within {wait_s:g} s: {handle.phase}",
+                    remedy="--wait SECONDS, or fewer --nodes",
+                )
             if handle.timed_out:
                 handle.stop()
                 return handle.verdict() or JobEnd("timeout", "did not end in time")
@@ -243,7 +246,7 @@ def _identity(
 
 
 def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Values by measure and host from the last checks of the same kind in which the host was fit."""
+    """Values by measure and host from the last checks of this kind in which the host was fit."""
     found: dict[str, dict[str, list[float]]] = {}
     files = sorted((root / CHECKS_FOLDER).glob(f"*/{REPORT_FILE}"), key=lambda f: f.stat().st_mtime)
     for file in files[-MOST_EARLIER:]:

@@ -61,17 +61,27 @@ def test_one_contradiction_is_not_enough():
 def test_a_cell_that_follows_speaks_for_the_step_time():
     lines = table()
     halved = line(64, 2 * 14.72)
-    lines[0] = replace(lines[0], cells={**halved.cells, "step_time_s": cell("step_time_s", "14.72"),
-                                        "mfu": lines[0].cells["mfu"]})  # fmt: skip
+    lines[0] = replace(
+        lines[0],
+        cells={
+            **halved.cells,
+            "step_time_s": cell("step_time_s", "14.72"),
+            "mfu": lines[0].cells["mfu"],
+        },
+    )
     assert row(timed(lines), "n64").meant is None
 
 
 def test_another_input_is_preferred_where_it_explains_all():
-    lines = [replace(one, cells={c: one.cells[c] for c in ("step_time_s", "tokens_per_s", "days")})
-             for one in table()]  # fmt: skip
+    lines = [
+        replace(one, cells={c: one.cells[c] for c in ("step_time_s", "tokens_per_s", "days")})
+        for one in table()
+    ]
     halved = line(64, 2 * 14.72).cells
-    lines[0] = replace(lines[0], cells={**lines[0].cells, "tokens_per_s": halved["tokens_per_s"],
-                                        "days": halved["days"]})  # fmt: skip
+    lines[0] = replace(
+        lines[0],
+        cells={**lines[0].cells, "tokens_per_s": halved["tokens_per_s"], "days": halved["days"]},
+    )
     assert row(timed(lines), "n64").meant is None
 
 

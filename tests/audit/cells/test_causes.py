@@ -19,9 +19,13 @@ from paceline.audit.cells.derivation import Cell, Inputs, Relation, RowSpeed, re
 from paceline.core.printed import Interval, exactly, read_printed
 
 INPUTS = Inputs(
-    seq_len=8192, global_batch=128, num_devices=64, flops_per_sample=exactly(3.94e15),
-    peak_flops_per_s=989e12, total_tokens=1e12,
-)  # fmt: skip
+    seq_len=8192,
+    global_batch=128,
+    num_devices=64,
+    flops_per_sample=exactly(3.94e15),
+    peak_flops_per_s=989e12,
+    total_tokens=1e12,
+)
 OPTIONS = Options(
     peaks_flops_per_s={"half of the sparse one": 989.5e12, "the sparse one": 1979e12},
     flops_per_sample={"causal attention": 3.68e15},
@@ -49,14 +53,21 @@ def words(changes: Iterable[Change], column: str, text: str, unit: float = 1.0) 
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("54.10%", "follows with a peak of 989.5 TFLOP/s, half of the sparse one, not the 989 TFLOP/s stated"),
-        ("27.05%", "follows with a peak of 1979 TFLOP/s, the sparse one, not the 989 TFLOP/s stated"),
+        (
+            "54.10%",
+            "follows with a peak of 989.5 TFLOP/s, half of the sparse one, "
+            "not the 989 TFLOP/s stated",
+        ),
+        (
+            "27.05%",
+            "follows with a peak of 1979 TFLOP/s, the sparse one, not the 989 TFLOP/s stated",
+        ),
         ("50.55%", "follows with causal attention, which is -6.6 % in FLOPs"),
         ("27.06%", "follows with a global batch of 64, not the 128 stated"),
         ("27.06%", "follows with a number of devices of 128, not the 64 stated"),
         ("53.57%", "follows with the FLOPs of a sequence rounded to 3.9E+15"),
     ],
-)  # fmt: skip
+)
 def test_another_input_explains_a_cell(text: str, cause: str):
     assert cause in words(other_inputs(INPUTS, SPEED, OPTIONS), "mfu", text, 0.01)
 

@@ -101,8 +101,10 @@ def test_a_multiple_of_another_row_is_named():
     lines[1] = with_cell(lines[1], "mfu", line(128, 14.79).cells["mfu"].printed.text)
     lines[1] = with_cell(lines[1], "days", line(128, 14.79).cells["days"].printed.text)
     cause = failing(lines)["n128", "tokens_per_s"].cause or ""
-    assert cause in (f"is {lines[0].cells['tokens_per_s'].printed.digits} of n64 times 2",
-                     "follows from 14.72 s, the step time of n64")  # fmt: skip
+    assert cause in (
+        f"is {lines[0].cells['tokens_per_s'].printed.digits} of n64 times 2",
+        "follows from 14.72 s, the step time of n64",
+    )
 
 
 def test_an_unexplained_cell_says_so():

@@ -24,10 +24,17 @@ from paceline.core import rates
 from paceline.core.printed import Interval, exactly, read_printed
 
 INPUTS = Inputs(
-    seq_len=8192, global_batch=128, num_devices=64, flops_per_sample=exactly(3.94e15),
-    peak_flops_per_s=1979e12, total_tokens=1e12, timed_steps=100, base_num_devices=8,
-    base_samples_per_s=exactly(1.5), settings={"dp": exactly(2)},
-)  # fmt: skip
+    seq_len=8192,
+    global_batch=128,
+    num_devices=64,
+    flops_per_sample=exactly(3.94e15),
+    peak_flops_per_s=1979e12,
+    total_tokens=1e12,
+    timed_steps=100,
+    base_num_devices=8,
+    base_samples_per_s=exactly(1.5),
+    settings={"dp": exactly(2)},
+)
 
 
 def cell(column: str, text: str, unit: float = 1.0) -> Cell:
@@ -70,9 +77,17 @@ def test_a_value_gives_back_the_step_times_it_came_from(column: str, t: float, w
 
 @pytest.mark.parametrize(
     ("text", "state"),
-    [("36.17%", "follows"), ("36.16%", "cut"), ("36.15%", "follows"), ("36.14%", "cut"),
-     ("36.13%", "fails"), ("36.20%", "fails"), ("over 36%", "follows"), ("over 37%", "fails")],
-)  # fmt: skip
+    [
+        ("36.17%", "follows"),
+        ("36.16%", "cut"),
+        ("36.15%", "follows"),
+        ("36.14%", "cut"),
+        ("36.13%", "fails"),
+        ("36.20%", "fails"),
+        ("over 36%", "follows"),
+        ("over 37%", "fails"),
+    ],
+)
 def test_any_step_time_that_rounds_to_the_printed_one_will_do(text: str, state: str):
     speed = RowSpeed(11.01, Interval(11.005, 11.015))
     assert judge(cell("mfu", text, 0.01), how("mfu"), speed) == state

@@ -17,8 +17,12 @@ from tests.scaling.analysis.lambda_values import alone, published
 
 
 def speeds_of(values: Sequence[float] | Sequence[GroupThroughput]) -> NodeSpeeds:
-    found = node_speeds([v if isinstance(v, GroupThroughput) else alone(values)[at]  # type: ignore[arg-type]
-                         for at, v in enumerate(values)])  # fmt: skip
+    found = node_speeds(
+        [
+            v if isinstance(v, GroupThroughput) else alone(values)[at]  # type: ignore[arg-type]
+            for at, v in enumerate(values)
+        ]
+    )
     assert found is not None
     return found
 
@@ -40,8 +44,11 @@ def test_no_healthy_published_node_is_flagged(reference_data: Path, model: str):
 def test_a_slowed_node_among_the_published_ones_is_found(
     reference_data: Path, loss: float, least_found: float
 ):
-    singles = [m for m in published(reference_data, "opt-13b").measured
-               if m.nodes == 1 and m.series == "allnodes"]  # fmt: skip
+    singles = [
+        m
+        for m in published(reference_data, "opt-13b").measured
+        if m.nodes == 1 and m.series == "allnodes"
+    ]
     found = 0
     for victim in range(64):
         values = [
@@ -102,8 +109,10 @@ def test_a_nodes_own_history_judges_it():
     blame = judge_nodes(speeds_of([100.0, 86.0, 70.0]), history=history)
     assert hosts_of(blame) == ["n2"]
     assert {node.host: node.by for node in blame.nodes} == {
-        "n1": "its own history", "n2": "its own history", "n3": "nothing",
-    }  # fmt: skip
+        "n1": "its own history",
+        "n2": "its own history",
+        "n3": "nothing",
+    }
 
 
 def test_a_node_is_no_faster_to_flag_than_its_own_repeats_allow():
@@ -111,10 +120,12 @@ def test_a_node_is_no_faster_to_flag_than_its_own_repeats_allow():
     rounds = [alone(values), alone(values), alone(values)]
     shaky = [(0.93, 1.0, 0.95)[number] * values[3] for number in range(3)]
     measured = [
-        GroupThroughput(one.hosts, shaky[number]) if one.hosts == ("n4",) else
-        GroupThroughput(one.hosts, (one.samples_per_s or 0) * (1 + 1e-4 * number))
-        for number, round_ in enumerate(rounds) for one in round_
-    ]  # fmt: skip
+        GroupThroughput(one.hosts, shaky[number])
+        if one.hosts == ("n4",)
+        else GroupThroughput(one.hosts, (one.samples_per_s or 0) * (1 + 1e-4 * number))
+        for number, round_ in enumerate(rounds)
+        for one in round_
+    ]
     speeds = speeds_of(measured)
     assert speeds.noisy_hosts == {"n4"}
     assert hosts_of(judge_nodes(speeds)) == []

@@ -29,9 +29,13 @@ def factors_of(reference_data: Path, model: str, nodes: int) -> SizeFactors:
     ],
 )
 def test_the_naive_split_of_the_published_values(
-    reference_data: Path, model: str, nodes: int, efficiency: float, straggler: float,
+    reference_data: Path,
+    model: str,
+    nodes: int,
+    efficiency: float,
+    straggler: float,
     communication: float,
-):  # fmt: skip
+):
     found = factors_of(reference_data, model, nodes)
     assert found.naive_straggler is not None and found.naive_communication is not None
     assert round(100 * found.efficiency.value, 2) == efficiency

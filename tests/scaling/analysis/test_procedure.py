@@ -69,7 +69,7 @@ def test_hosts_left_over_are_told():
     assert note == (
         "Groups of 2 do not use up all hosts: n5 had no place in one round and were measured in "
         "another."
-    )  # fmt: skip
+    )
     assert left_over_notes(planned_rounds(hosts, [1, 5])) == []
 
 

@@ -29,8 +29,10 @@ def verdict(cluster: SimulatedCluster, rounds: int = 1) -> Lasting | NotSeparabl
 
 
 def many(rounds: int, n: int = 12) -> list[Lasting]:
-    found = [verdict(SimulatedCluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
-             for seed in range(n)]  # fmt: skip
+    found = [
+        verdict(SimulatedCluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
+        for seed in range(n)
+    ]
     return [one for one in found if isinstance(one, Lasting)]
 
 
@@ -73,8 +75,12 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
     found = lasting_differences(speeds, by_size([*singles, *pairs]))
     assert isinstance(found, NotSeparable) and "do not follow their slowest member" in found.why
     # Repeats that prove lasting differences do not make the groups wait for anybody.
-    repeated = node_speeds([*singles, *(replace(one, samples_per_s=(one.samples_per_s or 0) * 1.0001)
-                                        for one in singles)])  # fmt: skip
+    repeated = node_speeds(
+        [
+            *singles,
+            *(replace(one, samples_per_s=(one.samples_per_s or 0) * 1.0001) for one in singles),
+        ]
+    )
     assert repeated is not None
     again = lasting_differences(repeated, by_size([*singles, *pairs]))
     assert isinstance(again, NotSeparable) and "do not follow" in again.why

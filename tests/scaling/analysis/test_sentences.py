@@ -41,15 +41,36 @@ def test_opt_350m_claims_no_straggler(reference_data: Path):
 def test_the_json_has_the_agreed_form(reference_data: Path):
     result = scale_result(analyse(published(reference_data, "opt-13b").measured))
     document = result.model_dump(mode="json")
-    assert {"base", "scaling", "sizes", "flagged", "nodes", "smallest_fault_found",
-            "sentences"} <= set(document)  # fmt: skip
-    assert document["base"] == {"nodes": 1, "value": pytest.approx(72.7018),
-                                "statistic": "median of 64 nodes"}  # fmt: skip
+    assert {
+        "base",
+        "scaling",
+        "sizes",
+        "flagged",
+        "nodes",
+        "smallest_fault_found",
+        "sentences",
+    } <= set(document)
+    assert document["base"] == {
+        "nodes": 1,
+        "value": pytest.approx(72.7018),
+        "statistic": "median of 64 nodes",
+    }
     last = document["sizes"][-1]
-    assert {"nodes", "n", "value", "efficiency", "straggler", "communication", "naive", "low",
-            "high"} <= set(last)  # fmt: skip
-    assert last["naive"] == {"straggler": pytest.approx(0.9904, abs=5e-5),
-                             "communication": pytest.approx(0.9953, abs=5e-5)}  # fmt: skip
+    assert {
+        "nodes",
+        "n",
+        "value",
+        "efficiency",
+        "straggler",
+        "communication",
+        "naive",
+        "low",
+        "high",
+    } <= set(last)
+    assert last["naive"] == {
+        "straggler": pytest.approx(0.9904, abs=5e-5),
+        "communication": pytest.approx(0.9953, abs=5e-5),
+    }
     assert document["nodes"][0]["host"] == "ml-512-node-020" and document["flagged"] == []
     assert ScaleResult.model_validate(document) == result
 

@@ -1,4 +1,4 @@
-"""A scaling campaign on a fleet of made-up hosts: what runs where, what is kept, what is gone on with."""
+"""A scaling campaign on made-up hosts: what runs where, what is kept, what is gone on with."""
 
 from __future__ import annotations
 

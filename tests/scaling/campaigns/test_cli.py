@@ -19,7 +19,8 @@ from tests.cli.test_errors import paceline
 DRIVER = """
 import sys
 from tests.fleet import Fleet
-sys.modules["paceline.machines.ssh"] = Fleet(run_s=float(sys.argv.pop(1)), down=set(sys.argv.pop(1).split()))
+run_s, down = float(sys.argv.pop(1)), set(sys.argv.pop(1).split())
+sys.modules["paceline.machines.ssh"] = Fleet(run_s=run_s, down=down)
 from paceline.cli import main
 main()
 """
@@ -32,8 +33,11 @@ def start(runs: Path, run_s: float, *arguments: str, down: str = "") -> subproce
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(run_s), down, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def records(runs: Path) -> list[dict[str, Any]]:

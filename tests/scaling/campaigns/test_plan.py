@@ -98,9 +98,10 @@ def test_points_below_one_node_come_first_and_use_a_part_of_the_devices():
 
 
 def test_a_size_that_no_point_has_gets_the_batch_of_its_kind():
-    weak, strong = planned(wanted("a,b,c,d", "1,4")), planned(
-        wanted("a,b,c,d", "1,4"), recipe="gpt-1b3-tiny"
-    )  # fmt: skip
+    weak, strong = (
+        planned(wanted("a,b,c,d", "1,4")),
+        planned(wanted("a,b,c,d", "1,4"), recipe="gpt-1b3-tiny"),
+    )
     assert weak.spec(("a", "b"), 1).training.global_batch == 16
     assert strong.spec(("a", "b"), 1).training.global_batch == 16
     assert strong.spec(("c", "d"), 1).cluster.hosts == ("c", "d")
@@ -119,9 +120,14 @@ def test_the_same_campaign_has_the_same_key_and_any_other_another():
     base = wanted("a,b", "1,2")
     key = planned(base).key
     assert planned(base).key == key
-    others = [planned(wanted("a,c", "1,2")), planned(wanted("a,b", "1")), planned(base, "steps=7"),
-              planned(replace(base, repeats=2)), planned(replace(base, split="random", seed=1)),
-              planned(replace(base, rounds=2))]  # fmt: skip
+    others = [
+        planned(wanted("a,c", "1,2")),
+        planned(wanted("a,b", "1")),
+        planned(base, "steps=7"),
+        planned(replace(base, repeats=2)),
+        planned(replace(base, split="random", seed=1)),
+        planned(replace(base, rounds=2)),
+    ]
     assert key not in {other.key for other in others}
 
 
@@ -174,10 +180,12 @@ def test_this_machine_alone_has_points_below_one_node():
 
 @pytest.mark.parametrize(
     "text",
-    ["node[1-2] left\nnode3 right # far\n\n",
-     "SwitchName=left Nodes=node[1-2]\nSwitchName=right Level=0 LinkSpeed=1 Nodes=node3\n"
-     "SwitchName=top Switches=left,right\n"],
-)  # fmt: skip
+    [
+        "node[1-2] left\nnode3 right # far\n\n",
+        "SwitchName=left Nodes=node[1-2]\nSwitchName=right Level=0 LinkSpeed=1 Nodes=node3\n"
+        "SwitchName=top Switches=left,right\n",
+    ],
+)
 def test_switches_are_read_in_both_forms(tmp_path: Path, text: str):
     file = tmp_path / "topology"
     file.write_text(text)
@@ -211,8 +219,13 @@ def test_slurm_is_taken_when_its_controller_answers_and_not_for_its_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     alone = CampaignRequest(Request("tiny-gpt", device="cpu"), "1,2")
-    put(tmp_path, monkeypatch, sbatch="true", sinfo="echo 'idle node-[1-2]'",
-        scontrol="echo 'Slurmctld(primary) at head is UP'")  # fmt: skip
+    put(
+        tmp_path,
+        monkeypatch,
+        sbatch="true",
+        sinfo="echo 'idle node-[1-2]'",
+        scontrol="echo 'Slurmctld(primary) at head is UP'",
+    )
     assert new_campaign(tmp_path, alone, []).hosts == ("node-1", "node-2")
     put(tmp_path, monkeypatch, scontrol="sleep 0; echo 'at head is DOWN'")
     with pytest.raises(UserError):
@@ -227,8 +240,9 @@ def test_jobs_that_a_dead_controller_left_are_cancelled_when_it_goes_on(
     trial = Trial(campaign=campaign.name, round=1, purpose="plan", hosts=("node-1",))
     spec = campaign.spec(("node-1",), campaign.whole_node)
     gone = this_controller().model_copy(update={"boot_id": "another boot"})
-    left = make_finished(tmp_path, 1, 0.2, spec=spec, trial=trial, status="running",
-                         controller=gone)  # fmt: skip
+    left = make_finished(
+        tmp_path, 1, 0.2, spec=spec, trial=trial, status="running", controller=gone
+    )
     Diary(left).begin("4711")
     calls = put(tmp_path, monkeypatch, scancel="true")
     how = Conduct(TableFormat.json, tmp_path, resume=campaign.name, extra_rounds=0)

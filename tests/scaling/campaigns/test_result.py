@@ -30,16 +30,27 @@ __all__ = ["quick"]
 
 def trial(hosts: str, value: float | None, **fields: object) -> TrialResult:
     names = tuple(hosts.split())
-    values = {"round": 1, "purpose": "plan", "nodes": len(names), "devices_per_node": 2,
-              "hosts": names, "run": f"run-{names[0]}", "status": "ok" if value else "failed",
-              "samples_per_s": value, "global_batch": 8}  # fmt: skip
+    values = {
+        "round": 1,
+        "purpose": "plan",
+        "nodes": len(names),
+        "devices_per_node": 2,
+        "hosts": names,
+        "run": f"run-{names[0]}",
+        "status": "ok" if value else "failed",
+        "samples_per_s": value,
+        "global_batch": 8,
+    }
     return TrialResult.model_validate({**values, **fields})
 
 
 TRIALS = [
-    trial("a", 100.0), trial("b", 100.0), trial("c", None, reason="c: does not answer"),
-    trial("a", 60.0, devices_per_node=1), trial("a b", 190.0, round=2),
-]  # fmt: skip
+    trial("a", 100.0),
+    trial("b", 100.0),
+    trial("c", None, reason="c: does not answer"),
+    trial("a", 60.0, devices_per_node=1),
+    trial("a b", 190.0, round=2),
+]
 
 
 @pytest.fixture
@@ -48,16 +59,33 @@ def campaign() -> Campaign:
 
 
 def result(campaign: Campaign, trials: list[TrialResult], **fields: object) -> CampaignResult:
-    values = {"lost": {"c": "does not answer"}, "unplaced": {3: ("b",)}, "missing": 0,
-              "interrupted": False, "resume": None}  # fmt: skip
+    values = {
+        "lost": {"c": "does not answer"},
+        "unplaced": {3: ("b",)},
+        "missing": 0,
+        "interrupted": False,
+        "resume": None,
+    }
     analysis = campaign_analysis(campaign, trials, Judging())
     return campaign_result(campaign, trials, analysis, **{**values, **fields})  # type: ignore[arg-type]
 
 
 def test_the_contracts_fields_stand_beside_those_of_the_campaign(campaign: Campaign):
     told = result(campaign, TRIALS).model_dump(mode="json")
-    assert {"base", "scaling", "sizes", "flagged", "nodes", "smallest_fault_found", "sentences",
-            "campaign", "runs", "lost", "missing", "resume"} <= told.keys()  # fmt: skip
+    assert {
+        "base",
+        "scaling",
+        "sizes",
+        "flagged",
+        "nodes",
+        "smallest_fault_found",
+        "sentences",
+        "campaign",
+        "runs",
+        "lost",
+        "missing",
+        "resume",
+    } <= told.keys()
     assert told["base"]["value"] == 100 and told["scaling"] == "weak"
     assert [(size["nodes"], size["n"]) for size in told["sizes"]] == [(1, 2), (2, 1)]
     assert told["sizes"][1]["efficiency"] == pytest.approx(0.95)

@@ -19,12 +19,19 @@ def cluster(number: int, slow: Mapping[int, float] | None = None) -> list[Readin
     """Hosts whose repeats and means scatter by about 1 %, the named ones slower by a share."""
     return [
         Reading(
-            f"n{host}", {"kernel": "6.1"},
-            {"gemm": [1e12 * (1 - (slow or {}).get(host, 0.0)) * (1 + 0.01 * ((3 * host + 7 * b) % 5 - 2))
-                      for b in range(10)]},
+            f"n{host}",
+            {"kernel": "6.1"},
+            {
+                "gemm": [
+                    1e12
+                    * (1 - (slow or {}).get(host, 0.0))
+                    * (1 + 0.01 * ((3 * host + 7 * b) % 5 - 2))
+                    for b in range(10)
+                ]
+            },
         )
         for host in range(1, number + 1)
-    ]  # fmt: skip
+    ]
 
 
 def test_healthy_hosts_are_fit_and_the_report_says_what_it_could_have_found():
@@ -71,8 +78,14 @@ def test_a_fault_of_its_own_drains_a_host_whatever_its_speed():
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    return {"kernel": "6.1", "torch": "2.13", "num_cores": 8, "memory_bytes": 64e9,
-            "gpus": [{"name": "H100", "driver": "550"}], **changes}  # fmt: skip
+    return {
+        "kernel": "6.1",
+        "torch": "2.13",
+        "num_cores": 8,
+        "memory_bytes": 64e9,
+        "gpus": [{"name": "H100", "driver": "550"}],
+        **changes,
+    }
 
 
 def test_a_host_that_differs_from_most_is_worth_a_look():
@@ -96,8 +109,9 @@ def test_a_host_that_lost_a_gpu_is_drained():
 def test_of_two_that_differ_neither_is_the_usual_one():
     report = checked([Reading("a", facts()), Reading("b", facts(torch="2.12"))])
     assert [host.remarks for host in report.hosts] == [
-        ("torch 2.13 here, others differ",), ("torch 2.12 here, others differ",),
-    ]  # fmt: skip
+        ("torch 2.13 here, others differ",),
+        ("torch 2.12 here, others differ",),
+    ]
 
 
 def test_memory_that_differs_by_pages_is_the_same():

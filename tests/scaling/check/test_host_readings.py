@@ -15,10 +15,16 @@ from paceline.scaling.check.host_readings import host_readings, read_lines
 
 def cluster(launcher: str = "ssh", ranks: int = 1, nodes: int = 2) -> Cluster:
     hosts = tuple(f"n{number}" for number in range(nodes))
-    return Cluster.model_validate({
-        "name": "c", "device": "cpu", "nodes": nodes, "devices_per_node": ranks,
-        "launcher": launcher, "hosts": hosts,
-    })  # fmt: skip
+    return Cluster.model_validate(
+        {
+            "name": "c",
+            "device": "cpu",
+            "nodes": nodes,
+            "devices_per_node": ranks,
+            "launcher": launcher,
+            "hosts": hosts,
+        }
+    )
 
 
 def line(event: str, node: int, **values: Any) -> dict[str, Any]:
@@ -85,8 +91,11 @@ def test_a_host_that_ended_early_is_at_fault_with_the_launchers_reason(
 
 
 def test_a_part_that_failed_is_a_fault_of_the_host_or_of_the_pair():
-    told = [*whole(0, "a"), line("fault", 0, part="memory", reason="no room"),
-            line("fault", 0, part="pair with node 1", reason="timed out")]  # fmt: skip
+    told = [
+        *whole(0, "a"),
+        line("fault", 0, part="memory", reason="no room"),
+        line("fault", 0, part="pair with node 1", reason="timed out"),
+    ]
     first = host_readings(cluster(), told, None)[0]
     assert first.faults == ("memory failed: no room",)
     assert first.remarks == ("pair with n1 failed: timed out",)
