@@ -46,34 +46,36 @@ def assume(rows: Sequence[Row], gate_is_open: bool) -> tuple[list[Row], list[Ass
     for row in rows:
         groups.setdefault((row.source, row.table, row.model or row.recipe or ""), []).append(row)
     changed: dict[str, Row] = {}
-    found: list[Assumption] = []
+    assumptions: list[Assumption] = []
     for (_, table, model), members in groups.items():
         counted = [row for row in members if set(FLOPS_COLUMNS) & set(row.printed)]
         best = _best(counted, gate_is_open and not counted[0].recipe) if counted else None
         if best:
-            ways, num_given, words = best
-            changed |= {row.id: _with(row, ways) for row in members}
-            found.append(Assumption(table, model or "its model", words, num_given, len(counted)))
+            counting, num_given, words = best
+            changed |= {row.id: _with(row, counting) for row in members}
+            assumptions.append(
+                Assumption(table, model or "its model", words, num_given, len(counted))
+            )
         elif gate_is_open:
             changed |= {row.id: row.model_copy(update={"shape": None}) for row in members}
-    return [changed.get(row.id, row) for row in rows], found
+    return [changed.get(row.id, row) for row in rows], assumptions
 
 
-Ways = dict[str, Any]
+Counting = dict[str, Any]
 
 
-def _best(rows: Sequence[Row], gate_is_open: bool) -> tuple[Ways, int, str] | None:
+def _best(rows: Sequence[Row], gate_is_open: bool) -> tuple[Counting, int, str] | None:
     """The way to count that gives most rows, how many, and its words; None when nothing is open."""
     first = rows[0]
     if flops_input(first) is None and not first.flops_per_sample:
         return None
     if not gate_is_open and first.convention and not _peak_is_open(rows):
         return None
-    best: tuple[Ways, int] | None = None
-    for ways in _ways(first, gate_is_open, _peak_is_open(rows)):
-        num_given = sum(_gives(_with(row, ways)) for row in rows)
+    best: tuple[Counting, int] | None = None
+    for counting in _countings(first, gate_is_open, _peak_is_open(rows)):
+        num_given = sum(_gives(_with(row, counting)) for row in rows)
         if best is None or num_given > best[1]:
-            best = ways, num_given
+            best = counting, num_given
         if num_given == len(rows):
             break
     stated = bool(first.convention) and not gate_is_open and _some_peak_is_known(rows)
@@ -90,7 +92,7 @@ def _peak_is_open(rows: Sequence[Row]) -> bool:
     return any("mfu" in row.printed and row.peak_flops_per_s is None for row in rows)
 
 
-def _ways(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Ways]:
+def _countings(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Counting]:
     """Every way to count that the table leaves open, the usual ones first."""
     stated = "recompute" in row.layout.model_fields_set
     open_fields = {
@@ -102,26 +104,26 @@ def _ways(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Ways]:
         "whole_peak": (False, True) if peak_is_open else (None,),
     }
     for values in product(*open_fields.values()):
-        ways = dict(zip(open_fields, values, strict=True))
-        counts = CONVENTIONS[ways["convention"]].counts_recompute
-        if counts or stated or ways["recompute"] == "none":
-            yield ways
+        counting = dict(zip(open_fields, values, strict=True))
+        counts = CONVENTIONS[counting["convention"]].counts_recompute
+        if counts or stated or counting["recompute"] == "none":
+            yield counting
 
 
-def _with(row: Row, ways: Ways) -> Row:
+def _with(row: Row, counting: Counting) -> Row:
     """The row counted in one way."""
-    layout = row.layout.model_copy(update={"recompute": ways["recompute"]})
-    update: Ways = {"convention": ways["convention"], "layout": layout}
+    layout = row.layout.model_copy(update={"recompute": counting["recompute"]})
+    update: Counting = {"convention": counting["convention"], "layout": layout}
     if row.shape:
-        gated = row.shape.gated_ffn if ways["gated"] is None else ways["gated"]
-        vocab = _padded(row) if ways["padded"] else row.shape.vocab_size
+        gated = row.shape.gated_ffn if counting["gated"] is None else counting["gated"]
+        vocab = _padded(row) if counting["padded"] else row.shape.vocab_size
         update["shape"] = row.shape.model_copy(update={"gated_ffn": gated, "vocab_size": vocab})
-    if row.peak_flops_per_s is None and ways["whole_peak"] is not None:
-        update["peak_flops_per_s"] = _peak(row, ways["whole_peak"])
+    if row.peak_flops_per_s is None and counting["whole_peak"] is not None:
+        update["peak_flops_per_s"] = _peak(row, counting["whole_peak"])
     changed = row.model_copy(update=update)
     x = flops_input(changed)
-    if x and ways["digits"] and row.flops_per_sample is None:
-        rounded = float(f"{flops_per_sample(ways['convention'], x):.{ways['digits'] - 1}e}")
+    if x and counting["digits"] and row.flops_per_sample is None:
+        rounded = float(f"{flops_per_sample(counting['convention'], x):.{counting['digits'] - 1}e}")
         changed = changed.model_copy(update={"flops_per_sample": rounded})
     return changed
 
@@ -155,19 +157,21 @@ def _gives(row: Row) -> bool:
     return bool(counted)
 
 
-def _words(ways: Ways) -> str:
-    words = [str(ways["convention"])]
-    if CONVENTIONS[ways["convention"]].counts_recompute:
-        words.append(f"recomputation {ways['recompute']}")
-    if ways["gated"] is not None:
+def _words(counting: Counting) -> str:
+    words = [str(counting["convention"])]
+    if CONVENTIONS[counting["convention"]].counts_recompute:
+        words.append(f"recomputation {counting['recompute']}")
+    if counting["gated"] is not None:
         words.append(
-            "gated feed-forward layers" if ways["gated"] else "feed-forward layers without a gate"
+            "gated feed-forward layers"
+            if counting["gated"]
+            else "feed-forward layers without a gate"
         )
-    if ways["digits"]:
+    if counting["digits"]:
         words.append("FLOPs of a sequence in three digits")
-    if ways["whole_peak"] is not None:
-        whole = " in whole TFLOP/s" if ways["whole_peak"] else ""
+    if counting["whole_peak"] is not None:
+        whole = " in whole TFLOP/s" if counting["whole_peak"] else ""
         words.append(f"the dense peak of the data sheet{whole}")
-    if ways["padded"]:
+    if counting["padded"]:
         words.append("the vocabulary padded to 128 x tp")
     return ", ".join(words)

@@ -54,43 +54,49 @@ class Peaks:
     wanted: float | None
 
 
-def convert(figure: Quantity, given: str, wanted: str, x: FlopsInput, peaks: Peaks) -> Conversion:
-    """A figure counted by `given` as `wanted` counts it.
+def convert(
+    figure: Quantity, published: str, target: str, x: FlopsInput, peaks: Peaks
+) -> Conversion:
+    """A figure counted by the convention `published` as `target` counts it.
 
-    FLOP/s scale with the FLOPs of a token: F_wanted / F_given; MFU with the peaks as well. Raises
-    UserError for a convention that does not apply, or a result above the peak.
+    FLOP/s scale with the FLOPs of a token: F_target / F_published; MFU with the peaks as well.
+    Raises UserError for a convention that does not apply, or a result above the peak.
     """
-    before, after = _flops(given, x, "--from"), _flops(wanted, x, "--to")
+    before, after = _flops(published, x, "--from"), _flops(target, x, "--to")
     rate = figure.value
     if figure.kind == "mfu":
         if peaks.given is None:
             share = _possible(figure.value * after / before)
             return Conversion(
-                _side(given, x, before, None, None, figure.value),
-                _side(wanted, x, after, None, None, share),
+                _side(published, x, before, None, None, figure.value),
+                _side(target, x, after, None, None, share),
                 after / before,
                 ("the same peak is taken on both sides; without it there is no FLOP/s",),
             )
         rate = figure.value * peaks.given
     converted = rate * after / before
-    one, other = rates.mfu(rate, peaks.given), rates.mfu(converted, peaks.wanted)
-    ratio = other / one if figure.kind == "mfu" and one and other else after / before
+    share_before, share_after = rates.mfu(rate, peaks.given), rates.mfu(converted, peaks.wanted)
+    ratio = (
+        share_after / share_before
+        if figure.kind == "mfu" and share_before and share_after
+        else after / before
+    )
     return Conversion(
-        _side(given, x, before, peaks.given, rate, one),
-        _side(wanted, x, after, peaks.wanted, converted, _possible(other)),
+        _side(published, x, before, peaks.given, rate, share_before),
+        _side(target, x, after, peaks.wanted, converted, _possible(share_after)),
         ratio,
         (),
     )
 
 
 def from_step_time(
-    step_time_s: float, wanted: str, x: FlopsInput, peaks: Peaks, batch: int, devices: int
+    step_time_s: float, target: str, x: FlopsInput, peaks: Peaks, batch: int, devices: int
 ) -> Conversion:
     """FLOP/s of a device, and MFU, of a step of `batch` sequences on `devices` devices."""
-    flops = _flops(wanted, x, "--to")
+    flops = _flops(target, x, "--to")
     rate = rates.flops_per_s_per_device(flops * x.seq_len, batch, step_time_s, devices)
     share = _possible(rates.mfu(rate, peaks.wanted))
-    side = _side(wanted, x, flops, peaks.wanted, rate, share)
+    side = _side(target, x, flops, peaks.wanted, rate, share)
     return Conversion(side, side, 1.0, ())
 
 
@@ -106,15 +112,15 @@ def peaks_of(
         return Peaks(
             given if given is not None else wanted, wanted if wanted is not None else given
         )
-    found = catalog.device(device)
-    dense = found.peak_flops_per_s(dtype or "bf16")
+    entry = catalog.device(device)
+    dense = entry.peak_flops_per_s(dtype or "bf16")
     if dense is None and (given is None or wanted is None):
-        allowed = ", ".join(found.peaks) or "a device with a data-sheet peak"
-        raise UserError(f"{found.name} in {dtype or 'bf16'}", "has no known peak", allowed=allowed)
+        allowed = ", ".join(entry.peaks) or "a device with a data-sheet peak"
+        raise UserError(f"{entry.name} in {dtype or 'bf16'}", "has no known peak", allowed=allowed)
     if wanted is not None and dense and abs(wanted / (2 * dense) - 1) < 0.005:
         raise UserError(
             "--peak",
-            f"is the sparse peak of {found.name}, which training does not reach",
+            f"is the sparse peak of {entry.name}, which training does not reach",
             allowed=f"the dense {dense / 1e12:.10g}TFLOP/s",
         )
     return Peaks(given if given is not None else dense, wanted if wanted is not None else dense)
@@ -133,10 +139,10 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
     if x.lora and convention in WITHOUT_ADAPTERS:
         others = ", ".join(name for name in CONVENTIONS if name not in WITHOUT_ADAPTERS)
         raise UserError(f"{option} {name}", "does not count LoRA's frozen weights", allowed=others)
-    known = x.shape.conventions
-    if known and convention not in known:
+    applicable = x.shape.conventions
+    if applicable and convention not in applicable:
         raise UserError(
-            f"{option} {name}", "counts no model of this kind", allowed=", ".join(known)
+            f"{option} {name}", "counts no model of this kind", allowed=", ".join(applicable)
         )
     if name == convention:
         return flops_per_token(convention, x)
@@ -158,7 +164,7 @@ def _side(
     share: float | None,
 ) -> StatedFigure:
     convention = name.removesuffix(HARDWARE)
-    formula, source = _told(convention)
+    formula, source = _formula_and_source(convention)
     hardware = name != convention
     if hardware:
         formula = f"{formula} Recomputation is counted as work."
@@ -168,10 +174,10 @@ def _side(
     )
 
 
-def _told(convention: str) -> tuple[str, str]:
+def _formula_and_source(convention: str) -> tuple[str, str]:
     """The formula of a convention, and who uses it, as its definition tells them."""
-    told = (CONVENTIONS[convention].per_token.__doc__ or "").strip().split("\n\n")
-    lines = [" ".join(paragraph.split()) for paragraph in told]
+    paragraphs = (CONVENTIONS[convention].per_token.__doc__ or "").strip().split("\n\n")
+    lines = [" ".join(paragraph.split()) for paragraph in paragraphs]
     return lines[0].removeprefix("FLOPs per token: "), " ".join(lines[1:])
 
 

@@ -65,18 +65,18 @@ def audit_rows(rows: Sequence[Row], only: Iterable[str] | None = None) -> Audit:
 
     Rows of a source are related: one may repeat another, or give the base of its speed-ups.
     """
-    wanted = {row.id for row in rows} if only is None else set(only)
-    kept = [row for row in rows if row.id in wanted]
+    ids = {row.id for row in rows} if only is None else set(only)
+    kept = [row for row in rows if row.id in ids]
     order = {row.id: at for at, row in enumerate(rows)}
-    verdicts = [v for v in check(lines_of(rows)) if v.line.name in wanted]
+    verdicts = [v for v in check(lines_of(rows)) if v.line.name in ids]
     listed = [(_finding(v), v.state) for v in verdicts if v.state in ("fails", "cut", "strained")]
     lists = list(_rank_lists(kept))
     findings = [f for f, state in listed if state == "fails"]
-    findings += [*_layouts(kept), *(found for found in lists if found)]
+    findings += [*_layouts(kept), *(finding for finding in lists if finding)]
     blank = sum(len(row.printed) for row in kept) - len(verdicts) - len(lists)
     unchecked = Counter(v.cause or "" for v in verdicts if v.state == "unchecked")
     states = Counter[str](v.state for v in verdicts)
-    states.update("fails" if found else "follows" for found in lists)
+    states.update("fails" if finding else "follows" for finding in lists)
     states["unchecked"] += blank
     return Audit(
         tuple(sorted(findings, key=lambda f: order[f.row])),
@@ -134,9 +134,9 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
         if axes and row.num_devices and row.num_devices % row.layout.model_devices:
             printed = " ".join(f"{axis} {getattr(row.layout, axis)}" for axis in axes)
             seen.setdefault((row.table, printed), []).append(row)
-    for (table, printed), found in seen.items():
-        row, devices = found[0], found[0].layout.model_devices
-        counts = sorted({row.num_devices or 0 for row in found})
+    for (table, printed), members in seen.items():
+        row, devices = members[0], members[0].layout.model_devices
+        counts = sorted({row.num_devices or 0 for row in members})
         cause = f"a replica of {devices} devices does not fit {_either(counts)} devices"
         if row.shape and row.layout.pp > row.shape.num_layers:
             cause += f", and {row.shape.num_layers} layers have no {row.layout.pp} stages"

@@ -155,8 +155,8 @@ def _with_setting(inputs: Inputs, name: str, value: Interval) -> Inputs:
 def _base(row: Row, rows: Sequence[Row], num_devices: int | None) -> Row | None:
     """The row with another number of devices to whose speed this row's is related."""
     table = next((r.table for r in rows if r.id == row.repeats), row.table)
-    found = (r for r in rows if r.table == table and r.num_devices == num_devices)
-    return next(found, None) if num_devices else None
+    bases = (r for r in rows if r.table == table and r.num_devices == num_devices)
+    return next(bases, None) if num_devices else None
 
 
 def _with_base(inputs: Inputs, base: Row | None) -> Inputs:
@@ -188,17 +188,17 @@ def _peaks(row: Row) -> dict[str, float]:
     except UserError:
         return {}
     own_first = sorted(device.peaks.items(), key=lambda item: item[0] != row.dtype)
-    found: dict[float, str] = {}
+    names: dict[float, str] = {}
     for dtype, peak in own_first:
         dense = peak.flops_per_s
         half = f", half of the sparse {2 * dense / 1e12:.10g}" if dense % 1e12 else ""
-        found.setdefault(dense, f"the {dtype} peak of {device.name}{half}")
+        names.setdefault(dense, f"the {dtype} peak of {device.name}{half}")
     for dtype, peak in own_first:
         dense = peak.flops_per_s
-        found.setdefault(2 * dense, f"the sparse {dtype} peak of {device.name}")
+        names.setdefault(2 * dense, f"the sparse {dtype} peak of {device.name}")
         whole = dense // 1e12 * 1e12
-        found.setdefault(whole, f"the {dtype} peak of {device.name} in whole TFLOP/s")
-    return {words: peak for peak, words in found.items()}
+        names.setdefault(whole, f"the {dtype} peak of {device.name} in whole TFLOP/s")
+    return {words: peak for peak, words in names.items()}
 
 
 def _flops(row: Row) -> dict[str, float]:
@@ -206,17 +206,17 @@ def _flops(row: Row) -> dict[str, float]:
     x = flops_input(row)
     if x is None:
         return {}
-    ways: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for name, convention in CONVENTIONS.items():
-        ways[f"the convention {name}"] = flops_per_sample(name, x)
+        counts[f"the convention {name}"] = flops_per_sample(name, x)
         if convention.counts_recompute:
             for recompute, words in (("full", "counted"), ("none", "not counted")):
                 changed = replace(x, recompute=recompute)
                 label = f"the convention {name}, recomputation {words}"
-                ways[label] = flops_per_sample(name, changed)
+                counts[label] = flops_per_sample(name, changed)
     if x.nominal_parameters:
         counted = count(num_parameters(x.shape), 4)
-        ways[f"the counted {counted} parameters"] = flops_per_sample(
+        counts[f"the counted {counted} parameters"] = flops_per_sample(
             "six-n", replace(x, nominal_parameters=None)
         )
-    return ways
+    return counts

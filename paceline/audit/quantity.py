@@ -54,12 +54,12 @@ def read_flops_per_s(text: str, where: str) -> float:
 
 def _split(text: str, where: str, allowed: str) -> tuple[float, str]:
     """The positive number and the unit in lower case."""
-    found = _QUANTITY.fullmatch(text.strip())
-    digits = found[1].replace(",", "") if found else ""
+    match = _QUANTITY.fullmatch(text.strip())
+    digits = match[1].replace(",", "") if match else ""
     value = float(digits) if digits and digits != "." else 0.0
-    if found is None or not value > 0 or not isfinite(value):
+    if match is None or not value > 0 or not isfinite(value):
         raise UserError(where, "is not a positive figure with a unit", allowed=allowed)
-    return value, (found[2] or "").lower()
+    return value, (match[2] or "").lower()
 
 
 def _scale(unit: str) -> float:

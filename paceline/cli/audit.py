@@ -75,19 +75,19 @@ def audit(
       paceline audit mine.csv --fail-on-findings --format md
     """
     form = TableFormat.json if as_json else form
-    done = run_audit(target, _declared(model, device, dtype, convention, peak, tokens))
-    found = [*done.audit.findings, *(done.audit.minor if all_cells else ())]
-    rows = [{key: getattr(finding, key) for key in KEYS} for finding in found]
-    by_row = {id(row): finding for row, finding in zip(rows, found, strict=True)}
+    audited = run_audit(target, _declared(model, device, dtype, convention, peak, tokens))
+    findings = [*audited.audit.findings, *(audited.audit.minor if all_cells else ())]
+    rows = [{key: getattr(finding, key) for key in KEYS} for finding in findings]
+    by_row = {id(row): finding for row, finding in zip(rows, findings, strict=True)}
     kept = select_rows(rows, where, KEYS)
     listed = [by_row[id(row)] for row in kept]
     if form is TableFormat.text:
         _print_text(listed)
     else:
         emit_table(kept, _columns(), form)
-    for note in done.notes:
+    for note in audited.notes:
         typer.echo(f"note: {note}", err=True)
-    for line in _closing(done.audit):
+    for line in _closing(audited.audit):
         typer.echo(line, err=form is not TableFormat.text)
     if fail_on_findings and any(not finding.minor for finding in listed):
         raise typer.Exit(EXIT_GATE_FAILED)
@@ -155,8 +155,8 @@ def _closing(audit: Audit) -> list[str]:
     if audit.unchecked:
         total = sum(audit.unchecked.values())
         reasons = sorted(audit.unchecked.items(), key=lambda item: -item[1])
-        told = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
-        lines.append(f"{_of(total, 'cell')} could not be checked: {told}.")
+        unchecked = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
+        lines.append(f"{_of(total, 'cell')} could not be checked: {unchecked}.")
     return lines
 
 

@@ -66,17 +66,17 @@ def calibrate(
     def tell(what: str) -> None:
         typer.echo(f"calibrate: {what}", err=True)
 
-    found = measure(recipes or (), device.value, dtype, tell, counts)
-    path = out or file_of(found.device, found.dtype)
-    write_value(path, found)
+    calibration = measure(recipes or (), device.value, dtype, tell, counts)
+    path = out or file_of(calibration.device, calibration.dtype)
+    write_value(path, calibration)
     form = TableFormat.json if as_json else form
     rows = [
         step.model_dump(mode="json") | {"ratio": step.predicted_s / step.measured_s}
-        for step in found.steps
+        for step in calibration.steps
     ]
-    document = found.model_dump(mode="json") | {"file": str(path)}
+    document = calibration.model_dump(mode="json") | {"file": str(path)}
     emit_table(rows, _columns(), form, document=document)
-    for line in _sentences(found):
+    for line in _sentences(calibration):
         typer.echo(line, err=form is not TableFormat.text)
     typer.echo(f"written: {path}", err=True)
 
@@ -117,20 +117,25 @@ def _columns() -> list[OutputColumn]:
     ]
 
 
-def _sentences(found: Calibration) -> list[str]:
+def _sentences(calibration: Calibration) -> list[str]:
     lines = [
-        f"{one.ranks} x {one.threads} threads: products {si(one.flops_per_s, 'FLOP/s')}, copies "
-        f"{si(one.memory_bytes_per_s, 'B/s')}"
-        + (f", exchanges {si(one.link_bytes_per_s, 'B/s')}" if one.link_bytes_per_s else "")
+        f"{placement.ranks} x {placement.threads} threads: "
+        f"products {si(placement.flops_per_s, 'FLOP/s')}, "
+        f"copies {si(placement.memory_bytes_per_s, 'B/s')}"
+        + (
+            f", exchanges {si(placement.link_bytes_per_s, 'B/s')}"
+            if placement.link_bytes_per_s
+            else ""
+        )
         + " each"
-        for one in found.placements
+        for placement in calibration.placements
     ]
     lines.append(
-        f"{len(found.steps)} short trainings and {found.probes} probes of {found.device} in "
-        f"{found.dtype}"
+        f"{len(calibration.steps)} short trainings and {calibration.probes} probes of "
+        f"{calibration.device} in {calibration.dtype}"
     )
-    if found.alike:
-        pairs = ", ".join(" and ".join(pair) for pair in found.alike)
+    if calibration.alike:
+        pairs = ", ".join(" and ".join(pair) for pair in calibration.alike)
         lines.append(f"not told apart: {pairs}")
-    lines.append(f"left where they were: {', '.join(found.undetermined) or 'none'}")
+    lines.append(f"left where they were: {', '.join(calibration.undetermined) or 'none'}")
     return lines

@@ -67,15 +67,15 @@ class Conduct:
     judging: Judging | None = None
 
 
-def run_campaign(wanted: CampaignRequest, how: Conduct) -> int:
+def run_campaign(request: CampaignRequest, how: Conduct) -> int:
     """Run what is asked for, or go on with what `how.resume` names, and print it; the exit code."""
 
     root = runs_root(how.runs_dir)
     if how.resume is not None:
-        refuse_beside_resume(how.resume, wanted)
+        refuse_beside_resume(how.resume, request)
         campaign = resumed_campaign(root, how.resume, how.allocation)
     else:
-        campaign = new_campaign(root, wanted, command_line())
+        campaign = new_campaign(root, request, command_line())
         for name in twins(root, campaign):
             typer.echo(f"note: {name} measures the same; --resume {name} goes on with it", err=True)
     _announce(campaign)
@@ -133,13 +133,13 @@ def _until_stopped() -> Iterator[Event]:
     stop = Event()
 
     def ask(_number: int, _frame: object) -> None:
-        told = (
+        message = (
             b"still ending them\n"
             if stop.is_set()
             else b"ending what runs; finished runs are kept\n"
         )
         stop.set()
-        os.write(2, told)
+        os.write(2, message)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -153,14 +153,14 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     """Write and print what there is; None when no sub-cluster has a value."""
     campaign = running.campaign
     folder = running.root / campaign.name
-    trials = sorted(running.trials.values(), key=lambda one: (one.round, one.hosts))
+    trials = sorted(running.trials.values(), key=lambda trial: (trial.round, trial.hosts))
     write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node))
     write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
-    if not any(one.ok and one.devices_per_node == campaign.whole_node for one in trials):
+    if not any(trial.ok and trial.devices_per_node == campaign.whole_node for trial in trials):
         typer.echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
         return None
     analysis = campaign_analysis(campaign, trials, running.judging)
-    missing = sum(len(running.missing(one)) for one in campaign.plan)
+    missing = sum(len(running.missing(round_)) for round_ in campaign.plan)
     stopped = running.stop.is_set()
     result = campaign_result(
         campaign,
@@ -233,7 +233,7 @@ def _resume_command(campaign: Campaign, how: Conduct) -> str:
 def _announce(campaign: Campaign) -> None:
     """What will run, on standard error, before it starts."""
     typer.echo(run_headline(campaign.points[-1].spec), err=True)
-    trials = sum(len(one.groups) for one in campaign.plan)
+    trials = sum(len(round_.groups) for round_ in campaign.plan)
     sizes = ", ".join(map(str, campaign.sizes))
     typer.echo(
         f"{campaign.scaling} scaling · hosts {compress(campaign.hosts)} · "
@@ -249,15 +249,15 @@ def _print_plan(campaign: Campaign, form: TableFormat) -> None:
     batches = {(p.nodes, p.devices_per_node): p.spec.training.global_batch for p in campaign.points}
     rows = [
         {
-            "round": one.number,
-            "nodes": one.nodes,
-            "gpus": one.nodes * one.devices_per_node,
-            "global_batch": batches[one.nodes, one.devices_per_node],
-            "n": len(one.groups),
-            "left_over": compress(one.left_over) or None,
-            "groups": "  ".join(compress(group) for group in one.groups),
+            "round": round_.number,
+            "nodes": round_.nodes,
+            "gpus": round_.nodes * round_.devices_per_node,
+            "global_batch": batches[round_.nodes, round_.devices_per_node],
+            "n": len(round_.groups),
+            "left_over": compress(round_.left_over) or None,
+            "groups": "  ".join(compress(group) for group in round_.groups),
         }
-        for one in campaign.plan
+        for round_ in campaign.plan
     ]
     columns = [
         OutputColumn("round", "round", justify="right"),

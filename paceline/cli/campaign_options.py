@@ -87,11 +87,11 @@ def refuse_other_modes(
     recipe: str | None, resume: str | None, source: Path | None, simulated: bool
 ) -> None:
     """Raise UserError unless exactly one thing is asked for."""
-    asked = [recipe is not None, resume is not None, source is not None, simulated]
-    if sum(asked) != 1:
+    modes = [recipe is not None, resume is not None, source is not None, simulated]
+    if sum(modes) != 1:
         what = (
             "needs something to measure or to analyse"
-            if not any(asked)
+            if not any(modes)
             else "is asked for two things"
         )
         raise UserError(
@@ -113,11 +113,11 @@ def refuse_unused(context: typer.Context, mode: str | None) -> None:
     """Raise UserError for an option that was written and that `mode` would pass over in silence."""
     if mode is None:
         return
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if source is not None and source.name == "COMMANDLINE" and one.name not in USED[mode]:
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in USED[mode]:
             raise UserError(
-                f"{one.opts[0]}", f"changes nothing beside {mode}", remedy="leave it out"
+                f"{parameter.opts[0]}", f"changes nothing beside {mode}", remedy="leave it out"
             )
 
 
@@ -128,10 +128,10 @@ def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
             raise UserError(f"{name} {value[0]}", f"goes with {mode} alone", remedy="leave it out")
 
 
-def refuse_beside_resume(name: str, wanted: CampaignRequest) -> None:
+def refuse_beside_resume(name: str, request: CampaignRequest) -> None:
     """Raise UserError for an option that the campaign `name` has settled already."""
-    where = Where(allocation=wanted.request.where.allocation)
-    if wanted != CampaignRequest(Request("", where=where)):
+    where = Where(allocation=request.request.where.allocation)
+    if request != CampaignRequest(Request("", where=where)):
         raise UserError(
             f"--resume {name}",
             "takes what is measured from the campaign",

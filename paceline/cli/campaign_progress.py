@@ -31,7 +31,7 @@ class CampaignDisplay:
     _lock: Lock = field(default_factory=Lock)
     _steps: dict[Group, tuple[int, int]] = field(default_factory=dict["Group", tuple[int, int]])
     """Of each running sub-cluster the last step, and how many there are."""
-    _told: float = 0.0
+    _last_line_s: float = 0.0
 
     def round_begins(self, round: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
         """A line for the round and one for its hosts."""
@@ -55,8 +55,8 @@ class CampaignDisplay:
             with self._lock:
                 if progress.step is not None:
                     self._steps[task.hosts] = progress.step.index, progress.total_steps
-                if time.monotonic() - self._told >= LINE_EVERY_S:
-                    self._told = time.monotonic()
+                if time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+                    self._last_line_s = time.monotonic()
                     self._tell_running()
 
         yield watch

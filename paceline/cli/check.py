@@ -77,12 +77,22 @@ def check(
 
       paceline check --allocation 4711 --fail-on-findings
     """
-    there = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
     seconds, partners, limit_s = FAST if fast else (2.0, 7, 300.0)
-    asked = CheckRequest(
-        there, device.value, devices, seconds, partners, at_once, limit or limit_s, wait, against
+    request = CheckRequest(
+        placement,
+        device.value,
+        devices,
+        seconds,
+        partners,
+        at_once,
+        limit or limit_s,
+        wait,
+        against,
     )
-    outcome = run_check(asked, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True))
+    outcome = run_check(
+        request, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True)
+    )
     _show(outcome, TableFormat.json if as_json else form)
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
@@ -107,13 +117,13 @@ def _show(outcome: FinishedCheck, form: TableFormat) -> None:
 
 
 def _row(host: HostReport) -> dict[str, Any]:
-    found = {what: figure.value for what, figure in host.figures.items()}
+    rates = {what: figure.value for what, figure in host.figures.items()}
     return {
         "host": host.host,
         "verdict": host.verdict,
         "gpus": len(host.facts.get("gpus") or []) if host.facts else None,
         "cores": host.facts.get("num_cores"),
-        **found,
+        **rates,
         "why": "; ".join((*host.evidence, *host.remarks)) or None,
     }
 

@@ -101,37 +101,37 @@ def compare(
     root = runs_root(runs_dir)
     gate = Gate(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
     if against is not None:
-        found = compare_with_reference(root, first, against, gate)
+        comparison = compare_with_reference(root, first, against, gate)
     else:
-        found = compare_runs(root, first, second or "", gate)
-    _print(found, CompareFormat.json if as_json else form)
-    raise typer.Exit(VERDICT_EXIT.get(found.verdict, 3))
+        comparison = compare_runs(root, first, second or "", gate)
+    _print(comparison, CompareFormat.json if as_json else form)
+    raise typer.Exit(VERDICT_EXIT.get(comparison.verdict, 3))
 
 
-def _print(found: Comparison, form: CompareFormat) -> None:
+def _print(comparison: Comparison, form: CompareFormat) -> None:
     if form is CompareFormat.json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(comparison.model_dump_json(indent=2))
     elif form is CompareFormat.junit:
         typer.echo('<?xml version="1.0" encoding="UTF-8"?>')
-        typer.echo(junit_xml(found), nl=False)
+        typer.echo(junit_xml(comparison), nl=False)
     elif form is CompareFormat.md:
-        typer.echo(comparison_md(found), nl=False)
+        typer.echo(comparison_md(comparison), nl=False)
     elif form is CompareFormat.csv:
-        typer.echo(headline(found), err=True)
-        _print_metrics(found, form)
+        typer.echo(headline(comparison), err=True)
+        _print_metrics(comparison, form)
     else:
-        typer.echo(headline(found))
-        for line in summary_lines(found):
+        typer.echo(headline(comparison))
+        for line in summary_lines(comparison):
             typer.echo(f"  {line}")
-        if found.metrics:
+        if comparison.metrics:
             typer.echo()
-            _print_metrics(found, form)
+            _print_metrics(comparison, form)
             typer.echo("* the verdict depends on it")
-        for line in finding_lines(found):
+        for line in finding_lines(comparison):
             typer.echo(f"  {line}")
 
 
-def _print_metrics(found: Comparison, form: CompareFormat) -> None:
+def _print_metrics(comparison: Comparison, form: CompareFormat) -> None:
     if form is CompareFormat.csv:
         names = (
             "metric",
@@ -151,17 +151,17 @@ def _print_metrics(found: Comparison, form: CompareFormat) -> None:
         )
         rows = [
             {
-                **one.model_dump(),
-                "baseline": one.baseline.value,
-                "candidate": one.candidate.value,
-                "n_baseline": one.baseline.n,
-                "n_candidate": one.candidate.n,
+                **metric.model_dump(),
+                "baseline": metric.baseline.value,
+                "candidate": metric.candidate.value,
+                "n_baseline": metric.baseline.n,
+                "n_candidate": metric.candidate.n,
             }
-            for one in found.metrics
+            for metric in comparison.metrics
         ]
         emit_table(rows, [OutputColumn(name, name) for name in names], TableFormat.csv)
         return
-    table = [dict(zip(HEAD, metric_cells(one), strict=True)) for one in shown(found)]
+    table = [dict(zip(HEAD, metric_cells(metric), strict=True)) for metric in shown(comparison)]
     columns = [
         OutputColumn(name, name, justify="left" if name in ("metric", "verdict") else "right")
         for name in HEAD

@@ -75,15 +75,15 @@ def convert(
     quantity = read_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
     peaks = _peaks(device, dtype, from_peak, peak)
-    done = _convert(quantity, given, wanted, x, peaks, (global_batch, gpus))
+    conversion = _convert(quantity, given, wanted, x, peaks, (global_batch, gpus))
     form = TableFormat.json if as_json else form
     if form is TableFormat.text:
-        _print_text(figure, quantity, done)
+        _print_text(figure, quantity, conversion)
     elif form is TableFormat.json:
-        emit_json(_document(quantity, done))
+        emit_json(_document(quantity, conversion))
     else:
-        emit_table(_rows(quantity, done), _columns(), form)
-    for note in done.notes:
+        emit_table(_rows(quantity, conversion), _columns(), form)
+    for note in conversion.notes:
         typer.echo(f"note: {note}", err=True)
 
 
@@ -116,8 +116,8 @@ def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: s
 
 def _convert(
     quantity: Quantity,
-    given: str | None,
-    wanted: str,
+    published: str | None,
+    target: str,
     x: FlopsInput,
     peaks: Peaks,
     job: tuple[int | None, int | None],
@@ -131,23 +131,29 @@ def _convert(
                 "gives FLOP/s only with the size of the job",
                 remedy="add --global-batch and --gpus",
             )
-        if given is not None:
-            raise UserError(f"--from {given}", "says nothing of a step time", remedy="leave it out")
-        return from_step_time(quantity.value, wanted, x, peaks, batch, gpus)
-    if given is None:
+        if published is not None:
+            raise UserError(
+                f"--from {published}", "says nothing of a step time", remedy="leave it out"
+            )
+        return from_step_time(quantity.value, target, x, peaks, batch, gpus)
+    if published is None:
         raise UserError("--from", "is needed: a figure means nothing without its convention")
-    return convert_figure(quantity, given, wanted, x, peaks)
+    return convert_figure(quantity, published, target, x, peaks)
 
 
-def _print_text(figure: str, quantity: Quantity, done: Conversion) -> None:
-    sides = [done.given, done.wanted]
+def _print_text(figure: str, quantity: Quantity, conversion: Conversion) -> None:
+    sides = [conversion.given, conversion.wanted]
     if quantity.kind == "step_time_s":
-        sides = [done.wanted]
-        typer.echo(f"{figure} a step -> {_amounts(done.wanted)} ({done.wanted.convention})")
+        sides = [conversion.wanted]
+        typer.echo(
+            f"{figure} a step -> {_amounts(conversion.wanted)} ({conversion.wanted.convention})"
+        )
     else:
-        result = _amounts(done.wanted, first=quantity.kind)
-        typer.echo(f"{figure} ({done.given.convention}) -> {result} ({done.wanted.convention})")
-        typer.echo(f"ratio {done.ratio:.4f}")
+        result = _amounts(conversion.wanted, first=quantity.kind)
+        typer.echo(
+            f"{figure} ({conversion.given.convention}) -> {result} ({conversion.wanted.convention})"
+        )
+        typer.echo(f"ratio {conversion.ratio:.4f}")
     for side in sides:
         peak = side.peak_flops_per_s
         against = "" if peak is None else f", peak {_tera(peak)}"
@@ -169,21 +175,21 @@ def _tera(flops_per_s: float) -> str:
     return f"{flops_per_s / 1e12:,.5g} TFLOP/s"
 
 
-def _rows(quantity: Quantity, done: Conversion) -> list[dict[str, Any]]:
-    sides = {"given": done.given, "wanted": done.wanted}
+def _rows(quantity: Quantity, conversion: Conversion) -> list[dict[str, Any]]:
+    sides = {"given": conversion.given, "wanted": conversion.wanted}
     if quantity.kind == "step_time_s":
-        sides = {"wanted": done.wanted}
+        sides = {"wanted": conversion.wanted}
     return [{"side": name, **asdict(side)} for name, side in sides.items()]
 
 
-def _document(quantity: Quantity, done: Conversion) -> dict[str, Any]:
-    sides = {row.pop("side"): row for row in _rows(quantity, done)}
+def _document(quantity: Quantity, conversion: Conversion) -> dict[str, Any]:
+    sides = {row.pop("side"): row for row in _rows(quantity, conversion)}
     return {
         "kind": quantity.kind,
         "value": quantity.value,
-        "ratio": done.ratio,
+        "ratio": conversion.ratio,
         **sides,
-        "notes": list(done.notes),
+        "notes": list(conversion.notes),
     }
 
 

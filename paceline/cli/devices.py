@@ -65,8 +65,8 @@ def devices(
 
 def _list_devices(where: list[str] | None, form: TableFormat) -> None:
     dtypes: tuple[Dtype, ...] = get_args(Dtype)
-    known = {device.name: device for device in catalog.devices()}
-    rows = select_rows([_summary(device, dtypes) for device in known.values()], where)
+    catalogued = {device.name: device for device in catalog.devices()}
+    rows = select_rows([_summary(device, dtypes) for device in catalogued.values()], where)
     columns = [
         OutputColumn("name", "device"),
         *(OutputColumn(f"{dtype}_flops_per_s", dtype, _tera, "right") for dtype in dtypes),
@@ -76,7 +76,7 @@ def _list_devices(where: list[str] | None, form: TableFormat) -> None:
     ]
     if form in _FOR_PEOPLE:
         typer.echo("Dense peaks by dtype in TFLOP/s, memory in GiB, its bandwidth in TB/s\n")
-    document = [known[row["name"]].model_dump(mode="json") for row in rows]
+    document = [catalogued[row["name"]].model_dump(mode="json") for row in rows]
     emit_table(rows, columns, form, document=document)
 
 
@@ -137,12 +137,12 @@ def _figure_columns(form: TableFormat) -> list[OutputColumn]:
 
 def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
     if name is None:
-        known: tuple[Link, ...] = catalog.links()
+        listed: tuple[Link, ...] = catalog.links()
     else:
         match = catalog.find_link(name)
         if match.note:
             typer.echo(f"note: {match.note}", err=True)
-        known = (match.link,) if match.link else ()
+        listed = (match.link,) if match.link else ()
     columns = [
         OutputColumn("name", "link"),
         OutputColumn(
@@ -152,7 +152,7 @@ def _show_links(name: str | None, where: list[str] | None, form: TableFormat) ->
         OutputColumn("source", "source", wraps=True),
     ]
     rows = select_rows(
-        [link.model_dump(mode="json") for link in known], where, tuple(Link.model_fields)
+        [link.model_dump(mode="json") for link in listed], where, tuple(Link.model_fields)
     )
     if form in _FOR_PEOPLE:
         typer.echo("Nominal bandwidth of one device in one direction\n")

@@ -121,7 +121,7 @@ def estimate(
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         _alone("--measured", {"--measured-s": measured_s, "--compare": compare, "--trace": trace})
-        given = {
+        options = {
             "recipe": recipe,
             "device": device,
             "devices": gpus,
@@ -133,9 +133,9 @@ def estimate(
             "stack": stack,
             "compiled": compiled,
         }
-        answer = Answer([_of_run(measured, runs_dir, given, whole, evidence)])
+        answer = Answer([_of_run(measured, runs_dir, options, whole, evidence)])
     else:
-        asked = model.question(
+        question = model.question(
             recipe,
             *_devices(device, gpus),
             stack or "fused",
@@ -145,7 +145,7 @@ def estimate(
             intra=intra,
             inter=inter,
         )
-        answer = _answer(asked, compiled, whole, compare or [], evidence, trace, measured_s)
+        answer = _answer(question, compiled, whole, compare or [], evidence, trace, measured_s)
     emit(answer.found, answer.beside, answer.tracings, TableFormat.json if as_json else form)
     if html:
         write_page(answer.found, html)
@@ -187,7 +187,7 @@ def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
 
 
 def _answer(
-    asked: Question,
+    first: Question,
     compiled: bool,
     whole: offers.Costs,
     compare: list[str],
@@ -196,29 +196,29 @@ def _answer(
     measured_s: float | None,
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
-    question = replace(asked, compiled=compiled, **whole)
+    question = replace(first, compiled=compiled, **whole)
     questions = [question, *(offer(question, text) for text in compare)]
-    rests_on = [model.chosen_evidence(evidence, one) for one in questions]
-    found = [estimated(*one) for one in zip(questions, rests_on, strict=True)]
+    evidences = [model.chosen_evidence(evidence, each) for each in questions]
+    estimates = [estimated(*pair) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
-        found[0] = beside(found[0], measured_s, "as stated")
+        estimates[0] = beside(estimates[0], measured_s, "as stated")
     offers = [
-        against(found[0], one, step_time_ratio(question, other, rests_on[0], own))
-        for one, other, own in zip(found[1:], questions[1:], rests_on[1:], strict=True)
+        against(estimates[0], estimate, step_time_ratio(question, other, evidences[0], basis))
+        for estimate, other, basis in zip(estimates[1:], questions[1:], evidences[1:], strict=True)
     ]
-    return Answer(found, offers, [_traced(one) for one in questions] if trace else [])
+    return Answer(estimates, offers, [_traced(each) for each in questions] if trace else [])
 
 
 def _of_run(
     name: str,
     runs_dir: Path | None,
-    given: dict[str, Any],
+    options: dict[str, Any],
     whole: offers.Costs,
     evidence: Path | None,
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
-    question = replace(question_of(run, RunClaims(**given)), **whole)
+    question = replace(question_of(run, RunClaims(**options)), **whole)
     return explain(run, question, read_evidence(evidence) if evidence else None)
 
 

@@ -18,9 +18,9 @@ from paceline.estimate.trace import Tracing
 from paceline.files.run_folder import write_text
 
 
-def flat(one: Estimate) -> dict[str, Any]:
+def flat(estimate: Estimate) -> dict[str, Any]:
     """The estimate's figures side by side, for csv and md."""
-    content = one.model_dump(mode="json")
+    content = estimate.model_dump(mode="json")
     parts, costs = content.pop("parts"), content.pop("bill") or {}
     memory = content.pop("memory_bytes")
     content |= {
@@ -38,53 +38,57 @@ def flat(one: Estimate) -> dict[str, Any]:
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs, **saving}
 
 
-def text(one: Estimate) -> str:
+def text(estimate: Estimate) -> str:
     """All that is known of one offer, a line a subject."""
-    shown = sorted(one.parts.items(), key=lambda item: -item[1])
+    shown = sorted(estimate.parts.items(), key=lambda item: -item[1])
     shares = ", ".join(
-        f"{name} {percent(value / one.step_time_s, 1)}"
+        f"{name} {percent(value / estimate.step_time_s, 1)}"
         for name, value in shown
-        if value >= 0.005 * one.step_time_s
+        if value >= 0.005 * estimate.step_time_s
     )
-    share = "MFU unknown" if one.mfu is None else f"MFU {percent(one.mfu, 1)}"
+    last = estimate.waterfall[-1].name
+    share = "MFU unknown" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
     lines = [
-        f"{one.recipe} · {one.devices} x {one.device} · {one.dtype} · {one.layout} · {one.stack}",
-        f"  step {one.step_time_s:.4g} s   80 % interval {one.low_s:.4g}-{one.high_s:.4g} s",
-        *([f"  {_measured_line(one.measured)}"] if one.measured else []),
-        f"  {one.tokens_per_s:,.0f} tokens/s · {one.samples_per_s:.4g} samples/s · "
-        f"{si(one.flops_per_s_per_device, 'FLOP/s')} a device · {share} ({one.convention})",
+        f"{estimate.recipe} · {estimate.devices} x {estimate.device} · {estimate.dtype} · "
+        f"{estimate.layout} · {estimate.stack}",
+        f"  step {estimate.step_time_s:.4g} s   "
+        f"80 % interval {estimate.low_s:.4g}-{estimate.high_s:.4g} s",
+        *([f"  {_measured_line(estimate.measured)}"] if estimate.measured else []),
+        f"  {estimate.tokens_per_s:,.0f} tokens/s · {estimate.samples_per_s:.4g} samples/s · "
+        f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device · {share} "
+        f"({estimate.convention})",
         f"  of the step: {shares}",
-        f"  peak to {one.waterfall[-1].name.replace('estimated', 'estimate')}: {_levels(one)}",
-        f"  {_memory_line(one)}",
+        f"  peak to {last.replace('estimated', 'estimate')}: {_levels(estimate)}",
+        f"  {_memory_line(estimate)}",
     ]
-    lines += [f"  {line}" for line in _bill_lines(one.bill)]
-    lines += [f"  note: {note}" for note in one.notes]
-    basis = one.evidence.model_dump()
+    lines += [f"  {line}" for line in _bill_lines(estimate.bill)]
+    lines += [f"  note: {note}" for note in estimate.notes]
+    basis = estimate.evidence.model_dump()
     lines.append(f"  rests on: {basis.pop('title')}")
     kinds = [f"{name.replace('_', ' ')}: {kind}" for name, kind in basis.items()]
     return "\n".join([*lines, f"  {', '.join(kinds)}"])
 
 
-def _measured_line(one: MeasuredStep) -> str:
+def _measured_line(measured: MeasuredStep) -> str:
     """What was measured, of what, and how far the estimate is off."""
-    of = "" if one.n is None else f", median of {one.n:,} steps"
-    spread = "" if one.spread is None else f", spread {percent(one.spread, 1)}"
-    where = "in" if one.in_interval else "outside"
+    of = "" if measured.n is None else f", median of {measured.n:,} steps"
+    spread = "" if measured.spread is None else f", spread {percent(measured.spread, 1)}"
+    where = "in" if measured.in_interval else "outside"
     return (
-        f"measured {one.step_time_s:.4g} s ({one.source}{of}{spread}): {one.ratio:.3f} of the "
-        f"estimate, {where} the 80 % interval"
+        f"measured {measured.step_time_s:.4g} s ({measured.source}{of}{spread}): "
+        f"{measured.ratio:.3f} of the estimate, {where} the 80 % interval"
     )
 
 
-def _levels(one: Estimate) -> str:
+def _levels(estimate: Estimate) -> str:
     """What is left of the peak after each cause, in turn."""
-    return ", ".join(f"{level.name} {percent(level.share, 1)}" for level in one.waterfall)
+    return ", ".join(f"{level.name} {percent(level.share, 1)}" for level in estimate.waterfall)
 
 
-def _memory_line(one: Estimate) -> str:
-    used, chance = one.memory_bytes, "unknown size"
-    if one.p_oom is not None:
-        chance = f"P(out of memory) {percent(one.p_oom, 0)}: {verdict(one.p_oom)}"
+def _memory_line(estimate: Estimate) -> str:
+    used, chance = estimate.memory_bytes, "unknown size"
+    if estimate.p_oom is not None:
+        chance = f"P(out of memory) {percent(estimate.p_oom, 0)}: {verdict(estimate.p_oom)}"
     return (
         f"memory of the fullest device {gib(used.device_used)} (allocated {gib(used.allocated)}, "
         f"reserved {gib(used.reserved)}) · {chance}"
@@ -93,44 +97,44 @@ def _memory_line(one: Estimate) -> str:
 
 def trace_lines(tracing: Tracing) -> list[str]:
     """The followed ranks, most needy first."""
-    told: list[str] = []
-    for one in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
-        parts = sorted(one.trace.at_peak_bytes.items(), key=lambda item: -item[1])
+    lines: list[str] = []
+    for stage in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
+        parts = sorted(stage.trace.at_peak_bytes.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
-        told.append(
-            f"followed rank {one.trace.rank} of {tracing.devices} (native trainer, "
-            f"{one.trace.kernels} kernels, live tensors): {gib(one.trace.peak_bytes)} = {shown}; "
-            f"the formulas say {gib(one.estimated_bytes)}, {percent(abs(one.ratio - 1), 1)} "
-            f"{'more' if one.ratio > 1 else 'less'}"
+        lines.append(
+            f"followed rank {stage.trace.rank} of {tracing.devices} (native trainer, "
+            f"{stage.trace.kernels} kernels, live tensors): {gib(stage.trace.peak_bytes)} = "
+            f"{shown}; the formulas say {gib(stage.estimated_bytes)}, "
+            f"{percent(abs(stage.ratio - 1), 1)} {'more' if stage.ratio > 1 else 'less'}"
         )
-    return told
+    return lines
 
 
 def _bill_lines(costs: Bill | None) -> list[str]:
     if costs is None:
         return []
-    told = [f"{costs.days:,.1f} days", f"{costs.device_hours:,.0f} device hours"]
+    parts = [f"{costs.days:,.1f} days", f"{costs.device_hours:,.0f} device hours"]
     if costs.goodput is not None:
-        told.append(f"goodput {percent(costs.goodput, 1)}")
+        parts.append(f"goodput {percent(costs.goodput, 1)}")
     if costs.cost is not None:
-        told.append(f"cost {costs.cost:,.0f}")
+        parts.append(f"cost {costs.cost:,.0f}")
     if costs.spot_cost is not None:
-        told.append(f"spot {costs.spot_cost:,.0f}")
+        parts.append(f"spot {costs.spot_cost:,.0f}")
     if costs.energy_kwh is not None:
-        told.append(f"at most {costs.energy_kwh:,.0f} kWh")
+        parts.append(f"at most {costs.energy_kwh:,.0f} kWh")
     if costs.carbon_kg is not None:
-        told.append(f"{costs.carbon_kg:,.0f} kg CO2")
-    lines = [f"{count(costs.total_tokens)} tokens: {', '.join(told)}"]
+        parts.append(f"{costs.carbon_kg:,.0f} kg CO2")
+    lines = [f"{count(costs.total_tokens)} tokens: {', '.join(parts)}"]
     return lines + ([_saving_line(costs.checkpoints)] if costs.checkpoints else [])
 
 
 def _saving_line(saving: Saving) -> str:
     """How often the state is saved, and what Young's interval would leave."""
-    own, young = (_seconds(s) for s in (saving.interval_s, saving.young_interval_s))
+    interval, young = (_seconds(s) for s in (saving.interval_s, saving.young_interval_s))
     if saving.interval_s == saving.young_interval_s:
-        return f"a checkpoint every {own} of training (Young's interval, which loses least)"
+        return f"a checkpoint every {interval} of training (Young's interval, which loses least)"
     return (
-        f"a checkpoint every {own} of training; every {young} (Young's interval) "
+        f"a checkpoint every {interval} of training; every {young} (Young's interval) "
         f"the goodput would be {percent(saving.young_goodput, 1)}"
     )
 
@@ -140,15 +144,15 @@ def _seconds(value: float) -> str:
 
 
 def emit(
-    found: list[Estimate],
+    estimates: list[Estimate],
     beside: list[Against],
     tracings: list[Tracing],
     form: TableFormat,
 ) -> None:
     """Print the estimates, and beside them what was compared and followed."""
-    rows = [flat(one) for one in found]
+    rows = [flat(estimate) for estimate in estimates]
     if form is TableFormat.json:
-        documents = [one.model_dump(mode="json") for one in found]
+        documents = [estimate.model_dump(mode="json") for estimate in estimates]
         for document, offer in zip(documents[1:], beside, strict=True):
             document |= {
                 f"{name}_ratio": getattr(offer, name)._asdict()
@@ -162,41 +166,49 @@ def emit(
     if form is not TableFormat.text:
         emit_table(rows, [OutputColumn(key, key) for key in rows[0]], form)
         return
-    for at, one in enumerate(found):
-        typer.echo(text(one))
+    for at, estimate in enumerate(estimates):
+        typer.echo(text(estimate))
         typer.echo(
             "\n".join(
                 f"  {line}" for tracing in tracings[at : at + 1] for line in trace_lines(tracing)
             )
         )
-    for one, offer in zip(found[1:], beside, strict=True):
-        typer.echo(_beside_line(found[0], one, offer))
+    for estimate, offer in zip(estimates[1:], beside, strict=True):
+        typer.echo(_beside_line(estimates[0], estimate, offer))
 
 
-def _beside_line(first: Estimate, one: Estimate, offer: Against) -> str:
+def _beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
     """The ratios in a sentence; says so where a step is of another batch."""
     other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
-    money = f", money {_told(offer.cost)}" if offer.cost else ""
+    money = f", money {_ratio_text(offer.cost)}" if offer.cost else ""
     return (
-        f"{one.devices} x {one.device} against {first.devices} x {first.device}: tokens/s "
-        f"{_told(offer.tokens_per_s)}, step time {_told(offer.step_time)}{other}{money}"
+        f"{second.devices} x {second.device} against {first.devices} x {first.device}: "
+        f"tokens/s {_ratio_text(offer.tokens_per_s)}, "
+        f"step time {_ratio_text(offer.step_time)}{other}{money}"
     )
 
 
-def _told(ratio: Ratio) -> str:
+def _ratio_text(ratio: Ratio) -> str:
     return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
-def write_page(found: list[Estimate], path: Path) -> None:
+def write_page(estimates: list[Estimate], path: Path) -> None:
     """The page of an estimate or of offers; raises SystemFaultError if it cannot be written."""
     # Altair below it takes as long to import as the rest of the verb.
     from paceline.estimate.page import estimate_html
 
-    setup = list(dict.fromkeys(f"{one.devices} x {one.device} · {one.dtype}" for one in found))
-    offers = [(f"{one.devices} x {one.device}, {one.layout}", one.waterfall) for one in found]
-    notes = [line.strip() for one in found for line in text(one).splitlines()]
+    setup = list(
+        dict.fromkeys(
+            f"{estimate.devices} x {estimate.device} · {estimate.dtype}" for estimate in estimates
+        )
+    )
+    offers = [
+        (f"{estimate.devices} x {estimate.device}, {estimate.layout}", estimate.waterfall)
+        for estimate in estimates
+    ]
+    notes = [line.strip() for estimate in estimates for line in text(estimate).splitlines()]
     try:
-        write_text(path, estimate_html(found[0].recipe, setup, offers, notes))
+        write_text(path, estimate_html(estimates[0].recipe, setup, offers, notes))
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
     typer.echo(f"page: {path}", err=True)

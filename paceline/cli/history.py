@@ -57,11 +57,11 @@ def history(
     """
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)
-    found = recipe_history(name, folders, metric, limit)
-    _print(found, TableFormat.json if as_json else form)
-    if not found.series:
+    timeline = recipe_history(name, folders, metric, limit)
+    _print(timeline, TableFormat.json if as_json else form)
+    if not timeline.series:
         raise typer.Exit(4)
-    raise typer.Exit(3 if fail and found.slowdowns else 0)
+    raise typer.Exit(3 if fail and timeline.slowdowns else 0)
 
 
 def _folders(
@@ -69,16 +69,18 @@ def _folders(
 ) -> tuple[str, list[Path]]:
     """The recipe's name, and the folders of those of its runs that are asked for."""
     root, begin = runs_root(runs_dir), _moment(since)
-    found = listing(root, computed_result)
-    for problem in found.left_out:
+    runs = listing(root, computed_result)
+    for problem in runs.left_out:
         typer.echo(f"left out: {problem}", err=True)
-    name = recipe_named(recipe, [row["recipe"] for row in found.rows if row["recipe"]])
-    own = [row for row in found.rows if row["recipe"] == name]
-    rows: list[Any] = [row for row in select_rows(own, where, COLUMNS) if _is_since(row, begin)]
+    name = recipe_named(recipe, [row["recipe"] for row in runs.rows if row["recipe"]])
+    of_recipe = [row for row in runs.rows if row["recipe"] == name]
+    rows: list[Any] = [
+        row for row in select_rows(of_recipe, where, COLUMNS) if _is_since(row, begin)
+    ]
     if not rows:
         raise UserError(
             f"recipe {name!r}",
-            f"none of its {len(own)} runs is selected",
+            f"none of its {len(of_recipe)} runs is selected",
             remedy="widen --where or --since",
         )
     return name, [root / row["run"] for row in rows]
@@ -106,12 +108,12 @@ def _is_since(row: Any, begin: Any) -> bool:
     return (created if created.tzinfo else created.replace(tzinfo=UTC)) >= begin
 
 
-def _print(found: History, form: TableFormat) -> None:
+def _print(history: History, form: TableFormat) -> None:
     if form is TableFormat.json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(history.model_dump_json(indent=2))
     elif form is TableFormat.csv:
-        names = ("series", "key", "date", "runs", found.metric, "level", "ratio", "low", "high")
-        emit_table(history_rows(found), [OutputColumn(name, name) for name in names], form)
+        names = ("series", "key", "date", "runs", history.metric, "level", "ratio", "low", "high")
+        emit_table(history_rows(history), [OutputColumn(name, name) for name in names], form)
     else:
-        for line in history_lines(found) if form is TableFormat.text else history_md(found):
+        for line in history_lines(history) if form is TableFormat.text else history_md(history):
             typer.echo(line)

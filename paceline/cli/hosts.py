@@ -129,8 +129,8 @@ def hosts(
     form = TableFormat.json if as_json else form
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")
-    found = _source(names, etc_hosts, slurm, allocation, idle, partition)
-    found = _selected(found, first, take, slots)
+    selected = _source(names, etc_hosts, slurm, allocation, idle, partition)
+    selected = _selected(selected, first, take, slots)
     if known_hosts is not None and not keyscan:
         raise UserError(
             "--write-known-hosts", "writes what --keyscan finds", remedy="add --keyscan"
@@ -144,15 +144,15 @@ def hosts(
             remedy="leave it out",
         )
     if keyscan:
-        _show_keys(found, ssh_config, known_hosts, form)
+        _show_keys(selected, ssh_config, known_hosts, form)
     elif check:
         root = runs_root(runs_dir)
         folder = root if root.is_dir() else Path.cwd()
-        _show_check(found, ssh_config, folder, form, fail_on_findings)
+        _show_check(selected, ssh_config, folder, form, fail_on_findings)
     elif split is not None:
-        _show_groups(found, split, output, form)
+        _show_groups(selected, split, output, form)
     else:
-        _show(found, output, form)
+        _show(selected, output, form)
 
 
 def _source(
@@ -184,38 +184,38 @@ def _source(
 
 
 def _selected(
-    found: tuple[Host, ...], first: bool, take: int | None, slots: int | None
+    hosts: tuple[Host, ...], first: bool, take: int | None, slots: int | None
 ) -> tuple[Host, ...]:
     if first and take is not None:
         raise UserError("--first, --take", "are asked for together", remedy="name one")
-    wanted = 1 if first else take
-    if wanted is not None and wanted > len(found):
-        raise UserError(f"--take {wanted}", f"there are {len(found)} hosts")
-    chosen = found[:wanted]
+    number = 1 if first else take
+    if number is not None and number > len(hosts):
+        raise UserError(f"--take {number}", f"there are {len(hosts)} hosts")
+    chosen = hosts[:number]
     return tuple(host.model_copy(update={"slots": slots}) for host in chosen) if slots else chosen
 
 
-def _show(found: Sequence[Host], output: Path | None, form: TableFormat) -> None:
-    text = hostfile_text(found)
+def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None:
+    text = hostfile_text(hosts)
     if output is not None:
         if output.exists():
             raise UserError(str(output), "exists already", remedy="name a new file")
         write_text(output, text)
-        typer.echo(f"{len(found)} hosts in {output}", err=True)
+        typer.echo(f"{len(hosts)} hosts in {output}", err=True)
     elif form is TableFormat.text:
         typer.echo(text, nl=False)
     if form is not TableFormat.text:
         emit_table(
-            _rows(found), [OutputColumn("host", "host"), OutputColumn("slots", "slots")], form
+            _rows(hosts), [OutputColumn("host", "host"), OutputColumn("slots", "slots")], form
         )
 
 
-def _rows(found: Sequence[Host]) -> list[dict[str, Any]]:
-    return [{"host": host.name, "slots": host.slots} for host in found]
+def _rows(hosts: Sequence[Host]) -> list[dict[str, Any]]:
+    return [{"host": host.name, "slots": host.slots} for host in hosts]
 
 
-def _show_groups(found: Sequence[Host], size: int, output: Path | None, form: TableFormat) -> None:
-    parts = cut(found, size)
+def _show_groups(hosts: Sequence[Host], size: int, output: Path | None, form: TableFormat) -> None:
+    parts = cut(hosts, size)
     paths = write_groups(parts, output) if output is not None else ()
     rows: list[dict[str, Any]] = [
         {
@@ -247,9 +247,9 @@ def _document(parts: Parts, paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _show_keys(
-    found: Sequence[Host], config: Path | None, known_hosts: Path | None, form: TableFormat
+    hosts: Sequence[Host], config: Path | None, known_hosts: Path | None, form: TableFormat
 ) -> None:
-    keys = scan([host.name for host in found], config)
+    keys = scan([host.name for host in hosts], config)
     columns = [
         OutputColumn("host", "host"),
         OutputColumn("kind", "key"),
@@ -271,13 +271,13 @@ def _show_keys(
 
 
 def _show_check(
-    found: Sequence[Host], config: Path | None, folder: Path, form: TableFormat, fail: bool
+    hosts: Sequence[Host], config: Path | None, folder: Path, form: TableFormat, fail: bool
 ) -> None:
     """Ask what the SSH launcher asks before a run, and show what each host says."""
     settings = SshSettings(config=str(config.resolve()) if config else None)
-    slots = sum(host.slots or 1 for host in found)
+    slots = sum(host.slots or 1 for host in hosts)
     questions = Questions(sys.executable, folder.resolve(), None, slots)
-    checks = check_hosts([host.name for host in found], questions, settings)
+    checks = check_hosts([host.name for host in hosts], questions, settings)
     rows = [check.model_dump(mode="json") for check in checks]
     columns = [
         OutputColumn("host", "host"),

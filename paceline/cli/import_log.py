@@ -44,7 +44,7 @@ def import_log(
 
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
-    given = UserSettings(
+    facts = UserSettings(
         engine,
         recipe,
         model,
@@ -57,5 +57,5 @@ def import_log(
         tokens,
         window,
     )
-    report = store(path, given, runs_root(runs_dir), command_line(), tag=tag, again=again)
+    report = store(path, facts, runs_root(runs_dir), command_line(), tag=tag, again=again)
     print_report(report, options.ReportFormat.json if as_json else form)

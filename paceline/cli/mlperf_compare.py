@@ -70,28 +70,28 @@ def compare(
     for path in plot or []:
         if path.suffix not in FORMATS:
             raise UserError(f"--plot {path}", "is no form of a plot", allowed=", ".join(FORMATS))
-    found = compare_scores(
+    comparison = compare_scores(
         places, published, ruleset=ruleset, num_devices=gpus or [], accelerator=accelerator
     )
-    _emit(found, TableFormat.json if as_json else form)
+    _emit(comparison, TableFormat.json if as_json else form)
     for path in plot or []:
-        _write(found, path)
-    if all(one.score_minutes is None for one in found.own):
+        _write(comparison, path)
+    if all(score.score_minutes is None for score in comparison.own):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _write(found: ScoreComparison, path: Path) -> None:
+def _write(comparison: ScoreComparison, path: Path) -> None:
     if path.suffix == ".html":
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, compared_html(found))
+        write_text(path, compared_html(comparison))
     else:
-        save_chart(time_to_train(found, EXPORT), path)
+        save_chart(time_to_train(comparison, EXPORT), path)
     typer.echo(f"written: {path}", err=True)
 
 
-def _emit(found: ScoreComparison, form: TableFormat) -> None:
+def _emit(comparison: ScoreComparison, form: TableFormat) -> None:
     if form is TableFormat.json:
-        emit_json(found.model_dump(mode="json"))
+        emit_json(comparison.model_dump(mode="json"))
         return
     columns = [
         OutputColumn("system", "system", one_line),
@@ -105,6 +105,6 @@ def _emit(found: ScoreComparison, form: TableFormat) -> None:
     ]
     if form is TableFormat.csv:
         columns += [OutputColumn(name, name) for name in ("benchmark", "ruleset", "label")]
-    emit_table(compared_rows(found), columns, form)
+    emit_table(compared_rows(comparison), columns, form)
     if form in (TableFormat.text, TableFormat.md):
-        typer.echo("\n" + "\n".join(compared_lines(found)))
+        typer.echo("\n" + "\n".join(compared_lines(comparison)))

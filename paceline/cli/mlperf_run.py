@@ -120,8 +120,8 @@ def run(
 
     Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
     """
-    there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
-    alone = tiny and devices is None and cluster is None and not there.wants_nodes
+    placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    alone = tiny and devices is None and cluster is None and not placement.wants_nodes
     request = Request(
         "",
         None,
@@ -131,10 +131,10 @@ def run(
         cluster,
         None,
         force,
-        there,
+        placement,
         runs_dir,
     )
-    asked = SeriesRequest(
+    series_request = SeriesRequest(
         benchmark,
         request,
         tiny,
@@ -150,10 +150,10 @@ def run(
     )
     form = TableFormat.json if as_json else form
     if status:
-        _end(standing(asked), form)
+        _end(standing(series_request), form)
         return
     display = TrialsDisplay()
-    planned = plan_trials(asked, not_to_be_trained if dry_run else display.base)
+    planned = plan_trials(series_request, not_to_be_trained if dry_run else display.base)
     if dry_run:
         _print_first(planned.planned(planned.series.trials[0]), form)
         return
@@ -162,15 +162,15 @@ def run(
     _end(answer(planned, series, command_line()), form)
 
 
-def _end(found: SeriesAnswer, form: TableFormat) -> None:
-    _emit(found, form)
-    if EXIT_CODES[found.status]:
-        raise typer.Exit(EXIT_CODES[found.status])
+def _end(series_answer: SeriesAnswer, form: TableFormat) -> None:
+    _emit(series_answer, form)
+    if EXIT_CODES[series_answer.status]:
+        raise typer.Exit(EXIT_CODES[series_answer.status])
 
 
 def _announce(series: TrialSeries) -> None:
-    done = len(series.trials) - len(series.missing)
-    already = f", of which {done} have ended" if done else ""
+    ended = len(series.trials) - len(series.missing)
+    already = f", of which {ended} have ended" if ended else ""
     typer.echo(
         f"{series.benchmark}: {len(series.trials)} trials{already} · {series.label}", err=True
     )
@@ -209,16 +209,16 @@ def _print_first(plan: Plan, form: TableFormat) -> None:
     )
 
 
-def _emit(found: SeriesAnswer, form: TableFormat) -> None:
+def _emit(series_answer: SeriesAnswer, form: TableFormat) -> None:
     if form is TableFormat.json:
-        emit_json(found.model_dump(mode="json"))
+        emit_json(series_answer.model_dump(mode="json"))
         return
-    rows = [trial_row(found.series, trial) for trial in found.series.trials]
+    rows = [trial_row(series_answer.series, trial) for trial in series_answer.series.trials]
     if form is TableFormat.csv:
         emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
-    typer.echo("\n" + "\n".join(answer_lines(found)))
+    typer.echo("\n" + "\n".join(answer_lines(series_answer)))
 
 
 def _columns() -> list[OutputColumn]:

@@ -57,22 +57,22 @@ def score(
     A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a
     failed run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
     """
-    found = score_runs(place, ruleset, gpus)
-    _emit(found, TableFormat.json if as_json else form)
-    if EXIT_CODES[found.status]:
-        raise typer.Exit(EXIT_CODES[found.status])
+    result = score_runs(place, ruleset, gpus)
+    _emit(result, TableFormat.json if as_json else form)
+    if EXIT_CODES[result.status]:
+        raise typer.Exit(EXIT_CODES[result.status])
 
 
-def _emit(found: Score, form: TableFormat) -> None:
+def _emit(result: Score, form: TableFormat) -> None:
     if form is TableFormat.json:
-        emit_json(found.model_dump(mode="json"))
+        emit_json(result.model_dump(mode="json"))
         return
-    rows = [score_row(found, run) for run in found.runs]
+    rows = [score_row(result, run) for run in result.runs]
     if form is TableFormat.csv:
         emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
-    typer.echo("\n" + "\n".join(score_lines(found)))
+    typer.echo("\n" + "\n".join(score_lines(result)))
 
 
 def _columns() -> list[OutputColumn]:
@@ -124,14 +124,14 @@ def check(
 
     Exit code 0 when all logs pass, 3 when one fails, 4 when the checker has no answer for one.
     """
-    found = check_place(place, ruleset)
+    result = check_place(place, ruleset)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
-        emit_json(found.model_dump(mode="json"))
+        emit_json(result.model_dump(mode="json"))
     elif form is TableFormat.text:
-        typer.echo("\n".join(check_lines(found)))
+        typer.echo("\n".join(check_lines(result)))
     else:
         names = ("file", "status", "level", "line", "key", "message", "rule")
-        emit_table(check_rows(found), [OutputColumn(name, name) for name in names], form)
-    if found.status != "passed":
-        raise typer.Exit(EXIT_GATE_FAILED if found.status == "failed" else EXIT_INCOMPLETE)
+        emit_table(check_rows(result), [OutputColumn(name, name) for name in names], form)
+    if result.status != "passed":
+        raise typer.Exit(EXIT_GATE_FAILED if result.status == "failed" else EXIT_INCOMPLETE)

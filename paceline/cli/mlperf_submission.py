@@ -56,16 +56,16 @@ def system(
 
       paceline mlperf system --cluster cluster.yaml --set "status=Available on-premise"
     """
-    found = describe(cluster, settings or [], out, ruleset)
+    description = describe(cluster, settings or [], out, ruleset)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
-        emit_json(found.model_dump(mode="json"))
+        emit_json(description.model_dump(mode="json"))
     else:
         columns = [OutputColumn("field", "field"), OutputColumn("value", "value", wraps=True)]
-        emit_table(description_rows(found), columns, form)
+        emit_table(description_rows(description), columns, form)
     if form in (TableFormat.text, TableFormat.md):
-        typer.echo("\n" + "\n".join(description_lines(found)))
-    if fail_on_findings and found.status != "complete":
+        typer.echo("\n" + "\n".join(description_lines(description)))
+    if fail_on_findings and description.status != "complete":
         raise typer.Exit(EXIT_GATE_FAILED)
 
 
@@ -102,7 +102,7 @@ def package(
 
     Exit code 3 when the rules or the checker refuse it.
     """
-    asked = PackageRequest(
+    request = PackageRequest(
         places=tuple(places),
         organisation=org,
         division=division,
@@ -112,7 +112,7 @@ def package(
         ruleset=ruleset,
         placeholders=allow_placeholders,
     )
-    made = make(asked)
+    made = make(request)
     _emit_package(made, TableFormat.json if as_json else form)
     if made.folder is None:
         raise typer.Exit(EXIT_GATE_FAILED if made.check.status == "failed" else EXIT_INCOMPLETE)
@@ -120,19 +120,19 @@ def package(
 
 def _codes(code: list[str]) -> dict[str, Path]:
     """`[BENCHMARK=]FOLDER` by benchmark, "" for all others."""
-    found: dict[str, Path] = {}
-    for one in code:
-        name, equals, folder = one.partition("=")
+    folders: dict[str, Path] = {}
+    for text in code:
+        name, equals, folder = text.partition("=")
         named = name in BENCHMARKS and bool(equals)
         key = name if named else ""
-        if key in found:
+        if key in folders:
             raise UserError(
-                f"--code {one}",
+                f"--code {text}",
                 f"is the second folder for {key or 'all benchmarks'}",
                 remedy="name one folder for each",
             )
-        found[key] = Path(folder if named else one)
-    return found
+        folders[key] = Path(folder if named else text)
+    return folders
 
 
 def _emit_package(made: Package, form: TableFormat) -> None:

@@ -81,13 +81,13 @@ def question(
     )
 
 
-def chosen_evidence(path: Path | None, asked: Question | None = None) -> Evidence:
+def chosen_evidence(path: Path | None, question: Question | None = None) -> Evidence:
     """The coefficients of a file, of the question's device if calibrated, or the shipped ones.
 
     Raises UserError for a file without any.
     """
 
-    if path or asked is None:
+    if path or question is None:
         return read_evidence(path) if path else shipped()
-    recipe = load_recipe(asked.recipe, asked.variant, asked.overrides)
-    return evidence_for(asked.device, recipe.training.dtype)
+    recipe = load_recipe(question.recipe, question.variant, question.overrides)
+    return evidence_for(question.device, recipe.training.dtype)

@@ -31,7 +31,7 @@ PANEL_OF = {option: panel for panel, options in PANELS.items() for option in opt
 
 def group_options(params: Sequence[object]) -> None:
     """Put the options of a verb in panels where they are many; what a declaration says stands."""
-    options = [one for one in params if isinstance(one, TyperOption)]
+    options = [parameter for parameter in params if isinstance(parameter, TyperOption)]
     for option in options:
         named = option.rich_help_panel or PANEL_OF.get(option.opts[0])
         option.rich_help_panel = named if len(options) > MOST_WITHOUT else None

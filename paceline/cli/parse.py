@@ -88,7 +88,7 @@ def parse(
     cause. Exit code 1 for a single file that cannot be read; files that are no training log are
     an answer, not an error.
     """
-    given = UserSettings(
+    facts = UserSettings(
         engine,
         recipe,
         model,
@@ -101,10 +101,10 @@ def parse(
         tokens,
         window,
     )
-    given.check()
+    facts.check()
     form = TableFormat.json if as_json else form
     single = len(paths) == 1 and not paths[0].is_dir()
-    parsings = _parsed(paths, given, one_of_many=not single)
+    parsings = _parsed(paths, facts, one_of_many=not single)
     if steps:
         documents = _emit_steps(_chosen(parsings, where), form, single)
     else:
@@ -116,15 +116,15 @@ def parse(
         raise typer.Exit(3)
 
 
-def _parsed(paths: list[Path], given: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
+def _parsed(paths: list[Path], facts: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
     """Each log in turn, so that no more than one is in memory; a bar on a terminal for many."""
     with standard_input(paths) as copy:
-        found = log_files(paths)
+        files = log_files(paths)
         console = Console(stderr=True)
-        quiet = len(found) < 2 or not sys.stderr.isatty()
-        for path in track(found, "reading logs", console=console, transient=True, disable=quiet):
+        quiet = len(files) < 2 or not sys.stderr.isatty()
+        for path in track(files, "reading logs", console=console, transient=True, disable=quiet):
             source = copy if path == STANDARD_INPUT else path
-            yield parse_log(source, given, called=path, one_of_many=one_of_many)
+            yield parse_log(source, facts, called=path, one_of_many=one_of_many)
 
 
 def _chosen(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:
@@ -188,9 +188,9 @@ def _emit_steps(parsings: Iterator[Parsing], form: TableFormat, single: bool) ->
         documents.append(document)
         del parsing  # The next log needs the memory.
     if form in (TableFormat.text, TableFormat.md):
-        told = [n for n in STEP_COLUMNS if any(row.get(n) is not None for row in rows)]
+        names = [n for n in STEP_COLUMNS if any(row.get(n) is not None for row in rows)]
         columns = [] if single else [OutputColumn("file", "file", one_line)]
-        emit_table(rows, [*columns, *(OutputColumn(n, n, justify="right") for n in told)], form)
+        emit_table(rows, [*columns, *(OutputColumn(n, n, justify="right") for n in names)], form)
     elif form is TableFormat.json:
         sys.stdout.write("]\n" if as_list else "\n")
     return documents

@@ -116,13 +116,13 @@ def context(
 
     Example: paceline probe context --ranks 2
     """
-    found = inventory()
-    kind, notices = device_kind(device.value, found)
-    if kind == "cuda" and ranks > len(found["gpus"]):
+    machine = inventory()
+    kind, notices = device_kind(device.value, machine)
+    if kind == "cuda" and ranks > len(machine["gpus"]):
         raise UserError(
             "--ranks",
-            f"{ranks} ranks need as many GPUs, and {len(found['gpus'])} are here",
-            allowed=f"1 to {len(found['gpus'])}",
+            f"{ranks} ranks need as many GPUs, and {len(machine['gpus'])} are here",
+            allowed=f"1 to {len(machine['gpus'])}",
         )
     for notice in notices:
         typer.echo(f"note: {notice}", err=True)
@@ -151,16 +151,17 @@ def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:
 
 def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
     """The catalog's context of this device beside the measured one, None where it has none."""
-    known, here = find_device(probe.device_name), probe.row("context")
-    if known is None or known.context_bytes is None or here is None:
+    catalogued, measured = find_device(probe.device_name), probe.row("context")
+    if catalogued is None or catalogued.context_bytes is None or measured is None:
         return None
-    ratio = here.bytes / known.context_bytes
+    ratio = measured.bytes / catalogued.context_bytes
     return {
-        "device": known.name,
-        "context_bytes": known.context_bytes,
+        "device": catalogued.name,
+        "context_bytes": catalogued.context_bytes,
         "ratio": ratio,
-        "sentence": f"context {written(here.bytes, 'bytes')} here, "
-        f"{written(known.context_bytes, 'bytes')} in the catalog for {known.name}: {ratio:.2f} x",
+        "sentence": f"context {written(measured.bytes, 'bytes')} here, "
+        f"{written(catalogued.context_bytes, 'bytes')} in the catalog for {catalogued.name}: "
+        f"{ratio:.2f} x",
     }
 
 

@@ -33,7 +33,7 @@ def memory(
 
     Example: paceline probe memory
     """
-    kind, cores, _ = _here(device)
+    kind, cores, _ = _machine(device)
     probe = probe_memory(
         sys.executable, kind, threads or (cores if kind == "cpu" else None), seconds
     )
@@ -66,14 +66,14 @@ def collective(
 
     Example: paceline probe collective --ranks 2
     """
-    kind, cores, gpus = _here(device)
-    wanted = ranks or (gpus if kind == "cuda" else 2)
-    if kind == "cuda" and not 2 <= wanted <= gpus:
+    kind, cores, gpus = _machine(device)
+    processes = ranks or (gpus if kind == "cuda" else 2)
+    if kind == "cuda" and not 2 <= processes <= gpus:
         raise UserError(
-            "--ranks", f"{wanted} ranks need as many GPUs, at least 2, and {gpus} are here"
+            "--ranks", f"{processes} ranks need as many GPUs, at least 2, and {gpus} are here"
         )
-    threads = max(1, cores // wanted)
-    probe = probe_collective(sys.executable, kind, wanted, threads, seconds)
+    threads = max(1, cores // processes)
+    probe = probe_collective(sys.executable, kind, processes, threads, seconds)
     rows = [row.model_dump(mode="json") for row in probe.rows]
     about = {"ranks": probe.ranks, "backend": probe.backend, "torch": probe.torch}
     document = {
@@ -107,7 +107,7 @@ def attention(
 
     Example: paceline probe attention --recipe tiny-llama --dtype bf16
     """
-    kind, cores, _ = _here(device)
+    kind, cores, _ = _machine(device)
     if dtype not in ("fp32", "bf16", "fp16"):
         raise typer.BadParameter("must be fp32, bf16 or fp16", param_hint="--dtype")
     shapes = attention_shapes(recipe)
@@ -143,7 +143,7 @@ def latency(
 
     Example: paceline probe latency
     """
-    kind, _, _ = _here(device)
+    kind, _, _ = _machine(device)
     probe = probe_latency(sys.executable, kind, seconds)
     rows = [row.model_dump(mode="json") for row in probe.rows]
     document = {
@@ -157,13 +157,13 @@ def latency(
     emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
 
 
-def _here(device: DeviceKind) -> tuple[str, int, int]:
+def _machine(device: DeviceKind) -> tuple[str, int, int]:
     """cpu or cuda, usable cores and GPUs of this machine."""
-    found = inventory()
-    kind, notices = device_kind(device.value, found)
+    machine = inventory()
+    kind, notices = device_kind(device.value, machine)
     for notice in notices:
         typer.echo(f"note: {notice}", err=True)
-    return kind, found["cpu"]["usable_cores"], len(found["gpus"])
+    return kind, machine["cpu"]["usable_cores"], len(machine["gpus"])
 
 
 def _size_column() -> OutputColumn:

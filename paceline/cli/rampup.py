@@ -130,7 +130,7 @@ def rampup(
         intra=intra or where.intra,
         inter=inter or where.inter,
     )
-    here = setting(question, model.chosen_evidence(evidence, question))
+    timing = setting(question, model.chosen_evidence(evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     wish = Wish(
         batches,
@@ -141,12 +141,12 @@ def rampup(
         every_batch,
         most_tp,
     )
-    given = read_schedule(check, here.recipe.layout) if check else None
-    plan = plan_ramp_up(here, wish)
-    judged = check_schedule(here, wish, given, plan) if given else None
+    schedule = read_schedule(check, timing.recipe.layout) if check else None
+    plan = plan_ramp_up(timing, wish)
+    judged = check_schedule(timing, wish, schedule, plan) if schedule else None
     _emit(plan, judged, TableFormat.json if as_json else form, every_size)
     if scripts:
-        _write(scripts, Chain(here, plan, question, site, cluster, every_batch))
+        _write(scripts, Chain(timing, plan, question, site, cluster, every_batch))
 
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
@@ -180,7 +180,7 @@ def _devices(site: Cluster | None, device: str | None, per_node: int | None) -> 
 
 def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float, ...]:
     """The numbers of an option's list; raises UserError for what is none from 1 on."""
-    found: list[float] = []
+    numbers: list[float] = []
     for part in (text or "").split(",") if text else []:
         try:
             number = float(int(part)) if whole else float(part)
@@ -190,8 +190,8 @@ def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float,
             raise UserError(
                 f"{option} {text}", f"{part!r} is no number from 1 on", allowed="32,64,128"
             )
-        found.append(number)
-    return tuple(found)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _emit(
@@ -199,7 +199,7 @@ def _emit(
 ) -> None:
     """The plan, and the judgement of a schedule below; csv is of the schedule if there is one."""
     document = plan.model_dump(mode="json")
-    rows = [_row(one) for one in document["alternatives" if every_size else "stages"]]
+    rows = [_row(stage) for stage in document["alternatives" if every_size else "stages"]]
     if judged:
         document["checked"] = judged.model_dump(mode="json")
     if form is not TableFormat.csv or not judged:
@@ -207,33 +207,33 @@ def _emit(
     if judged and form is not TableFormat.json:
         if form is not TableFormat.csv:
             typer.echo("")
-        checked = [_checked_row(one) for one in document["checked"]["stages"]]
+        checked = [_checked_row(stage) for stage in document["checked"]["stages"]]
         emit_table(checked, _CHECKED, form)
     _tell(plan, judged)
 
 
 def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
     """Totals, and what the plan rests on, beside the tables."""
-    for name, found in (("plan", plan), ("checked schedule", judged)):
-        if found and found.days is not None and found.device_hours is not None:
-            hours = found.device_hours
-            told = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
-            typer.echo(f"{name}: {told} device hours, {found.days:.3g} days", err=True)
+    for name, schedule in (("plan", plan), ("checked schedule", judged)):
+        if schedule and schedule.days is not None and schedule.device_hours is not None:
+            hours = schedule.device_hours
+            shown = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+            typer.echo(f"{name}: {shown} device hours, {schedule.days:.3g} days", err=True)
     for note in plan.notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"rests on: {plan.evidence}", err=True)
 
 
-def _row(one: dict[str, Any]) -> dict[str, Any]:
-    layout = one["layout"]
-    return {**one, **{key: layout[key] for key in ("micro_batch", "recompute")}}
+def _row(stage: dict[str, Any]) -> dict[str, Any]:
+    layout = stage["layout"]
+    return {**stage, **{key: layout[key] for key in ("micro_batch", "recompute")}}
 
 
-def _checked_row(one: dict[str, Any]) -> dict[str, Any]:
+def _checked_row(stage: dict[str, Any]) -> dict[str, Any]:
     keys = ("micro_batches", "step_time_s", "bubble", "exchange", "efficiency", "p_oom")
-    plan = one["plan"] or {}
-    row = {**one, **{key: plan.get(key) for key in keys}}
-    return {**row, "reasons": "; ".join(one["reasons"]) or None}
+    plan = stage["plan"] or {}
+    row = {**stage, **{key: plan.get(key) for key in keys}}
+    return {**row, "reasons": "; ".join(stage["reasons"]) or None}
 
 
 def _write(folder: Path, chain: Chain) -> None:

@@ -97,7 +97,7 @@ def exit_code(result: SeriesResult) -> int:
 
 
 def _series(request: Request, several: Several, how: Execution) -> Series:
-    root, wanted = runs_root(how.runs_dir), _number(several.repeat)
+    root, repeats = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
         foreign = several.interleave or several.group or several.nodes_per_trial or how.tag
@@ -109,14 +109,14 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
                 "--runs-dir, --format, --dry-run",
                 remedy="leave out the rest",
             )
-        return resumed_series(root, several.resume, wanted, where, several.max_parallel)
+        return resumed_series(root, several.resume, repeats, where, several.max_parallel)
     requests = [request]
     if several.interleave:
         requests = [side_request(request, text) for text in several.interleave]
     if not request.recipe and not several.interleave:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     shared = several.nodes_per_trial, several.max_parallel
-    return new_series(root, requests, wanted or ENOUGH_FOR_SAME, several.group, *shared)
+    return new_series(root, requests, repeats or ENOUGH_FOR_SAME, several.group, *shared)
 
 
 def _number(repeat: str | None) -> int | None:

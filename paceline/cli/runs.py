@@ -43,14 +43,14 @@ def list_runs(
     Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
     """
     root = runs_root(runs_dir)
-    found = listing(root, computed_result)
-    rows = select_rows(found.rows, where, COLUMNS)
-    if found.fault:
-        typer.echo(f"note: every folder was read again: {found.fault}", err=True)
-    for problem in found.left_out:
+    listed = listing(root, computed_result)
+    rows = select_rows(listed.rows, where, COLUMNS)
+    if listed.fault:
+        typer.echo(f"note: every folder was read again: {listed.fault}", err=True)
+    for problem in listed.left_out:
         typer.echo(f"left out: {problem}", err=True)
     form = TableFormat.json if as_json else form
-    if not (found.rows or found.left_out) and form is TableFormat.text:
+    if not (listed.rows or listed.left_out) and form is TableFormat.text:
         typer.echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
         return
     emit_table(rows, _listed_columns(form, any(row["group"] for row in rows)), form)

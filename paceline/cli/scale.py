@@ -149,7 +149,7 @@ def scale(
     own.refuse_unused(context, "--from" if source else "--simulate" if simulated else None)
     if source is None and not simulated:
         own.refuse_foreign(fault, where)
-        there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+        placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
         request = Request(
             recipe or "",
             variant,
@@ -159,10 +159,10 @@ def scale(
             cluster,
             timeout,
             force,
-            there,
+            placement,
             runs_dir,
         )
-        wanted = CampaignRequest(
+        campaign_request = CampaignRequest(
             request,
             sizes,
             own.devices_per_node(gpus_per_node),
@@ -188,7 +188,7 @@ def scale(
             fail,
             _judging(scaling, reference, history),
         )
-        raise typer.Exit(run_campaign(wanted, how))
+        raise typer.Exit(run_campaign(campaign_request, how))
     nodes = nodes or 64
     title = source.name if source else f"{nodes} simulated nodes"
     if source:
@@ -288,5 +288,5 @@ def _judging(
 def _history(path: Path, where: list[str] | None) -> dict[str, list[float]]:
     """Each host's earlier values, in the rows that `where` selects by columns that are there."""
     rows = read_rows(path)
-    told = [one for one in where or [] if one.partition("=")[0] in rows[0]]
-    return node_history([dict(row) for row in select_rows(rows, told)], str(path))
+    applicable = [condition for condition in where or [] if condition.partition("=")[0] in rows[0]]
+    return node_history([dict(row) for row in select_rows(rows, applicable)], str(path))

@@ -126,13 +126,13 @@ def sweep(
         "gbs": gbs,
     }
     varied, fixed = dimensions(named, overrides or ())
-    there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     request = Request(
-        recipe, variant, fixed, devices, device.value, cluster, timeout, force, there, runs_dir
+        recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir
     )
     how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
-    wanted = Wanted(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
-    raise typer.Exit(_sweep(wanted, how))
+    sweep_request = Wanted(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
+    raise typer.Exit(_sweep(sweep_request, how))
 
 
 @dataclass(frozen=True)
@@ -146,22 +146,22 @@ class _How:
     evidence: Path | None
 
 
-def _sweep(wanted: Wanted, how: _How) -> int:
+def _sweep(request: Wanted, how: _How) -> int:
 
     root = runs_root(how.runs_dir)
-    planned = new_sweep(wanted, model.chosen_evidence(how.evidence) if how.evidence else None)
+    planned = new_sweep(request, model.chosen_evidence(how.evidence) if how.evidence else None)
     trials = trials_of(planned, root)
     _announce(planned, trials)
     if how.dry_run:
         waiting = sweep_result(planned, trials, interrupted=False, command=command_line())
         print_sweep(waiting, how.form)
-        return EXIT_OK if any(one.runs for one in planned.choices) else EXIT_BAD_INPUT
+        return EXIT_OK if any(choice.runs for choice in planned.choices) else EXIT_BAD_INPUT
     with sweep_display(trials) as display:
         result = run_sweep(planned, trials, root, command_line(), display, tag=how.tag)
     if any(row.runs for row in result.rows):
         _keep(result, root / result.name)
     print_sweep(result, how.form)
-    if not any(one.runs for one in planned.choices):
+    if not any(choice.runs for choice in planned.choices):
         typer.echo("error: no combination can run; the table says why", err=True)
     if result.halted:
         typer.echo(f"error: nothing more is run: {result.halted}", err=True)
@@ -184,12 +184,12 @@ def exit_code(result: SweepResult) -> int:
 
 def _announce(planned: Sweep, trials: list[Trial]) -> None:
     """What will run, on standard error, before it starts."""
-    first = next((one.plan for one in planned.choices if one.plan), None)
+    first = next((choice.plan for choice in planned.choices if choice.plan), None)
     if first:
         typer.echo(run_headline(first.spec), err=True)
     todo = sum(trial.missing(planned.repeats) for trial in trials)
     have = sum(bool(trial.results) for trial in trials)
-    refused = sum(not one.runs for one in planned.choices)
+    refused = sum(not choice.runs for choice in planned.choices)
     parts = [f"{len(trials)} combinations", f"{todo} runs to do"]
     parts += [f"{have} measured before"] if have else []
     parts += [f"{refused} refused or pruned"] if refused else []

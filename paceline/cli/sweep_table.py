@@ -94,13 +94,13 @@ def columns_of(result: SweepResult) -> list[OutputColumn]:
     """The columns that people are shown."""
     return [
         OutputColumn(
-            one.key,
-            one.title,
-            one.write,
-            "right" if one.is_number else "left",
-            wraps=one.key == "notes",
+            column.key,
+            column.title,
+            column.write,
+            "right" if column.is_number else "left",
+            wraps=column.key == "notes",
         )
-        for one in shown_columns(result)
+        for column in shown_columns(result)
     ]
 
 
@@ -110,7 +110,7 @@ class Lines:
 
     total: int
     _lock: Lock = field(default_factory=Lock)
-    _told: float = field(default_factory=time.monotonic)
+    _last_line_s: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
@@ -118,8 +118,8 @@ class Lines:
         self._tell(f"{place}  {_label(task.trial)}{_repeat(task.repeat)}")
 
         def watch(progress: Progress) -> None:
-            if progress.step is not None and time.monotonic() - self._told >= LINE_EVERY_S:
-                self._told = time.monotonic()
+            if progress.step is not None and time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+                self._last_line_s = time.monotonic()
                 self._tell(f"{place}  step {progress.step.index} of {progress.total_steps}")
 
         yield watch

@@ -148,9 +148,11 @@ def tune(
             allowed="auto, cpu, cuda",
             remedy="--estimate-only ranks layouts for devices that are not here",
         )
-    there = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     devices = (
-        _of_cluster(cluster, gpus, there) if cluster else _per_host(_given(gpus, "--gpus"), there)
+        _of_cluster(cluster, gpus, placement)
+        if cluster
+        else _per_host(_given(gpus, "--gpus"), placement)
     )
     request = Request(
         recipe,
@@ -161,12 +163,14 @@ def tune(
         cluster,
         timeout,
         force,
-        there,
+        placement,
         runs_dir,
     )
     space = Space(most_tp=most_tp, most_cp=most_cp, schedules=SCHEDULES)
-    wanted = Wanted(request, read_budget(budget), space, steps, name, write, oversubscribe, tag)
-    raise typer.Exit(_tune(wanted, runs_root(runs_dir), form, evidence, dry_run, top))
+    tune_request = Wanted(
+        request, read_budget(budget), space, steps, name, write, oversubscribe, tag
+    )
+    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, evidence, dry_run, top))
 
 
 def _given(value: T | None, option: str) -> T:
@@ -175,9 +179,9 @@ def _given(value: T | None, option: str) -> T:
     return value
 
 
-def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
+def _of_cluster(name: str, gpus: int | None, where: Where) -> None:
     """Raises UserError where a cluster has not as many devices as were asked for."""
-    has = placed(catalog.cluster(name), there).world_size
+    has = placed(catalog.cluster(name), where).world_size
     if gpus not in (None, has):
         raise UserError(
             f"--gpus {gpus}",
@@ -186,19 +190,19 @@ def _of_cluster(name: str, gpus: int | None, there: Where) -> None:
         )
 
 
-def _per_host(gpus: int, there: Where) -> int:
+def _per_host(gpus: int, where: Where) -> int:
     """Devices of every host."""
-    nodes = there.nodes or len(there.hosts) or 1
+    nodes = where.nodes or len(where.hosts) or 1
     if gpus % nodes:
         raise UserError(f"--gpus {gpus}", f"is no multiple of the {nodes} hosts")
     return gpus // nodes
 
 
 def _tune(
-    wanted: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
+    request: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
 ) -> int:
     coefficients = model.chosen_evidence(evidence) if evidence else None
-    tuning = new_tuning(wanted, coefficients, root, command_line())
+    tuning = new_tuning(request, coefficients, root, command_line())
     _announce(tuning, headline(tuning))
     if dry_run:
         print_tuning(tuning.told(), form)
@@ -221,15 +225,15 @@ def exit_code(result: TuneResult) -> int:
     return EXIT_INCOMPLETE if statuses <= {"refused", "incomplete"} else EXIT_SYSTEM_FAULT
 
 
-def _announce(tuning: Tuning, told: str) -> None:
+def _announce(tuning: Tuning, line: str) -> None:
     """What can be tried, on standard error, before anything starts."""
-    found = tuning.search.candidates
-    typer.echo(run_headline(found.spec), err=True)
-    typer.echo(told, err=True)
-    notes = [*found.notices]
+    candidates = tuning.search.candidates
+    typer.echo(run_headline(candidates.spec), err=True)
+    typer.echo(line, err=True)
+    notes = [*candidates.notices]
     notes += (
         ["the time model knows no rates here: layouts are told apart by their runs alone"]
-        if found.x is None
+        if candidates.x is None
         else []
     )
     notes += (

@@ -26,20 +26,24 @@ from paceline.runs.tasks.losses import lost_text
 from paceline.runs.tasks.slot import JobSlot
 
 
-def print_ranking(found: Ranking, form: TableFormat) -> None:
+def print_ranking(ranking: Ranking, form: TableFormat) -> None:
     """All layouts by estimate; for people the counts below."""
-    rows = [_ranked(one.model_dump(mode="json")) for one in found.layouts]
-    emit_table(rows, _RANKED, form, document=found.model_dump(mode="json"))
+    rows = [_ranked(layout.model_dump(mode="json")) for layout in ranking.layouts]
+    emit_table(rows, _RANKED, form, document=ranking.model_dump(mode="json"))
     if form is not TableFormat.text:
         return
     typer.echo(
-        f"{found.n_layouts:,} layouts estimated, {found.n_infeasible:,} cannot run, "
-        f"{found.n_pruned:,} {found.bound}",
+        f"{ranking.n_layouts:,} layouts estimated, {ranking.n_infeasible:,} cannot run, "
+        f"{ranking.n_pruned:,} {ranking.bound}",
         err=True,
     )
-    own = found.recipe_layout
-    told = f"{own.label}: {own.step_time_s:.4g} s" if own else "does not divide the devices"
-    typer.echo(f"the recipe's own layout: {told}", err=True)
+    recipe_layout = ranking.recipe_layout
+    words = (
+        f"{recipe_layout.label}: {recipe_layout.step_time_s:.4g} s"
+        if recipe_layout
+        else "does not divide the devices"
+    )
+    typer.echo(f"the recipe's own layout: {words}", err=True)
 
 
 def print_tuning(result: TuneResult, form: TableFormat) -> None:
@@ -48,22 +52,22 @@ def print_tuning(result: TuneResult, form: TableFormat) -> None:
     emit_table([_tried(row) for row in result.rows], _TRIED, form, document=document)
     if form is TableFormat.json:
         return
-    told = [*result.sentences]
-    told += [f"the best layout as a recipe: {result.recipe_file}"] if result.recipe_file else []
-    told += [f"not all has run: {result.go_on}"] if result.go_on else []
-    for line in told:
+    lines = [*result.sentences]
+    lines += [f"the best layout as a recipe: {result.recipe_file}"] if result.recipe_file else []
+    lines += [f"not all has run: {result.go_on}"] if result.go_on else []
+    for line in lines:
         typer.echo(line if form is TableFormat.text else f"- {line}", err=form is TableFormat.csv)
 
 
-def _ranked(one: dict[str, Any]) -> dict[str, Any]:
-    layout = one.pop("layout")
-    return {**one, **{key: layout[key] for key in ("micro_batch", "recompute")}}
+def _ranked(row: dict[str, Any]) -> dict[str, Any]:
+    layout = row.pop("layout")
+    return {**row, **{key: layout[key] for key in ("micro_batch", "recompute")}}
 
 
 def _tried(row: TuneRow) -> dict[str, Any]:
     """A row in base units, with its notes."""
-    said = ["best"] if row.best else ["level with the best"] if row.level else []
-    said += ["the recipe's own"] if row.own else []
+    remarks = ["best"] if row.best else ["level with the best"] if row.level else []
+    remarks += ["the recipe's own"] if row.own else []
     why = [] if row.status == "ok" else [": ".join(filter(None, (row.status, row.reason)))]
     return {
         **row.model_dump(exclude={"layout", "before", "expected", "after", "runs"}, mode="json"),
@@ -74,7 +78,7 @@ def _tried(row: TuneRow) -> dict[str, Any]:
         "after_s": row.after.step_time_s,
         "prediction_error": row.prediction_error,
         "runs": " ".join(row.runs),
-        "notes": ", ".join([*why, *said]),
+        "notes": ", ".join([*why, *remarks]),
     }
 
 
@@ -82,7 +86,7 @@ def _tried(row: TuneRow) -> dict[str, Any]:
 class TuneLines:
     """Progress as lines on standard error, for a file or a pipe."""
 
-    _told: float = field(default_factory=time.monotonic)
+    _last_line_s: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
@@ -100,8 +104,8 @@ class TuneLines:
         typer.echo(f"{trial.number}  {label(trial.choice.settings)}{again}{expected}", err=True)
 
         def watch(progress: Progress) -> None:
-            if progress.step is not None and time.monotonic() - self._told >= LINE_EVERY_S:
-                self._told = time.monotonic()
+            if progress.step is not None and time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+                self._last_line_s = time.monotonic()
                 typer.echo(f"  step {progress.step.index} of {progress.total_steps}", err=True)
 
         yield watch

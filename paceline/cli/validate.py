@@ -36,40 +36,40 @@ def validate(
     """
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
-    found = validate_rows(table.name, chosen, model.chosen_evidence(evidence))
+    validation = validate_rows(table.name, chosen, model.chosen_evidence(evidence))
     form = TableFormat.json if as_json else form
     if form is TableFormat.csv:
-        rows = [row.model_dump(mode="json") for row in found.rows]
+        rows = [row.model_dump(mode="json") for row in validation.rows]
         emit_table(rows, [OutputColumn(key, key) for key in _ROW_KEYS], form)
         return
-    emit_table(_scores(found), _COLUMNS, form, document=found.model_dump(mode="json"))
+    emit_table(_scores(validation), _COLUMNS, form, document=validation.model_dump(mode="json"))
     if form is not TableFormat.json:
-        _tell(found)
+        _tell(validation)
 
 
-def _scores(found: Validation) -> list[dict[str, Any]]:
-    rows = [_row("all", found.overall)]
-    rows += [_row(f"kind {name}", score) for name, score in found.by_kind.items()]
-    return rows + [_row(name, score) for name, score in found.by_source.items()]
+def _scores(validation: Validation) -> list[dict[str, Any]]:
+    rows = [_row("all", validation.overall)]
+    rows += [_row(f"kind {name}", score) for name, score in validation.by_kind.items()]
+    return rows + [_row(name, score) for name, score in validation.by_source.items()]
 
 
 def _row(name: str, score: StepAccuracy) -> dict[str, Any]:
     return {"rows of": name, **score.model_dump(mode="json")}
 
 
-def _tell(found: Validation) -> None:
-    if not found.rows:
-        why = "no row could be modelled" if found.unmodelled else "the table has no rows"
+def _tell(validation: Validation) -> None:
+    if not validation.rows:
+        why = "no row could be modelled" if validation.unmodelled else "the table has no rows"
         typer.echo(f"nothing to compare: {why}", err=True)
-    typer.echo(f"predicted by: {found.evidence}", err=True)
-    memory = found.memory
+    typer.echo(f"predicted by: {validation.evidence}", err=True)
+    memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
         typer.echo(
             f"memory of {memory.n} rows that state it: MAPE {_share(memory.mape)}, median "
             f"{_share(memory.median)}, within 10 % {_share(memory.within_10)}",
             err=True,
         )
-    reasons = Counter(row.reason for row in found.unmodelled)
+    reasons = Counter(row.reason for row in validation.unmodelled)
     for reason, count in reasons.most_common():
         typer.echo(f"not modelled: {count} rows: {reason}", err=True)
 

@@ -75,12 +75,12 @@ def efficiency(
     y = alt.Y("value:Q", title="efficiency (%)", scale=alt.Scale(zero=False, padding=14))
     rows: list[dict[str, Any]] = [
         {
-            "nodes": one.nodes,
-            "value": 100 * one.efficiency,
-            "low": 100 * (one.low or one.efficiency),
-            "high": 100 * (one.high or one.efficiency),
+            "nodes": size.nodes,
+            "value": 100 * size.efficiency,
+            "low": 100 * (size.low or size.efficiency),
+            "high": 100 * (size.high or size.efficiency),
         }
-        for one in result.sizes
+        for size in result.sizes
     ]
     mean = alt.Chart(alt.Data(values=rows)).encode(x=_x(), y=y)
     ends = [result.sizes[0].nodes, result.sizes[-1].nodes]
@@ -139,11 +139,11 @@ def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
         .mark_text(color=look.palette.accent, align="left", dx=8, fontWeight="bold")
         .encode(x=x, y=y, text="host:N")
     )
-    found = result.smallest_fault_found
+    smallest = result.smallest_fault_found
     note = (
         "How slow a node would have been found is not known."
-        if found is None
-        else (f"A node {100 * found:.1f} % slower would have been found in 9 of 10 cases.")
+        if smallest is None
+        else f"A node {100 * smallest:.1f} % slower would have been found in 9 of 10 cases."
     )
     return finish([dots, names] if named else [dots], look, "Nodes", [note], HEIGHT)
 
@@ -163,11 +163,11 @@ def _dots(
     rows = [
         {
             "nodes": size,
-            "value": (one.samples_per_s or 0.0) * times / (size if per_node else 1),
-            "hosts": printable(one.hosts[0]) + (f" and {size - 1} more" if size > 1 else ""),
+            "value": (group.samples_per_s or 0.0) * times / (size if per_node else 1),
+            "hosts": printable(group.hosts[0]) + (f" and {size - 1} more" if size > 1 else ""),
         }
         for size, groups in by_size(measured).items()
-        for one in _thinned(groups)
+        for group in _thinned(groups)
     ]
     return (
         alt.Chart(alt.Data(values=rows), name="sub-clusters")
@@ -185,7 +185,7 @@ def _dots(
 
 
 def _thinned(groups: Sequence[GroupThroughput]) -> list[GroupThroughput]:
-    return _every(sorted(groups, key=lambda one: one.samples_per_s or 0.0), MOST_DOTS)
+    return _every(sorted(groups, key=lambda group: group.samples_per_s or 0.0), MOST_DOTS)
 
 
 def _every(ordered: Sequence[T], most: int) -> list[T]:

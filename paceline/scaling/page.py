@@ -31,9 +31,9 @@ NODE_HEADS = ("host", "samples/s", "values", "z", "below its measure", "flagged"
 
 def size_rows(result: ScaleResult) -> Iterator[dict[str, Any]]:
     """One flat row a size, fractions and samples/s unrounded."""
-    for one in result.sizes:
-        row = one.model_dump(exclude={"naive"})
-        yield {**row, **{f"naive_{name}": v for name, v in one.naive.model_dump().items()}}
+    for size in result.sizes:
+        row = size.model_dump(exclude={"naive"})
+        yield {**row, **{f"naive_{name}": v for name, v in size.naive.model_dump().items()}}
 
 
 def table_note(result: ScaleResult) -> str:
@@ -61,24 +61,24 @@ def scaling_html(
         setup=[table_note(result), f"{len(measured)} sub-clusters measured"],
         sentences=result.sentences,
         size_heads=SIZE_HEADS,
-        size_rows=[_size_cells(one) for one in result.sizes],
+        size_rows=[_size_cells(size) for size in result.sizes],
         node_heads=NODE_HEADS,
         node_rows=[_node_cells(result, at) for at in range(min(MOST_NODE_ROWS, len(result.nodes)))],
         nodes_left_out=max(0, len(result.nodes) - MOST_NODE_ROWS),
     )
 
 
-def _size_cells(one: SizeResult) -> list[str]:
+def _size_cells(size: SizeResult) -> list[str]:
     interval = "-"
-    if one.low is not None and one.high is not None:
-        interval = f"{100 * one.low:.2f} to {percent(one.high, 2)}"
-    shares = (one.straggler, one.communication, one.naive.straggler, one.naive.communication)
+    if size.low is not None and size.high is not None:
+        interval = f"{100 * size.low:.2f} to {percent(size.high, 2)}"
+    shares = (size.straggler, size.communication, size.naive.straggler, size.naive.communication)
     return [
-        str(one.nodes),
-        str(one.n),
-        f"{one.value:.6g}",
-        share(one.spread),
-        percent(one.efficiency, 2),
+        str(size.nodes),
+        str(size.n),
+        f"{size.value:.6g}",
+        share(size.spread),
+        percent(size.efficiency, 2),
         interval,
         *map(share, shares),
     ]

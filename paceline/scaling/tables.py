@@ -112,11 +112,11 @@ def measured_table(rows: Sequence[Row], where: str) -> MeasuredTable:
 
 def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
     """Each host's values alone in the rows of an earlier table, in samples/s."""
-    found: dict[str, list[float]] = {}
-    for one in measured_table(rows, where).measured:
-        if one.nodes == 1 and one.samples_per_s is not None:
-            found.setdefault(one.hosts[0], []).append(one.samples_per_s)
-    return found
+    values: dict[str, list[float]] = {}
+    for group in measured_table(rows, where).measured:
+        if group.nodes == 1 and group.samples_per_s is not None:
+            values.setdefault(group.hosts[0], []).append(group.samples_per_s)
+    return values
 
 
 def simulate_cluster(
@@ -136,9 +136,9 @@ def simulate_cluster(
 def _named_columns(row: Row, where: str) -> dict[str, str]:
     """Which column of the table holds what."""
     named = {
-        what: found
+        what: column
         for what, names in COLUMNS.items()
-        if (found := next((name for name in names if name in row), None))
+        if (column := next((name for name in names if name in row), None))
     }
     if "samples_per_s" not in named:
         _refuse_column(row, where, "samples_per_s", "no column of samples/s")
@@ -162,13 +162,13 @@ def _refuse_column(row: Row, where: str, what: str, fault: str, more: str = "") 
 
 def _refuse_mixtures(rows: Sequence[Row], where: str) -> None:
     for column in ONE_VALUE:
-        found = list(dict.fromkeys(row[column] for row in rows if column in row))
-        if len(found) > 1:
-            shown = ", ".join(found[:MOST_NAMES_SHOWN])
+        values = list(dict.fromkeys(row[column] for row in rows if column in row))
+        if len(values) > 1:
+            shown = ", ".join(values[:MOST_NAMES_SHOWN])
             raise UserError(
                 where,
-                f"column {column} has {len(found)} values: {shown}",
-                remedy=f"choose one: --where {column}={found[0]}",
+                f"column {column} has {len(values)} values: {shown}",
+                remedy=f"choose one: --where {column}={values[0]}",
             )
 
 
@@ -177,9 +177,9 @@ def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput
     if len(set(hosts)) != len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1)
         raise UserError(where, f"{twice} is named twice")
-    told = row.get(named.get("nodes", ""), "")
-    if told and told != str(len(hosts)):
-        raise UserError(where, f"{named['nodes']} is {told}, but {len(hosts)} hosts are named")
+    nodes = row.get(named.get("nodes", ""), "")
+    if nodes and nodes != str(len(hosts)):
+        raise UserError(where, f"{named['nodes']} is {nodes}, but {len(hosts)} hosts are named")
     series = row.get(named.get("series", ""), "")
     return GroupThroughput(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
 

@@ -86,18 +86,18 @@ def other_step_times(row: TimedLine, rows: Sequence[TimedLine]) -> dict[str, flo
     Of rows above it also the step time that their cells agree on, for which another is printed.
     """
     places = {other.line.name: at for at, other in enumerate(rows)}
-    here = places[row.line.name]
+    place = places[row.line.name]
     others = sorted(
         (other for other in rows if other.column and other.line.name != row.line.name),
-        key=lambda o: (o.line.table != row.line.table, abs(places[o.line.name] - here)),
+        key=lambda o: (o.line.table != row.line.table, abs(places[o.line.name] - place)),
     )
-    found: dict[float, str] = {}
+    names: dict[float, str] = {}
     for other in others:
-        above = places[other.line.name] < here
+        above = places[other.line.name] < place
         t = other.step_time_s if above else other.speed and other.speed.step_time_s
         if t:
-            found.setdefault(t, other.line.name)
-    return {name: t for t, name in found.items()}
+            names.setdefault(t, other.line.name)
+    return {name: t for t, name in names.items()}
 
 
 def _sound_tables(rows: Sequence[TimedLine]) -> set[str]:
@@ -112,9 +112,9 @@ def _sound_tables(rows: Sequence[TimedLine]) -> set[str]:
 
 
 def _printed_speed(line: AuditLine) -> TimedLine:
-    own = speed_of(line.cells, line.inputs)
-    if own and (line.twin is None or own[0] in SPEEDS):
-        return TimedLine(line, *own)
+    printed = speed_of(line.cells, line.inputs)
+    if printed and (line.twin is None or printed[0] in SPEEDS):
+        return TimedLine(line, *printed)
     lent = speed_of(line.twin.cells, line.twin.inputs) if line.twin else None
     return TimedLine(line, None, lent[1] if lent else None)
 

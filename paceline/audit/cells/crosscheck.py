@@ -104,15 +104,15 @@ def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine])
     """What explains the cell exactly; if it fails, else within the rounding of the step time."""
     fails = judge(cell, how, row.speed) == "fails"
     for within_rounding in (False, True) if fails else (False,):
-        found = [
+        words = [
             change.words
             for change in _changes(row, rows)
             if explains(change, cell, how, within_rounding) and _borne(change, row, cell, rows)
         ]
         if how.power and not within_rounding:
-            found += _multiples(row, cell, rows)
-        if found:
-            return list(dict.fromkeys(found))
+            words += _multiples(row, cell, rows)
+        if words:
+            return list(dict.fromkeys(words))
     return []
 
 
@@ -188,11 +188,11 @@ def _verdicts(
         if column == row.column:
             yield _speed_verdict(row, cell, bool(derived))
         elif column in derived:
-            known = sorted(
+            likely = sorted(
                 words.get((row.line.name, column), []),
                 key=lambda word: -sum(votes[ballot] for ballot in _ballots(row, cell, word)),
             )
-            yield _derived_verdict(row, cell, derived[column], known[0] if known else None)
+            yield _derived_verdict(row, cell, derived[column], likely[0] if likely else None)
         else:
             yield CellVerdict(row.line, cell, "unchecked", cause=_why_unchecked(row, column))
 
@@ -226,8 +226,8 @@ def _speed_verdict(row: TimedLine, cell: Cell, has_derived: bool) -> CellVerdict
         return _contradicted(row, cell)
     if twin and other:
         agrees = cell.rounded().meets(other.rounded())
-        own = ", from which the other figures of this row follow" if has_derived else ""
-        cause = f"{twin.name} prints {other.printed.text} for the same configuration{own}"
+        evidence = ", from which the other figures of this row follow" if has_derived else ""
+        cause = f"{twin.name} prints {other.printed.text} for the same configuration{evidence}"
         state = "follows" if agrees else "fails"
         resolution = cell.printed.resolution + other.printed.resolution
         return CellVerdict(

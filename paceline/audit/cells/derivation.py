@@ -36,9 +36,9 @@ class Inputs:
 
     def value(self, name: str) -> float:
         """An input that is known, as one number."""
-        known = getattr(self, name)
-        assert known is not None, name
-        return known.middle if isinstance(known, Interval) else float(known)
+        value = getattr(self, name)
+        assert value is not None, name
+        return value.middle if isinstance(value, Interval) else float(value)
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def _corners(inputs: Inputs, needs: tuple[str, ...]) -> list[Inputs]:
     """The inputs with every needed interval at each of its ends."""
     corners = [inputs]
     for name in needs:
-        known = getattr(inputs, name)
-        if isinstance(known, Interval) and known.low != known.high:
-            ends = (exactly(known.low), exactly(known.high))
+        value = getattr(inputs, name)
+        if isinstance(value, Interval) and value.low != value.high:
+            ends = (exactly(value.low), exactly(value.high))
             corners = [replace(corner, **{name: end}) for corner in corners for end in ends]
     return corners
 

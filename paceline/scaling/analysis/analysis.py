@@ -66,7 +66,7 @@ class Analysis:
     @property
     def cleared(self) -> tuple[Judged, ...]:
         """Nodes that were slow alone, and not in the second pass."""
-        refuted = {one.host for one in self.confirmed if one.confirmed is False}
+        refuted = {pair.host for pair in self.confirmed if pair.confirmed is False}
         return tuple(node for node in self.blame.flagged if node.host in refuted)
 
     @property
@@ -76,7 +76,7 @@ class Analysis:
 
     @property
     def failed(self) -> int:
-        return sum(one.samples_per_s is None for one in self.measured)
+        return sum(group.samples_per_s is None for group in self.measured)
 
     @property
     def largest(self) -> SizeFactors:
@@ -86,13 +86,13 @@ class Analysis:
 def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None) -> Analysis:
     """The analysis of all groups; raises UserError when none of them has a value."""
     judging = judging or Judging()
-    if not any(one.samples_per_s is not None for one in measured):
+    if not any(group.samples_per_s is not None for group in measured):
         raise UserError("results", "no sub-cluster has a value", allowed="samples/s above 0")
     kept, apart = main_series(measured)
     sizes = by_size(kept)
     if not sizes:
         raise UserError("results", "the hostfile with the most hosts has no values")
-    speeds = node_speeds([one for one in kept if one.purpose == "plan"])
+    speeds = node_speeds([group for group in kept if group.purpose == "plan"])
     base_nodes, base = _base(sizes, speeds)
     lasting = (
         NotSeparable("no node was measured alone")
@@ -138,28 +138,28 @@ def next_groups(
     again with the new values it goes on where it was; what failed, or is one of `planned`, is not
     asked for again.
     """
-    tried = {*planned, *(one.hosts for one in analysis.measured if one.purpose != "plan")}
+    tried = {*planned, *(group.hosts for group in analysis.measured if group.purpose != "plan")}
     proven = {*proven_hosts(analysis.blame)}
     rounds = [
-        list(one)
-        for one in second_pass(analysis.blame)
-        if not all(pair in tried for pair in one if not proven >= {*pair})
+        list(pairs)
+        for pairs in second_pass(analysis.blame)
+        if not all(pair in tried for pair in pairs if not proven >= {*pair})
     ]
     if rounds:
         return "second pass", rounds
-    asked = [group for search in analysis.searches for group in search.ask]
-    rounds = _disjoint(dict.fromkeys(group for group in asked if group not in tried))
+    groups = [group for search in analysis.searches for group in search.ask]
+    rounds = _disjoint(dict.fromkeys(group for group in groups if group not in tried))
     return ("bisection", rounds) if rounds else None
 
 
 def _flagged(blame: Blame, confirmed: Sequence[Confirmation]) -> tuple[Judged, ...]:
     """Flagged nodes that were not cleared and suspected ones that were confirmed, slowest first."""
-    told = {one.host: one.confirmed for one in confirmed}
+    confirmed_by_host = {confirmation.host: confirmation.confirmed for confirmation in confirmed}
     return tuple(
         node
         for node in blame.nodes
-        if (node.flagged and told.get(node.host) is not False)
-        or (node.suspected and told.get(node.host))
+        if (node.flagged and confirmed_by_host.get(node.host) is not False)
+        or (node.suspected and confirmed_by_host.get(node.host))
     )
 
 
@@ -170,7 +170,7 @@ def _base(
     if speeds is not None:
         return 1, speeds.base
     nodes, groups = next(iter(sizes.items()))
-    return nodes, float(np.median([one.samples_per_s or 0.0 for one in groups])) / nodes
+    return nodes, float(np.median([group.samples_per_s or 0.0 for group in groups])) / nodes
 
 
 def _slow_without_reason(
@@ -184,39 +184,39 @@ def _slow_without_reason(
     if speeds is None:
         return []
     minimum = corrected_logs(speeds, lasting) if isinstance(lasting, Lasting) else {}
-    found = slow_groups(measured, base, minimum)
-    kept = [one for one in found if not explained & set(one.hosts)]
-    return sorted(kept, key=lambda one: (len(one.hosts), -one.loss))
+    slow = slow_groups(measured, base, minimum)
+    kept = [group for group in slow if not explained & set(group.hosts)]
+    return sorted(kept, key=lambda group: (len(group.hosts), -group.loss))
 
 
 def _searches(
     slow: Sequence[Slow], measured: Sequence[GroupThroughput], blame: Blame
 ) -> list[Bisection]:
     """The search in each slow group of the smallest slow size that was planned."""
-    known = [one for one in measured if one.samples_per_s is not None]
-    by_hosts = {frozenset(one.hosts) for one in known}
-    in_plan = {frozenset(one.hosts) for one in known if one.purpose == "plan"}
-    planned = [one for one in slow if frozenset(one.hosts) in in_plan]
-    slow_sets = {frozenset(one.hosts) for one in slow}
-    smallest = [one for one in planned if len(one.hosts) == len(planned[0].hosts)]
-    in_slow = {host for one in smallest for host in one.hosts}
+    valued = [group for group in measured if group.samples_per_s is not None]
+    by_hosts = {frozenset(group.hosts) for group in valued}
+    in_plan = {frozenset(group.hosts) for group in valued if group.purpose == "plan"}
+    planned = [group for group in slow if frozenset(group.hosts) in in_plan]
+    slow_sets = {frozenset(group.hosts) for group in slow}
+    smallest = [group for group in planned if len(group.hosts) == len(planned[0].hosts)]
+    in_slow = {host for group in smallest for host in group.hosts}
 
     def is_slow(group: Group) -> bool | None:
         hosts = frozenset(group)
         return True if hosts in slow_sets else False if hosts in by_hosts else None
 
     proven = [host for host in proven_hosts(blame) if host not in in_slow]
-    return [bisect(one, is_slow, proven) for one in smallest[:MOST_SEARCHES]]
+    return [bisect(group, is_slow, proven) for group in smallest[:MOST_SEARCHES]]
 
 
 def _disjoint(groups: Mapping[Group, None]) -> list[list[Group]]:
     """The groups in rounds, each in the first that has room: no host is twice in a round."""
     rounds: list[tuple[set[str], list[Group]]] = []
     for group in groups:
-        free = next((one for one in rounds if not one[0] & set(group)), None)
-        if free is None:
-            free = (set[str](), list[Group]())
-            rounds.append(free)
-        free[0].update(group)
-        free[1].append(group)
-    return [one for _, one in rounds]
+        slot = next((slot for slot in rounds if not slot[0] & set(group)), None)
+        if slot is None:
+            slot = (set[str](), list[Group]())
+            rounds.append(slot)
+        slot[0].update(group)
+        slot[1].append(group)
+    return [members for _, members in rounds]

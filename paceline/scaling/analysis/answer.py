@@ -29,7 +29,7 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
             statistic=f"median of {n} {'node' if alone else 'group'}{'' if n == 1 else 's'}",
         ),
         scaling=analysis.judging.scaling,
-        sizes=tuple(_size(one) for one in analysis.sizes),
+        sizes=tuple(_size(size) for size in analysis.sizes),
         flagged=tuple(node.host for node in analysis.flagged),
         suspects=tuple(_suspects(analysis)),
         nodes=tuple(
@@ -47,27 +47,29 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
 
 
 def _suspects(analysis: Analysis) -> Iterator[SuspectResult]:
-    told = {one.host: one for one in analysis.confirmed}
+    confirmations = {confirmation.host: confirmation for confirmation in analysis.confirmed}
     for node in analysis.blame.suspected:
-        one = told[node.host]
-        yield SuspectResult(host=node.host, confirmed=one.confirmed, pair_loss=one.loss)
+        confirmation = confirmations[node.host]
+        yield SuspectResult(
+            host=node.host, confirmed=confirmation.confirmed, pair_loss=confirmation.loss
+        )
 
 
-def _size(one: SizeFactors) -> SizeResult:
-    straggler, communication = one.straggler, one.communication
+def _size(size: SizeFactors) -> SizeResult:
+    straggler, communication = size.straggler, size.communication
     return SizeResult(
-        nodes=one.nodes,
-        n=one.n,
-        value=one.samples_per_s,
-        spread=one.scatter,
-        efficiency=one.efficiency.value,
-        low=one.efficiency.low,
-        high=one.efficiency.high,
+        nodes=size.nodes,
+        n=size.n,
+        value=size.samples_per_s,
+        spread=size.scatter,
+        efficiency=size.efficiency.value,
+        low=size.efficiency.low,
+        high=size.efficiency.high,
         straggler=straggler and straggler.value,
         straggler_low=straggler and straggler.low,
         straggler_high=straggler and straggler.high,
         communication=communication and communication.value,
         communication_low=communication and communication.low,
         communication_high=communication and communication.high,
-        naive=NaiveFactors(straggler=one.naive_straggler, communication=one.naive_communication),
+        naive=NaiveFactors(straggler=size.naive_straggler, communication=size.naive_communication),
     )

@@ -48,21 +48,21 @@ def slow_groups(
     """
     planned = by_size(measured)
     every = {
-        size: [_rest(one, base, minimum) for one in groups] for size, groups in planned.items()
+        size: [_rest(group, base, minimum) for group in groups] for size, groups in planned.items()
     }
     rest = {
         size: [value for _, value in _by_hosts(groups, base, minimum)]
         for size, groups in planned.items()
     }
     least = max(-log(1 - LEAST_LOSS), -WORST_Z * _scatter(every))
-    found: list[Slow] = []
+    slow: list[Slow] = []
     for size, groups in by_size(measured, planned=False).items():
         usual = _usual(size, rest) if size > 1 else None
         for hosts, value in _by_hosts(groups, base, minimum) if usual is not None else ():
             below = (usual or 0.0) - value
             if below > least:
-                found.append(Slow(hosts, 1 - exp(-below)))
-    return found
+                slow.append(Slow(hosts, 1 - exp(-below)))
+    return slow
 
 
 def bisect(
@@ -77,13 +77,13 @@ def bisect(
     hosts = group.hosts
     while len(hosts) > 1:
         halves = (hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :])
-        known = [is_slow(half) if len(half) > 1 else False for half in halves]
-        unknown = tuple(h for h, slow in zip(halves, known, strict=True) if slow is None)
+        half_is_slow = [is_slow(half) if len(half) > 1 else False for half in halves]
+        unknown = tuple(h for h, slow in zip(halves, half_is_slow, strict=True) if slow is None)
         if unknown:
             return Bisection(group, unknown)
-        if not any(known):
+        if not any(half_is_slow):
             return _between(group, halves, is_slow, proven)
-        hosts = halves[known.index(True)]
+        hosts = halves[half_is_slow.index(True)]
     return Bisection(group, (), (hosts,))
 
 
@@ -97,29 +97,31 @@ def _between(
     beside = [(*half, *outside[: len(half)]) for half in halves]
     if len(outside) < max(map(len, halves)) or len(halves[0]) == len(group.hosts):
         return Bisection(group, (), halves)
-    known = [is_slow(one) for one in beside]
-    unknown = tuple(one for one, slow in zip(beside, known, strict=True) if slow is None)
+    is_slow_beside = [is_slow(hosts) for hosts in beside]
+    unknown = tuple(
+        hosts for hosts, slow in zip(beside, is_slow_beside, strict=True) if slow is None
+    )
     if unknown:
         return Bisection(group, unknown)
-    slow = [half for half, found in zip(halves, known, strict=True) if found]
+    slow = [half for half, slow_beside in zip(halves, is_slow_beside, strict=True) if slow_beside]
     return Bisection(group, (), tuple(slow) if len(slow) == 1 else halves)
 
 
-def _rest(one: GroupThroughput, base: float, minimum: Mapping[str, float]) -> float:
-    slowest = min(minimum.get(host, 0.0) for host in one.hosts)
-    return log((one.samples_per_s or 0.0) / (one.nodes * base)) - slowest
+def _rest(group: GroupThroughput, base: float, minimum: Mapping[str, float]) -> float:
+    slowest = min(minimum.get(host, 0.0) for host in group.hosts)
+    return log((group.samples_per_s or 0.0) / (group.nodes * base)) - slowest
 
 
 def _by_hosts(
     groups: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[tuple[Group, float]]:
     """What each group has left, once: repeats of one group are no evidence of what others do."""
-    found: dict[frozenset[str], list[GroupThroughput]] = {}
-    for one in groups:
-        found.setdefault(frozenset(one.hosts), []).append(one)
+    repeats: dict[frozenset[str], list[GroupThroughput]] = {}
+    for group in groups:
+        repeats.setdefault(frozenset(group.hosts), []).append(group)
     return [
-        (same[0].hosts, median(_rest(one, base, minimum) for one in same))
-        for same in found.values()
+        (same[0].hosts, median(_rest(group, base, minimum) for group in same))
+        for same in repeats.values()
     ]
 
 

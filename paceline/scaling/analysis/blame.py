@@ -186,7 +186,7 @@ def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int 
     error = lasting.noise * np.where(speeds.is_outlying, 1.0, lasting.reliability**0.5)
     rng = np.random.default_rng(seed)
     drawn = shrunk + error * rng.standard_normal((DRAWS, len(shrunk)))
-    found: list[Gain] = []
+    by_count: list[Gain] = []
     for k in sorted({*COUNTS_REPLACED, num_flagged} - {0}):
         if k >= len(shrunk):
             break
@@ -194,7 +194,7 @@ def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int 
         value = float(shrunk[order[k:]].min() - shrunk[order].min())
         changes = drawn[:, order[k:]].min(axis=1) - drawn.min(axis=1)
         low, high = (float(np.quantile(changes, q)) for q in (0.025, 0.975))
-        found.append(
+        by_count.append(
             Gain(
                 tuple(speeds.hosts[at] for at in order[:k]),
                 exp(value) - 1,
@@ -202,4 +202,4 @@ def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int 
                 exp(max(high, value)) - 1,
             )
         )
-    return found
+    return by_count

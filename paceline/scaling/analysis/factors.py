@@ -72,8 +72,8 @@ def size_factors(
         corrected = tuple(corrected_logs(speeds, lasting, share) for share in shares)
         luck = student_t(0.975, lasting.degrees) * lasting.noise
     pooled = pooled_scatter(sizes, corrected[0] if corrected else {})
-    known = _Known(base_nodes, base, error, measured, corrected, luck, pooled)
-    return [_of_size(nodes, groups, known) for nodes, groups in sizes.items()]
+    baseline = _Baseline(base_nodes, base, error, measured, corrected, luck, pooled)
+    return [_of_size(nodes, groups, baseline) for nodes, groups in sizes.items()]
 
 
 def corrected_logs(
@@ -99,18 +99,18 @@ def pooled_scatter(
     What `minimum` (host -> log speed) explains by the groups' slowest members is taken off first.
     """
     logs = [
-        np.array([_log_value(one) - _slowest(one, minimum) for one in groups])
+        np.array([_log_value(group) - _slowest(group, minimum) for group in groups])
         for size, groups in sizes.items()
         if size > 1 and len(groups) > 1
     ]
-    degrees = sum(len(one) - 1 for one in logs)
+    degrees = sum(len(values) - 1 for values in logs)
     if not degrees:
         return None
     return float(np.sqrt(sum(float(((v - v.mean()) ** 2).sum()) for v in logs) / degrees)), degrees
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Baseline:
     """What all sizes are held against."""
 
     base_nodes: int
@@ -126,31 +126,35 @@ class _Known:
     pooled: tuple[float, int] | None
 
 
-def _of_size(nodes: int, groups: Sequence[GroupThroughput], known: _Known) -> SizeFactors:
-    logs = np.array([_log_value(one) for one in groups])
-    is_base = nodes == known.base_nodes
-    value = log(nodes * known.base) if is_base else float(np.mean(logs))
-    efficiency = value - log(nodes * known.base)
-    own = None if is_base else _mean_error(len(logs), known.pooled)
-    naive = None if is_base else _mean_minimum(groups, known.measured)
+def _of_size(nodes: int, groups: Sequence[GroupThroughput], baseline: _Baseline) -> SizeFactors:
+    logs = np.array([_log_value(group) for group in groups])
+    is_base = nodes == baseline.base_nodes
+    value = log(nodes * baseline.base) if is_base else float(np.mean(logs))
+    efficiency = value - log(nodes * baseline.base)
+    mean_error = None if is_base else _mean_error(len(logs), baseline.pooled)
+    naive = None if is_base else _mean_minimum(groups, baseline.measured)
     straggler = communication = None
-    minima = [_mean_minimum(groups, logs) for logs in known.corrected]
-    found = [] if is_base else [one for one in minima if one is not None]
-    if found:
-        minimum = found[0]
-        unsure = (max(found) - min(found)) / 2
+    minima = [_mean_minimum(groups, logs) for logs in baseline.corrected]
+    complete = [] if is_base else [mean for mean in minima if mean is not None]
+    if complete:
+        minimum = complete[0]
+        unsure = (max(complete) - min(complete)) / 2
         wide = hypot(
-            known.luck / _num_slowest(groups, known.measured) ** 0.5, unsure, known.base_error
+            baseline.luck / _num_slowest(groups, baseline.measured) ** 0.5,
+            unsure,
+            baseline.base_error,
         )
         straggler = Factor.of_log(minimum, wide)
-        rest = None if own is None else hypot(own, wide)
+        rest = None if mean_error is None else hypot(mean_error, wide)
         communication = Factor.of_log(efficiency - minimum, rest)
     return SizeFactors(
         nodes=nodes,
         n=len(groups),
         samples_per_s=exp(value),
         scatter=float(np.std(logs, ddof=1)) if len(groups) > 1 else None,
-        efficiency=Factor.of_log(efficiency, None if own is None else hypot(own, known.base_error)),
+        efficiency=Factor.of_log(
+            efficiency, None if mean_error is None else hypot(mean_error, baseline.base_error)
+        ),
         naive_straggler=None if naive is None else exp(naive),
         naive_communication=None if naive is None else exp(efficiency - naive),
         straggler=straggler,
@@ -158,25 +162,25 @@ def _of_size(nodes: int, groups: Sequence[GroupThroughput], known: _Known) -> Si
     )
 
 
-def _log_value(one: GroupThroughput) -> float:
-    assert one.samples_per_s is not None, "by_size leaves failed groups out"
-    return log(one.samples_per_s)
+def _log_value(group: GroupThroughput) -> float:
+    assert group.samples_per_s is not None, "by_size leaves failed groups out"
+    return log(group.samples_per_s)
 
 
-def _slowest(one: GroupThroughput, logs: Mapping[str, float]) -> float:
-    return min(logs.get(host, 0.0) for host in one.hosts)
+def _slowest(group: GroupThroughput, logs: Mapping[str, float]) -> float:
+    return min(logs.get(host, 0.0) for host in group.hosts)
 
 
 def _num_slowest(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) -> int:
     """How many different nodes are the slowest of their groups: their luck averages out."""
-    return len({min(one.hosts, key=logs.__getitem__) for one in groups})
+    return len({min(group.hosts, key=logs.__getitem__) for group in groups})
 
 
 def _mean_minimum(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) -> float | None:
     """Mean over the groups of their slowest member; None when a member was not measured alone."""
-    if any(host not in logs for one in groups for host in one.hosts):
+    if any(host not in logs for group in groups for host in group.hosts):
         return None
-    return float(np.mean([_slowest(one, logs) for one in groups]))
+    return float(np.mean([_slowest(group, logs) for group in groups]))
 
 
 def _mean_error(n: int, pooled: tuple[float, int] | None) -> float | None:

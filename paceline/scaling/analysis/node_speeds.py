@@ -82,31 +82,33 @@ class NodeSpeeds:
 
 def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
     """The speeds of all hosts that were measured alone; None when none was."""
-    found: dict[str, list[float]] = {}
-    for one in measured:
-        if one.nodes == 1 and one.samples_per_s is not None:
-            found.setdefault(one.hosts[0], []).append(one.samples_per_s)
-    if not found:
+    values_by_host: dict[str, list[float]] = {}
+    for group in measured:
+        if group.nodes == 1 and group.samples_per_s is not None:
+            values_by_host.setdefault(group.hosts[0], []).append(group.samples_per_s)
+    if not values_by_host:
         return None
     return NodeSpeeds(
-        hosts=tuple(found),
-        values=np.array([median(values) for values in found.values()]),
-        mean_logs=np.array([float(np.mean(np.log(values))) for values in found.values()]),
-        repeats=np.array([len(values) for values in found.values()]),
-        common_scatter=common_scatter(found),
-        own_scatter=np.array([_deviation(values) for values in found.values()]),
+        hosts=tuple(values_by_host),
+        values=np.array([median(values) for values in values_by_host.values()]),
+        mean_logs=np.array([float(np.mean(np.log(values))) for values in values_by_host.values()]),
+        repeats=np.array([len(values) for values in values_by_host.values()]),
+        common_scatter=common_scatter(values_by_host),
+        own_scatter=np.array([_deviation(values) for values in values_by_host.values()]),
     )
 
 
-def common_scatter(found: Mapping[str, Sequence[float]]) -> float | None:
+def common_scatter(values_by_host: Mapping[str, Sequence[float]]) -> float | None:
     """1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)), of the logarithms.
 
     Robust, so that one noisy node does not hide slow ones behind its own scatter.
     """
-    logs = [np.log(values) for values in found.values() if len(values) > 1]
+    logs = [np.log(values) for values in values_by_host.values() if len(values) > 1]
     if not logs:
         return None
-    deviations = [(one - one.mean()) * np.sqrt(len(one) / (len(one) - 1)) for one in logs]
+    deviations = [
+        (repeats - repeats.mean()) * np.sqrt(len(repeats) / (len(repeats) - 1)) for repeats in logs
+    ]
     return NORMAL_MAD * float(np.median(np.abs(np.concatenate(deviations))))
 
 

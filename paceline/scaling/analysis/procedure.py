@@ -24,9 +24,9 @@ def planned_rounds(
 ) -> list[Round]:
     """The rounds of all sizes in rising order; a group of all hosts has one arrangement."""
     return [
-        one
+        round_
         for size in sorted(set(sizes))
-        for one in split_rounds(
+        for round_ in split_rounds(
             hosts, size, how, num_rounds=num_rounds, seed=seed, topology=topology
         )
     ]
@@ -35,9 +35,11 @@ def planned_rounds(
 def left_over_notes(rounds: Sequence[Round]) -> list[str]:
     """Which hosts a round could not use, and where they were measured instead."""
     notes: list[str] = []
-    for size in sorted({len(one.groups[0]) for one in rounds}):
-        of_size = [one for one in rounds if len(one.groups[0]) == size]
-        left = sorted({host for one in of_size for host in one.left_over if not one.made_up})
+    for size in sorted({len(round_.groups[0]) for round_ in rounds}):
+        of_size = [round_ for round_ in rounds if len(round_.groups[0]) == size]
+        left = sorted(
+            {host for round_ in of_size for host in round_.left_over if not round_.made_up}
+        )
         if left:
             names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
             notes.append(
@@ -64,8 +66,8 @@ def simulate(
         topology=cluster.topology,
     )
     measured: list[GroupThroughput] = []
-    for number, one in enumerate(rounds):
-        measured += cluster.measure(one.groups, number)
+    for number, round_ in enumerate(rounds):
+        measured += cluster.measure(round_.groups, number)
     number = len(rounds)
     for _ in range(MOST_FOLLOW_UPS):
         analysis = analyse(measured, judging)

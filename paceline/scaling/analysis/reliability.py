@@ -92,15 +92,17 @@ def lasting_differences(
     if shaky and float(speeds.errors[speeds.is_noisy].max()) > LARGE_ERROR:
         return NotSeparable(f"what noisy nodes cost changes from run to run: {compress(shaky)}")
     slope = group_slope(speeds, measured)
-    found = None if speeds.common_scatter is None else _by_repeats(speeds)
-    expected = 1.0 if found is None else found.reliability if isinstance(found, Lasting) else 0.0
+    lasting = None if speeds.common_scatter is None else _by_repeats(speeds)
+    expected = (
+        1.0 if lasting is None else lasting.reliability if isinstance(lasting, Lasting) else 0.0
+    )
     if slope is not None and slope.p > MOST_CHANCE and slope.high < FOLLOWING * expected:
         return NotSeparable(
             "groups do not follow their slowest member: slope of their speed on its speed "
             f"{slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f}), 1 would be following"
         )
-    if found is not None:
-        return found
+    if lasting is not None:
+        return lasting
     if slope is None:
         return NotSeparable(
             f"every node was measured alone only once, and no size has {FEWEST_GROUPS} groups"
@@ -124,25 +126,25 @@ def group_slope(
     """
     logs = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
     outlying = {h for h, out in zip(speeds.hosts, speeds.is_outlying, strict=True) if out}
-    pairs = [
-        found
+    left_out = outlying if healthy else set[str]()
+    by_size = (
+        _minimum_and_speed(groups, logs, speeds.base, left_out)
         for size, groups in measured.items()
         if size > 1
-        and len(found := _minimum_and_speed(groups, logs, speeds.base, outlying if healthy else ()))
-        >= FEWEST_GROUPS
-    ]
-    if not pairs:
+    )
+    sizes = [points for points in by_size if len(points) >= FEWEST_GROUPS]
+    if not sizes:
         return None
-    centred = np.concatenate([found - found.mean(axis=0) for found in pairs])
+    centred = np.concatenate([points - points.mean(axis=0) for points in sizes])
     x, y = centred.T
     power = float(x @ x)
     if power <= 0:
         return None
     value = float(x @ y) / power
     residual = y - value * x
-    variance = float(residual @ residual) / max(1, len(x) - len(pairs) - 1)
-    error = (variance / power * len(pairs)) ** 0.5
-    return Slope(value, error, max(map(len, pairs)) - 2, variance**0.5)
+    variance = float(residual @ residual) / max(1, len(x) - len(sizes) - 1)
+    error = (variance / power * len(sizes)) ** 0.5
+    return Slope(value, error, max(map(len, sizes)) - 2, variance**0.5)
 
 
 def _minimum_and_speed(
@@ -153,11 +155,11 @@ def _minimum_and_speed(
 ) -> FloatColumn:
     """Rows (log of the slowest member, log of the group's speed a node), both over the base."""
     rows = [
-        (min(logs[host] for host in one.hosts), np.log(one.samples_per_s / one.nodes / base))
-        for one in groups
-        if one.samples_per_s is not None
-        and all(host in logs for host in one.hosts)
-        and not any(host in without for host in one.hosts)
+        (min(logs[host] for host in group.hosts), np.log(group.samples_per_s / group.nodes / base))
+        for group in groups
+        if group.samples_per_s is not None
+        and all(host in logs for host in group.hosts)
+        and not any(host in without for host in group.hosts)
     ]
     return np.array(rows).reshape(-1, 2)
 
@@ -182,14 +184,14 @@ def _chance_of_difference(speeds: NodeSpeeds) -> float:
     Noisy nodes are left out: they would hide the differences of the others.
     """
     kept = ~speeds.is_noisy
-    repeats, own = speeds.repeats[kept], speeds.own_scatter[kept]
+    repeats, scatter = speeds.repeats[kept], speeds.own_scatter[kept]
     within, between = int((repeats - 1).sum()), int(kept.sum()) - 1
     if within < 1 or between < 1:
         return 1.0
     means = speeds.mean_logs[kept]
     centre = float(np.average(means, weights=repeats))
     above = float((repeats * (means - centre) ** 2).sum()) / between
-    below = float(((repeats - 1) * own**2).sum()) / within
+    below = float(((repeats - 1) * scatter**2).sum()) / within
     return float(_special().fdtrc(between, within, above / max(below, 1e-24)))
 
 

@@ -90,28 +90,28 @@ def confirmations(blame: Blame, measured: Sequence[GroupThroughput]) -> list[Con
     than they are. Controls are all pairs without a flagged or suspected node.
     """
     slow = {node.host for node in (*blame.flagged, *blame.suspected)}
-    pairs = [one for one in measured if one.nodes == 2 and one.samples_per_s is not None]
+    pairs = [group for group in measured if group.nodes == 2 and group.samples_per_s is not None]
     # Halves of a slow group are no pairs of proven nodes.
-    usual = [one for one in pairs if one.purpose != "bisection"]
-    controls = _controls([one for one in usual if not slow & set(one.hosts)])
+    usual = [group for group in pairs if group.purpose != "bisection"]
+    controls = _controls([group for group in usual if not slow & set(group.hosts)])
     base = float(np.median([node.value for node in blame.nodes])) if blame.nodes else 0.0
     return [_of(node, base, pairs, slow, controls) for node in (*blame.flagged, *blame.suspected)]
 
 
 def _controls(pairs: Sequence[GroupThroughput]) -> _Controls | None:
     """The controls' median, and the loss that a further pair of such nodes hardly ever has."""
-    values = [one.samples_per_s for one in pairs if one.samples_per_s]
+    values = [group.samples_per_s for group in pairs if group.samples_per_s]
     if not values:
         return None
     # Repeats of one pair say nothing of how pairs differ.
     by_pair: dict[frozenset[str], list[float]] = {}
-    for one in pairs:
-        by_pair.setdefault(frozenset(one.hosts), []).append(one.samples_per_s or 0.0)
+    for group in pairs:
+        by_pair.setdefault(frozenset(group.hosts), []).append(group.samples_per_s or 0.0)
     n = len(by_pair)
     centre = float(np.median(values))
     if n < FEWEST_CONTROLS:
         return _Controls(centre, None)
-    logs = np.log([float(np.median(found)) for found in by_pair.values()])
+    logs = np.log([float(np.median(repeats)) for repeats in by_pair.values()])
     times = max(REACH, student_t(1 - CHANCE, n - 1) * (1 + 1 / n) ** 0.5)
     wide = times * float(np.std(logs, ddof=1))
     return _Controls(centre, 1 - float(np.exp(-wide)))
@@ -124,20 +124,20 @@ def _of(
     slow: set[str],
     controls: _Controls | None,
 ) -> Confirmation:
-    own = [
-        one.samples_per_s or 0.0
-        for one in pairs
-        if one.purpose == "second pass" and slow & set(one.hosts) == {node.host}
+    values = [
+        group.samples_per_s or 0.0
+        for group in pairs
+        if group.purpose == "second pass" and slow & set(group.hosts) == {node.host}
     ]
-    if not own or controls is None:
+    if not values or controls is None:
         return Confirmation(node.host, None, None)
-    losses = [1 - value / controls.centre for value in own]
+    losses = [1 - value / controls.centre for value in values]
     measure = node.value / (1 - node.loss) if node.by == "its own history" else base
     least = 1 - (SHOWN * node.value + (1 - SHOWN) * measure) / base
     if least <= 0:
         return Confirmation(node.host, None, float(np.mean(losses)))
     shown = min(losses) > least
     if node.suspected and shown:
-        known = controls.reach is not None and len(own) >= PARTNERS
-        shown = min(losses) > controls.reach if known and controls.reach is not None else None
+        is_judged = controls.reach is not None and len(values) >= PARTNERS
+        shown = min(losses) > controls.reach if is_judged and controls.reach is not None else None
     return Confirmation(node.host, shown, float(np.mean(losses)))

@@ -97,7 +97,9 @@ def _gains(analysis: Analysis) -> Iterator[str]:
     if not analysis.gains or not analysis.largest.straggler:
         return
     first = analysis.gains[0]
-    refuted = {one.host for one in analysis.confirmed if one.confirmed is False}
+    refuted = {
+        confirmation.host for confirmation in analysis.confirmed if confirmation.confirmed is False
+    }
     if first.hosts[0] in refuted:
         return
     tail = 1 - analysis.largest.straggler.value
@@ -115,18 +117,18 @@ def _gains(analysis: Analysis) -> Iterator[str]:
         gain for gain in analysis.gains[1:] if num_flagged < 2 or len(gain.hosts) == num_flagged
     ]
     if others and (num_flagged > 1 or first.value < WORTH_REPLACING):
-        many = others[-1]
+        largest = others[-1]
         yield (
-            f"Replacing the {len(many.hosts)} slowest nodes gives {_signed(many.value)} "
-            f"({_signed(many.low)} to {_signed(many.high)})."
+            f"Replacing the {len(largest.hosts)} slowest nodes gives {_signed(largest.value)} "
+            f"({_signed(largest.low)} to {_signed(largest.high)})."
         )
 
 
 def _searches(analysis: Analysis) -> Iterator[str]:
     failed = {
-        one.hosts
-        for one in analysis.measured
-        if one.purpose == "bisection" and one.samples_per_s is None
+        group.hosts
+        for group in analysis.measured
+        if group.purpose == "bisection" and group.samples_per_s is None
     }
     for search in analysis.searches:
         group = search.group
@@ -136,7 +138,7 @@ def _searches(analysis: Analysis) -> Iterator[str]:
         )
         yield f"{head}: {_place(search, failed)}."
     named = {search.group.hosts for search in analysis.searches}
-    rest = [one for one in analysis.slow if one.hosts not in named]
+    rest = [group for group in analysis.slow if group.hosts not in named]
     if rest:
         yield f"{len(rest)} more groups are slower than their nodes and their number explain."
 
@@ -145,8 +147,8 @@ def _place(search: Bisection, failed: Collection[Group]) -> str:
     if gone := [group for group in search.ask if group in failed]:
         return f"where is not known, as {'; '.join(map(_names, gone))} gave no value"
     if search.ask:
-        asked = "; ".join(_names(group) for group in search.ask)
-        return f"to be measured next: {asked}"
+        groups = "; ".join(_names(group) for group in search.ask)
+        return f"to be measured next: {groups}"
     if len(search.sides) == 2:
         first, second = map(_names, search.sides)
         return (
@@ -191,7 +193,7 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
         share = f"{analysis.failed} of {len(analysis.measured)} sub-clusters"
         yield f"{share} have no value: {_names(failed)}."
     if analysis.apart:
-        series = sorted({one.series for one in analysis.apart})
+        series = sorted({group.series for group in analysis.apart})
         n = len(analysis.apart)
         yield (
             f"{n} value{' of' if n == 1 else 's of'} {', '.join(series)} left out: measured apart "
@@ -208,20 +210,24 @@ def _judged(node: Judged, verb: str = "") -> str:
 
 
 def _confirmed(analysis: Analysis, node: Judged) -> str:
-    found = next((one for one in analysis.confirmed if one.host == node.host), None)
-    if found is None or found.confirmed is None or found.loss is None:
+    confirmation = next(
+        (candidate for candidate in analysis.confirmed if candidate.host == node.host), None
+    )
+    if confirmation is None or confirmation.confirmed is None or confirmation.loss is None:
         return ""
-    return f", and its pairs with proven nodes are {percent(found.loss)} slower: confirmed"
+    return f", and its pairs with proven nodes are {percent(confirmation.loss)} slower: confirmed"
 
 
 def _suspicion(analysis: Analysis, node: Judged) -> str:
     """What became of the suspicion against a node that is not flagged."""
-    found = next(one for one in analysis.confirmed if one.host == node.host)
-    if found.loss is None:
+    confirmation = next(
+        candidate for candidate in analysis.confirmed if candidate.host == node.host
+    )
+    if confirmation.loss is None:
         return "not confirmed without a second pass beside proven nodes"
-    beside = f"its pairs with proven nodes are {percent(abs(found.loss))}"
-    beside += " slower" if found.loss > 0 else " faster"
-    if found.confirmed is None:
+    beside = f"its pairs with proven nodes are {percent(abs(confirmation.loss))}"
+    beside += " slower" if confirmation.loss > 0 else " faster"
+    if confirmation.confirmed is None:
         return f"and {beside} than others, but these are too few to confirm it"
     return f"but {beside} than others, which does not confirm it: not flagged"
 

@@ -104,8 +104,8 @@ class SimulatedCluster:
         speeds = self.true_speeds[at] * np.exp(rng.normal(0, self.run_noise, len(at)))
         lost = len(hosts) * (1 - self.communication * log2(len(hosts)))
         for fault in self.faults:
-            if fault.kind == "noisy" and (found := np.flatnonzero(at == fault.number - 1)).size:
-                speeds[found] *= np.exp(-abs(rng.normal(0, fault.size)))
+            if fault.kind == "noisy" and (noisy := np.flatnonzero(at == fault.number - 1)).size:
+                speeds[noisy] *= np.exp(-abs(rng.normal(0, fault.size)))
             elif fault.kind == "link":
                 behind = at // self.nodes_per_switch == fault.number - 1
                 lost *= 1 - fault.size if behind.any() and not behind.all() else 1

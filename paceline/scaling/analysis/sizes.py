@@ -46,10 +46,10 @@ def _between(sizes: list[int], end: int, text: str) -> list[int]:
     if len(sizes) < 2 or sizes[-1] <= sizes[-2]:
         raise UserError(f"--sizes {text}", "... needs two rising numbers before it", allowed=FORM)
     before, last = sizes[-2:]
-    found: list[int] = []
+    between: list[int] = []
     while True:
         following = last * (last // before) if last % before == 0 else 2 * last - before
         if following > end:
-            return found
+            return between
         before, last = last, following
-        found.append(following)
+        between.append(following)

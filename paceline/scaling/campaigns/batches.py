@@ -9,10 +9,10 @@ from paceline.core.node_groups import ScalingKind
 from paceline.files.recipe import Recipe
 
 
-def scaling_kind(recipe: Recipe, asked: ScalingKind | None) -> ScalingKind:
+def scaling_kind(recipe: Recipe, option: ScalingKind | None) -> ScalingKind:
     """As asked for, else as the recipe says, else strong where its batch is a number."""
     default = "strong" if isinstance(recipe.training.global_batch, int) else "weak"
-    return asked or recipe.scaling or default
+    return option or recipe.scaling or default
 
 
 def batch_on(

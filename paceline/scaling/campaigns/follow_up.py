@@ -19,16 +19,18 @@ def with_follow_up(
     `most` bounds such rounds, those of earlier calls among them. Sub-clusters on which the layout
     cannot run are left out.
     """
-    known = measured(trials.values(), campaign.whole_node)
-    followed = [one for one in campaign.plan if one.purpose != "plan"]
+    measured_groups = measured(trials.values(), campaign.whole_node)
+    followed = [round_ for round_ in campaign.plan if round_.purpose != "plan"]
     room = most - len(followed)
-    if room <= 0 or not any(one.samples_per_s for one in known):
+    if room <= 0 or not any(group.samples_per_s for group in measured_groups):
         return None
-    planned = {group for one in followed for group in one.groups}
-    asked = next_groups(analyse(known, replace(judging, scaling=campaign.scaling)), planned)
-    if asked is None:
+    planned = {group for round_ in followed for group in round_.groups}
+    step = next_groups(
+        analyse(measured_groups, replace(judging, scaling=campaign.scaling)), planned
+    )
+    if step is None:
         return None
-    purpose, rounds = asked
+    purpose, rounds = step
     added: list[PlannedRound] = []
     for groups in rounds:
         for nodes in sorted({len(hosts) for hosts in groups}):

@@ -55,27 +55,27 @@ class CampaignRequest:
     name: str | None = None
 
 
-def new_campaign(root: Path, wanted: CampaignRequest, command: Sequence[str]) -> Campaign:
+def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -> Campaign:
     """The campaign that was asked for, not yet written.
 
     One of that name that measures the same is gone on with. Raises UserError when something of it
     cannot run, or the name is taken.
     """
-    recipe = load_recipe(wanted.request.recipe, wanted.request.variant, wanted.request.overrides)
-    request = on_slurm(wanted.request, wanted.sizes != "1")
-    if wanted.devices_per_node and request.cluster:
+    recipe = load_recipe(options.request.recipe, options.request.variant, options.request.overrides)
+    request = on_slurm(options.request, options.sizes != "1")
+    if options.devices_per_node and request.cluster:
         raise UserError(
             "--gpus-per-node", "is settled by --cluster", remedy="leave one of them out"
         )
     cluster, _ = choose_cluster(request, recipe, inventory())
     hosts = hosts_of(request, cluster)
-    devices = tuple(sorted({*wanted.devices_per_node})) or (cluster.devices_per_node,)
+    devices = tuple(sorted({*options.devices_per_node})) or (cluster.devices_per_node,)
     names = [host.name for host in hosts]
-    sizes = parse_sizes(wanted.sizes, len(names))
-    kind = scaling_kind(recipe, wanted.scaling)
-    topology = read_topology(wanted.topology) if wanted.topology else {}
-    there = () if cluster.launcher == "local" else hosts
-    where = replace(request.where, hosts=there, launcher=cluster.launcher)
+    sizes = parse_sizes(options.sizes, len(names))
+    kind = scaling_kind(recipe, options.scaling)
+    topology = read_topology(options.topology) if options.topology else {}
+    remote_hosts = () if cluster.launcher == "local" else hosts
+    where = replace(request.where, hosts=remote_hosts, launcher=cluster.launcher)
     points, notices = _points(replace(request, where=where), recipe, kind, sizes, devices)
     campaign = Campaign(
         name=UNNAMED,
@@ -87,15 +87,15 @@ def new_campaign(root: Path, wanted: CampaignRequest, command: Sequence[str]) ->
         hosts=tuple(names),
         sizes=sizes,
         devices_per_node=devices,
-        split=wanted.split,
-        rounds=wanted.rounds,
-        repeats=wanted.repeats,
-        seed=wanted.seed,
+        split=options.split,
+        rounds=options.rounds,
+        repeats=options.repeats,
+        seed=options.seed,
         points=points,
-        plan=tuple(_rounds(wanted, names, points, topology)),
+        plan=tuple(_rounds(options, names, points, topology)),
         notices=notices,
     )
-    return _named(root, campaign, wanted.name)
+    return _named(root, campaign, options.name)
 
 
 def with_folder(root: Path, campaign: Campaign) -> Campaign:
@@ -117,8 +117,8 @@ def with_folder(root: Path, campaign: Campaign) -> Campaign:
 def begin(root: Path, campaign: Campaign) -> Campaign:
     """The campaign with its file written, and the rounds that another process added meanwhile."""
     if (root / campaign.name / CAMPAIGN_FILE).exists():
-        there = read_campaign(root, campaign.name)
-        campaign = campaign.model_copy(update={"plan": there.plan})
+        stored = read_campaign(root, campaign.name)
+        campaign = campaign.model_copy(update={"plan": stored.plan})
     write_campaign(root, campaign)
     return campaign
 
@@ -145,7 +145,7 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
 
 def twins(root: Path, campaign: Campaign) -> list[str]:
     """Names of other campaigns that measure the same; those that cannot be read are passed over."""
-    found: list[str] = []
+    names: list[str] = []
     for folder in campaign_folders(root):
         # A broken file of another campaign is no reason not to measure.
         with suppress(UserError):
@@ -153,8 +153,8 @@ def twins(root: Path, campaign: Campaign) -> list[str]:
                 folder.name != campaign.name
                 and read_campaign(root, folder.name).key == campaign.key
             ):
-                found.append(folder.name)
-    return found
+                names.append(folder.name)
+    return names
 
 
 def _points(
@@ -187,21 +187,21 @@ def _request_on(request: Request, nodes: int, count: int, batch: int) -> Request
 
 
 def _rounds(
-    wanted: CampaignRequest,
+    options: CampaignRequest,
     hosts: Sequence[str],
     points: Sequence[CampaignPoint],
     topology: Mapping[str, str],
 ) -> list[PlannedRound]:
     """Every repeat of every size; sizes fall in every other repeat, so that a drift cancels."""
     planned: list[PlannedRound] = []
-    for repeat in range(1, wanted.repeats + 1):
+    for repeat in range(1, options.repeats + 1):
         for point in points if repeat % 2 else reversed(points):
             rounds = split_rounds(
                 hosts,
                 point.nodes,
-                wanted.split,
-                num_rounds=wanted.rounds,
-                seed=wanted.seed,
+                options.split,
+                num_rounds=options.rounds,
+                seed=options.seed,
                 topology=topology,
             )
             planned += [
@@ -210,11 +210,11 @@ def _rounds(
                     nodes=point.nodes,
                     devices_per_node=point.devices_per_node,
                     repeat=repeat,
-                    groups=one.groups,
-                    left_over=one.left_over,
-                    made_up=one.made_up,
+                    groups=round_.groups,
+                    left_over=round_.left_over,
+                    made_up=round_.made_up,
                 )
-                for at, one in enumerate(rounds, start=1)
+                for at, round_ in enumerate(rounds, start=1)
             ]
     return planned
 
@@ -237,14 +237,14 @@ def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
                 f"--name {name}", "is a folder of something else", remedy="give another name"
             )
         return campaign.model_copy(update={"name": name})
-    there = read_campaign(root, name)
-    if there.key != campaign.key:
+    stored = read_campaign(root, name)
+    if stored.key != campaign.key:
         raise UserError(
             f"--name {name}",
             "is a campaign that measures something else",
             remedy="give another name",
         )
-    return there
+    return stored
 
 
 def _in_allocation(point: CampaignPoint, job: str) -> CampaignPoint:

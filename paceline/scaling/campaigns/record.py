@@ -90,7 +90,7 @@ class Campaign(Value):
         }
         content = self.model_dump(mode="json", include=fields)
         content["points"] = [point.spec.key for point in self.points]
-        content["plan"] = [one.groups for one in self.plan if one.purpose == "plan"]
+        content["plan"] = [round_.groups for round_ in self.plan if round_.purpose == "plan"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -131,18 +131,18 @@ def read_campaign(root: Path, name: str) -> Campaign:
     """The campaign of that name, unique prefix, or `last`; raises UserError when there is none."""
     folders = campaign_folders(root)
     if name == "last" and folders:
-        return max((_read(folder) for folder in folders), key=lambda one: one.created)
+        return max((_read(folder) for folder in folders), key=lambda campaign: campaign.created)
     matches = [f for f in folders if f.name == name] or [
         f for f in folders if f.name.startswith(name)
     ]
     if len(matches) == 1:
         return _read(matches[0])
-    known = ", ".join(folder.name for folder in folders[-5:])
+    names = ", ".join(folder.name for folder in folders[-5:])
     what = f"names {len(matches)} campaigns" if matches else f"is no campaign in {root}"
     raise UserError(
         f"campaign {name!r}",
         what,
-        allowed=known or None,
+        allowed=names or None,
         remedy="`paceline scale RECIPE` starts one",
     )
 

@@ -82,8 +82,8 @@ def campaign_analysis(
     campaign: Campaign, trials: Iterable[TrialResult], judging: Judging
 ) -> Analysis:
     """The analysis of all trials on whole nodes; raises UserError when none has a value."""
-    known = measured(trials, campaign.whole_node)
-    return analyse(known, replace(judging, scaling=campaign.scaling))
+    groups = measured(trials, campaign.whole_node)
+    return analyse(groups, replace(judging, scaling=campaign.scaling))
 
 
 def campaign_result(
@@ -99,18 +99,18 @@ def campaign_result(
 ) -> CampaignResult:
     """The value that is printed and kept."""
     notes = [*_left_over(campaign), *_failures(trials), *_lost(lost, unplaced)]
-    found = scale_result(analysis, notes)
+    result = scale_result(analysis, notes)
     return CampaignResult(
-        **{name: getattr(found, name) for name in ScaleResult.model_fields},
+        **{name: getattr(result, name) for name in ScaleResult.model_fields},
         campaign=campaign.name,
         recipe=campaign.recipe,
         variant=campaign.variant,
         devices_per_node=campaign.whole_node,
         below_one_node=tuple(_parts(campaign, trials, analysis)),
-        runs=tuple(sorted(trials, key=lambda one: (one.round, one.hosts))),
+        runs=tuple(sorted(trials, key=lambda trial: (trial.round, trial.hosts))),
         lost=dict(lost),
         sizes_without_value=tuple(
-            size for size in campaign.sizes if size not in {one.nodes for one in found.sizes}
+            size for size in campaign.sizes if size not in {row.nodes for row in result.sizes}
         ),
         missing=missing,
         interrupted=interrupted,
@@ -125,12 +125,12 @@ def lambda_csv(trials: Iterable[TrialResult], whole_node: int) -> str:
     """
     rows = [
         (
-            ", ".join(one.hosts),
-            f"{one.samples_per_s:.4f}" if one.samples_per_s else FAILED,
-            "Success" if one.ok else "Fail",
+            ", ".join(trial.hosts),
+            f"{trial.samples_per_s:.4f}" if trial.samples_per_s else FAILED,
+            "Success" if trial.ok else "Fail",
         )
-        for one in trials
-        if one.purpose == "plan" and one.devices_per_node == whole_node
+        for trial in trials
+        if trial.purpose == "plan" and trial.devices_per_node == whole_node
     ]
     return _csv(LAMBDA_HEAD, rows)
 
@@ -138,14 +138,14 @@ def lambda_csv(trials: Iterable[TrialResult], whole_node: int) -> str:
 def trials_csv(trials: Iterable[TrialResult], scaling: str) -> str:
     """Everything that is known of every sub-cluster; `paceline scale --from` reads it."""
     rows: list[list[object]] = []
-    for one in trials:
-        known = {
-            **one.model_dump(),
-            "gpus_per_node": one.devices_per_node,
+    for trial in trials:
+        cells = {
+            **trial.model_dump(),
+            "gpus_per_node": trial.devices_per_node,
             "scaling": scaling,
-            "hosts": ", ".join(one.hosts),
+            "hosts": ", ".join(trial.hosts),
         }
-        rows.append([known[name] for name in COLUMNS])
+        rows.append([cells[name] for name in COLUMNS])
     return _csv(COLUMNS, rows)
 
 
@@ -176,18 +176,20 @@ def _parts(
 
 
 def _left_over(campaign: Campaign) -> list[str]:
-    planned = [one for one in campaign.plan if one.purpose == "plan"]
-    return left_over_notes([Round(one.groups, one.left_over, one.made_up) for one in planned])
+    planned = [round_ for round_ in campaign.plan if round_.purpose == "plan"]
+    return left_over_notes(
+        [Round(round_.groups, round_.left_over, round_.made_up) for round_ in planned]
+    )
 
 
 def _failures(trials: Sequence[TrialResult]) -> Iterator[str]:
     """Every cause of a missing value once, with the sub-clusters that it befell."""
     causes: dict[str, list[TrialResult]] = {}
-    for one in trials:
-        if not one.ok:
-            causes.setdefault(one.reason or one.status, []).append(one)
+    for trial in trials:
+        if not trial.ok:
+            causes.setdefault(trial.reason or trial.status, []).append(trial)
     for why, failed in causes.items():
-        names = "; ".join(dict.fromkeys(compress(one.hosts) for one in failed[:4]))
+        names = "; ".join(dict.fromkeys(compress(trial.hosts) for trial in failed[:4]))
         more = f" and {len(failed) - 4} more" if len(failed) > 4 else ""
         yield f"No value of {names}{more}: {why.rstrip('.')}."
 

@@ -91,9 +91,9 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
     def run(self) -> None:
         """Run every round that lacks something, then those that follow suspicions up."""
         self.trials = known_trials(self.root, self.campaign)
-        done = 0
+        at = 0
         while not self.stop.is_set() and self.halted is None:
-            if done == len(self.campaign.plan):
+            if at == len(self.campaign.plan):
                 more = with_follow_up(
                     self.campaign, self.trials, self.limits.extra_rounds, self.judging
                 )
@@ -101,8 +101,8 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
                     return
                 write_campaign(self.root, more)
                 self.campaign = more
-            self._run_round(self.campaign.plan[done])
-            done += 1
+            self._run_round(self.campaign.plan[at])
+            at += 1
 
     def missing(self, round: PlannedRound) -> list[Group]:
         """Sub-clusters of a round that have no value and were not tried since this began."""

@@ -21,12 +21,12 @@ def read_topology(path: Path) -> dict[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"cannot be read: {error}") from error
-    found: dict[str, str] = {}
+    switches: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         place = f"{path}:{number}"
         hosts, switch = _split(line.partition("#")[0].strip(), place)
-        found |= {host: switch for host in expand(hosts, place) if host not in found}
-    return found
+        switches |= {host: switch for host in expand(hosts, place) if host not in switches}
+    return switches
 
 
 def _split(text: str, where: str) -> tuple[str, str]:

@@ -130,10 +130,10 @@ def judge(
     elapsed_s: float,
 ) -> CheckReport:
     """Every host with its verdict, and what the check could have found."""
-    speeds = {what: found for what in MEASURES if (found := _speeds(readings, what))}
+    speeds = {what: nodes for what in MEASURES if (nodes := _speeds(readings, what))}
     blames = {
-        what: judge_nodes(found, 0.0, past.references.get(what), past.earlier.get(what))
-        for what, found in speeds.items()
+        what: judge_nodes(nodes, 0.0, past.references.get(what), past.earlier.get(what))
+        for what, nodes in speeds.items()
     }
     odd, lost = _odd_ones(readings), _lost_gpus(readings)
     hosts = tuple(
@@ -144,12 +144,12 @@ def judge(
         what: Measure(
             what=what,
             unit=MEASURES[what][1],
-            num_hosts=len(found.hosts),
-            median=found.base,
-            spread=found.spread,
+            num_hosts=len(nodes.hosts),
+            median=nodes.base,
+            spread=nodes.spread,
             smallest_fault=blames[what].smallest_fault,
         )
-        for what, found in speeds.items()
+        for what, nodes in speeds.items()
     }
     drain = tuple(report.host for report in hosts if report.verdict == "drain")
     sentences = (
@@ -170,9 +170,9 @@ def judge(
 def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
     return node_speeds(
         [
-            GroupThroughput((one.host,), value)
-            for one in readings
-            for value in one.rates.get(what, ())
+            GroupThroughput((reading.host,), value)
+            for reading in readings
+            for value in reading.rates.get(what, ())
         ]
     )
 
@@ -217,10 +217,10 @@ def _slow(what: str, node: Judged) -> str:
 
 def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
     """By host, the facts in which it differs from most others, or from the only other one."""
-    told = [reading for reading in readings if reading.facts]
-    found: dict[str, list[str]] = {}
+    answered = [reading for reading in readings if reading.facts]
+    odd: dict[str, list[str]] = {}
     for name in (*SAME, "memory"):
-        values = {reading.host: _fact(reading.facts, name) for reading in told}
+        values = {reading.host: _fact(reading.facts, name) for reading in answered}
         counts = Counter(values.values())
         if len(counts) < 2:
             continue
@@ -229,20 +229,22 @@ def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
         for host, value in values.items():
             if not clear or value != usual:
                 others = f"{usual} on {number} of {len(values)} hosts" if clear else "others differ"
-                found.setdefault(host, []).append(f"{name} {value} here, {others}")
-    return found
+                odd.setdefault(host, []).append(f"{name} {value} here, {others}")
+    return odd
 
 
 def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
     """By host, that it has fewer GPUs than most others."""
-    numbers = {one.host: len(one.facts.get("gpus") or []) for one in readings if one.facts}
+    numbers = {
+        reading.host: len(reading.facts.get("gpus") or []) for reading in readings if reading.facts
+    }
     if not numbers:
         return {}
     usual, times = Counter(numbers.values()).most_common(1)[0]
     if 2 * times <= len(numbers):
         return {}
-    told = f"{usual} on {times} of {len(numbers)} hosts"
-    return {host: [f"{n} GPUs here, {told}"] for host, n in numbers.items() if n < usual}
+    usual_count = f"{usual} on {times} of {len(numbers)} hosts"
+    return {host: [f"{n} GPUs here, {usual_count}"] for host, n in numbers.items() if n < usual}
 
 
 def _fact(facts: Mapping[str, Any], name: str) -> str:

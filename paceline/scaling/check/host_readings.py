@@ -16,16 +16,16 @@ from paceline.scaling.check.fitness import Reading
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
     """Every whole line that the ranks wrote."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for path in sorted((folder / "check").glob("rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                told = json.loads(line)
+                content = json.loads(line)
             except json.JSONDecodeError:  # the last one of a rank that was killed
                 continue
-            if isinstance(told, dict) and "event" in told and "node" in told:
-                found.append(told)
-    return found
+            if isinstance(content, dict) and "event" in content and "node" in content:
+                lines.append(content)
+    return lines
 
 
 def host_readings(
@@ -43,14 +43,14 @@ def host_readings(
 
 def _names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The hosts by node; Slurm orders them itself, so there each says its name."""
-    told = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
+    names = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
     if cluster.launcher == "local":
         return [platform.node()]
-    if cluster.launcher == "ssh" or (cluster.hosts and set(told.values()) - set(cluster.hosts)):
+    if cluster.launcher == "ssh" or (cluster.hosts and set(names.values()) - set(cluster.hosts)):
         return list(cluster.hosts)
-    silent = [host for host in cluster.hosts if host not in told.values()]
+    silent = [host for host in cluster.hosts if host not in names.values()]
     return [
-        told[node] if node in told else silent.pop(0) if silent else f"node {node}"
+        names[node] if node in names else silent.pop(0) if silent else f"node {node}"
         for node in range(cluster.nodes)
     ]
 
@@ -95,9 +95,9 @@ def _part(part: str, names: Sequence[str]) -> str:
 def _rates(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {}
     for what in ("gemm", "memory"):
-        told = [line for line in lines if line["event"] == "rate" and line["what"] == what]
-        if told:
-            rates[what] = list(min(told, key=lambda line: line["value"])["rates"])
+        measured = [line for line in lines if line["event"] == "rate" and line["what"] == what]
+        if measured:
+            rates[what] = list(min(measured, key=lambda line: line["value"])["rates"])
     inside = [line["bus_bytes_per_s"] for line in lines if line["event"] == "collective"]
     rates |= {"collective": [min(inside)]} if inside else {}
     partners: dict[int, float] = {}

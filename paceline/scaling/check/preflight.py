@@ -72,14 +72,14 @@ class FinishedCheck:
 Watch = Callable[[str], None]
 
 
-def check(asked: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
+def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     """Check the hosts; raises UserError or SystemFaultError when not one can be asked.
 
     IncompleteError when Slurm gave no place to the check in time; its job is cancelled then.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
-    cluster, notices = _cluster(asked)
-    references = _references(asked.against, cluster)
+    cluster, notices = _cluster(request)
+    references = _references(request.against, cluster)
     folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
     folder = folder.resolve()
     if cluster.launcher == "ssh":
@@ -91,7 +91,7 @@ def check(asked: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     verdict: JobEnd | None = None
     if cluster is not None:
         watch(f"measuring {cluster.nodes} host{'s' if cluster.nodes > 1 else ''}")
-        verdict = _run(_job(cluster, asked), folder, asked.wait_s)
+        verdict = _run(_job(cluster, request), folder, request.wait_s)
         lines = read_lines(folder)
     readings = [
         *(Reading(host, faults=(why,)) for host, why in unfit.items()),
@@ -99,7 +99,7 @@ def check(asked: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     ]
     order = {host: at for at, host in enumerate(named)}
     readings.sort(key=lambda reading: order.get(reading.host, len(order)))
-    identity = _identity(cluster, asked, lines)
+    identity = _identity(cluster, request, lines)
     past = Past(_earlier(root, identity), references)
     report = judge(
         readings,
@@ -112,10 +112,10 @@ def check(asked: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     return FinishedCheck(report, folder, tuple(notices))
 
 
-def _cluster(asked: CheckRequest) -> tuple[Cluster, list[str]]:
+def _cluster(request: CheckRequest) -> tuple[Cluster, list[str]]:
     """The hosts as a cluster, each taken to have devices like this machine."""
-    found, where = inventory(), asked.where
-    kind, notices = device_kind(asked.device, found)
+    machine, where = inventory(), request.where
+    kind, notices = device_kind(request.device, machine)
     launcher_name = where.kind(os.environ)
     if launcher_name == "slurm" and not where.hosts:
         number = where.allocation or os.environ.get("SLURM_JOB_ID")
@@ -127,12 +127,12 @@ def _cluster(asked: CheckRequest) -> tuple[Cluster, list[str]]:
             "hosts", "have different numbers of slots", remedy="check them in two parts"
         )
     alone = 2 if launcher_name == "local" else 1
-    count = asked.devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
-    device = "cpu" if kind == "cpu" else found["gpus"][0]["name"]
-    here = local_cluster(found, device, None, count)
+    count = request.devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
+    device = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
+    cluster = local_cluster(machine, device, None, count)
     # How many threads a rank has each host decides by its own cores.
-    here = here.model_copy(update={"threads_per_device": None, "bind": "auto"})
-    return placed(here, where), notices
+    cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
+    return placed(cluster, where), notices
 
 
 def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -161,13 +161,13 @@ def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:
     return cluster.model_copy(update={"hosts": hosts, "nodes": len(hosts)}) if hosts else None
 
 
-def _job(cluster: Cluster, asked: CheckRequest) -> Job:
+def _job(cluster: Cluster, request: CheckRequest) -> Job:
     question = {
         "device": "cpu" if cluster.device == "cpu" else "cuda",
         "dtype": _dtype(cluster),
-        "seconds": asked.seconds,
-        "at_once": asked.at_once,
-        "rounds": _rounds(cluster.nodes, asked.num_rounds),
+        "seconds": request.seconds,
+        "at_once": request.at_once,
+        "rounds": _rounds(cluster.nodes, request.num_rounds),
     }
     files = {**program_files("programs.node_check"), QUESTION_FILE: json.dumps(question) + "\n"}
     return bound(
@@ -179,8 +179,8 @@ def _job(cluster: Cluster, asked: CheckRequest) -> Job:
             files=files,
             nodes=cluster.nodes,
             devices_per_node=cluster.devices_per_node,
-            timeout_s=asked.limit_s,
-            collective_limit_s=max(20.0, asked.limit_s / 5),
+            timeout_s=request.limit_s,
+            collective_limit_s=max(20.0, request.limit_s / 5),
             cluster=cluster,
         )
     )
@@ -190,13 +190,13 @@ def _dtype(cluster: Cluster) -> str:
     return "fp32" if cluster.device == "cpu" else "bf16"
 
 
-def _rounds(nodes: int, wanted: int) -> list[list[list[int]]]:
-    """Rounds of pairs of nodes, so that every node meets up to `wanted` different others."""
-    if nodes < 2 or wanted < 1:
+def _rounds(nodes: int, partners: int) -> list[list[list[int]]]:
+    """Rounds of pairs of nodes, so that every node meets up to `partners` different others."""
+    if nodes < 2 or partners < 1:
         return []
     names = [str(node) for node in range(nodes)]
-    rounds = split_rounds(names, 2, "pairs", num_rounds=min(wanted, nodes - 1 + nodes % 2))
-    return [[[int(name) for name in group] for group in one.groups] for one in rounds]
+    rounds = split_rounds(names, 2, "pairs", num_rounds=min(partners, nodes - 1 + nodes % 2))
+    return [[[int(name) for name in group] for group in round_.groups] for round_ in rounds]
 
 
 def _run(job: Job, folder: Path, wait_s: float) -> JobEnd | None:
@@ -232,7 +232,7 @@ def _watched(handle: Handle, wait_s: float) -> JobEnd | None:
 
 
 def _identity(
-    cluster: Cluster | None, asked: CheckRequest, lines: Sequence[Mapping[str, Any]]
+    cluster: Cluster | None, request: CheckRequest, lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     if cluster is None:
         return {}
@@ -240,14 +240,14 @@ def _identity(
     return {
         **_kind(cluster),
         "torch": ", ".join(torch),
-        "seconds": asked.seconds,
-        "at_once": min(asked.at_once or cluster.nodes, cluster.nodes),
+        "seconds": request.seconds,
+        "at_once": min(request.at_once or cluster.nodes, cluster.nodes),
     }
 
 
 def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Values by measure and host from the last checks of this kind in which the host was fit."""
-    found: dict[str, dict[str, list[float]]] = {}
+    rates: dict[str, dict[str, list[float]]] = {}
     files = sorted((root / CHECKS_FOLDER).glob(f"*/{REPORT_FILE}"), key=lambda f: f.stat().st_mtime)
     for file in files[-MOST_EARLIER:]:
         try:
@@ -258,8 +258,8 @@ def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, lis
             continue
         for host in report.hosts:
             for what, figure in host.figures.items() if host.verdict != "drain" else ():
-                found.setdefault(what, {}).setdefault(host.host, []).append(figure.value)
-    return found
+                rates.setdefault(what, {}).setdefault(host.host, []).append(figure.value)
+    return rates
 
 
 def _references(file: Path | None, cluster: Cluster) -> dict[str, HealthySpeed]:
@@ -267,11 +267,11 @@ def _references(file: Path | None, cluster: Cluster) -> dict[str, HealthySpeed]:
     if file is None:
         return {}
     report = read_value(file / REPORT_FILE if file.is_dir() else file, CheckReport)
-    own = _kind(cluster)
+    kind = _kind(cluster)
     differ = [
         f"{name} {report.identity.get(name)}"
-        for name in own
-        if report.identity.get(name) != own[name]
+        for name in kind
+        if report.identity.get(name) != kind[name]
     ]
     if differ:
         raise UserError(f"--against {file}", f"was another kind of check: {', '.join(differ)}")
