@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import where as place
+from paceline.cli import host_options as place
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.units import si

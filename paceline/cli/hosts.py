@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.host_options import Allocation, SshConfig, read_hosts
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
-from paceline.cli.where import Allocation, SshConfig, read_hosts
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, compress, hostfile_text

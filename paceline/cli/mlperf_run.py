@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import host_options as place
 from paceline.cli import options
-from paceline.cli import where as place
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display

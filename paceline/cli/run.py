@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import host_options as place
 from paceline.cli import options
-from paceline.cli import where as place
 from paceline.cli.printing import Execution, print_plan, print_report, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.repeat import Several, repeat_runs

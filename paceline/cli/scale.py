@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline.cli import campaign_options as own
+from paceline.cli import host_options as place
 from paceline.cli import options
-from paceline.cli import where as place
 from paceline.cli.campaign import Conduct, run_campaign, save_charts
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.core.errors import EXIT_GATE_FAILED, UserError

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import options
-from paceline.cli import where as place
 from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
 from paceline.cli.sweep_table import print_sweep, sweep_display

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import options
-from paceline.cli import where as place
 from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
 from paceline.cli.tune_table import print_ranking, print_tuning, tune_display

@@ -95,9 +95,9 @@ def test_a_cell_changed_by_half_a_per_cent_is_found_and_no_other(cell: Cell, fac
     rows, text = changed(cell, factor)
     assert text != cell.verdict.cell.printed.text
     before = findings_of(cell.source)
-    here = (cell.verdict.line.name, cell.verdict.cell.column)
-    assert here not in before
-    assert findings(rows) == before | {here}
+    place = (cell.verdict.line.name, cell.verdict.cell.column)
+    assert place not in before
+    assert findings(rows) == before | {place}
 
 
 def test_derived_cells_and_speeds_are_among_them():

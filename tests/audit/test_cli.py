@@ -32,13 +32,13 @@ def findings(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_json_is_a_list_of_findings_in_the_agreed_form():
-    found = findings("nvidia-llama31-70b-bf16")
-    assert [tuple(one) for one in found] == [KEYS] * 5
-    (tokens,) = [one for one in found if one["column"] == "tokens_per_s"]
+    listed = findings("nvidia-llama31-70b-bf16")
+    assert [tuple(finding) for finding in listed] == [KEYS] * 5
+    (tokens,) = [finding for finding in listed if finding["column"] == "tokens_per_s"]
     assert tokens["printed"] == "2248957"
     assert tokens["recomputed"] == pytest.approx(2239948.73, abs=0.01)
     assert tokens["difference"] == pytest.approx(0.00402, abs=1e-5)
-    mfu = next(one for one in found if one["row"] == "llama31-70b-bf16-128")
+    mfu = next(finding for finding in listed if finding["row"] == "llama31-70b-bf16-128")
     assert mfu["printed"] == "54.06%" and mfu["recomputed"] == pytest.approx(0.5409, abs=1e-4)
 
 
@@ -49,7 +49,7 @@ def test_a_sound_table_is_an_empty_list_and_exit_code_0():
 def test_truncated_cells_need_all():
     assert findings("bigscience-1b3") == []
     cut = findings("bigscience-1b3", "--all")
-    assert [one["printed"] for one in cut] == ["44.4", "44.4", "40.8", "42.5"]
+    assert [finding["printed"] for finding in cut] == ["44.4", "44.4", "40.8", "42.5"]
     assert run("bigscience-1b3", "--all", "--fail-on-findings").exit_code == 0
 
 
@@ -61,10 +61,10 @@ def test_findings_fail_only_where_that_is_asked_for():
 
 
 def test_rows_are_selected_by_any_column():
-    found = findings(
+    listed = findings(
         "nvidia-llama31", "--where", "column=mfu", "--where", "row=llama31-70b-bf16-512"
     )
-    assert [one["printed"] for one in found] == ["53.48%"]
+    assert [finding["printed"] for finding in listed] == ["53.48%"]
     refused = run("nvidia-llama31", "--where", "colour=red")
     assert isinstance(refused.exception, UserError)
     assert "table, row, column, printed" in str(refused.exception)
@@ -135,9 +135,9 @@ def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
         "      id,num_devices,global_batch,printed.step_time_s,printed.tokens_per_s\n"
         "      a,8,16,1.0000,16384\n      b,16,32,1.0000,32786\n"
     )
-    (found,) = findings(str(path))
-    assert (found["table"], found["row"], found["printed"]) == ("mine", "b", "32786")
-    assert found["cause"] == "two digits swapped: 32768 would follow"
+    (finding,) = findings(str(path))
+    assert (finding["table"], finding["row"], finding["printed"]) == ("mine", "b", "32786")
+    assert finding["cause"] == "two digits swapped: 32768 would follow"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_samples_per_second_count_is_said_where_they_are_audited(tmp_path: 
     assert "the samples of lambda-1cc-opt-350m are records filled up to seq_len" in padded
     path = tmp_path / "mine.csv"
     path.write_text("gbs,num_gpus,samples_per_s,tokens_per_s,seq_len\n16,8,32,16384,512\n")
-    own = run(str(path)).stderr
-    assert "tokens/s that follow from them count every position" in own
-    assert "filled up" not in own
+    notes = run(str(path)).stderr
+    assert "tokens/s that follow from them count every position" in notes
+    assert "filled up" not in notes
     assert "samples/s" not in run("nvidia-llama31").stderr

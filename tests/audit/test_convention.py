@@ -31,10 +31,10 @@ def table(tmp_path: Path, convention: str, recompute: Recompute = "none", num: i
 @pytest.mark.parametrize("convention", ["full-attention", "causal"])
 def test_convention_and_gate_are_found(tmp_path: Path, convention: str):
     read = read_csv(table(tmp_path, convention), Declared())
-    rows, found = assume(read.rows, read.gated_is_open)
+    rows, assumptions = assume(read.rows, read.gated_is_open)
     assert {row.convention for row in rows} == {convention}
     assert all(row.shape and row.shape.gated_ffn for row in rows)
-    assert "gated feed-forward" in str(found[0]) and "4 of 4 rows" in str(found[0])
+    assert "gated feed-forward" in str(assumptions[0]) and "4 of 4 rows" in str(assumptions[0])
 
 
 def test_recomputation_counted_as_work_is_found(tmp_path: Path):
@@ -46,31 +46,31 @@ def test_recomputation_counted_as_work_is_found(tmp_path: Path):
 def test_what_is_declared_is_not_questioned(tmp_path: Path):
     path = table(tmp_path, "full-attention")
     read = read_csv(path, Declared(convention="causal"))
-    rows, found = assume(read.rows, read.gated_is_open)
+    rows, assumptions = assume(read.rows, read.gated_is_open)
     assert {row.convention for row in rows} == {"causal"}
-    assert found == [] and all(row.shape is None for row in rows)
+    assert assumptions == [] and all(row.shape is None for row in rows)
 
 
 def test_two_rows_are_too_few_to_tell(tmp_path: Path):
     read = read_csv(table(tmp_path, "causal", num=2), Declared())
-    rows, found = assume(read.rows, read.gated_is_open)
-    assert found == [] and {row.convention for row in rows} == {None}
+    rows, assumptions = assume(read.rows, read.gated_is_open)
+    assert assumptions == [] and {row.convention for row in rows} == {None}
 
 
 def test_figures_of_no_convention_stay_unknown(tmp_path: Path):
     path = table(tmp_path, "causal")
     path.write_text(path.read_text().replace("12.91,", "9.91,").replace("13.01,", "19.01,"))
     read = read_csv(path, Declared())
-    _, found = assume(read.rows, read.gated_is_open)
-    assert found == []
+    _, assumptions = assume(read.rows, read.gated_is_open)
+    assert assumptions == []
 
 
 def test_one_wrong_row_of_four_does_not_hide_the_convention(tmp_path: Path):
     path = table(tmp_path, "causal")
     path.write_text(path.read_text().replace("12.91,", "11.91,"))
     read = read_csv(path, Declared())
-    rows, found = assume(read.rows, read.gated_is_open)
-    assert {row.convention for row in rows} == {"causal"} and found[0].num_given == 3
+    rows, assumptions = assume(read.rows, read.gated_is_open)
+    assert {row.convention for row in rows} == {"causal"} and assumptions[0].num_given == 3
 
 
 def test_every_convention_has_a_name_that_can_be_shown():

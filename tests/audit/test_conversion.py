@@ -51,9 +51,9 @@ def test_there_and_back_gives_the_figure_again(
     given_: str, wanted: str, share: float, recompute: str
 ):
     x = FlopsInput(LLAMA_70B, 8192, recompute)  # type: ignore[arg-type]
-    there = convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)).wanted.mfu
-    assert there is not None
-    back = convert(Quantity("mfu", there), wanted, given_, x, Peaks(2e15, 1e15)).wanted.mfu
+    converted = convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)).wanted.mfu
+    assert converted is not None
+    back = convert(Quantity("mfu", converted), wanted, given_, x, Peaks(2e15, 1e15)).wanted.mfu
     assert back == pytest.approx(share)
 
 

@@ -39,10 +39,12 @@ def test_text_shows_the_result_the_ratio_and_both_formulas():
 
 
 def test_json_holds_unrounded_fractions_of_both_sides():
-    found = document("54.1%", "--from", "full-attention", *LLAMA)
-    assert found["given"]["mfu"] == 0.541
-    assert found["wanted"]["mfu"] == pytest.approx(0.541 * found["ratio"])
-    assert found["wanted"]["flops_per_s_per_device"] is None and "same peak" in found["notes"][0]
+    content = document("54.1%", "--from", "full-attention", *LLAMA)
+    assert content["given"]["mfu"] == 0.541
+    assert content["wanted"]["mfu"] == pytest.approx(0.541 * content["ratio"])
+    assert (
+        content["wanted"]["flops_per_s_per_device"] is None and "same peak" in content["notes"][0]
+    )
 
 
 def test_csv_and_markdown_have_a_row_a_side():

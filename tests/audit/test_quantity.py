@@ -21,8 +21,8 @@ from paceline.core.errors import UserError
     ],
 )
 def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
-    found = read_quantity(text, "the figure")
-    assert (found.kind, found.value) == (kind, pytest.approx(value))
+    quantity = read_quantity(text, "the figure")
+    assert (quantity.kind, quantity.value) == (kind, pytest.approx(value))
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,14 @@ def test_the_known_slips_of_the_llama_recipe_are_found_and_nothing_else():
 
 
 def test_the_rest_of_the_bf16_mfu_column_is_shown_with_all():
-    found = audited("nvidia-llama31")
+    audit_ = audited("nvidia-llama31")
     others = {
         ("llama31-70b-bf16-64", "mfu"),
         ("llama31-70b-bf16-256", "mfu"),
         ("llama31-70b-bf16-1024", "mfu"),
     }
-    assert cells(found.minor) == others
-    bf16 = [f for f in (*found.findings, *found.minor) if f.column == "mfu"]
+    assert cells(audit_.minor) == others
+    bf16 = [f for f in (*audit_.findings, *audit_.minor) if f.column == "mfu"]
     assert len(bf16) == 6
     assert all("989.5 TFLOP/s" in f.cause and "half of the sparse 1979" in f.cause for f in bf16)
 
@@ -99,24 +99,24 @@ def test_the_example_contradicts_its_table_and_not_itself():
 
 
 def test_the_study_of_1b3_has_four_cut_cells_and_no_finding():
-    found = audited("bigscience-1b3")
-    assert found.findings == ()
-    assert [(f.row, f.printed, f.shown) for f in found.minor] == [
+    audit_ = audited("bigscience-1b3")
+    assert audit_.findings == ()
+    assert [(f.row, f.printed, f.shown) for f in audit_.minor] == [
         ("1b3-32gb-plain-tp1-pp1-mbs1", "44.4", "44.5"),
         ("1b3-32gb-plain-tp1-pp2-mbs1", "44.4", "44.5"),
         ("1b3-32gb-plain-tp1-pp4-mbs1", "40.8", "40.9"),
         ("1b3-32gb-plain-tp1-pp4-mbs2", "42.5", "42.6"),
     ]
-    assert all("cut, not rounded" in f.cause for f in found.minor)
+    assert all("cut, not rounded" in f.cause for f in audit_.minor)
 
 
 def test_the_claim_of_linear_scaling_is_held_against_one_gpu():
-    found = audited("lambda-1cc")
-    assert cells(found.findings) == {
+    audit_ = audited("lambda-1cc")
+    assert cells(audit_.findings) == {
         ("opt-350m-512-claim", "scaling_efficiency"),
         ("opt-13b-512-claim", "scaling_efficiency"),
     }
-    shown = {f.row: f.shown for f in found.findings}
+    shown = {f.row: f.shown for f in audit_.findings}
     assert shown == {"opt-350m-512-claim": "96.98%", "opt-13b-512-claim": "96.62%"}
 
 
@@ -152,15 +152,15 @@ def test_impossible_axes_are_found_once_a_table():
 
 
 def test_all_tables_together_count_what_was_checked_and_what_not():
-    found = audit().audit
+    everything = audit().audit
     rows = sum(len(source.rows) for source in references.sources().values())
     printed = sum(len(row.printed) for row in references.rows())
-    assert found.num_rows == rows
-    assert sum(found.states.values()) == printed
-    assert sum(found.unchecked.values()) == found.states["unchecked"]
-    assert found.num_checked > 1000
-    assert found.num_following == found.num_checked - found.states["fails"]
-    assert len(found.findings) == sum(FINDINGS.values())
+    assert everything.num_rows == rows
+    assert sum(everything.states.values()) == printed
+    assert sum(everything.unchecked.values()) == everything.states["unchecked"]
+    assert everything.num_checked > 1000
+    assert everything.num_following == everything.num_checked - everything.states["fails"]
+    assert len(everything.findings) == sum(FINDINGS.values())
 
 
 def test_a_table_or_a_row_is_judged_beside_the_rest_of_its_source():

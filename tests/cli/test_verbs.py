@@ -40,8 +40,8 @@ def modules_after(*arguments: str) -> set[str]:
 def test_help_imports_no_verb_and_no_heavy_library(arguments: list[str]):
     modules = modules_after(*arguments)
 
-    own = {name for name in modules if name.startswith("paceline.")}
-    assert own == {
+    own_modules = {name for name in modules if name.startswith("paceline.")}
+    assert own_modules == {
         "paceline.cli",
         "paceline.cli.verbs",
         "paceline.cli.panels",
@@ -66,8 +66,8 @@ def test_the_line_of_a_verb_is_the_first_sentence_of_its_docstring(verb: Verb):
 
 @pytest.mark.parametrize("verb", listed(), ids=lambda verb: verb.source)
 def test_options_stand_in_panels_where_they_are_many(verb: Verb):
-    options = [one for one in verb.command().params if one.opts[0].startswith("-")]
-    grouped = [one for one in options if one.rich_help_panel]
+    options = [option for option in verb.command().params if option.opts[0].startswith("-")]
+    grouped = [option for option in options if option.rich_help_panel]
 
     if len(options) > MOST_WITHOUT:
         assert len(options) - len(grouped) <= MOST_WITHOUT
@@ -77,10 +77,12 @@ def test_options_stand_in_panels_where_they_are_many(verb: Verb):
 
 def test_every_option_has_one_panel_and_a_verb_that_knows_it():
     named = [option for options in PANELS.values() for option in options.split()]
-    known = {name for verb in listed() for one in verb.command().params for name in one.opts}
+    declared = {
+        name for verb in listed() for parameter in verb.command().params for name in parameter.opts
+    }
 
     assert len(named) == len(set(named))
-    assert set(named) <= known
+    assert set(named) <= declared
 
 
 @pytest.mark.parametrize(

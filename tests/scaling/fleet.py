@@ -86,10 +86,10 @@ class Fleet:
         lost = sorted(self.dying & set(hosts))
         self.dying = set() if lost and self.dies_once else self.dying
         write_ranks(job, folder, self._step_s(hosts), None if lost else self.broken, bool(lost))
-        told = (
+        verdict = (
             JobEnd("failed", f"the connection to {lost[0]} was lost", tuple(lost)) if lost else None
         )
-        handle = FleetRun(time.monotonic() + self.run_s, 1 if lost or self.broken else 0, told)
+        handle = FleetRun(time.monotonic() + self.run_s, 1 if lost or self.broken else 0, verdict)
         self.handles.append(handle)
         return handle
 
@@ -106,7 +106,7 @@ def write_ranks(
     """The step files of all ranks; `reason` ends them as failed, a `torn` run has no last line."""
     settings: dict[str, Any] = json.loads(job.files[SETTINGS_FILE])
     batch, world = settings["training"]["global_batch"], job.nodes * job.devices_per_node
-    known = {"world_size": world, "num_parameters": settings["expected_parameters"]}
+    facts = {"world_size": world, "num_parameters": settings["expected_parameters"]}
     scatter = np.linspace(-0.001, 0.001, NUM_STEPS)
     for rank in range(world):
         steps = [
@@ -125,5 +125,5 @@ def write_ranks(
         ends = [] if torn else [end]
         write_text(
             folder / "steps" / f"rank-{rank:05d}.jsonl",
-            "".join(lines({**START, **known, "rank": rank}, *steps, *ends)),
+            "".join(lines({**START, **facts, "rank": rank}, *steps, *ends)),
         )

@@ -24,11 +24,11 @@ def document(*arguments: str) -> dict[str, Any]:
 
 
 def test_lambdas_table_is_analysed_as_json(reference_data: Path):
-    found = document(
+    result = document(
         "--from", str(reference_data / FILE), "--where", "benchmark=opt-13b_bs16_zero0"
     )
-    last = found["sizes"][-1]
-    assert round(last["efficiency"], 4) == 0.9858 and found["flagged"] == []
+    last = result["sizes"][-1]
+    assert round(last["efficiency"], 4) == 0.9858 and result["flagged"] == []
     assert round(last["naive"]["straggler"], 4) == 0.9904
     assert round(last["naive"]["communication"], 4) == 0.9953
 
@@ -111,7 +111,7 @@ def test_rows_of_the_history_are_selected_as_those_of_the_table(tmp_path: Path):
     rows = ["a,n1,100", "a,n1,100.2", "a,n1,99.9", "b,n1,50"]
     both.write_text("\n".join(["model,host,samples_per_s", *rows]) + "\n")
     now.write_text("model,host,samples_per_s,day\na,n1,90,2\nb,n1,50,2\n")
-    found = document(
+    result = document(
         "--from", str(now), "--where", "model=a", "--where", "day=2", "--history", str(both)
     )
-    assert found["flagged"] == ["n1"] and found["nodes"][0]["loss"] == pytest.approx(0.1)
+    assert result["flagged"] == ["n1"] and result["nodes"][0]["loss"] == pytest.approx(0.1)

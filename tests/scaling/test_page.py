@@ -23,13 +23,13 @@ def faulty() -> Analysis:
 
 
 def specs(analysis: Analysis, reference: float | None = None) -> dict[str, dict[str, Any]]:
-    found = scaling_charts(scale_result(analysis), analysis.measured, EXPORT, reference)
-    return {name: chart.to_dict() for name, chart in found.items()}
+    charts = scaling_charts(scale_result(analysis), analysis.measured, EXPORT, reference)
+    return {name: chart.to_dict() for name, chart in charts.items()}
 
 
 def rows_of(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
-    found = next(part for part in spec["layer"] if part.get("name") == layer)
-    return (found.get("data") or spec["data"])["values"]
+    mark = next(part for part in spec["layer"] if part.get("name") == layer)
+    return (mark.get("data") or spec["data"])["values"]
 
 
 def test_every_planned_sub_cluster_is_a_dot(faulty: Analysis):
@@ -61,8 +61,8 @@ def test_the_flagged_node_is_named_in_the_chart(faulty: Analysis):
 
 
 def test_very_many_groups_are_thinned_and_keep_their_ends():
-    many = [GroupThroughput((f"n{at}",), 100.0 + at / 1e4) for at in range(4096)]
-    charts = specs(analyse(many))
+    groups = [GroupThroughput((f"n{at}",), 100.0 + at / 1e4) for at in range(4096)]
+    charts = specs(analyse(groups))
     dots = rows_of(charts["throughput"], "sub-clusters")
     assert len(dots) <= MOST_DOTS + 1
     shown = rows_of(charts["nodes"], "alone")

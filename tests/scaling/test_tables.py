@@ -58,8 +58,8 @@ def test_hosts_come_from_a_list_or_from_a_range(tmp_path: Path, text: str, hosts
 def test_a_group_that_failed_has_no_value(
     tmp_path: Path, value: str, status: str, samples_per_s: float | None
 ):
-    found = read(tmp_path, f"host,samples_per_s,status\nn1,{value},{status}\n")
-    assert found.measured[0].samples_per_s == samples_per_s
+    table = read(tmp_path, f"host,samples_per_s,status\nn1,{value},{status}\n")
+    assert table.measured[0].samples_per_s == samples_per_s
 
 
 def test_the_hostfile_and_the_kind_of_scaling_are_kept(tmp_path: Path):
@@ -117,4 +117,4 @@ def test_a_history_is_every_hosts_values_alone(tmp_path: Path):
 
 def test_what_followed_a_suspicion_up_is_no_sample_of_its_size(tmp_path: Path):
     table = read(tmp_path, "host,samples_per_s,purpose\na,9,plan\nb,9,Second pass\nc,9,for fun\n")
-    assert [one.purpose for one in table.measured] == ["plan", "second pass", "plan"]
+    assert [group.purpose for group in table.measured] == ["plan", "second pass", "plan"]

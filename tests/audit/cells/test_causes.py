@@ -40,9 +40,9 @@ def cell(column: str, text: str, unit: float = 1.0) -> Cell:
 
 
 def how(column: str) -> Relation:
-    found = relation(column, INPUTS)
-    assert found is not None
-    return found
+    derived = relation(column, INPUTS)
+    assert derived is not None
+    return derived
 
 
 def words(changes: Iterable[Change], column: str, text: str, unit: float = 1.0) -> list[str]:
@@ -73,8 +73,8 @@ def test_another_input_explains_a_cell(text: str, cause: str):
 
 
 def test_peaks_come_before_counts():
-    found = words(other_inputs(INPUTS, SPEED, OPTIONS), "mfu", "27.05%", 0.01)
-    assert "peak" in found[0]
+    causes = words(other_inputs(INPUTS, SPEED, OPTIONS), "mfu", "27.05%", 0.01)
+    assert "peak" in causes[0]
 
 
 def test_what_does_not_enter_a_cell_cannot_explain_it():
@@ -85,9 +85,9 @@ def test_what_does_not_enter_a_cell_cannot_explain_it():
 
 def test_counts_stay_whole_and_positive():
     alone = Inputs(seq_len=1, global_batch=2, num_devices=1)
-    found = [c for c in other_inputs(alone, SPEED, Options()) if c.of_row]
-    assert [c.words for c in found if "batch of 0" in c.words or "devices of 0" in c.words] == []
-    assert min(c.inputs.global_batch or 0 for c in found) == 1
+    changes = [c for c in other_inputs(alone, SPEED, Options()) if c.of_row]
+    assert [c.words for c in changes if "batch of 0" in c.words or "devices of 0" in c.words] == []
+    assert min(c.inputs.global_batch or 0 for c in changes) == 1
 
 
 def test_another_rows_step_time_explains_alone_or_with_another_peak():

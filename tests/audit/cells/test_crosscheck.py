@@ -31,9 +31,9 @@ def test_one_changed_cell_is_found_and_no_other(column: str, factor: float, at: 
     digits = lines[at].cells[column].printed
     decimals = len(digits.digits.partition(".")[2])
     lines[at] = with_cell(lines[at], column, f"{digits.value * factor:.{decimals}f}")
-    found = failing(lines)
-    assert set(found) == {(lines[at].name, column)}
-    verdict = found[lines[at].name, column]
+    verdicts = failing(lines)
+    assert set(verdicts) == {(lines[at].name, column)}
+    verdict = verdicts[lines[at].name, column]
     assert verdict.difference == pytest.approx(factor - 1, abs=1e-3)
 
 
@@ -51,37 +51,37 @@ def test_cells_of_another_rows_step_time_are_all_told_so():
     lines = table()
     taken = {**line(512, 14.81).cells, "step_time_s": cell("step_time_s", "14.89")}
     lines[3] = replace(lines[3], cells=taken)
-    found = failing(lines)
-    assert {key[1] for key in found} == {"tokens_per_s", "mfu", "days"}
-    assert {v.cause for v in found.values()} == {"follows from 14.81 s, the step time of n256"}
+    verdicts = failing(lines)
+    assert {key[1] for key in verdicts} == {"tokens_per_s", "mfu", "days"}
+    assert {v.cause for v in verdicts.values()} == {"follows from 14.81 s, the step time of n256"}
 
 
 def test_a_column_on_another_peak_is_explained_by_the_peak():
-    lines = [on_peak(one, 1979) for one in table()]
-    found = failing(lines)
-    assert len(found) == 4
-    assert all("1979 TFLOP/s, the sparse peak" in (v.cause or "") for v in found.values())
+    lines = [on_peak(line, 1979) for line in table()]
+    verdicts = failing(lines)
+    assert len(verdicts) == 4
+    assert all("1979 TFLOP/s, the sparse peak" in (v.cause or "") for v in verdicts.values())
 
 
-def on_peak(one: AuditLine, peak_tflops: float) -> AuditLine:
+def on_peak(line: AuditLine, peak_tflops: float) -> AuditLine:
     """The line with its MFU on another peak than the 989 TFLOP/s it states."""
-    t = one.cells["step_time_s"].value
-    how = relation("mfu", replace(one.inputs, peak_flops_per_s=peak_tflops * 1e12))
+    t = line.cells["step_time_s"].value
+    how = relation("mfu", replace(line.inputs, peak_flops_per_s=peak_tflops * 1e12))
     assert how is not None
-    return with_cell(one, "mfu", f"{100 * how.at(t):.2f}")
+    return with_cell(line, "mfu", f"{100 * how.at(t):.2f}")
 
 
 def test_a_nuance_that_the_rest_of_the_column_does_not_bear_is_no_cause():
     lines = table()
     lines[3] = on_peak(lines[3], 989.5)
-    found = failing(lines)
-    assert set(found) == {("n512", "mfu")}
-    assert found["n512", "mfu"].cause == UNEXPLAINED
+    verdicts = failing(lines)
+    assert set(verdicts) == {("n512", "mfu")}
+    assert verdicts["n512", "mfu"].cause == UNEXPLAINED
 
 
 def test_a_nuance_of_the_whole_column_is_one():
-    found = failing([on_peak(one, 989.5) for one in table()])
-    assert found and all("989.5" in (v.cause or "") for v in found.values())
+    verdicts = failing([on_peak(line, 989.5) for line in table()])
+    assert verdicts and all("989.5" in (v.cause or "") for v in verdicts.values())
 
 
 def test_a_batch_that_other_cells_of_the_row_confirm_is_no_cause():
@@ -127,7 +127,7 @@ def test_cut_digits_follow_but_are_marked():
 
 def test_a_cell_that_follows_only_without_its_neighbours_is_strained():
     coarse = with_cell(line(256, 14.8), "step_time_s", "14.8")
-    lines = [on_peak(one, 989.5) for one in (*table()[:2], coarse, table()[3])]
+    lines = [on_peak(row, 989.5) for row in (*table()[:2], coarse, table()[3])]
     strained = verdict_on(lines, "n256", "mfu")
     assert strained.state == "strained" and "989.5" in (strained.cause or "")
     assert ("n256", "mfu") not in failing(lines)
@@ -136,9 +136,9 @@ def test_a_cell_that_follows_only_without_its_neighbours_is_strained():
 def test_twins_that_print_different_speeds_contradict_each_other():
     twin = line(64, 14.72)
     other = replace(line(64, 15.31), name="example", twin=twin)
-    found = failing([twin, other])
-    assert set(found) == {("example", "step_time_s")}
-    cause = found["example", "step_time_s"].cause or ""
+    verdicts = failing([twin, other])
+    assert set(verdicts) == {("example", "step_time_s")}
+    cause = verdicts["example", "step_time_s"].cause or ""
     assert cause.startswith("n64 prints 14.72 for the same configuration, from which the other")
 
 
@@ -157,15 +157,15 @@ def test_what_nothing_gives_is_not_checked():
     ],
 )
 def test_a_missing_input_is_the_reason(change: dict[str, None], reason: str):
-    one = table()[0]
-    bare = replace(one, inputs=replace(one.inputs, **change))
+    line = table()[0]
+    bare = replace(line, inputs=replace(line.inputs, **change))
     verdict = next(v for v in check([bare]) if v.cell.column == "mfu")
     assert verdict.state == "unchecked" and reason in (verdict.cause or "")
 
 
 def test_a_row_without_a_speed_says_so():
-    one = replace(table()[0], inputs=Inputs(8192, 128, 64, exactly(3.94e15), 989e12, 1e12))
-    only = replace(one, cells={"num_layers": cell("num_layers", "80")})
+    line = replace(table()[0], inputs=Inputs(8192, 128, 64, exactly(3.94e15), 989e12, 1e12))
+    only = replace(line, cells={"num_layers": cell("num_layers", "80")})
     assert check([only])[0].cause == ALONE
 
 

@@ -44,9 +44,9 @@ def cell(column: str, text: str, unit: float = 1.0) -> Cell:
 
 
 def how(column: str, inputs: Inputs = INPUTS) -> Relation:
-    found = relation(column, inputs)
-    assert found is not None
-    return found
+    derived = relation(column, inputs)
+    assert derived is not None
+    return derived
 
 
 def test_every_column_is_what_the_rates_say():
@@ -132,9 +132,9 @@ def test_the_printed_step_time_goes_before_any_other_speed():
 
 
 def test_without_a_step_time_the_throughput_is_the_speed():
-    found = speed_of({"tokens_per_s": cell("tokens_per_s", "95239")}, INPUTS)
-    assert found and found[0] == "tokens_per_s"
-    assert found[1].step_time_s == pytest.approx(8192 * 128 / 95239)
+    speed = speed_of({"tokens_per_s": cell("tokens_per_s", "95239")}, INPUTS)
+    assert speed and speed[0] == "tokens_per_s"
+    assert speed[1].step_time_s == pytest.approx(8192 * 128 / 95239)
 
 
 @pytest.mark.parametrize("text", ["over 98%", "0"])

@@ -18,36 +18,36 @@ OUTSIDE = [f"m{at}" for at in range(1, 17)]
 
 def search(is_slow: Callable[[set[str]], bool], hosts: Group = HOSTS) -> tuple[Bisection, int]:
     """Follow the search to its end on a cluster of which `is_slow` knows the truth."""
-    known: dict[Group, bool] = {}
+    measured: dict[Group, bool] = {}
     for step in range(20):
-        found = bisect(Slow(hosts, 0.05), known.get, OUTSIDE)
-        if not found.ask:
-            return found, step
-        known |= {asked: is_slow(set(asked)) for asked in found.ask}
+        bisection = bisect(Slow(hosts, 0.05), measured.get, OUTSIDE)
+        if not bisection.ask:
+            return bisection, step
+        measured |= {group: is_slow(set(group)) for group in bisection.ask}
     raise AssertionError("it has no end")
 
 
 @pytest.mark.parametrize("culprit", HOSTS)
 def test_a_host_that_is_slow_only_in_company_is_found_in_log_steps(culprit: str):
-    found, steps = search(lambda hosts: culprit in hosts and len(hosts) > 1)
-    assert found.sides == ((culprit,),) and steps <= 5
+    bisection, steps = search(lambda hosts: culprit in hosts and len(hosts) > 1)
+    assert bisection.sides == ((culprit,),) and steps <= 5
 
 
 def test_a_path_between_two_halves_is_named_by_both():
     first, second = set(HOSTS[:8]), set(HOSTS[8:])
-    found, _ = search(lambda hosts: bool(hosts & first) and bool(hosts & second))
-    assert found.sides == (HOSTS[:8], HOSTS[8:])
+    bisection, _ = search(lambda hosts: bool(hosts & first) and bool(hosts & second))
+    assert bisection.sides == (HOSTS[:8], HOSTS[8:])
 
 
 def test_a_slow_way_out_of_one_half_is_named_by_that_half():
     behind = set(HOSTS[8:])
-    found, _ = search(lambda hosts: bool(hosts & behind) and not hosts <= behind)
-    assert found.sides == (HOSTS[8:],)
+    bisection, _ = search(lambda hosts: bool(hosts & behind) and not hosts <= behind)
+    assert bisection.sides == (HOSTS[8:],)
 
 
 def test_without_proven_hosts_outside_the_halves_stay_the_answer():
-    known = {HOSTS[:8]: False, HOSTS[8:]: False}
-    assert bisect(Slow(HOSTS, 0.05), known.get, []).sides == (HOSTS[:8], HOSTS[8:])
+    measured = {HOSTS[:8]: False, HOSTS[8:]: False}
+    assert bisect(Slow(HOSTS, 0.05), measured.get, []).sides == (HOSTS[:8], HOSTS[8:])
 
 
 def cluster(*extra: GroupThroughput) -> list[GroupThroughput]:
@@ -57,8 +57,8 @@ def cluster(*extra: GroupThroughput) -> list[GroupThroughput]:
 
 def test_a_group_is_slow_against_others_of_its_size():
     measured = cluster(group("n9 n10", 193.0))
-    (found,) = slow_groups(measured, 100.0, {})
-    assert found.hosts == ("n9", "n10") and found.loss == pytest.approx(0.03, abs=0.003)
+    (slow_group,) = slow_groups(measured, 100.0, {})
+    assert slow_group.hosts == ("n9", "n10") and slow_group.loss == pytest.approx(0.03, abs=0.003)
 
 
 def test_a_slow_member_is_reason_enough():
@@ -70,8 +70,8 @@ def test_a_single_large_group_is_held_against_the_smaller_sizes():
     usual = group(" ".join(HOSTS[:4]), 397.0)
     assert slow_groups(cluster(usual), 100.0, {}) == []
     slow = group(" ".join(HOSTS[:4]), 380.0)
-    (found,) = slow_groups(cluster(slow), 100.0, {})
-    assert found.hosts == HOSTS[:4] and found.loss == pytest.approx(0.042, abs=0.003)
+    (slow_group,) = slow_groups(cluster(slow), 100.0, {})
+    assert slow_group.hosts == HOSTS[:4] and slow_group.loss == pytest.approx(0.042, abs=0.003)
 
 
 def test_a_size_without_anything_to_hold_it_against_is_not_judged():
@@ -80,17 +80,17 @@ def test_a_size_without_anything_to_hold_it_against_is_not_judged():
 
 def test_repeats_of_one_group_are_one_group_and_no_measure_of_themselves():
     whole = " ".join(HOSTS[:4])
-    pairs = [one for one in cluster() if one.nodes == 2]
+    pairs = [pair for pair in cluster() if pair.nodes == 2]
     measured = [*cluster(), *pairs, *pairs, *(group(whole, 380.0 + at) for at in range(3))]
-    (found,) = slow_groups(measured, 100.0, {})
-    assert found.hosts == HOSTS[:4] and found.loss == pytest.approx(0.04, abs=0.003)
+    (slow_group,) = slow_groups(measured, 100.0, {})
+    assert slow_group.hosts == HOSTS[:4] and slow_group.loss == pytest.approx(0.04, abs=0.003)
 
 
 def test_a_half_that_failed_is_not_taken_for_a_fast_one():
     whole = group(" ".join(HOSTS[:4]), 380.0)
-    asked = analyse(cluster(whole)).searches[0].ask
-    assert asked
-    failed = [GroupThroughput(one, None, purpose="bisection") for one in asked]
+    halves = analyse(cluster(whole)).searches[0].ask
+    assert halves
+    failed = [GroupThroughput(half, None, purpose="bisection") for half in halves]
     analysis = analyse(cluster(whole, *failed))
     assert analysis.searches[0].sides == () and next_groups(analysis) is None
     words = "\n".join(sentences(analysis))

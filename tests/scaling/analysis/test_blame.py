@@ -17,14 +17,14 @@ from tests.scaling.analysis.lambda_values import alone, published
 
 
 def speeds_of(values: Sequence[float] | Sequence[GroupThroughput]) -> NodeSpeeds:
-    found = node_speeds(
+    speeds = node_speeds(
         [
             v if isinstance(v, GroupThroughput) else alone(values)[at]  # type: ignore[arg-type]
             for at, v in enumerate(values)
         ]
     )
-    assert found is not None
-    return found
+    assert speeds is not None
+    return speeds
 
 
 def healthy(n: int, seed: int = 0, spread: float = 0.004) -> list[float]:
@@ -49,15 +49,15 @@ def test_a_slowed_node_among_the_published_ones_is_found(
         for m in published(reference_data, "opt-13b").measured
         if m.nodes == 1 and m.series == "allnodes"
     ]
-    found = 0
+    num_found = 0
     for victim in range(64):
         values = [
             (m.samples_per_s or 0) * (1 - loss * (at == victim)) for at, m in enumerate(singles)
         ]
         flagged = hosts_of(judge_nodes(speeds_of(values)))
         assert set(flagged) <= {f"n{victim + 1}"}
-        found += len(flagged)
-    assert found / 64 >= least_found
+        num_found += len(flagged)
+    assert num_found / 64 >= least_found
 
 
 def test_six_slow_nodes_do_not_hide_each_other():
@@ -120,11 +120,11 @@ def test_a_node_is_no_faster_to_flag_than_its_own_repeats_allow():
     rounds = [alone(values), alone(values), alone(values)]
     shaky = [(0.93, 1.0, 0.95)[number] * values[3] for number in range(3)]
     measured = [
-        GroupThroughput(one.hosts, shaky[number])
-        if one.hosts == ("n4",)
-        else GroupThroughput(one.hosts, (one.samples_per_s or 0) * (1 + 1e-4 * number))
+        GroupThroughput(group.hosts, shaky[number])
+        if group.hosts == ("n4",)
+        else GroupThroughput(group.hosts, (group.samples_per_s or 0) * (1 + 1e-4 * number))
         for number, round_ in enumerate(rounds)
-        for one in round_
+        for group in round_
     ]
     speeds = speeds_of(measured)
     assert speeds.noisy_hosts == {"n4"}
@@ -134,32 +134,32 @@ def test_a_node_is_no_faster_to_flag_than_its_own_repeats_allow():
 @pytest.mark.parametrize("n", [8, 16, 64])
 def test_the_smallest_findable_fault_is_found_in_nine_of_ten_cases(n: int):
     rng = np.random.default_rng(n)
-    found = 0
+    num_found = 0
     for seed in range(250):
         values = healthy(n, 1000 + seed, spread=0.006)
         fault = judge_nodes(speeds_of(values)).smallest_fault or 0.0
         victim = int(rng.integers(n))
         values[victim] *= 1 - fault
-        found += f"n{victim + 1}" in hosts_of(judge_nodes(speeds_of(values)))
-    assert 0.84 <= found / 250 <= 0.97
+        num_found += f"n{victim + 1}" in hosts_of(judge_nodes(speeds_of(values)))
+    assert 0.84 <= num_found / 250 <= 0.97
 
 
 def test_gains_are_the_next_slowest_over_the_slowest():
     values = [94.0, 97.0, *([100.0] * 4 + [100.5, 99.5]) * 5]
     exact = Lasting(1.0, 1.0, 1.0, 0.0, 9.0, "exactly known")
-    one, two, *_ = gains(speeds_of(values), exact)
-    assert one.hosts == ("n1",) and one.value == pytest.approx(97 / 94 - 1)
-    assert (one.low, one.high) == (pytest.approx(one.value), pytest.approx(one.value))
+    first, two, *_ = gains(speeds_of(values), exact)
+    assert first.hosts == ("n1",) and first.value == pytest.approx(97 / 94 - 1)
+    assert (first.low, first.high) == (pytest.approx(first.value), pytest.approx(first.value))
     assert two.hosts == ("n1", "n2") and two.value == pytest.approx(99.5 / 94 - 1)
 
 
 def test_gains_know_of_the_luck_of_the_measurement():
     half = Lasting(0.5, 0.3, 0.7, 0.003, 9.0, "half luck")
-    found = gains(speeds_of(healthy(64)), half, num_flagged=3)
-    assert [len(one.hosts) for one in found] == [1, 2, 3, 4, 8]
-    assert all(0 <= one.low <= one.value <= one.high for one in found)
+    lucky = gains(speeds_of(healthy(64)), half, num_flagged=3)
+    assert [len(gain.hosts) for gain in lucky] == [1, 2, 3, 4, 8]
+    assert all(0 <= gain.low <= gain.value <= gain.high for gain in lucky)
     exact = gains(speeds_of(healthy(64)), Lasting(1.0, 1.0, 1.0, 0.0, 9.0, ""))
-    assert all(a.value < b.value for a, b in zip(found[:2], exact, strict=False))
+    assert all(a.value < b.value for a, b in zip(lucky[:2], exact, strict=False))
 
 
 def test_replacing_node_020_alone_gives_next_to_nothing(reference_data: Path):

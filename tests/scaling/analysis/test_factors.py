@@ -17,7 +17,7 @@ from tests.scaling.analysis.lambda_values import alone, group, published
 
 def factors_of(reference_data: Path, model: str, nodes: int) -> SizeFactors:
     analysis = analyse(published(reference_data, model).measured)
-    return next(one for one in analysis.sizes if one.nodes == nodes)
+    return next(size for size in analysis.sizes if size.nodes == nodes)
 
 
 @pytest.mark.parametrize(
@@ -36,30 +36,32 @@ def test_the_naive_split_of_the_published_values(
     straggler: float,
     communication: float,
 ):
-    found = factors_of(reference_data, model, nodes)
-    assert found.naive_straggler is not None and found.naive_communication is not None
-    assert round(100 * found.efficiency.value, 2) == efficiency
-    assert round(100 * found.naive_straggler, 2) == straggler
-    assert round(100 * found.naive_communication, 2) == communication
+    factors = factors_of(reference_data, model, nodes)
+    assert factors.naive_straggler is not None and factors.naive_communication is not None
+    assert round(100 * factors.efficiency.value, 2) == efficiency
+    assert round(100 * factors.naive_straggler, 2) == straggler
+    assert round(100 * factors.naive_communication, 2) == communication
 
 
 def test_the_factors_give_the_efficiency_exactly(reference_data: Path):
     analysis = analyse(published(reference_data, "opt-13b").measured)
-    for one in analysis.sizes[1:]:
-        assert one.straggler and one.communication
-        assert one.straggler.value * one.communication.value == pytest.approx(one.efficiency.value)
-        naive = (one.naive_straggler or 0) * (one.naive_communication or 0)
-        assert naive == pytest.approx(one.efficiency.value)
+    for size in analysis.sizes[1:]:
+        assert size.straggler and size.communication
+        assert size.straggler.value * size.communication.value == pytest.approx(
+            size.efficiency.value
+        )
+        naive = (size.naive_straggler or 0) * (size.naive_communication or 0)
+        assert naive == pytest.approx(size.efficiency.value)
 
 
 def test_the_correction_takes_the_slowest_of_many_nearer_to_the_median(reference_data: Path):
-    found = factors_of(reference_data, "opt-13b", 64)
-    assert found.straggler and found.straggler.low and found.straggler.high
-    assert found.naive_straggler is not None
-    assert found.naive_straggler < found.straggler.value < 0.992
-    assert found.straggler.low < found.naive_straggler
-    assert found.efficiency.low and found.efficiency.high
-    assert 0.98 < found.efficiency.low < found.efficiency.value < found.efficiency.high < 0.99
+    factors = factors_of(reference_data, "opt-13b", 64)
+    assert factors.straggler and factors.straggler.low and factors.straggler.high
+    assert factors.naive_straggler is not None
+    assert factors.naive_straggler < factors.straggler.value < 0.992
+    assert factors.straggler.low < factors.naive_straggler
+    assert factors.efficiency.low and factors.efficiency.high
+    assert 0.98 < factors.efficiency.low < factors.efficiency.value < factors.efficiency.high < 0.99
 
 
 def test_the_base_is_the_median_node_and_a_value_apart_is_not_mixed_in(reference_data: Path):

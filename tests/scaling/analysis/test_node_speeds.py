@@ -25,8 +25,8 @@ def test_groups_and_failures_are_no_single_node_values():
 def test_the_common_scatter_is_the_standard_deviation_of_one_measurement():
     rng = np.random.default_rng(1)
     for repeats in (2, 3, 5):
-        found = {f"n{n}": list(100 * np.exp(rng.normal(0, 0.004, repeats))) for n in range(4000)}
-        assert common_scatter(found) == pytest.approx(0.004, rel=0.06)
+        values = {f"n{n}": list(100 * np.exp(rng.normal(0, 0.004, repeats))) for n in range(4000)}
+        assert common_scatter(values) == pytest.approx(0.004, rel=0.06)
 
 
 def test_one_noisy_node_does_not_hide_slow_ones_behind_its_scatter():
@@ -34,7 +34,7 @@ def test_one_noisy_node_does_not_hide_slow_ones_behind_its_scatter():
     rounds = [100 * np.exp(rng.normal(0, 0.002, 20)) for _ in range(4)]
     for number, values in enumerate(rounds):
         values[7] *= (1.0, 0.9, 1.0, 0.92)[number]
-    speeds = node_speeds([one for values in rounds for one in alone(values.tolist())])
+    speeds = node_speeds([group for values in rounds for group in alone(values.tolist())])
     assert speeds is not None and speeds.common_scatter is not None
     assert speeds.noisy_hosts == {"n8"}
     assert speeds.common_scatter < 0.004
@@ -49,13 +49,13 @@ def test_without_repeats_no_error_is_claimed():
 
 def test_the_hostfile_with_the_most_hosts_counts_and_the_other_is_told():
     apart = [GroupThroughput(("n1",), 90.0, "1node")]
-    kept, left = main_series(
-        [*apart, *(GroupThroughput((f"n{at}",), 100.0, "all") for at in (1, 2, 3))]
-    )
-    assert [one.series for one in kept] == ["all"] * 3 and left == apart
+    kept, left = main_series([*apart, *(GroupThroughput((f"n{at}",), 100.0, "all") for at in (1, 2, 3))])
+    assert [group.series for group in kept] == ["all"] * 3 and left == apart
 
 
 def test_follow_ups_are_no_fair_sample_of_their_size():
-    found = [group("n1 n2", 200), group("n1 n3", 150, "second pass"), group("n3", None)]
-    assert {size: len(groups) for size, groups in by_size(found).items()} == {2: 1}
-    assert {size: len(groups) for size, groups in by_size(found, planned=False).items()} == {2: 2}
+    measured = [group("n1 n2", 200), group("n1 n3", 150, "second pass"), group("n3", None)]
+    assert {size: len(groups) for size, groups in by_size(measured).items()} == {2: 1}
+    assert {size: len(groups) for size, groups in by_size(measured, planned=False).items()} == {
+        2: 2
+    }

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 
 
-def told(cluster: SimulatedCluster, how: Split = "contiguous", rounds: int = 1) -> str:
+def sentences_on(cluster: SimulatedCluster, how: Split = "contiguous", rounds: int = 1) -> str:
     analysis, notes = simulate(cluster, SIZES, how, rounds)
     return "\n".join(scale_result(analysis, notes).sentences)
 
@@ -36,7 +36,7 @@ def test_a_slow_node_is_named_confirmed_and_priced(how: Split):
 def test_a_healthy_cluster_blames_nobody_and_asks_for_nothing_more():
     analysis, notes = simulate(SimulatedCluster(64), SIZES)
     assert analysis.flagged == () and analysis.searches == () and notes == []
-    assert all(one.purpose == "plan" for one in analysis.measured)
+    assert all(group.purpose == "plan" for group in analysis.measured)
 
 
 @pytest.mark.parametrize("how", ["contiguous", "topology"])
@@ -44,11 +44,11 @@ def test_a_slow_uplink_is_found_by_bisection(how: Split):
     analysis, _ = simulate(SimulatedCluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
     behind = tuple(f"node-{at:04d}" for at in range(17, 33))
     assert analysis.flagged == ()
-    assert [one.sides for one in analysis.searches] == [(behind,)]
+    assert [search.sides for search in analysis.searches] == [(behind,)]
 
 
 def test_a_noisy_node_is_called_noisy():
-    words = told(SimulatedCluster(64, (Fault("noisy", 9, 0.1),), seed=3), rounds=4)
+    words = sentences_on(SimulatedCluster(64, (Fault("noisy", 9, 0.1),), seed=3), rounds=4)
     assert "node-0009 is noisy: its repeats scatter by" in words
     assert "what noisy nodes cost changes from run to run: node-0009" in words
 

@@ -29,37 +29,39 @@ def verdict(cluster: SimulatedCluster, rounds: int = 1) -> Lasting | NotSeparabl
 
 
 def many(rounds: int, n: int = 12) -> list[Lasting]:
-    found = [
+    verdicts = [
         verdict(SimulatedCluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
         for seed in range(n)
     ]
-    return [one for one in found if isinstance(one, Lasting)]
+    return [verdict_ for verdict_ in verdicts if isinstance(verdict_, Lasting)]
 
 
 def test_the_slope_on_the_slowest_member_tells_the_reliability_without_repeats():
-    found = many(rounds=1, n=30)
-    assert len(found) >= 25
+    estimates = many(rounds=1, n=30)
+    assert len(estimates) >= 25
     # Groups meet fresh luck, which flattens the slope a little.
-    mean = float(np.mean([one.reliability for one in found]))
+    mean = float(np.mean([lasting.reliability for lasting in estimates]))
     assert RELIABILITY - 0.15 < mean < RELIABILITY + 0.05
-    assert np.mean([one.low <= RELIABILITY <= one.high for one in found]) >= 0.85
-    assert all("slope" in one.how for one in found)
+    assert np.mean([lasting.low <= RELIABILITY <= lasting.high for lasting in estimates]) >= 0.85
+    assert all("slope" in lasting.how for lasting in estimates)
 
 
 def test_repeats_tell_it_more_closely():
-    found = many(rounds=4)
-    assert len(found) == 12
+    estimates = many(rounds=4)
+    assert len(estimates) == 12
     # Four repeats, of which the median counts: the error of that is 0.63 of one measurement's.
     expected = TAU**2 / (TAU**2 + (1.2533 * SIGMA / 2) ** 2)
-    assert np.mean([one.reliability for one in found]) == pytest.approx(expected, abs=0.05)
-    assert all("single-node values of 64 nodes" in one.how for one in found)
+    assert np.mean([lasting.reliability for lasting in estimates]) == pytest.approx(
+        expected, abs=0.05
+    )
+    assert all("single-node values of 64 nodes" in lasting.how for lasting in estimates)
 
 
 def test_nodes_that_differ_by_luck_alone_have_no_straggler():
     claims = [
         verdict(SimulatedCluster(64, node_spread=0.0, seed=seed), rounds=2) for seed in range(20)
     ]
-    assert sum(isinstance(one, Lasting) for one in claims) <= 1
+    assert sum(isinstance(claim, Lasting) for claim in claims) <= 1
     assert isinstance(claims[0], NotSeparable) and "repeats of one node" in claims[0].why
 
 
@@ -72,13 +74,18 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
     ]
     speeds = node_speeds(singles)
     assert speeds is not None
-    found = lasting_differences(speeds, by_size([*singles, *pairs]))
-    assert isinstance(found, NotSeparable) and "do not follow their slowest member" in found.why
+    verdict_ = lasting_differences(speeds, by_size([*singles, *pairs]))
+    assert (
+        isinstance(verdict_, NotSeparable) and "do not follow their slowest member" in verdict_.why
+    )
     # Repeats that prove lasting differences do not make the groups wait for anybody.
     repeated = node_speeds(
         [
             *singles,
-            *(replace(one, samples_per_s=(one.samples_per_s or 0) * 1.0001) for one in singles),
+            *(
+                replace(group, samples_per_s=(group.samples_per_s or 0) * 1.0001)
+                for group in singles
+            ),
         ]
     )
     assert repeated is not None
@@ -105,5 +112,5 @@ def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
 def test_too_little_is_said_to_be_too_little(measured: list[GroupThroughput], why: str):
     speeds = node_speeds(measured)
     assert speeds is not None
-    found = lasting_differences(speeds, by_size(measured))
-    assert isinstance(found, NotSeparable) and why in found.why
+    verdict_ = lasting_differences(speeds, by_size(measured))
+    assert isinstance(verdict_, NotSeparable) and why in verdict_.why

@@ -25,12 +25,12 @@ def test_each_suspect_meets_two_proven_nodes_and_controls_run_beside_it():
     blame = blame_of()
     proven = set(proven_hosts(blame))
     first, second = second_pass(blame)
-    for one in (first, second):
-        used = [host for pair in one for host in pair]
+    for round_ in (first, second):
+        used = [host for pair in round_ for host in pair]
         assert len(used) == len(set(used))
-        assert [pair[0] for pair in one[:2]] == ["n2", "n1"]
-        assert {host for pair in one for host in pair} - proven == {"n1", "n2"}
-        assert len(one) == 6
+        assert [pair[0] for pair in round_[:2]] == ["n2", "n1"]
+        assert {host for pair in round_ for host in pair} - proven == {"n1", "n2"}
+        assert len(round_) == 6
     assert {pair[1] for pair in first[:2]}.isdisjoint({pair[1] for pair in second[:2]})
 
 
@@ -41,8 +41,8 @@ def test_there_is_no_second_pass_without_suspects_or_without_proven_nodes():
 
 def pairs(first: float, second: float) -> list[GroupThroughput]:
     controls = [group(f"n{at} n{at + 1}", 200.0) for at in range(5, 13, 2)]
-    own = [group("n2 n3", first, "second pass"), group("n2 n4", second, "second pass")]
-    return [*controls, *own]
+    suspects = [group("n2 n3", first, "second pass"), group("n2 n4", second, "second pass")]
+    return [*controls, *suspects]
 
 
 def test_a_suspect_is_confirmed_when_it_slows_every_partner():
@@ -58,21 +58,24 @@ def test_it_is_cleared_when_one_partner_is_not_slowed():
 
 def test_planned_pairs_do_not_confirm_but_serve_as_controls():
     planned = [group("n2 n3", 189.0), group("n5 n6", 200.0)]
-    assert [one.confirmed for one in confirmations(blame_of(), planned)] == [None, None]
+    unjudged = confirmations(blame_of(), planned)
+    assert [confirmation.confirmed for confirmation in unjudged] == [None, None]
 
 
 MISSED = [62.2, 111.7, 111.4, 111.2, 100.6, 99.4, 97.8, 97.2]
 """Three fast nodes of eight widen the spread: n1, 38 % below the median, has z -3.6."""
 
 
-def with_pairs(own: list[float], controls: list[float], values: list[float] = MISSED) -> Analysis:
+def with_pairs(
+    suspect_losses: list[float], controls: list[float], values: list[float] = MISSED
+) -> Analysis:
     """The second pass of n1 with these losses of its pairs and of the controls."""
     first = analyse(alone(values))
     step = next_groups(first)
     assert step is not None and step[0] == "second pass"
     losses = iter(controls)
     measured = list(first.measured)
-    for loss, round_ in zip(own, step[1], strict=False):
+    for loss, round_ in zip(suspect_losses, step[1], strict=False):
         assert round_[0][0] == "n1"
         measured += [group(" ".join(round_[0]), 200 * (1 - loss), "second pass")]
         measured += [
@@ -93,7 +96,7 @@ def test_a_node_that_a_wide_spread_hides_is_suspected_and_its_pairs_flag_it():
     assert [node.host for node in analysis.flagged] == ["n1"] and analysis.suspected == ()
     result = scale_result(analysis)
     assert result.flagged == ("n1",)
-    assert [(one.host, one.confirmed) for one in result.suspects] == [("n1", True)]
+    assert [(suspect.host, suspect.confirmed) for suspect in result.suspects] == [("n1", True)]
     assert result.suspects[0].pair_loss == pytest.approx(0.37)
     words = "\n".join(result.sentences)
     assert "n1 is 37.80 % below the median node (z -3.6, one value), and its pairs" in words
@@ -122,8 +125,8 @@ def test_a_suspected_node_is_not_flagged_when(
     assert analysis.flagged == () and [node.host for node in analysis.suspected] == ["n1"]
     result = scale_result(analysis)
     assert result.flagged == () and result.suspects[0].confirmed is confirmed
-    told = "\n".join(result.sentences)
-    assert words in told and told.count("n1 was 37.80 % below the median node") == 1
+    text = "\n".join(result.sentences)
+    assert words in text and text.count("n1 was 37.80 % below the median node") == 1
 
 
 def test_flagged_nodes_go_first_where_there_are_too_few_proven_ones_for_all():
@@ -133,7 +136,7 @@ def test_flagged_nodes_go_first_where_there_are_too_few_proven_ones_for_all():
     assert [node.host for node in blame.suspected] == ["n2"]
     assert [pair[0] for pair in second_pass(blame)[0][:2]] == ["n1", "n2"]
     few = Blame((*blame.flagged, *blame.suspected, blame.nodes[5]), None)
-    assert [[pair[0] for pair in one] for one in second_pass(few)] == [["n1"], ["n1"]]
+    assert [[pair[0] for pair in round_] for round_ in second_pass(few)] == [["n1"], ["n1"]]
 
 
 def test_nobody_is_suspected_by_a_reference_or_for_less_than_one_per_cent():
@@ -155,13 +158,13 @@ def test_what_the_second_pass_lacks_is_asked_for_and_what_failed_is_not_asked_ag
     first = analyse(alone(VALUES))
     step = next_groups(first)
     assert step is not None
-    one, two = step[1]
-    done = [group(" ".join(pair), 200.0, "second pass") for pair in one]
+    first_round, second_round = step[1]
+    done = [group(" ".join(pair), 200.0, "second pass") for pair in first_round]
     again = next_groups(analyse([*first.measured, *done]))
-    assert again == ("second pass", [two])
-    failed = [group(" ".join(pair), None, "second pass") for pair in two]
+    assert again == ("second pass", [second_round])
+    failed = [group(" ".join(pair), None, "second pass") for pair in second_round]
     assert next_groups(analyse([*first.measured, *done, *failed])) is None
-    assert next_groups(first, {*one, *two}) is None
+    assert next_groups(first, {*first_round, *second_round}) is None
 
 
 def test_pairs_do_not_clear_a_node_that_its_own_history_says_should_be_faster():
@@ -172,17 +175,20 @@ def test_pairs_do_not_clear_a_node_that_its_own_history_says_should_be_faster():
     blame = judge_nodes(speeds, history=history)
     assert {node.host for node in blame.flagged} == {"n1", "n2"}
 
-    def told(slower: float) -> dict[str, bool | None]:
-        own = [group(f"n1 n{at}", 200.0, "second pass") for at in (3, 4)]
-        own += [group(f"n2 n{at}", slower, "second pass") for at in (4, 3)]
+    def confirmed(slower: float) -> dict[str, bool | None]:
+        suspects = [group(f"n1 n{at}", 200.0, "second pass") for at in (3, 4)]
+        suspects += [group(f"n2 n{at}", slower, "second pass") for at in (4, 3)]
         controls = [group(f"n{at} n{at + 1}", 200.0) for at in (5, 7, 9)]
-        return {one.host: one.confirmed for one in confirmations(blame, [*own, *controls])}
+        return {
+            confirmation.host: confirmation.confirmed
+            for confirmation in confirmations(blame, [*suspects, *controls])
+        }
 
-    assert told(2 * 86.0) == {"n1": None, "n2": True}
-    assert told(2 * 90.0) == {"n1": None, "n2": False}
+    assert confirmed(2 * 86.0) == {"n1": None, "n2": True}
+    assert confirmed(2 * 90.0) == {"n1": None, "n2": False}
 
 
 def test_halves_of_a_slow_group_are_no_controls():
     halves = [group(f"n{at} n{at + 1}", 150.0, "bisection") for at in range(5, 17, 2)]
-    found = confirmations(blame_of(), [*halves, *pairs(189.0, 188.0)])[0]
-    assert found.confirmed and round(found.loss or 0.0, 4) == 0.0575
+    confirmation = confirmations(blame_of(), [*halves, *pairs(189.0, 188.0)])[0]
+    assert confirmation.confirmed and round(confirmation.loss or 0.0, 4) == 0.0575

@@ -15,14 +15,14 @@ from paceline.scaling.analysis.result import ScaleResult
 from tests.scaling.analysis.lambda_values import alone, group, published
 
 
-def told(
+def sentences_on(
     measured: list[GroupThroughput] | tuple[GroupThroughput, ...], judging: Judging | None = None
 ) -> str:
     return "\n".join(scale_result(analyse(measured, judging)).sentences)
 
 
 def test_opt_13b_has_no_single_culprit(reference_data: Path):
-    words = told(published(reference_data, "opt-13b").measured)
+    words = sentences_on(published(reference_data, "opt-13b").measured)
     assert words.startswith("64 nodes reach 98.58 % (98.35 to 98.81) of 64 times the median node")
     assert "No node is flagged" in words
     assert "No single replacement helps: replacing ml-512-node-020 alone gives +0.04 %" in words
@@ -32,7 +32,7 @@ def test_opt_13b_has_no_single_culprit(reference_data: Path):
 
 
 def test_opt_350m_claims_no_straggler(reference_data: Path):
-    words = told(published(reference_data, "opt-350m").measured)
+    words = sentences_on(published(reference_data, "opt-350m").measured)
     assert "not separable: groups do not follow their slowest member" in words
     assert "No node is held to account for the loss of 1.80 %" in words
     assert "replacing" not in words.lower()
@@ -76,14 +76,14 @@ def test_the_json_has_the_agreed_form(reference_data: Path):
 
 
 def test_few_nodes_are_too_few():
-    words = told([*alone([100.0, 80.0]), group("n1 n2", 158.0)])
+    words = sentences_on([*alone([100.0, 80.0]), group("n1 n2", 158.0)])
     assert "Too few to judge: 2 nodes measured alone, 8 are needed" in words
     assert "Smallest fault" not in words
 
 
 def test_a_reference_is_named_with_how_far_the_median_is_from_it():
     judging = Judging(reference=HealthySpeed(100.0))
-    words = told([*alone([99.0, 95.0]), group("n1 n2", 188.0)], judging)
+    words = sentences_on([*alone([99.0, 95.0]), group("n1 n2", 188.0)], judging)
     assert "The median node reaches 97.00 % of the reference, 100 samples/s." in words
     assert (
         "n2 is 5.00 % below the reference (by the margin alone: low confidence, one value)" in words
@@ -92,17 +92,17 @@ def test_a_reference_is_named_with_how_far_the_median_is_from_it():
 
 
 def test_only_one_size_says_nothing_of_scaling():
-    assert "scaling takes larger ones too" in told(alone([100.0] * 9))
+    assert "scaling takes larger ones too" in sentences_on(alone([100.0] * 9))
 
 
 def test_failures_are_told_by_host():
-    words = told([*alone([100.0 + at for at in range(8)]), group("n9", None)])
+    words = sentences_on([*alone([100.0 + at for at in range(8)]), group("n9", None)])
     assert "1 of 9 sub-clusters have no value: n9." in words
 
 
 def test_many_flagged_nodes_are_not_all_listed():
     values = [100 + 0.1 * (at % 5) for at in range(40)] + [90.0 + at for at in range(8)]
-    words = told(alone(values))
+    words = sentences_on(alone(values))
     assert "2 more nodes are flagged: n[47-48]." in words
     assert words.count("below the median node") == 6
 

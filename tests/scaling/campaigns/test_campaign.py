@@ -54,7 +54,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fleet:
     return made
 
 
-def wanted(hosts: str, sizes: str, **fields: object) -> CampaignRequest:
+def campaign_request(hosts: str, sizes: str, **fields: object) -> CampaignRequest:
     named = tuple(Host(name=name) for name in expand(hosts))
     request = Request("tiny-gpt", device="cpu", where=Where(hosts=named))
     return CampaignRequest(request, sizes, **fields)  # type: ignore[arg-type]
@@ -84,8 +84,8 @@ class Notes:
         self.lost_hosts[slot.name] = why
 
 
-def made(root: Path, asked: CampaignRequest) -> Campaign:
-    return begin(root, with_folder(root, new_campaign(root, asked, ["paceline", "scale"])))
+def made(root: Path, request: CampaignRequest) -> Campaign:
+    return begin(root, with_folder(root, new_campaign(root, request, ["paceline", "scale"])))
 
 
 def made_runner(root: Path, campaign: Campaign, limits: Limits, notes: Notes) -> CampaignRunner:
@@ -105,7 +105,7 @@ def run(
 
 
 def test_every_size_is_measured_and_every_run_is_an_ordinary_one(tmp_path: Path, fleet: Fleet):
-    campaign = made(tmp_path, wanted("node-[1-4]", "1,2,4"))
+    campaign = made(tmp_path, campaign_request("node-[1-4]", "1,2,4"))
     going = run(tmp_path, campaign)
 
     assert [len(hosts) for hosts in fleet.runs] == [1] * 4 + [2] * 2 + [4]
@@ -124,7 +124,7 @@ def test_sub_clusters_of_a_round_run_at_the_same_time_as_many_as_allowed(
     tmp_path: Path, fleet: Fleet
 ):
     fleet.run_s = 0.6
-    campaign = made(tmp_path, wanted("node-[1-4]", "1"))
+    campaign = made(tmp_path, campaign_request("node-[1-4]", "1"))
     going = run(tmp_path, campaign, Limits(max_parallel=2))
     spans = sorted((t.started_unix or 0, t.ended_unix or 0) for t in going.trials.values())
     at_once = [sum(s <= start < e for s, e in spans) for start, _ in spans]
@@ -132,7 +132,7 @@ def test_sub_clusters_of_a_round_run_at_the_same_time_as_many_as_allowed(
 
 
 def test_what_is_finished_is_not_run_again_and_what_is_missing_is(tmp_path: Path, fleet: Fleet):
-    campaign = made(tmp_path, wanted("node-[1-4]", "1,2"))
+    campaign = made(tmp_path, campaign_request("node-[1-4]", "1,2"))
     notes = Notes()
     notes.on_end = lambda _: notes.stop.set() if len(notes.results) == 4 else None  # type: ignore[attr-defined]
     run(tmp_path, campaign, Limits(max_parallel=1), notes)
@@ -147,7 +147,7 @@ def test_what_is_finished_is_not_run_again_and_what_is_missing_is(tmp_path: Path
 
 def test_a_stop_ends_what_runs_and_starts_nothing_more(tmp_path: Path, fleet: Fleet):
     fleet.run_s = 60
-    campaign = made(tmp_path, wanted("node-[1-3]", "1,3"))
+    campaign = made(tmp_path, campaign_request("node-[1-3]", "1,3"))
     going = made_runner(tmp_path, campaign, Limits(), Notes())
     thread = Thread(target=going.run)
     thread.start()
@@ -162,7 +162,7 @@ def test_a_stop_ends_what_runs_and_starts_nothing_more(tmp_path: Path, fleet: Fl
 
 
 def test_a_run_of_another_configuration_does_not_count(tmp_path: Path, fleet: Fleet):
-    campaign = made(tmp_path, wanted("node-[1-2]", "1"))
+    campaign = made(tmp_path, campaign_request("node-[1-2]", "1"))
     run(tmp_path, campaign)
     for folder in run_folders(tmp_path)[:1]:
         record = json.loads((folder / "run.json").read_text())
@@ -175,7 +175,7 @@ def test_a_run_of_another_configuration_does_not_count(tmp_path: Path, fleet: Fl
 def test_a_host_that_is_down_is_a_result_with_a_cause_and_taken_out(tmp_path: Path, fleet: Fleet):
     fleet.down = {"node-3"}
     notes = Notes()
-    campaign = made(tmp_path, wanted("node-[1-5]", "1,2,5"))
+    campaign = made(tmp_path, campaign_request("node-[1-5]", "1,2,5"))
     going = run(tmp_path, campaign, notes=notes)
 
     failed = [t for t in going.trials.values() if not t.ok]
@@ -189,7 +189,7 @@ def test_a_host_that_is_down_is_a_result_with_a_cause_and_taken_out(tmp_path: Pa
 
 def test_the_partners_of_a_host_that_dies_work_together_instead(tmp_path: Path, fleet: Fleet):
     fleet.dying = {"node-2"}
-    going = run(tmp_path, made(tmp_path, wanted("node-[1-5]", "2")))
+    going = run(tmp_path, made(tmp_path, campaign_request("node-[1-5]", "2")))
     good = {t.hosts for t in going.trials.values() if t.ok}
     assert ("node-3", "node-4") in good
     assert any("node-1" in hosts or "node-5" in hosts for hosts in good)
@@ -198,13 +198,13 @@ def test_the_partners_of_a_host_that_dies_work_together_instead(tmp_path: Path, 
 
 def test_nothing_goes_on_when_nothing_works(tmp_path: Path, fleet: Fleet):
     fleet.broken = "out of luck"
-    going = run(tmp_path, made(tmp_path, wanted("node-[1-2]", "1,2")))
+    going = run(tmp_path, made(tmp_path, campaign_request("node-[1-2]", "1,2")))
     assert len(fleet.runs) == 2
     assert going.halted and "out of luck" in going.halted
 
 
 def test_when_every_host_is_at_fault_at_once_none_is_taken_out(tmp_path: Path, fleet: Fleet):
-    campaign = made(tmp_path, wanted("node-[1-2]", "1,2"))
+    campaign = made(tmp_path, campaign_request("node-[1-2]", "1,2"))
     run(tmp_path, campaign)
     (folder,) = [f for f in run_folders(tmp_path) if "2xcpu" in f.name]
     shutil.rmtree(folder)
@@ -218,9 +218,9 @@ def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
     tmp_path: Path, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "paceline.machines.slurm", fleet)
-    asked = wanted("node-[1-2]", "1,2", repeats=2)
-    where = replace(asked.request.where, allocation="7", launcher="slurm")
-    campaign = made(tmp_path, replace(asked, request=replace(asked.request, where=where)))
+    request = campaign_request("node-[1-2]", "1,2", repeats=2)
+    where = replace(request.request.where, allocation="7", launcher="slurm")
+    campaign = made(tmp_path, replace(request, request=replace(request.request, where=where)))
     fleet.broken = "the allocation ended"
 
     def ended(job: str) -> tuple[Host, ...]:
@@ -246,7 +246,7 @@ def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
 
 def test_a_resumed_campaign_tries_failed_sub_clusters_again(tmp_path: Path, fleet: Fleet):
     fleet.down = {"node-3"}
-    campaign = made(tmp_path, wanted("node-[1-3]", "1,3"))
+    campaign = made(tmp_path, campaign_request("node-[1-3]", "1,3"))
     run(tmp_path, campaign)
     fleet.down, fleet.runs = set(), []
     going = run(tmp_path, campaign)
@@ -258,7 +258,7 @@ def test_runs_that_are_too_short_for_a_figure_say_so_and_still_do_when_read_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tests.fleet.NUM_STEPS", 3)
-    going = run(tmp_path, made(tmp_path, wanted("node-[1-2]", "1")))
+    going = run(tmp_path, made(tmp_path, campaign_request("node-[1-2]", "1")))
     assert going.halted and "a figure needs at least" in going.halted
     again = known_trials(tmp_path, going.campaign)
     assert again == going.trials
@@ -267,7 +267,7 @@ def test_runs_that_are_too_short_for_a_figure_say_so_and_still_do_when_read_agai
 
 def test_a_slow_node_is_paired_with_proven_ones(tmp_path: Path, fleet: Fleet):
     fleet.slow = {"node-05": 0.10}
-    campaign = made(tmp_path, wanted("node-[01-10]", "1"))
+    campaign = made(tmp_path, campaign_request("node-[01-10]", "1"))
     going = run(tmp_path, campaign, Limits(extra_rounds=4))
     second = [t for t in going.trials.values() if t.purpose == "second pass"]
     partners = {h for t in second if "node-05" in t.hosts for h in t.hosts} - {"node-05"}
@@ -281,46 +281,50 @@ def test_a_slow_node_is_paired_with_proven_ones(tmp_path: Path, fleet: Fleet):
 
 def test_no_more_extra_rounds_run_than_allowed(tmp_path: Path, fleet: Fleet):
     fleet.slow = {"node-05": 0.10}
-    going = run(tmp_path, made(tmp_path, wanted("node-[01-10]", "1")), Limits(extra_rounds=1))
-    assert [one.purpose for one in going.campaign.plan] == ["plan", "second pass"]
-    going = run(tmp_path, made(tmp_path, wanted("node-[01-10]", "1")), Limits(extra_rounds=0))
-    assert [one.purpose for one in going.campaign.plan] == ["plan"]
+    going = run(
+        tmp_path, made(tmp_path, campaign_request("node-[01-10]", "1")), Limits(extra_rounds=1)
+    )
+    assert [round_.purpose for round_ in going.campaign.plan] == ["plan", "second pass"]
+    going = run(
+        tmp_path, made(tmp_path, campaign_request("node-[01-10]", "1")), Limits(extra_rounds=0)
+    )
+    assert [round_.purpose for round_ in going.campaign.plan] == ["plan"]
 
 
 def test_a_second_pass_that_was_cut_short_is_gone_on_with_and_none_is_planned_twice(
     tmp_path: Path, fleet: Fleet
 ):
     fleet.slow = {"node-05": 0.10}
-    campaign = made(tmp_path, wanted("node-[01-10]", "1"))
+    campaign = made(tmp_path, campaign_request("node-[01-10]", "1"))
     run(tmp_path, campaign, Limits(extra_rounds=1))
     going = run(tmp_path, resumed_campaign(tmp_path, campaign.name))
-    rounds = [one for one in going.campaign.plan if one.purpose == "second pass"]
-    partners = {host for one in rounds for host in one.groups[0]} - {"node-05"}
+    rounds = [round_ for round_ in going.campaign.plan if round_.purpose == "second pass"]
+    partners = {host for round_ in rounds for host in round_.groups[0]} - {"node-05"}
     assert len(rounds) == len(partners) == 2
 
-    other = made(tmp_path, replace(wanted("node-[01-10]", "1"), name="dying"))
+    other = made(tmp_path, replace(campaign_request("node-[01-10]", "1"), name="dying"))
     run(tmp_path, other, Limits(extra_rounds=0))
     fleet.dying = partners
     going = run(tmp_path, resumed_campaign(tmp_path, "dying"))
-    assert [one.purpose for one in going.campaign.plan].count("second pass") == 2
+    assert [round_.purpose for round_ in going.campaign.plan].count("second pass") == 2
 
 
 def test_a_group_that_is_slow_without_a_slow_node_is_halved(tmp_path: Path, fleet: Fleet):
     fleet.behind = {f"node-{n}" for n in range(1, 5)}
-    going = run(tmp_path, made(tmp_path, wanted("node-[1-8]", "1,2,8")))
+    going = run(tmp_path, made(tmp_path, campaign_request("node-[1-8]", "1,2,8")))
     halves = [t for t in going.trials.values() if t.purpose == "bisection"]
     assert {t.hosts for t in halves} == {
         tuple(f"node-{n}" for n in numbers) for numbers in (range(1, 5), range(5, 9))
     }
     assert {t.global_batch for t in halves} == {4 * BATCH} and all(t.ok for t in halves)
     analysis = campaign_analysis(going.campaign, going.trials.values(), going.judging)
-    assert any("between node-[1-4] and node-[5-8]" in said for said in sentences(analysis))
+    assert any("between node-[1-4] and node-[5-8]" in sentence for sentence in sentences(analysis))
 
 
 def test_what_is_left_is_told_with_a_time(tmp_path: Path, fleet: Fleet):
     fleet.run_s = 0.3
     notes = Notes()
-    run(tmp_path, made(tmp_path, wanted("node-[1-4]", "1,2")), notes=notes)
+    run(tmp_path, made(tmp_path, campaign_request("node-[1-4]", "1,2")), notes=notes)
     left = [(remaining.trials, remaining.rounds) for _, _, remaining in notes.rounds]
     assert left == [(6, 2), (2, 1)]
     assert notes.rounds[0][2].seconds is None and 0.2 < (notes.rounds[1][2].seconds or 0) < 10

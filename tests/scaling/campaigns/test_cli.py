@@ -120,9 +120,9 @@ def test_interrupts_end_everything_and_what_was_finished_stays(tmp_path: Path):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 4, errors
     assert "Traceback" not in errors and "finished runs are kept" in errors
-    told = json.loads(output)
-    assert told["interrupted"] and told["missing"] == 3
-    assert told["resume"].startswith("paceline scale --resume ")
+    document = json.loads(output)
+    assert document["interrupted"] and document["missing"] == 3
+    assert document["resume"].startswith("paceline scale --resume ")
     assert sorted(r["status"] for r in records(tmp_path)) == ["cancelled"] * 2 + ["ok"] * 4
 
     again = start(tmp_path, 0.0, "scale", "--resume", "last", "--json")

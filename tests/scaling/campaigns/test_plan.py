@@ -25,7 +25,7 @@ from paceline.scaling.campaigns.sub_cluster import known_trials
 from paceline.scaling.campaigns.topology import read_topology
 from tests.machines.slurm.slurm_stand_ins import put
 from tests.runs.series_example import make_finished
-from tests.scaling.campaigns.test_campaign import made, wanted
+from tests.scaling.campaigns.test_campaign import campaign_request, made
 from tests.scaling.fleet import Fleet
 
 
@@ -36,9 +36,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "paceline.machines.ssh", Fleet())
 
 
-def planned(asked: CampaignRequest, *overrides: str, recipe: str = "tiny-gpt") -> Campaign:
-    request = replace(asked.request, recipe=recipe, overrides=overrides)
-    return new_campaign(Path("none"), replace(asked, request=request), [])
+def planned(
+    campaign_options: CampaignRequest, *overrides: str, recipe: str = "tiny-gpt"
+) -> Campaign:
+    request = replace(campaign_options.request, recipe=recipe, overrides=overrides)
+    return new_campaign(Path("none"), replace(campaign_options, request=request), [])
 
 
 def batches(campaign: Campaign) -> list[int]:
@@ -91,7 +93,7 @@ def test_a_recipe_that_does_not_say_enough_is_refused(
 
 
 def test_points_below_one_node_come_first_and_use_a_part_of_the_devices():
-    campaign = planned(wanted("a,b", "1,2", devices_per_node=(2, 1)))
+    campaign = planned(campaign_request("a,b", "1,2", devices_per_node=(2, 1)))
     assert [(p.nodes, p.devices_per_node) for p in campaign.points] == [(1, 1), (1, 2), (2, 2)]
     assert batches(campaign) == [8, 16, 32]
     assert campaign.spec(("b",), 1).cluster.devices_per_node == 1
@@ -99,8 +101,8 @@ def test_points_below_one_node_come_first_and_use_a_part_of_the_devices():
 
 def test_a_size_that_no_point_has_gets_the_batch_of_its_kind():
     weak, strong = (
-        planned(wanted("a,b,c,d", "1,4")),
-        planned(wanted("a,b,c,d", "1,4"), recipe="gpt-1b3-tiny"),
+        planned(campaign_request("a,b,c,d", "1,4")),
+        planned(campaign_request("a,b,c,d", "1,4"), recipe="gpt-1b3-tiny"),
     )
     assert weak.spec(("a", "b"), 1).training.global_batch == 16
     assert strong.spec(("a", "b"), 1).training.global_batch == 16
@@ -108,21 +110,23 @@ def test_a_size_that_no_point_has_gets_the_batch_of_its_kind():
 
 
 def test_every_host_has_a_place_in_each_size_and_repeats_go_back_again():
-    campaign = planned(wanted("node-[1-5]", "1,2", repeats=2))
-    assert [one.nodes for one in campaign.plan] == [1, 2, 2, 2, 2, 1]
-    assert [one.number for one in campaign.plan] == [1, 2, 3, 4, 5, 6]
-    pairs = [one for one in campaign.plan if one.nodes == 2 and one.repeat == 1]
+    campaign = planned(campaign_request("node-[1-5]", "1,2", repeats=2))
+    assert [round_.nodes for round_ in campaign.plan] == [1, 2, 2, 2, 2, 1]
+    assert [round_.number for round_ in campaign.plan] == [1, 2, 3, 4, 5, 6]
+    pairs = [round_ for round_ in campaign.plan if round_.nodes == 2 and round_.repeat == 1]
     assert pairs[0].left_over == ("node-5",) and pairs[1].made_up
-    assert {host for one in pairs for group in one.groups for host in group} == set(campaign.hosts)
+    assert {host for round_ in pairs for group in round_.groups for host in group} == set(
+        campaign.hosts
+    )
 
 
 def test_the_same_campaign_has_the_same_key_and_any_other_another():
-    base = wanted("a,b", "1,2")
+    base = campaign_request("a,b", "1,2")
     key = planned(base).key
     assert planned(base).key == key
     others = [
-        planned(wanted("a,c", "1,2")),
-        planned(wanted("a,b", "1")),
+        planned(campaign_request("a,c", "1,2")),
+        planned(campaign_request("a,b", "1")),
         planned(base, "steps=7"),
         planned(replace(base, repeats=2)),
         planned(replace(base, split="random", seed=1)),
@@ -132,7 +136,10 @@ def test_the_same_campaign_has_the_same_key_and_any_other_another():
 
 
 def test_a_campaign_has_a_folder_of_its_own_and_is_found_again(tmp_path: Path):
-    first, second = made(tmp_path, wanted("a,b", "1")), made(tmp_path, wanted("a,b", "1"))
+    first, second = (
+        made(tmp_path, campaign_request("a,b", "1")),
+        made(tmp_path, campaign_request("a,b", "1")),
+    )
     assert first.name != second.name and first.key == second.key
     assert twins(tmp_path, second) == [first.name]
     assert read_campaign(tmp_path, first.name) == first
@@ -145,24 +152,24 @@ def test_a_campaign_has_a_folder_of_its_own_and_is_found_again(tmp_path: Path):
 
 
 def test_a_name_is_gone_on_with_and_never_taken_for_something_else(tmp_path: Path):
-    asked = wanted("a,b", "1", name="night")
-    first = made(tmp_path, asked)
-    assert first.name == "night" and made(tmp_path, asked) == first
+    request = campaign_request("a,b", "1", name="night")
+    first = made(tmp_path, request)
+    assert first.name == "night" and made(tmp_path, request) == first
     with pytest.raises(UserError, match="measures something else"):
-        new_campaign(tmp_path, replace(asked, sizes="2"), [])
+        new_campaign(tmp_path, replace(request, sizes="2"), [])
     for bad in ("last", "a/b", "../x", "a b", ""):
         with pytest.raises(UserError, match="cannot name a campaign"):
-            new_campaign(tmp_path, replace(asked, name=bad), [])
+            new_campaign(tmp_path, replace(request, name=bad), [])
     (tmp_path / "checks" / "2026-01-01-check").mkdir(parents=True)
     with pytest.raises(UserError, match="--name checks: is a folder of something else"):
-        new_campaign(tmp_path, replace(asked, name="checks"), [])
+        new_campaign(tmp_path, replace(request, name="checks"), [])
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "lock").touch()
-    assert new_campaign(tmp_path, replace(asked, name="begun"), []).name == "begun"
+    assert new_campaign(tmp_path, replace(request, name="begun"), []).name == "begun"
 
 
 def test_rounds_that_were_added_are_not_lost_when_it_goes_on(tmp_path: Path):
-    campaign = made(tmp_path, wanted("a,b", "1"))
+    campaign = made(tmp_path, campaign_request("a,b", "1"))
     extra = campaign.plan[0].model_copy(update={"number": 2, "purpose": "bisection"})
     begin(tmp_path, campaign.model_copy(update={"plan": campaign.plan}))
     longer = campaign.model_copy(update={"plan": (*campaign.plan, extra)})
@@ -171,9 +178,9 @@ def test_rounds_that_were_added_are_not_lost_when_it_goes_on(tmp_path: Path):
 
 
 def test_this_machine_alone_has_points_below_one_node():
-    asked = wanted("a", "1", devices_per_node=(1, 2))
-    where = replace(asked.request.where, hosts=(), launcher="local")
-    campaign = planned(replace(asked, request=replace(asked.request, where=where)))
+    request = campaign_request("a", "1", devices_per_node=(1, 2))
+    where = replace(request.request.where, hosts=(), launcher="local")
+    campaign = planned(replace(request, request=replace(request.request, where=where)))
     assert len(campaign.hosts) == 1 and batches(campaign) == [8, 16]
     assert campaign.spec(campaign.hosts, 2).cluster.hosts == ()
 
@@ -197,7 +204,7 @@ def test_a_line_that_names_no_switch_is_refused_with_its_number(tmp_path: Path):
     file.write_text("node1 left\nnode2\n")
     with pytest.raises(UserError, match=r"topology:2: is no host and its switch"):
         read_topology(file)
-    campaign = wanted("node[1-2]", "1", split="topology", topology=tmp_path / "none")
+    campaign = campaign_request("node[1-2]", "1", split="topology", topology=tmp_path / "none")
     with pytest.raises(UserError, match="cannot be read"):
         planned(campaign)
 
@@ -205,7 +212,7 @@ def test_a_line_that_names_no_switch_is_refused_with_its_number(tmp_path: Path):
 def test_devices_that_no_point_has_are_an_error_and_such_runs_are_none_of_the_campaign(
     tmp_path: Path,
 ):
-    campaign = made(tmp_path, wanted("node-[1-2]", "1"))
+    campaign = made(tmp_path, campaign_request("node-[1-2]", "1"))
     with pytest.raises(UserError, match="measures nothing on 7 devices a node; allowed: 1"):
         campaign.spec(("node-1",), 7)
     cluster = campaign.points[0].spec.cluster.model_copy(update={"devices_per_node": 7})
@@ -236,7 +243,7 @@ def test_slurm_is_taken_when_its_controller_answers_and_not_for_its_commands(
 def test_jobs_that_a_dead_controller_left_are_cancelled_when_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    campaign = made(tmp_path, wanted("node-[1-2]", "1"))
+    campaign = made(tmp_path, campaign_request("node-[1-2]", "1"))
     trial = Trial(campaign=campaign.name, round=1, purpose="plan", hosts=("node-1",))
     spec = campaign.spec(("node-1",), campaign.whole_node)
     gone = this_controller().model_copy(update={"boot_id": "another boot"})

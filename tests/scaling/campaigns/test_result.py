@@ -23,7 +23,7 @@ from paceline.scaling.campaigns.result import (
 from paceline.scaling.campaigns.rounds import Remaining
 from paceline.scaling.campaigns.sub_cluster import TrialResult
 from paceline.scaling.tables import measured_table, read_rows
-from tests.scaling.campaigns.test_plan import planned, quick, wanted
+from tests.scaling.campaigns.test_plan import campaign_request, planned, quick
 
 __all__ = ["quick"]
 
@@ -55,7 +55,7 @@ TRIALS = [
 
 @pytest.fixture
 def campaign() -> Campaign:
-    return planned(wanted("a,b,c", "1,2", devices_per_node=(1, 2)))
+    return planned(campaign_request("a,b,c", "1,2", devices_per_node=(1, 2)))
 
 
 def result(campaign: Campaign, trials: list[TrialResult], **fields: object) -> CampaignResult:
@@ -71,7 +71,7 @@ def result(campaign: Campaign, trials: list[TrialResult], **fields: object) -> C
 
 
 def test_the_contracts_fields_stand_beside_those_of_the_campaign(campaign: Campaign):
-    told = result(campaign, TRIALS).model_dump(mode="json")
+    document = result(campaign, TRIALS).model_dump(mode="json")
     assert {
         "base",
         "scaling",
@@ -85,10 +85,10 @@ def test_the_contracts_fields_stand_beside_those_of_the_campaign(campaign: Campa
         "lost",
         "missing",
         "resume",
-    } <= told.keys()
-    assert told["base"]["value"] == 100 and told["scaling"] == "weak"
-    assert [(size["nodes"], size["n"]) for size in told["sizes"]] == [(1, 2), (2, 1)]
-    assert told["sizes"][1]["efficiency"] == pytest.approx(0.95)
+    } <= document.keys()
+    assert document["base"]["value"] == 100 and document["scaling"] == "weak"
+    assert [(size["nodes"], size["n"]) for size in document["sizes"]] == [(1, 2), (2, 1)]
+    assert document["sizes"][1]["efficiency"] == pytest.approx(0.95)
 
 
 def test_a_part_of_a_node_is_held_against_its_share_of_the_node(campaign: Campaign):
@@ -98,11 +98,11 @@ def test_a_part_of_a_node_is_held_against_its_share_of_the_node(campaign: Campai
 
 
 def test_causes_lost_hosts_and_left_over_ones_are_sentences(campaign: Campaign):
-    told = " ".join(result(campaign, TRIALS).sentences)
-    assert "No value of c: c: does not answer." in told
-    assert "Taken out of what followed: c." in told
-    assert "Without partners in 1 round because of that: b." in told
-    assert "Groups of 2 do not use up all hosts: c had no place in one round" in told
+    text = " ".join(result(campaign, TRIALS).sentences)
+    assert "No value of c: c: does not answer." in text
+    assert "Taken out of what followed: c." in text
+    assert "Without partners in 1 round because of that: b." in text
+    assert "Groups of 2 do not use up all hosts: c had no place in one round" in text
 
 
 def test_the_short_table_is_lambdas():
@@ -116,12 +116,12 @@ def test_the_short_table_is_lambdas():
 
 
 def test_both_tables_can_be_analysed_again(tmp_path: Path):
-    whole = [one for one in TRIALS if one.devices_per_node == 2]
+    whole = [trial for trial in TRIALS if trial.devices_per_node == 2]
     for name, text in (("short", lambda_csv(TRIALS, 2)), ("long", trials_csv(whole, "weak"))):
         (tmp_path / name).write_text(text)
-        found = measured_table(read_rows(tmp_path / name), name)
-        assert [(one.hosts, one.samples_per_s) for one in found.measured] == [
-            (one.hosts, one.samples_per_s) for one in whole
+        table = measured_table(read_rows(tmp_path / name), name)
+        assert [(group.hosts, group.samples_per_s) for group in table.measured] == [
+            (trial.hosts, trial.samples_per_s) for trial in whole
         ]
 
 

@@ -93,8 +93,8 @@ def test_a_host_that_differs_from_most_is_worth_a_look():
     odd = Reading("n3", facts(kernel="5.4"))
     report = checked([*readings, odd])
     assert [host.verdict for host in report.hosts] == ["fit", "fit", "fit", "look"]
-    told = " ".join(report.hosts[3].remarks)
-    assert "kernel 5.4 here, 6.1 on 3 of 4 hosts" in told
+    remarks = " ".join(report.hosts[3].remarks)
+    assert "kernel 5.4 here, 6.1 on 3 of 4 hosts" in remarks
 
 
 def test_a_host_that_lost_a_gpu_is_drained():

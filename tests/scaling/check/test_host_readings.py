@@ -54,20 +54,20 @@ def test_each_host_has_its_blocks_as_repeats():
 
 
 def test_the_slowest_device_counts_and_the_best_partner():
-    told = [
+    lines = [
         *(line("rate", 0, what="gemm", value=v, rates=[v]) for v in (5.0, 3.0)),
         *(line("collective", 0, bus_bytes_per_s=v) for v in (8.0, 7.0)),
         *(line("pair", 0, partner=1, bus_bytes_per_s=v) for v in (2.0, 2.5)),
         *(line("pair", 0, partner=2, bus_bytes_per_s=v) for v in (1.0, 1.0)),
         *[line("end", 0)] * 2,
     ]
-    reading = host_readings(cluster(ranks=2, nodes=1), told, None)[0]
+    reading = host_readings(cluster(ranks=2, nodes=1), lines, None)[0]
     assert reading.rates == {"gemm": [3.0], "collective": [7.0], "pair": [4.5]}
 
 
 def test_slurm_orders_its_hosts_itself():
-    told = [*whole(0, "n1"), *whole(1, "n0")]
-    assert [r.host for r in host_readings(cluster("slurm"), told, None)] == ["n1", "n0"]
+    lines = [*whole(0, "n1"), *whole(1, "n0")]
+    assert [r.host for r in host_readings(cluster("slurm"), lines, None)] == ["n1", "n0"]
     silent = host_readings(cluster("slurm"), whole(0, "n1"), None)
     assert [r.host for r in silent] == ["n1", "n0"] and silent[1].faults
 
@@ -91,11 +91,11 @@ def test_a_host_that_ended_early_is_at_fault_with_the_launchers_reason(
 
 
 def test_a_part_that_failed_is_a_fault_of_the_host_or_of_the_pair():
-    told = [
+    lines = [
         *whole(0, "a"),
         line("fault", 0, part="memory", reason="no room"),
         line("fault", 0, part="pair with node 1", reason="timed out"),
     ]
-    first = host_readings(cluster(), told, None)[0]
+    first = host_readings(cluster(), lines, None)[0]
     assert first.faults == ("memory failed: no room",)
     assert first.remarks == ("pair with n1 failed: timed out",)

@@ -49,9 +49,9 @@ def test_a_job_that_waits_too_long_is_cancelled_with_the_queues_reason():
     job = Queued(looks=10_000)
     with pytest.raises(
         IncompleteError, match=r"within 0.3 s: job 7 waits .* Resources; --wait"
-    ) as told:
+    ) as error:
         _watched(job, 0.3)
-    assert job.stopped and told.value.exit_code == EXIT_INCOMPLETE
+    assert job.stopped and error.value.exit_code == EXIT_INCOMPLETE
 
 
 def test_a_job_that_begins_in_time_goes_on():
