@@ -50,8 +50,8 @@ class Conversion:
 class Peaks:
     """The peaks of both sides in FLOP/s; None, on both sides, is not known."""
 
-    given: float | None
-    wanted: float | None
+    published: float | None
+    target: float | None
 
 
 def convert(
@@ -65,7 +65,7 @@ def convert(
     before, after = _flops(published, x, "--from"), _flops(target, x, "--to")
     rate = figure.value
     if figure.kind == "mfu":
-        if peaks.given is None:
+        if peaks.published is None:
             share = _possible(figure.value * after / before)
             return Conversion(
                 _side(published, x, before, None, None, figure.value),
@@ -73,17 +73,17 @@ def convert(
                 after / before,
                 ("the same peak is taken on both sides; without it there is no FLOP/s",),
             )
-        rate = figure.value * peaks.given
+        rate = figure.value * peaks.published
     converted = rate * after / before
-    share_before, share_after = rates.mfu(rate, peaks.given), rates.mfu(converted, peaks.wanted)
+    share_before, share_after = rates.mfu(rate, peaks.published), rates.mfu(converted, peaks.target)
     ratio = (
         share_after / share_before
         if figure.kind == "mfu" and share_before and share_after
         else after / before
     )
     return Conversion(
-        _side(published, x, before, peaks.given, rate, share_before),
-        _side(target, x, after, peaks.wanted, converted, _possible(share_after)),
+        _side(published, x, before, peaks.published, rate, share_before),
+        _side(target, x, after, peaks.target, converted, _possible(share_after)),
         ratio,
         (),
     )
@@ -95,13 +95,13 @@ def from_step_time(
     """FLOP/s of a device, and MFU, of a step of `batch` sequences on `devices` devices."""
     flops = _flops(target, x, "--to")
     rate = rates.flops_per_s_per_device(flops * x.seq_len, batch, step_time_s, devices)
-    share = _possible(rates.mfu(rate, peaks.wanted))
-    side = _side(target, x, flops, peaks.wanted, rate, share)
+    share = _possible(rates.mfu(rate, peaks.target))
+    side = _side(target, x, flops, peaks.target, rate, share)
     return Conversion(side, side, 1.0, ())
 
 
 def peaks_of(
-    device: str | None, dtype: Dtype | None, given: float | None, wanted: float | None
+    device: str | None, dtype: Dtype | None, published: float | None, target: float | None
 ) -> Peaks:
     """The stated peaks, else those of the device's data sheet.
 
@@ -110,20 +110,23 @@ def peaks_of(
     """
     if device is None:
         return Peaks(
-            given if given is not None else wanted, wanted if wanted is not None else given
+            published if published is not None else target,
+            target if target is not None else published,
         )
     entry = catalog.device(device)
     dense = entry.peak_flops_per_s(dtype or "bf16")
-    if dense is None and (given is None or wanted is None):
+    if dense is None and (published is None or target is None):
         allowed = ", ".join(entry.peaks) or "a device with a data-sheet peak"
         raise UserError(f"{entry.name} in {dtype or 'bf16'}", "has no known peak", allowed=allowed)
-    if wanted is not None and dense and abs(wanted / (2 * dense) - 1) < 0.005:
+    if target is not None and dense and abs(target / (2 * dense) - 1) < 0.005:
         raise UserError(
             "--peak",
             f"is the sparse peak of {entry.name}, which training does not reach",
             allowed=f"the dense {dense / 1e12:.10g}TFLOP/s",
         )
-    return Peaks(given if given is not None else dense, wanted if wanted is not None else dense)
+    return Peaks(
+        published if published is not None else dense, target if target is not None else dense
+    )
 
 
 def _flops(name: str, x: FlopsInput, option: str) -> float:

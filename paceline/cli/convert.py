@@ -27,10 +27,10 @@ def convert(
     model: Annotated[
         str, typer.Option("--model", help="A recipe whose model was trained, by name or file.")
     ],
-    given: Annotated[
+    published: Annotated[
         str | None, typer.Option("--from", help="The convention in which it was published.")
     ] = None,
-    wanted: Annotated[str, typer.Option("--to", help="The convention wanted.")] = "causal",
+    target: Annotated[str, typer.Option("--to", help="The convention wanted.")] = "causal",
     seq_len: Annotated[
         int | None,
         typer.Option("--seq-len", min=1, help="Tokens a sequence; default the recipe's."),
@@ -75,7 +75,7 @@ def convert(
     quantity = read_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
     peaks = _peaks(device, dtype, from_peak, peak)
-    conversion = _convert(quantity, given, wanted, x, peaks, (global_batch, gpus))
+    conversion = _convert(quantity, published, target, x, peaks, (global_batch, gpus))
     form = TableFormat.json if as_json else form
     if form is TableFormat.text:
         _print_text(figure, quantity, conversion)

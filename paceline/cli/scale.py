@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import campaign_options as own
+from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
-from paceline.cli import options
 from paceline.cli.campaign import Conduct, run_campaign, save_charts
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
@@ -44,7 +43,7 @@ class ScalingWay(StrEnum):
 
 def scale(
     context: typer.Context,
-    recipe: own.Recipe = None,
+    recipe: campaign_options.Recipe = None,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="CSV", help="Analyse results that were measured elsewhere."),
@@ -100,17 +99,17 @@ def scale(
     ] = False,
     where: Where = None,
     variant: options.Variant = None,
-    overrides: own.Overrides = None,
-    gpus_per_node: own.GpusPerNode = None,
+    overrides: campaign_options.Overrides = None,
+    gpus_per_node: campaign_options.GpusPerNode = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
-    repeats: own.Repeats = 1,
-    topology: own.Topology = None,
-    max_parallel: own.MaxParallel = None,
-    extra_rounds: own.ExtraRounds = None,
+    repeats: campaign_options.Repeats = 1,
+    topology: campaign_options.Topology = None,
+    max_parallel: campaign_options.MaxParallel = None,
+    extra_rounds: campaign_options.ExtraRounds = None,
     timeout: options.Timeout = None,
-    name: own.Name = None,
-    resume: own.Resume = None,
+    name: campaign_options.Name = None,
+    resume: campaign_options.Resume = None,
     tag: options.Tag = None,
     dry_run: options.DryRun = False,
     force: options.Force = False,
@@ -145,10 +144,12 @@ def scale(
       paceline scale --simulate --nodes 256 --fault slow=17:5% --fault link=3:4%
     """
     form = TableFormat.json if as_json else form
-    own.refuse_other_modes(recipe, resume, source, simulated)
-    own.refuse_unused(context, "--from" if source else "--simulate" if simulated else None)
+    campaign_options.refuse_other_modes(recipe, resume, source, simulated)
+    campaign_options.refuse_unused(
+        context, "--from" if source else "--simulate" if simulated else None
+    )
     if source is None and not simulated:
-        own.refuse_foreign(fault, where)
+        campaign_options.refuse_foreign(fault, where)
         placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
         request = Request(
             recipe or "",
@@ -165,7 +166,7 @@ def scale(
         campaign_request = CampaignRequest(
             request,
             sizes,
-            own.devices_per_node(gpus_per_node),
+            campaign_options.devices_per_node(gpus_per_node),
             scaling.value if scaling else None,
             split.value,
             topology,

@@ -139,6 +139,7 @@ def _usual(size: int, rest: Mapping[int, Sequence[float]]) -> float | None:
 
 def _scatter(rest: Mapping[int, Sequence[float]]) -> float:
     """1.4826 x median distance of groups from the median of their size, where there are three."""
+    # n / (n - 1): values are nearer to a centre that was taken from themselves.
     distances = [
         abs(value - float(np.median(values))) * (len(values) / (len(values) - 1)) ** 0.5
         for size, values in rest.items()

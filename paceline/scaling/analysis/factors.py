@@ -65,6 +65,7 @@ def size_factors(
     error = luck = 0.0
     if speeds is not None:
         measured = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
+        # The base is a median of n nodes, and its spread is known from a MAD.
         error = MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
         error *= student_t(0.975, MAD_EFFICIENCY * max(1, len(speeds.hosts) - 1))
     if speeds is not None and isinstance(lasting, Lasting):

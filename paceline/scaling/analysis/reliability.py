@@ -140,6 +140,7 @@ def group_slope(
     power = float(x @ x)
     if power <= 0:
         return None
+    # Least squares on centred values: slope = Sxy / Sxx, its error s / sqrt(Sxx).
     value = float(x @ y) / power
     residual = y - value * x
     variance = float(residual @ residual) / max(1, len(x) - len(sizes) - 1)
@@ -171,6 +172,7 @@ def _by_repeats(speeds: NodeSpeeds) -> Lasting | NotSeparable:
         return NotSeparable("nodes differ by no more than the repeats of one node do")
     error = float(np.median(speeds.errors))
     ratio = (max(speeds.spread, 1e-12) / max(error, 1e-12)) ** 2
+    # ratio x (1 - reliability) is distributed as F(between, within).
     low, high = (1 - float(_special().fdtri(between, within, q)) / ratio for q in (0.975, 0.025))
     how = f"{between + 1 + within} single-node values of {between + 1} nodes"
     return Lasting(
