@@ -45,6 +45,7 @@ def test_help_imports_no_verb_and_no_heavy_library(arguments: list[str]):
         "paceline.cli",
         "paceline.cli.verbs",
         "paceline.cli.panels",
+        "paceline.core",
         "paceline.core.errors",
     }
     assert HEAVY & modules == set()

@@ -28,7 +28,7 @@ def verdict(cluster: SimulatedCluster, rounds: int = 1) -> Lasting | NotSeparabl
     return simulate(cluster, SIZES, num_rounds=rounds)[0].lasting
 
 
-def many(rounds: int, n: int = 12) -> list[Lasting]:
+def verdicts_of_seeds(rounds: int, n: int = 12) -> list[Lasting]:
     verdicts = [
         verdict(SimulatedCluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
         for seed in range(n)
@@ -37,7 +37,7 @@ def many(rounds: int, n: int = 12) -> list[Lasting]:
 
 
 def test_the_slope_on_the_slowest_member_tells_the_reliability_without_repeats():
-    estimates = many(rounds=1, n=30)
+    estimates = verdicts_of_seeds(rounds=1, n=30)
     assert len(estimates) >= 25
     # Groups meet fresh luck, which flattens the slope a little.
     mean = float(np.mean([lasting.reliability for lasting in estimates]))
@@ -47,7 +47,7 @@ def test_the_slope_on_the_slowest_member_tells_the_reliability_without_repeats()
 
 
 def test_repeats_tell_it_more_closely():
-    estimates = many(rounds=4)
+    estimates = verdicts_of_seeds(rounds=4)
     assert len(estimates) == 12
     # Four repeats, of which the median counts: the error of that is 0.63 of one measurement's.
     expected = TAU**2 / (TAU**2 + (1.2533 * SIGMA / 2) ** 2)
