@@ -45,9 +45,21 @@ def test_the_reason_is_one_line_on_standard_error(tmp_path: Path):
 
 def test_eight_processes_on_fewer_cores_are_planned_and_told(tmp_path: Path):
     done = paceline(
-        "run", "tiny-llama", "--device", "cpu", "--devices", "8", "--dry-run", "--set", "tp=2",
-        "--set", "pp=2", "--set", "vp=2", runs=tmp_path,
-    )  # fmt: skip
+        "run",
+        "tiny-llama",
+        "--device",
+        "cpu",
+        "--devices",
+        "8",
+        "--dry-run",
+        "--set",
+        "tp=2",
+        "--set",
+        "pp=2",
+        "--set",
+        "vp=2",
+        runs=tmp_path,
+    )
 
     assert done.returncode == 0, done.stderr
     assert "--nproc-per-node=8" in done.stdout

@@ -101,10 +101,16 @@ def _checked(
             f"takes {best.step_time_s:.3g} s on the same nodes"
         )
     return CheckedStage(
-        batch=given.batch, nodes=given.nodes,
-        label=plan.label if plan else "", micro_batch=layout.micro_batch,
-        verdict=_verdict(plan, slower), reasons=tuple(told), plan=plan, best=best, slower=slower,
-    )  # fmt: skip
+        batch=given.batch,
+        nodes=given.nodes,
+        label=plan.label if plan else "",
+        micro_batch=layout.micro_batch,
+        verdict=_verdict(plan, slower),
+        reasons=tuple(told),
+        plan=plan,
+        best=best,
+        slower=slower,
+    )
 
 
 def _plan(here: Setting, given: Given, stage: RampStage, last: StagePlan) -> StagePlan:

@@ -137,10 +137,11 @@ def stages_of(here: Setting, wish: Wish) -> list[RampStage]:
     except ValueError as error:
         raise UserError(f"--stages {','.join(map(str, batches))}", str(error)) from error
     raise UserError(
-        here.recipe.name, "has no ramp-up that says how long a stage lasts",
+        here.recipe.name,
+        "has no ramp-up that says how long a stage lasts",
         remedy="--samples 133000 for each, or --set "
         "'training.ramp_up={start: 32, increment: 32, samples: 2000000}'",
-    )  # fmt: skip
+    )
 
 
 def space_of(here: Setting, wish: Wish) -> Space:
@@ -172,7 +173,7 @@ def options(here: Setting, stage: RampStage, wish: Wish, space: Space) -> list[S
             f"has no layout that fits on up to {wish.most_nodes} nodes of {here.per_node} x "
             f"{here.machine.device.name}",
             remedy="--max-nodes, or another --set layout.zero_stage",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -183,17 +184,27 @@ def stage_plan(here: Setting, stage: RampStage, estimates: StageEstimates) -> St
     mean = stage.samples / stage.steps if stage.samples and stage.steps else stage.batch
     seconds = None if stage.steps is None else stage.steps * step
     return StagePlan(
-        batch=stage.batch, batches=tuple(stage.batches), nodes=estimates.nodes, devices=devices,
-        layout=layout, label=layout.label(devices),
+        batch=stage.batch,
+        batches=tuple(stage.batches),
+        nodes=estimates.nodes,
+        devices=devices,
+        layout=layout,
+        label=layout.label(devices),
         micro_batches=layout.num_microbatches(devices, stage.batch),
-        step_time_s=step, low_s=float(low[0]), high_s=float(high[0]),
-        bubble=float(estimates.bubble[0]), exchange=float(estimates.exchange[0]),
-        memory_bytes=float(estimates.memory_bytes[0]), p_oom=float(estimates.p_oom[0]),
-        tokens_per_s=tokens_per_s(here.spec.training.seq_len, mean, step), efficiency=1.0,
-        samples=stage.samples, steps=stage.steps,
+        step_time_s=step,
+        low_s=float(low[0]),
+        high_s=float(high[0]),
+        bubble=float(estimates.bubble[0]),
+        exchange=float(estimates.exchange[0]),
+        memory_bytes=float(estimates.memory_bytes[0]),
+        p_oom=float(estimates.p_oom[0]),
+        tokens_per_s=tokens_per_s(here.spec.training.seq_len, mean, step),
+        efficiency=1.0,
+        samples=stage.samples,
+        steps=stage.steps,
         device_hours=None if seconds is None else seconds * devices / HOUR_S,
         days=None if seconds is None else seconds / SECONDS_PER_DAY,
-    )  # fmt: skip
+    )
 
 
 def total(values: Sequence[float | None]) -> float | None:

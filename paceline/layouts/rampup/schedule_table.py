@@ -14,9 +14,14 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 
 NAMES = {
-    "nnodes": "nodes", "num_nodes": "nodes", "bs": "batch", "gbs": "batch", "global_batch": "batch",
-    "mbs": "micro_batch", "zero": "zero_stage",
-}  # fmt: skip
+    "nnodes": "nodes",
+    "num_nodes": "nodes",
+    "bs": "batch",
+    "gbs": "batch",
+    "global_batch": "batch",
+    "mbs": "micro_batch",
+    "zero": "zero_stage",
+}
 """Other names of columns, in lower case, words joined by _."""
 NEEDED = ("nodes", "batch")
 AXES = ("micro_batch", "tp", "pp", "cp", "vp", "zero_stage", "recompute")
@@ -64,8 +69,11 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
                 raise UserError(where, f"has {twice[0]} in two columns")
             missing = [name for name in NEEDED if name not in names]
             if missing:
-                raise UserError(where, f"has no column {', '.join(missing)}",
-                                allowed=", ".join((*NEEDED, *AXES)))  # fmt: skip
+                raise UserError(
+                    where,
+                    f"has no column {', '.join(missing)}",
+                    allowed=", ".join((*NEEDED, *AXES)),
+                )
             continue
         if len(cells) != len(names):
             raise UserError(where, f"has {len(cells)} cells under {len(names)} columns")

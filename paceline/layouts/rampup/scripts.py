@@ -53,9 +53,14 @@ def _stage_script(chain: Chain, number: int) -> str:
     stage = chain.plan.stages[number]
     steps, limit_s = _length(chain, number)
     job = Job(
-        name=_tag(chain, stage), python="", program=(), nodes=stage.nodes,
-        devices_per_node=chain.here.per_node, timeout_s=limit_s, cluster=_cluster(chain, stage),
-    )  # fmt: skip
+        name=_tag(chain, stage),
+        python="",
+        program=(),
+        nodes=stage.nodes,
+        devices_per_node=chain.here.per_node,
+        timeout_s=limit_s,
+        cluster=_cluster(chain, stage),
+    )
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {option}" for option in batch_options(job)),
@@ -126,9 +131,12 @@ def _cluster(chain: Chain, stage: StagePlan) -> Cluster:
     if chain.cluster is not None:
         return chain.cluster.model_copy(update={"nodes": stage.nodes, "hosts": ()})
     return Cluster(
-        name="slurm", device=chain.plan.device, nodes=stage.nodes,
-        devices_per_node=chain.here.per_node, launcher="slurm",
-    )  # fmt: skip
+        name="slurm",
+        device=chain.plan.device,
+        nodes=stage.nodes,
+        devices_per_node=chain.here.per_node,
+        launcher="slurm",
+    )
 
 
 def _tag(chain: Chain, stage: StagePlan) -> str:

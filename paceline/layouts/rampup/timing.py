@@ -95,9 +95,10 @@ class StageEstimates:
     def pick(self, rows: NDArray[np.int64]) -> StageEstimates:
         """Some of the layouts."""
         return replace(
-            self, layouts=[self.layouts[row] for row in rows],
+            self,
+            layouts=[self.layouts[row] for row in rows],
             batches=tuple(one.pick(rows) for one in self.batches),
-        )  # fmt: skip
+        )
 
     def followed(self) -> StageEstimates:
         """The same with pipelines followed pass by pass."""
@@ -153,9 +154,14 @@ def problems(here: Setting, layout: Layout, batch: int, nodes: int) -> list[str]
         return found
     compiled = spec.training.compile != "none"
     return native_problems(
-        layout, spec.model, devices, batch,
-        dtype=spec.training.dtype, device="cuda", compiled=compiled,
-    )  # fmt: skip
+        layout,
+        spec.model,
+        devices,
+        batch,
+        dtype=spec.training.dtype,
+        device="cuda",
+        compiled=compiled,
+    )
 
 
 def timed(here: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int) -> StageEstimates:
@@ -166,7 +172,8 @@ def timed(here: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int
         here.on(nodes, stage.batches[-1]), here.machine, here.evidence, layouts, here.software
     )
     return StageEstimates(
-        layouts, nodes,
+        layouts,
+        nodes,
         weights=tuple(count / sum(steps) for count in steps),
         batches=tuple(largest.at_batch(batch) for batch in stage.batches),
-    )  # fmt: skip
+    )

@@ -44,9 +44,11 @@ def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
     """
     experts = shape.num_experts if shape.kind == "decoder" else 1
     axes = product(
-        _powers(space.most_tp), _stages(shape, devices), _powers(space.most_cp),
+        _powers(space.most_tp),
+        _stages(shape, devices),
+        _powers(space.most_cp),
         _powers(min(space.most_ep, experts)),
-    )  # fmt: skip
+    )
     for tp, (pp, vp), cp, ep in axes:
         if devices % (tp * pp * cp):
             continue
@@ -55,9 +57,17 @@ def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
             space.micro_batches, space.zero_stages, space.recompute, schedules
         ):
             yield Layout(
-                tp=tp, pp=pp, cp=cp, vp=vp, ep=ep, zero_stage=zero, micro_batch=micro,
-                recompute=recompute, schedule=schedule, sequence_parallel=tp > 1 and shape.kind == "decoder",
-            )  # fmt: skip
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                vp=vp,
+                ep=ep,
+                zero_stage=zero,
+                micro_batch=micro,
+                recompute=recompute,
+                schedule=schedule,
+                sequence_parallel=tp > 1 and shape.kind == "decoder",
+            )
 
 
 def feasible(
@@ -70,9 +80,15 @@ def feasible(
     for layout in candidates(shape, devices, space):
         # Whether sizes divide does not depend on recomputation, and rules on few of the axes.
         key = (
-            layout.tp, layout.pp, layout.cp, layout.vp, layout.micro_batch, layout.zero_stage,
-            layout.schedule, layout.ep,
-        )  # fmt: skip
+            layout.tp,
+            layout.pp,
+            layout.cp,
+            layout.vp,
+            layout.micro_batch,
+            layout.zero_stage,
+            layout.schedule,
+            layout.ep,
+        )
         if key not in fits:
             micro_batches = layout.num_microbatches(devices, global_batch)
             fits[key] = micro_batches <= MOST_MICRO_BATCHES and not layout_problems(

@@ -25,15 +25,19 @@ def sweep_rows(result: SweepResult) -> Iterator[dict[str, Any]]:
         plain = row.model_dump(exclude={"settings", "layout", "prediction", "runs"}, mode="json")
         expected = row.prediction
         yield {
-            **plain, **layout, **row.settings, "label": row.label,
+            **plain,
+            **layout,
+            **row.settings,
+            "label": row.label,
             "predicted_s": expected and expected.step_time_s,
             "predicted_low_s": expected and expected.low_s,
             "predicted_high_s": expected and expected.high_s,
             "predicted_memory_bytes": expected and expected.memory_bytes,
             "p_oom": expected and expected.p_oom,
             "prediction_error": row.prediction_error,
-            "runs": " ".join(row.runs), "notes": notes(row),
-        }  # fmt: skip
+            "runs": " ".join(row.runs),
+            "notes": notes(row),
+        }
 
 
 LAYOUT_FIELDS = ("tp", "pp", "cp", "vp", "zero_stage", "micro_batch", "recompute")
@@ -62,11 +66,16 @@ def _risk(row: SweepRow) -> str:
 def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     """Tokens/s over memory, the front joined by a line; None when fewer than two rows have both."""
     points = [
-        {"memory": row.memory_bytes / GIB, "speed": row.tokens_per_s, "label": row.label,
-         "pareto": row.pareto, "best": row.best}
+        {
+            "memory": row.memory_bytes / GIB,
+            "speed": row.tokens_per_s,
+            "label": row.label,
+            "pareto": row.pareto,
+            "best": row.best,
+        }
         for row in result.rows
         if row.ok and row.memory_bytes is not None
-    ]  # fmt: skip
+    ]
     if len(points) < 2:
         return None
     x = alt.X(
@@ -76,17 +85,27 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     )
     y = alt.Y("speed:Q", title="tokens/s", scale=alt.Scale(zero=False, padding=14))
     front = [one for one in points if one["pareto"]]
-    line = alt.Chart(alt.Data(values=front), name="front").mark_line(
-        interpolate="step-after", color=look.palette.warmup, strokeDash=[4, 3]
-    ).encode(x=x, y=y)  # fmt: skip
-    dots = alt.Chart(alt.Data(values=points), name="layouts").mark_circle(opacity=1, size=60).encode(
-        x=x, y=y,
-        color=alt.condition(
-            alt.datum["pareto"], alt.value(look.palette.accent), alt.value(look.palette.steady)
-        ),
-        tooltip=[alt.Tooltip("label:N"), alt.Tooltip("speed:Q", title="tokens/s", format=",.0f"),
-                 alt.Tooltip("memory:Q", title="GiB", format=".2f")],
-    )  # fmt: skip
+    line = (
+        alt.Chart(alt.Data(values=front), name="front")
+        .mark_line(interpolate="step-after", color=look.palette.warmup, strokeDash=[4, 3])
+        .encode(x=x, y=y)
+    )
+    dots = (
+        alt.Chart(alt.Data(values=points), name="layouts")
+        .mark_circle(opacity=1, size=60)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.condition(
+                alt.datum["pareto"], alt.value(look.palette.accent), alt.value(look.palette.steady)
+            ),
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("speed:Q", title="tokens/s", format=",.0f"),
+                alt.Tooltip("memory:Q", title="GiB", format=".2f"),
+            ],
+        )
+    )
     names = (
         alt.Chart(alt.Data(values=front), name="names")
         .mark_text(color=look.palette.accent, align="left", dx=8, dy=-8)
@@ -101,8 +120,11 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
 def memory_note(result: SweepResult) -> str:
     """Of what the memory is, as the rows say it."""
     kinds = dict.fromkeys(row.memory_kind for row in result.rows if row.memory_kind)
-    words = {"device_used": "in use on the device", "reserved": "reserved by the allocator",
-             "resident": "resident set of the process"}  # fmt: skip
+    words = {
+        "device_used": "in use on the device",
+        "reserved": "reserved by the allocator",
+        "resident": "resident set of the process",
+    }
     said = " or ".join(words.get(kind, kind) for kind in kinds)
     return f"Memory: peak {said}, largest rank." if said else ""
 

@@ -97,9 +97,13 @@ def split_list(text: str) -> list[str]:
 def _check(found: Iterable[Dimension]) -> None:
     sizes = [len(one.values) for one in found]
     if not sizes or max(sizes) < 2:
-        raise UserError("paceline sweep", "is told nothing to vary",
-                        allowed=f"lists for {', '.join(f'--{name}' for name in SHORT)} or --set",
-                        remedy="for example --tp 1,2 --mbs 1,2,4")  # fmt: skip
+        raise UserError(
+            "paceline sweep",
+            "is told nothing to vary",
+            allowed=f"lists for {', '.join(f'--{name}' for name in SHORT)} or --set",
+            remedy="for example --tp 1,2 --mbs 1,2,4",
+        )
     if prod(sizes) > MOST:
-        raise UserError("paceline sweep", f"asks for {prod(sizes):,} combinations",
-                        allowed=f"at most {MOST:,}")  # fmt: skip
+        raise UserError(
+            "paceline sweep", f"asks for {prod(sizes):,} combinations", allowed=f"at most {MOST:,}"
+        )

@@ -41,13 +41,18 @@ def shown_columns(result: SweepResult) -> list[Shown]:
     columns.append(Shown("recompute", "recompute", is_number=False))
     further = [name for name in result.dimensions if name not in FIXED]
     columns += [Shown(name, name.rpartition(".")[2]) for name in further]
-    columns += [Shown("step_time_s", "s/iteration", _number),
-                Shown("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}"),
-                Shown("tflops", "TFLOP/s", _number), Shown("memory", "memory GiB")]  # fmt: skip
+    columns += [
+        Shown("step_time_s", "s/iteration", _number),
+        Shown("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}"),
+        Shown("tflops", "TFLOP/s", _number),
+        Shown("memory", "memory GiB"),
+    ]
     if any(row.prediction for row in result.rows):
-        columns += [Shown("predicted_s", "predicted s", _number),
-                    Shown("prediction_error", "error", lambda e: f"{100 * e:+.1f} %"),
-                    Shown("predicted_memory", "predicted GiB")]  # fmt: skip
+        columns += [
+            Shown("predicted_s", "predicted s", _number),
+            Shown("prediction_error", "error", lambda e: f"{100 * e:+.1f} %"),
+            Shown("predicted_memory", "predicted GiB"),
+        ]
     return [*columns, Shown("notes", "notes", is_number=False)]
 
 
@@ -102,11 +107,16 @@ def sweep_charts(result: SweepResult, look: Look) -> dict[str, alt.LayerChart]:
 def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     """Predicted over measured step time with the 80 % intervals; None without any prediction."""
     points = [
-        {"measured": row.step_time_s, "predicted": row.prediction.step_time_s,
-         "low": row.prediction.low_s, "high": row.prediction.high_s, "label": row.label}
+        {
+            "measured": row.step_time_s,
+            "predicted": row.prediction.step_time_s,
+            "low": row.prediction.low_s,
+            "high": row.prediction.high_s,
+            "label": row.label,
+        }
         for row in result.rows
         if row.ok and row.step_time_s and row.prediction
-    ]  # fmt: skip
+    ]
     if not points:
         return None
     every = [
@@ -115,22 +125,30 @@ def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     scale = alt.Scale(type="log", domain=[0.9 * min(every), 1.1 * max(every)], nice=False)
     x = alt.X("measured:Q", title="measured (s a step)", scale=scale)
     ends = [{"at": 0.9 * min(every)}, {"at": 1.1 * max(every)}]
-    equal = alt.Chart(alt.Data(values=ends), name="equal").mark_line(
-        color=look.palette.warmup, strokeDash=[4, 3]
-    ).encode(x=alt.X("at:Q", scale=scale), y=alt.Y("at:Q", scale=scale))  # fmt: skip
+    equal = (
+        alt.Chart(alt.Data(values=ends), name="equal")
+        .mark_line(color=look.palette.warmup, strokeDash=[4, 3])
+        .encode(x=alt.X("at:Q", scale=scale), y=alt.Y("at:Q", scale=scale))
+    )
     data = alt.Data(values=points)
     bars = (
         alt.Chart(data, name="intervals")
         .mark_rule(color=look.palette.steady, opacity=0.5)
         .encode(x=x, y=alt.Y("low:Q", title="predicted (s a step)", scale=scale), y2="high:Q")
     )
-    dots = alt.Chart(data, name="layouts").mark_circle(
-        opacity=1, size=60, color=look.palette.accent
-    ).encode(
-        x=x, y=alt.Y("predicted:Q", scale=scale),
-        tooltip=[alt.Tooltip("label:N"), alt.Tooltip("measured:Q", format=".4g"),
-                 alt.Tooltip("predicted:Q", format=".4g")],
-    )  # fmt: skip
+    dots = (
+        alt.Chart(data, name="layouts")
+        .mark_circle(opacity=1, size=60, color=look.palette.accent)
+        .encode(
+            x=x,
+            y=alt.Y("predicted:Q", scale=scale),
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("measured:Q", format=".4g"),
+                alt.Tooltip("predicted:Q", format=".4g"),
+            ],
+        )
+    )
     note = "Dot: one layout. Bar: 80 % interval of the prediction. Dashed: predicted as measured."
     return finish([equal, bars, dots], look, "Predicted against measured", [note], HEIGHT)
 

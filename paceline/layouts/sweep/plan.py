@@ -97,9 +97,9 @@ def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
     place = divide(request, recipe, inventory(), wanted.nodes_per_trial, wanted.max_parallel)
     request, found = place.request, place.inventory
     request = _on_equal_devices(request, wanted.dimensions, found)
-    choices = _without_twins([
-        _choice(request, settings, found) for settings in combinations(wanted.dimensions)
-    ])  # fmt: skip
+    choices = _without_twins(
+        [_choice(request, settings, found) for settings in combinations(wanted.dimensions)]
+    )
     notices += [*place.notices, *(n for one in choices if one.plan for n in one.plan.notices)]
     choices, unknown = _expected(choices, evidence, wanted.prune)
     notices += unknown
@@ -212,9 +212,13 @@ def _place(one: Choice) -> tuple[float, ...]:
     spec = plan.spec if plan else None
     small = (
         spec.world_size if spec else 0,
-        layout.model_devices, layout.tp, layout.pp, layout.micro_batch, layout.zero_stage,
+        layout.model_devices,
+        layout.tp,
+        layout.pp,
+        layout.micro_batch,
+        layout.zero_stage,
         spec.training.global_batch if spec else 0,
-    )  # fmt: skip
+    )
     if spec is None or expected is None:
         return (kind, *small)
     per_token = expected.step_time_s / (spec.training.global_batch * spec.training.seq_len)
@@ -232,8 +236,11 @@ def _name(wanted: Wanted, recipe: str) -> str:
         parts = filter(None, (recipe, asked.variant, "sweep", digest))
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
     if not _NAME.fullmatch(wanted.name) or wanted.name == "last":
-        raise UserError(f"--name {wanted.name}", "cannot name a sweep",
-                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+        raise UserError(
+            f"--name {wanted.name}",
+            "cannot name a sweep",
+            allowed="letters, digits, . _ and -, but not `last`",
+        )
     return wanted.name
 
 

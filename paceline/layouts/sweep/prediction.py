@@ -32,8 +32,11 @@ def predict(specs: Sequence[RunSpec], evidence: Evidence | None) -> list[Predict
         evidence or evidence_for(cluster.device, dtype, cluster.device_label),
     )
     columns = (
-        estimates.step_time_s, *estimates.interval_s, estimates.memory.device_used, estimates.p_oom
-    )  # fmt: skip
+        estimates.step_time_s,
+        *estimates.interval_s,
+        estimates.memory.device_used,
+        estimates.p_oom,
+    )
     return [
         Prediction(step_time_s=seconds, low_s=low, high_s=high, memory_bytes=used, p_oom=odds)
         for seconds, low, high, used, odds in zip(

@@ -127,13 +127,15 @@ def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
         return tuple(rows)
     best = max(good, key=lambda row: (row.tokens_per_s or 0.0, -(row.memory_bytes or 0.0)))
     return tuple(
-        row.model_copy(update={
-            "best": row is best,
-            "level": row is not best and row.ok and _level(row, best),
-            "pareto": row.ok and _undominated(row, good),
-        })
+        row.model_copy(
+            update={
+                "best": row is best,
+                "level": row is not best and row.ok and _level(row, best),
+                "pareto": row.ok and _undominated(row, good),
+            }
+        )
         for row in rows
-    )  # fmt: skip
+    )
 
 
 def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
@@ -148,8 +150,10 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
     yield counted(rows)
     errors = [abs(log(1 + e)) for row in rows if (e := row.prediction_error) is not None]
     if errors:
-        yield (f"predicted against measured: median error {100 * median(errors):.1f} %, "
-               f"largest {100 * max(errors):.1f} %, {len(errors)} layouts")  # fmt: skip
+        yield (
+            f"predicted against measured: median error {100 * median(errors):.1f} %, "
+            f"largest {100 * max(errors):.1f} %, {len(errors)} layouts"
+        )
 
 
 def counted(rows: Sequence[SweepRow]) -> str:
@@ -165,9 +169,13 @@ def figure_fields(figures: dict[str, Metric]) -> dict[str, float | int | str | N
     """The fields of a row that come from a run's metrics, or from a group's."""
     step = figures.get("step_time_s") or Metric(value=None, unit="s")
     kind, memory = next(
-        ((kind, value) for kind in ("device_used", "reserved", "resident")
-         if (value := _value(figures, f"memory_{kind}_bytes")) is not None), (None, None),
-    )  # fmt: skip
+        (
+            (kind, value)
+            for kind in ("device_used", "reserved", "resident")
+            if (value := _value(figures, f"memory_{kind}_bytes")) is not None
+        ),
+        (None, None),
+    )
     names = (
         "samples_per_s",
         "model_flops_per_s_per_device",
@@ -175,12 +183,16 @@ def figure_fields(figures: dict[str, Metric]) -> dict[str, float | int | str | N
         "mfu",
     )
     return {
-        "step_time_s": step.value, "low_s": step.low, "high_s": step.high,
-        "spread": step.spread, "n": step.n,
+        "step_time_s": step.value,
+        "low_s": step.low,
+        "high_s": step.high,
+        "spread": step.spread,
+        "n": step.n,
         **{name: _value(figures, name) for name in names},
         "tokens_per_s": _value(figures, "padded_tokens_per_s"),
-        "memory_bytes": memory, "memory_kind": kind,
-    }  # fmt: skip
+        "memory_bytes": memory,
+        "memory_kind": kind,
+    }
 
 
 def _value(figures: dict[str, Metric], name: str) -> float | None:

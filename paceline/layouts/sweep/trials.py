@@ -112,20 +112,30 @@ def row_of(trial: Trial) -> SweepRow:
     good = [result for result in trial.results if has_figure(result)]
     figures = dict(good[0].metrics if len(good) == 1 else group_figures(good)) if good else {}
     status, reason = _status(trial)
-    return SweepRow.model_validate({
-        "settings": choice.settings, "status": status, "reason": reason, "layout": choice.layout,
-        "prediction": choice.prediction, "runs": tuple(result.run for result in trial.results),
-        **(_placed(choice.plan) if choice.plan else {}),
-        **(figure_fields(figures) if good else {}),
-    })  # fmt: skip
+    return SweepRow.model_validate(
+        {
+            "settings": choice.settings,
+            "status": status,
+            "reason": reason,
+            "layout": choice.layout,
+            "prediction": choice.prediction,
+            "runs": tuple(result.run for result in trial.results),
+            **(_placed(choice.plan) if choice.plan else {}),
+            **(figure_fields(figures) if good else {}),
+        }
+    )
 
 
 def _placed(plan: Plan) -> Mapping[str, Any]:
     spec = plan.spec
     return {
-        "key": spec.key, "nodes": spec.cluster.nodes, "devices": spec.world_size, "dp": spec.dp,
-        "global_batch": spec.training.global_batch, "seq_len": spec.training.seq_len,
-    }  # fmt: skip
+        "key": spec.key,
+        "nodes": spec.cluster.nodes,
+        "devices": spec.world_size,
+        "dp": spec.dp,
+        "global_batch": spec.training.global_batch,
+        "seq_len": spec.training.seq_len,
+    }
 
 
 def _status(trial: Trial) -> tuple[str, str | None]:

@@ -31,9 +31,19 @@ SURE_OOM = P_OOM_SURE
 MOST = 4000
 """Layouts that a search keeps in sight: the fastest by estimate of those that may fit, then the others."""
 VARIED = (
-    "tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "recompute", "schedule",
-    "sequence_parallel", "dp_shard", "cp_exchange",
-)  # fmt: skip
+    "tp",
+    "pp",
+    "cp",
+    "vp",
+    "ep",
+    "micro_batch",
+    "zero_stage",
+    "recompute",
+    "schedule",
+    "sequence_parallel",
+    "dp_shard",
+    "cp_exchange",
+)
 """Fields of a layout that a candidate sets."""
 
 
@@ -95,8 +105,12 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     found = inventory()
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     if recipe.training.steps < MIN_STEADY:
-        raise UserError(f"{recipe.name}: {recipe.training.steps} steps", "give no trial a figure",
-                        allowed=f"the warm-up and at least {MIN_STEADY} steady ones", remedy="--steps 20")  # fmt: skip
+        raise UserError(
+            f"{recipe.name}: {recipe.training.steps} steps",
+            "give no trial a figure",
+            allowed=f"the warm-up and at least {MIN_STEADY} steady ones",
+            remedy="--steps 20",
+        )
     spec, plan_notices, layouts, refused = _possible(request, recipe, found, space)
     own = recipe.layout if _runs(spec, recipe.layout) else None
     if own is not None and own not in layouts:

@@ -44,17 +44,26 @@ def _measured(spec: RunSpec, found: dict[str, Any], here: Machine) -> Machine | 
     python = spec.cluster.python or sys.executable
     copies = probe_memory(python, "cpu", cores, SECONDS).rows[-1]
     peak = Peak(flops_per_s=best.flops_per_s / ranks, source="measured here")
-    device = here.device.model_copy(update={
-        "peaks": {spec.training.dtype: peak, "bf16": peak, "fp32": peak},
-        "memory_bytes": spec.cluster.device_memory_bytes,
-        "memory_bytes_per_s": copies.bytes_per_s / ranks,
-    })  # fmt: skip
+    device = here.device.model_copy(
+        update={
+            "peaks": {spec.training.dtype: peak, "bf16": peak, "fp32": peak},
+            "memory_bytes": spec.cluster.device_memory_bytes,
+            "memory_bytes_per_s": copies.bytes_per_s / ranks,
+        }
+    )
     link = ALONE_BYTES_PER_S
     if ranks > 1:
         threads = spec.cluster.threads_per_device
         link = probe_collective(python, "cpu", ranks, threads, SECONDS).rows[-1].bus_bytes_per_s
     return replace(
-        here, device=device, generation="cpu", domain=ranks, devices_per_node=ranks,
-        intra_bytes_per_s=link, inter_bytes_per_s=link,
-        notes=("this processor is not calibrated; its rates were measured just now, in a few seconds",),
-    )  # fmt: skip
+        here,
+        device=device,
+        generation="cpu",
+        domain=ranks,
+        devices_per_node=ranks,
+        intra_bytes_per_s=link,
+        inter_bytes_per_s=link,
+        notes=(
+            "this processor is not calibrated; its rates were measured just now, in a few seconds",
+        ),
+    )

@@ -105,14 +105,23 @@ def _best_first(estimates: Estimates) -> NDArray[np.int64]:
 
 def _rows(estimates: Estimates, layouts: Sequence[Layout]) -> tuple[RankedLayout, ...]:
     columns = (
-        estimates.step_time_s, *estimates.interval_s, estimates.memory.device_used,
-        estimates.p_oom, estimates.fits,
-    )  # fmt: skip
+        estimates.step_time_s,
+        *estimates.interval_s,
+        estimates.memory.device_used,
+        estimates.p_oom,
+        estimates.fits,
+    )
     values = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(
         RankedLayout(
-            layout=layout, label=layout.label(int(estimates.x.devices[0])), step_time_s=seconds,
-            low_s=low, high_s=high, memory_bytes=used, p_oom=odds, fits=fits,
+            layout=layout,
+            label=layout.label(int(estimates.x.devices[0])),
+            step_time_s=seconds,
+            low_s=low,
+            high_s=high,
+            memory_bytes=used,
+            p_oom=odds,
+            fits=fits,
         )
         for layout, (seconds, low, high, used, odds, fits) in zip(layouts, values, strict=True)
-    )  # fmt: skip
+    )

@@ -125,9 +125,13 @@ class Search:
     def sight(self, budget: Budget) -> Sight:
         """What a decision rests on."""
         return Sight(
-            self.belief, self.measured, self.open, self.p_oom,
-            {row: len(one.outcomes) for row, one in self.tried.items()}, self.left(budget),
-        )  # fmt: skip
+            self.belief,
+            self.measured,
+            self.open,
+            self.p_oom,
+            {row: len(one.outcomes) for row, one in self.tried.items()},
+            self.left(budget),
+        )
 
     @property
     def hopeful(self) -> Bools:

@@ -39,9 +39,12 @@ def prediction(search: Search, row: int) -> Prediction:
     now = expected(search.belief, row)
     found = search.candidates
     return Prediction(
-        step_time_s=now.step_time_s, low_s=now.low_s, high_s=now.high_s,
-        memory_bytes=float(found.memory_bytes[row]), p_oom=float(search.p_oom[row]),
-    )  # fmt: skip
+        step_time_s=now.step_time_s,
+        low_s=now.low_s,
+        high_s=now.high_s,
+        memory_bytes=float(found.memory_bytes[row]),
+        p_oom=float(search.p_oom[row]),
+    )
 
 
 def expected(belief: Belief, row: int) -> Expected:
@@ -71,16 +74,25 @@ def _row(
     figures = runs.figures(one.row) if runs else None
     last = one.outcomes[-1]
     return TuneRow(
-        number=number, layout=layout, label=label(layout, devices), dp=layout.dp(devices),
-        status="ok" if seconds else last.status, reason=None if seconds else last.reason,
-        step_time_s=seconds, num_runs=sum(o.status != "refused" for o in one.outcomes),
+        number=number,
+        layout=layout,
+        label=label(layout, devices),
+        dp=layout.dp(devices),
+        status="ok" if seconds else last.status,
+        reason=None if seconds else last.reason,
+        step_time_s=seconds,
+        num_runs=sum(o.status != "refused" for o in one.outcomes),
         tokens_per_s=training.global_batch * training.seq_len / seconds if seconds else None,
-        before=expected(search.first, one.row), expected=expected(one.expected, one.row),
+        before=expected(search.first, one.row),
+        expected=expected(one.expected, one.row),
         after=expected(search.belief, one.row),
         memory_bytes=figures.memory_bytes if figures else None,
         memory_kind=figures.memory_kind if figures else None,
-        runs=figures.runs if figures else (), own=one.row == found.own, best=best, level=level,
-    )  # fmt: skip
+        runs=figures.runs if figures else (),
+        own=one.row == found.own,
+        best=best,
+        level=level,
+    )
 
 
 def effects(search: Search) -> tuple[Effect, ...]:
@@ -98,10 +110,14 @@ def effects(search: Search) -> tuple[Effect, ...]:
         seconds = (
             seconds_of(search.measured[row]) if measured else float(np.exp(search.belief.mean[row]))
         )
-        found.append(Effect(
-            setting=_setting(layout, changed[0]), instead_of=_setting(layouts[best], changed[0]),
-            ratio=seconds / base, measured=measured,
-        ))  # fmt: skip
+        found.append(
+            Effect(
+                setting=_setting(layout, changed[0]),
+                instead_of=_setting(layouts[best], changed[0]),
+                ratio=seconds / base,
+                measured=measured,
+            )
+        )
     return tuple(sorted(found, key=lambda one: -abs(log(one.ratio))))
 
 
@@ -124,12 +140,13 @@ def untried(search: Search) -> tuple[Untried, ...]:
     rows = [row for row in np.argsort(belief.mean).tolist() if row not in search.tried]
     return tuple(
         Untried(
-            layout=found.layouts[row], label=label(found.layouts[row], found.spec.world_size),
+            layout=found.layouts[row],
+            label=label(found.layouts[row], found.spec.world_size),
             after=expected(belief, row),
             reason=_why_not(search, row, bool(hopeful[row]), bool(out[row])),
         )
         for row in rows[:MOST_UNTRIED]
-    )  # fmt: skip
+    )
 
 
 def _why_not(search: Search, row: int, hopeful: bool, out: bool) -> str:

@@ -29,10 +29,14 @@ def tuned(request: Request, candidates: Candidates, layout: Layout) -> tuple[Rec
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
     cluster = candidates.spec.cluster
-    found = recipe.model_copy(update={
-        "name": f"{recipe.name}-tuned", "layout": layout, "variants": {},
-        "devices": cluster.devices_per_node if cluster.nodes == 1 else recipe.devices,
-    })  # fmt: skip
+    found = recipe.model_copy(
+        update={
+            "name": f"{recipe.name}-tuned",
+            "layout": layout,
+            "variants": {},
+            "devices": cluster.devices_per_node if cluster.nodes == 1 else recipe.devices,
+        }
+    )
     try:
         resolve(found, cluster, True, None)
     except UserError as error:

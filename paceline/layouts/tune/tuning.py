@@ -91,17 +91,29 @@ class Tuning:
         never = [row not in search.tried for row in range(len(found.layouts))]
         pruned = never & ~found.likely_to_fit
         result = TuneResult(
-            name=self.name, recipe=spec.recipe, variant=spec.variant,
-            device=spec.cluster.device_label or spec.cluster.device, devices=spec.world_size,
-            oversubscribed=self.oversubscribed, budget=str(self.wanted.budget),
-            num_runs=len(search.took_s), took_s=sum(search.took_s), n_layouts=len(found.layouts),
-            n_infeasible=found.num_infeasible, n_pruned=int(pruned.sum()),
+            name=self.name,
+            recipe=spec.recipe,
+            variant=spec.variant,
+            device=spec.cluster.device_label or spec.cluster.device,
+            devices=spec.world_size,
+            oversubscribed=self.oversubscribed,
+            budget=str(self.wanted.budget),
+            num_runs=len(search.took_s),
+            took_s=sum(search.took_s),
+            n_layouts=len(found.layouts),
+            n_infeasible=found.num_infeasible,
+            n_pruned=int(pruned.sum()),
             n_dominated=int((never & search.surely_out).sum()),
             n_hopeful=int(hopeful.sum()),
-            stop=search.stop, rows=rows_of(search, self.runs), effects=effects(search),
-            untried=untried(search), evidence=found.evidence.title,
-            go_on=shlex.join(["paceline", *self.command[1:]]) if search.stop == "interrupted" else None,
-        )  # fmt: skip
+            stop=search.stop,
+            rows=rows_of(search, self.runs),
+            effects=effects(search),
+            untried=untried(search),
+            evidence=found.evidence.title,
+            go_on=shlex.join(["paceline", *self.command[1:]])
+            if search.stop == "interrupted"
+            else None,
+        )
         told = [*sentences(result, search.belief.noise_sd)]
         told += [f"nothing more can run: {self.runs.halted}"] if self.runs.halted else []
         return result.model_copy(update={"sentences": tuple(told)})
@@ -173,9 +185,11 @@ def _oversubscribed(wanted: Wanted) -> bool:
     if cluster.devices_per_node <= cores:
         return False
     if not wanted.oversubscribe:
-        raise UserError(f"--gpus {cluster.devices_per_node}",
-                        f"is more than the {cores} physical cores here, so processes would wait for each other",
-                        remedy="--oversubscribe tunes all the same")  # fmt: skip
+        raise UserError(
+            f"--gpus {cluster.devices_per_node}",
+            f"is more than the {cores} physical cores here, so processes would wait for each other",
+            remedy="--oversubscribe tunes all the same",
+        )
     return True
 
 
@@ -189,6 +203,9 @@ def _name(wanted: Wanted) -> str:
         parts = [part for part in (stem, asked.variant, "tune", digest[:4]) if part]
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
     if not _NAME.fullmatch(wanted.name) or wanted.name == "last":
-        raise UserError(f"--name {wanted.name}", "cannot name a tuning",
-                        allowed="letters, digits, . _ and -, but not `last`")  # fmt: skip
+        raise UserError(
+            f"--name {wanted.name}",
+            "cannot name a tuning",
+            allowed="letters, digits, . _ and -, but not `last`",
+        )
     return wanted.name

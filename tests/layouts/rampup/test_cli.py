@@ -53,9 +53,15 @@ def test_csv_is_one_table(tmp_path: Path):
 def test_markdown_has_both_tables(tmp_path: Path):
     (tmp_path / "table.md").write_text(SCHEDULE_16GB)
     done = paceline(
-        *STUDY, *NODES, "--set", "layout.pp=2", "--check", str(tmp_path / "table.md"),
-        "--format", "md",
-    )  # fmt: skip
+        *STUDY,
+        *NODES,
+        "--set",
+        "layout.pp=2",
+        "--check",
+        str(tmp_path / "table.md"),
+        "--format",
+        "md",
+    )
     assert done.stdout.count("| batch | nodes |") == 2
     assert "| slow | one micro-batch for 2" in done.stdout
 

@@ -22,8 +22,12 @@ def table(tmp_path: Path, text: str) -> Path:
 def test_the_tables_of_the_study_are_read(tmp_path: Path):
     found = read_schedule(table(tmp_path, SCHEDULE_16GB), Layout(pp=2))
     assert [(one.nodes, one.batch, one.layout.micro_batch) for one in found] == [
-        (16, 32, 1), (16, 64, 2), (16, 128, 4), (32, 256, 4), (64, 512, 4),
-    ]  # fmt: skip
+        (16, 32, 1),
+        (16, 64, 2),
+        (16, 128, 4),
+        (32, 256, 4),
+        (64, 512, 4),
+    ]
     assert all(one.layout.pp == 2 for one in found)
     assert len(read_schedule(table(tmp_path, SCHEDULE_32GB), Layout())) == 3
 

@@ -41,9 +41,13 @@ def settings(words: list[str]) -> list[str]:
 def test_there_is_one_script_a_stage_and_one_that_submits_them():
     found = scripts(chain(trains=False))
     assert list(found) == [
-        "stage-1-batch-32.sh", "stage-2-batch-64.sh", "stage-3-batch-128.sh",
-        "stage-4-batch-256.sh", "stage-5-batch-512.sh", SUBMIT,
-    ]  # fmt: skip
+        "stage-1-batch-32.sh",
+        "stage-2-batch-64.sh",
+        "stage-3-batch-128.sh",
+        "stage-4-batch-256.sh",
+        "stage-5-batch-512.sh",
+        SUBMIT,
+    ]
     for text in found.values():
         assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
@@ -66,9 +70,13 @@ def test_the_overrides_make_the_very_layout_and_batch_of_the_stage():
 
 def test_run_takes_the_command(tmp_path: Path):
     found = Chain(
-        here(), planned(WISH), question("V100-32GB"), catalog.cluster("jean-zay-v100-32g"),
-        "jean-zay-v100-32g", False,
-    )  # fmt: skip
+        here(),
+        planned(WISH),
+        question("V100-32GB"),
+        catalog.cluster("jean-zay-v100-32g"),
+        "jean-zay-v100-32g",
+        False,
+    )
     words = command(scripts(found)["stage-3-batch-128.sh"])
     done = paceline(*words[1:], "--dry-run", "--runs-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -21,9 +21,13 @@ def test_sizes_count_by_their_doublings_and_stages_of_zero_add_up():
 
 def test_schedules_and_recomputation_are_told_apart():
     layouts = [
-        Layout(pp=2), Layout(pp=2, schedule="gpipe"), Layout(pp=2, schedule="zero-bubble"),
-        Layout(pp=2, vp=2), Layout(pp=2, recompute="full"), Layout(pp=2, recompute="selective"),
-    ]  # fmt: skip
+        Layout(pp=2),
+        Layout(pp=2, schedule="gpipe"),
+        Layout(pp=2, schedule="zero-bubble"),
+        Layout(pp=2, vp=2),
+        Layout(pp=2, recompute="full"),
+        Layout(pp=2, recompute="selective"),
+    ]
     assert len({tuple(row) for row in features(layouts).tolist()}) == len(layouts)
 
 

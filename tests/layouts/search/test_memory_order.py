@@ -15,10 +15,15 @@ BASE = Layout(
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"micro_batch": 4}, {"recompute": "none"}, {"zero_stage": 0}, {"cp": 1},
-        {"tp": 1, "sequence_parallel": False}, {"micro_batch": 8, "recompute": "none", "cp": 1},
+        {},
+        {"micro_batch": 4},
+        {"recompute": "none"},
+        {"zero_stage": 0},
+        {"cp": 1},
+        {"tp": 1, "sequence_parallel": False},
+        {"micro_batch": 8, "recompute": "none", "cp": 1},
     ],
-)  # fmt: skip
+)
 def test_less_sharing_and_more_kept_needs_as_much(changes: dict[str, object]):
     more = BASE.model_copy(update=changes)
     assert needs_as_much(more, BASE)
@@ -28,10 +33,16 @@ def test_less_sharing_and_more_kept_needs_as_much(changes: dict[str, object]):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"micro_batch": 1}, {"recompute": "full"}, {"zero_stage": 3}, {"cp": 4}, {"tp": 4},
-        {"micro_batch": 4, "zero_stage": 3}, {"pp": 2}, {"pp": 2, "micro_batch": 8},
+        {"micro_batch": 1},
+        {"recompute": "full"},
+        {"zero_stage": 3},
+        {"cp": 4},
+        {"tp": 4},
+        {"micro_batch": 4, "zero_stage": 3},
+        {"pp": 2},
+        {"pp": 2, "micro_batch": 8},
     ],
-)  # fmt: skip
+)
 def test_what_saves_somewhere_may_fit(changes: dict[str, object]):
     assert not needs_as_much(BASE.model_copy(update=changes), BASE)
 

@@ -17,19 +17,28 @@ EXPECTED = Prediction(step_time_s=2.0, low_s=1.5, high_s=2.5, memory_bytes=3e9, 
 def row(
     micro_batch: int, status: str = "ok", speed: float | None = None, **fields: Any
 ) -> SweepRow:
-    return SweepRow.model_validate({
-        "settings": {"layout.micro_batch": str(micro_batch)}, "status": status,
-        "layout": Layout(micro_batch=micro_batch, tp=2), "tokens_per_s": speed,
-        "step_time_s": 1.0 if speed else None, "memory_kind": "resident" if speed else None,
-        "memory_bytes": 2.0**30 * micro_batch if speed else None, **fields,
-    })  # fmt: skip
+    return SweepRow.model_validate(
+        {
+            "settings": {"layout.micro_batch": str(micro_batch)},
+            "status": status,
+            "layout": Layout(micro_batch=micro_batch, tp=2),
+            "tokens_per_s": speed,
+            "step_time_s": 1.0 if speed else None,
+            "memory_kind": "resident" if speed else None,
+            "memory_bytes": 2.0**30 * micro_batch if speed else None,
+            **fields,
+        }
+    )
 
 
 def result(*rows: SweepRow) -> SweepResult:
     return SweepResult(
-        name="s", recipe="r", dimensions={"layout.micro_batch": ("1",)}, flops_convention="six-n",
+        name="s",
+        recipe="r",
+        dimensions={"layout.micro_batch": ("1",)},
+        flops_convention="six-n",
         rows=marked(rows),
-    )  # fmt: skip
+    )
 
 
 def test_a_row_is_flat_with_layout_prediction_and_error():

@@ -91,9 +91,21 @@ def test_a_dry_run_runs_nothing(tmp_path: Path):
 
 def test_lack_of_memory_is_a_row_of_its_own(tmp_path: Path):
     done = paceline(
-        "sweep", "gpt-1b3-tiny", "--devices", "2", "--mbs", "1,8", "--recompute", "none",
-        "--set", "steps=12", "--set", "memory_limit_bytes=80e6", "--json", runs=tmp_path,
-    )  # fmt: skip
+        "sweep",
+        "gpt-1b3-tiny",
+        "--devices",
+        "2",
+        "--mbs",
+        "1,8",
+        "--recompute",
+        "none",
+        "--set",
+        "steps=12",
+        "--set",
+        "memory_limit_bytes=80e6",
+        "--json",
+        runs=tmp_path,
+    )
     rows = by_label(json.loads(done.stdout))
     assert rows["8 none"]["status"] == "oom", done.stderr
     assert rows["8 none"]["step_time_s"] is None and rows["8 none"]["reason"]
@@ -111,8 +123,11 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path):
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", *QUICK[:-1], "steps=100000", "--mbs", "1,2", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     deadline = time.monotonic() + 90
     while not list(tmp_path.glob("*/steps/*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -129,13 +144,24 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path):
 
 def outcome(*statuses: str, interrupted: bool = False) -> SweepResult:
     rows = tuple(
-        SweepRow.model_validate({
-            "settings": {"layout.vp": "1"}, "layout": Layout(), "status": status, "best": status == "ok",
-        })
+        SweepRow.model_validate(
+            {
+                "settings": {"layout.vp": "1"},
+                "layout": Layout(),
+                "status": status,
+                "best": status == "ok",
+            }
+        )
         for status in statuses
-    )  # fmt: skip
-    return SweepResult(name="s", recipe="r", dimensions={"layout.vp": ("1", "2")}, rows=rows,
-                       flops_convention="six-n", interrupted=interrupted)  # fmt: skip
+    )
+    return SweepResult(
+        name="s",
+        recipe="r",
+        dimensions={"layout.vp": ("1", "2")},
+        rows=rows,
+        flops_convention="six-n",
+        interrupted=interrupted,
+    )
 
 
 @pytest.mark.parametrize(

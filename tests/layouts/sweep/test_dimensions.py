@@ -16,13 +16,16 @@ from paceline.layouts.sweep.dimensions import MOST, Dimension, combinations, dim
         ("none,full", ["none", "full"]),
         ("[0.9, 0.95]", ["[0.9, 0.95]"]),
         ("[0.9, 0.95],[0.9, 0.999]", ["[0.9, 0.95]", "[0.9, 0.999]"]),
-        ("{kind: cosine, warmup: 5},{kind: constant}", ["{kind: cosine, warmup: 5}", "{kind: constant}"]),
+        (
+            "{kind: cosine, warmup: 5},{kind: constant}",
+            ["{kind: cosine, warmup: 5}", "{kind: constant}"],
+        ),
         ('"a,b.txt",c.txt', ['"a,b.txt"', "c.txt"]),
         ("it's,they're", ["it's", "they're"]),
         ("1,,2", ["1", "", "2"]),
         ("", [""]),
     ],
-)  # fmt: skip
+)
 def test_commas_part_values_unless_they_belong_to_one(text: str, parts: list[str]):
     assert split_list(text) == parts
 
@@ -58,10 +61,13 @@ def test_a_value_given_twice_runs_once():
         ({"tp": "1,"}, [], "empty value"),
         ({"tp": "1,2"}, ["layout.tp=3,4"], "given twice"),
         ({}, ["stpes=1,2"], "did you mean 'steps'"),
-        ({"tp": ",".join(map(str, range(1, 60))), "pp": ",".join(map(str, range(1, 60)))}, [],
-         f"at most {MOST:,}"),
+        (
+            {"tp": ",".join(map(str, range(1, 60))), "pp": ",".join(map(str, range(1, 60)))},
+            [],
+            f"at most {MOST:,}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sweep_is_refused(
     named: dict[str, str | None], overrides: list[str], words: str
 ):

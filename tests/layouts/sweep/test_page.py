@@ -20,9 +20,10 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 def three(**fields: Any) -> SweepResult:
     return result(
-        row(1, speed=100.0, prediction=EXPECTED), row(2, speed=150.0, prediction=EXPECTED),
+        row(1, speed=100.0, prediction=EXPECTED),
+        row(2, speed=150.0, prediction=EXPECTED),
         row(4, "oom", reason="no room"),
-    ).model_copy(update=fields)  # fmt: skip
+    ).model_copy(update=fields)
 
 
 def test_the_columns_are_those_of_published_studies():
@@ -35,16 +36,27 @@ def test_the_columns_are_those_of_published_studies():
 
 
 def test_a_run_without_a_speed_has_an_x():
-    blank = {"hardware_flops_per_s_per_device": None, "memory_bytes": None, "step_time_s": None,
-             "predicted_memory_bytes": None}  # fmt: skip
+    blank = {
+        "hardware_flops_per_s_per_device": None,
+        "memory_bytes": None,
+        "step_time_s": None,
+        "predicted_memory_bytes": None,
+    }
     assert for_people({**blank, "status": "oom"})["step_time_s"] == "x"
     assert for_people({**blank, "status": "refused"})["step_time_s"] is None
 
 
 def test_the_page_has_the_table_both_charts_and_the_answer():
     page = sweep_html(three(sentences=("best: mbs 2",), halted="job 7 has ended"))
-    for text in ("best: mbs 2", "OOM: no room", "Speed and memory", "Predicted against measured",
-                 "Not all has run:", 'id="chart-front"', 'id="chart-agreement"'):  # fmt: skip
+    for text in (
+        "best: mbs 2",
+        "OOM: no room",
+        "Speed and memory",
+        "Predicted against measured",
+        "Not all has run:",
+        'id="chart-front"',
+        'id="chart-agreement"',
+    ):
         assert text in page
     table = page.partition('id="layouts"')[2].partition("</table>")[0]
     assert table.count("<tr>") == 1 + 3
@@ -52,8 +64,10 @@ def test_the_page_has_the_table_both_charts_and_the_answer():
 
 def test_nothing_that_a_user_wrote_becomes_html():
     named = three(name=HOSTILE, recipe=HOSTILE, halted=HOSTILE, sentences=(HOSTILE,))
-    cells = tuple(one.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
-                  for one in named.rows)  # fmt: skip
+    cells = tuple(
+        one.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
+        for one in named.rows
+    )
     page = sweep_html(named.model_copy(update={"rows": cells, "dimensions": {HOSTILE: (HOSTILE,)}}))
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
     assert "&lt;script&gt;alert(1)" in page

@@ -28,8 +28,15 @@ def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
 
 
-def planned(recipe: str = "tiny-gpt", *, asked: dict[str, Any] | None = None, prune: bool = True,
-            name: str | None = None, sets: tuple[str, ...] = (), **named: str) -> Sweep:  # fmt: skip
+def planned(
+    recipe: str = "tiny-gpt",
+    *,
+    asked: dict[str, Any] | None = None,
+    prune: bool = True,
+    name: str | None = None,
+    sets: tuple[str, ...] = (),
+    **named: str,
+) -> Sweep:
     varied, fixed = dimensions(named, sets)
     request = Request(recipe, overrides=fixed, **(asked or {"devices": 4}))
     return new_sweep(Wanted(request, varied, name=name, prune=prune), shipped())
@@ -46,15 +53,26 @@ def running(sweep: Sweep) -> list[Choice]:
 def test_where_nothing_can_be_predicted_small_comes_first_and_tensor_parallelism_last():
     sweep = planned(tp="2,1", pp="2,1", mbs="2,1")
     assert labels(running(sweep)) == [
-        "1 1 1", "1 1 2", "1 2 1", "1 2 2", "2 1 1", "2 1 2", "2 2 1", "2 2 2",
-    ]  # fmt: skip
+        "1 1 1",
+        "1 1 2",
+        "1 2 1",
+        "1 2 2",
+        "2 1 1",
+        "2 1 2",
+        "2 2 1",
+        "2 2 2",
+    ]
     assert not any(one.prediction for one in sweep.choices)
 
 
 def test_another_model_is_no_faster_layout(tmp_path: Path):
     (tmp_path / "study.yaml").write_text(V100)
-    sweep = planned("gpt-1b3", asked={"cluster": str(tmp_path / "study.yaml")},
-                    sets=("model.num_layers=2,24",), mbs="4,8")  # fmt: skip
+    sweep = planned(
+        "gpt-1b3",
+        asked={"cluster": str(tmp_path / "study.yaml")},
+        sets=("model.num_layers=2,24",),
+        mbs="4,8",
+    )
     times = [one.prediction.step_time_s for one in sweep.choices if one.prediction]
     assert len(running(sweep)) == 4 and max(times) > 4 * min(times)
 

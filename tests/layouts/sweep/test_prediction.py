@@ -32,9 +32,12 @@ def expected(
     step_time_s: float = 1.0, p_oom: float = 0.0, memory_bytes: float = 50e9
 ) -> Prediction:
     return Prediction(
-        step_time_s=step_time_s, low_s=step_time_s * 0.9, high_s=step_time_s * 1.1,
-        memory_bytes=memory_bytes, p_oom=p_oom,
-    )  # fmt: skip
+        step_time_s=step_time_s,
+        low_s=step_time_s * 0.9,
+        high_s=step_time_s * 1.1,
+        memory_bytes=memory_bytes,
+        p_oom=p_oom,
+    )
 
 
 def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
@@ -72,13 +75,30 @@ def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
 
 
 def calibrated(ranks: int, threads: int, flops_per_s: float = 5e10) -> Calibration:
-    placement = Placement(ranks=ranks, threads=threads, flops_per_s=flops_per_s,
-                          memory_bytes_per_s=1e10, link_bytes_per_s=2e9)  # fmt: skip
+    placement = Placement(
+        ranks=ranks,
+        threads=threads,
+        flops_per_s=flops_per_s,
+        memory_bytes_per_s=1e10,
+        link_bytes_per_s=2e9,
+    )
     return Calibration(
-        device="cpu", kind="cpu", catalog_device="cpu", dtype="fp32", host="h", date="2026-01-01",
-        torch="2.13.0", cores=2, memory_bytes=16e9, placements=(placement,), probes=4, steps=(),
-        undetermined=(), alike=(), evidence=shipped(),
-    )  # fmt: skip
+        device="cpu",
+        kind="cpu",
+        catalog_device="cpu",
+        dtype="fp32",
+        host="h",
+        date="2026-01-01",
+        torch="2.13.0",
+        cores=2,
+        memory_bytes=16e9,
+        placements=(placement,),
+        probes=4,
+        steps=(),
+        undetermined=(),
+        alike=(),
+        evidence=shipped(),
+    )
 
 
 def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(

@@ -24,9 +24,13 @@ def row(
 ) -> SweepRow:
     """A row that has run, or one without a speed."""
     values: dict[str, Any] = {
-        "settings": {"layout.tp": name}, "layout": Layout(), "status": "ok" if speed else "oom",
-        "tokens_per_s": speed, "step_time_s": 1000 / speed if speed else None, "memory_bytes": memory,
-    }  # fmt: skip
+        "settings": {"layout.tp": name},
+        "layout": Layout(),
+        "status": "ok" if speed else "oom",
+        "tokens_per_s": speed,
+        "step_time_s": 1000 / speed if speed else None,
+        "memory_bytes": memory,
+    }
     return SweepRow.model_validate({**values, **fields})
 
 
@@ -52,10 +56,17 @@ def test_rows_within_the_margin_or_their_intervals_are_level_with_the_best():
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
-    found = marked([
-        row("a", 100, 9.0), row("b", 80, 5.0), row("c", 80, 6.0), row("d", 70, 7.0), row("e", 20, 1.0),
-        row("f", 100), row("g"),
-    ])  # fmt: skip
+    found = marked(
+        [
+            row("a", 100, 9.0),
+            row("b", 80, 5.0),
+            row("c", 80, 6.0),
+            row("d", 70, 7.0),
+            row("e", 20, 1.0),
+            row("f", 100),
+            row("g"),
+        ]
+    )
     assert names(found, "pareto") == "abe"
 
 

@@ -45,8 +45,9 @@ class Runner:
     ran: list[int] = field(default_factory=list[int])
     """Micro-batches, in the order in which they ran."""
 
-    def __call__(self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher,
-                 **how: Any) -> Any:  # fmt: skip
+    def __call__(
+        self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher, **how: Any
+    ) -> Any:
         micro_batch = plan.spec.layout.micro_batch
         self.ran.append(micro_batch)
         ending = self.endings(micro_batch, len(self.ran))
@@ -55,9 +56,14 @@ class Runner:
         finished = isinstance(ending, float)
         fields: dict[str, Any] = {} if finished else {"reason": f"it was {ending}"}
         folder = make_finished(
-            root, len(list(root.glob("*/run.json"))), ending if finished else 1.0, spec=plan.spec,
-            status="ok" if finished else str(ending), group=how["group"], **fields,
-        )  # fmt: skip
+            root,
+            len(list(root.glob("*/run.json"))),
+            ending if finished else 1.0,
+            spec=plan.spec,
+            status="ok" if finished else str(ending),
+            group=how["group"],
+            **fields,
+        )
         return evaluate(folder)
 
 
@@ -155,10 +161,11 @@ def test_runs_of_another_machine_do_not_count(bench: Bench):
     for trial in trials_of(sweep, bench.root):
         assert trial.choice.plan and trial.missing(1) == 0
     moved = [
-        text for path in bench.root.glob("*/run.json")
+        text
+        for path in bench.root.glob("*/run.json")
         if (label := a_sweep().choices[0].plan.spec.cluster.device_label)  # type: ignore[union-attr]
         and (text := path.write_text(path.read_text().replace(label, "another CPU")))
-    ]  # fmt: skip
+    ]
     assert len(moved) == 2
     assert [trial.missing(1) for trial in trials_of(sweep, bench.root)] == [1, 1]
 
@@ -229,8 +236,15 @@ def test_a_run_that_another_process_watches_is_not_started_twice(bench: Bench):
     sweep = a_sweep("1,2")
     plan = sweep.choices[0].plan
     assert plan is not None
-    make_finished(bench.root, 0, 1.0, spec=plan.spec, status="running", group=sweep.group(plan),
-                  controller=this_controller())  # fmt: skip
+    make_finished(
+        bench.root,
+        0,
+        1.0,
+        spec=plan.spec,
+        status="running",
+        group=sweep.group(plan),
+        controller=this_controller(),
+    )
     with pytest.raises(UserError, match="measured by another process"):
         trials_of(sweep, bench.root)
 
@@ -240,8 +254,15 @@ def test_a_run_whose_process_is_gone_is_run_again(bench: Bench):
     plan = sweep.choices[0].plan
     assert plan is not None
     gone = this_controller().model_copy(update={"boot_id": "another boot"})
-    make_finished(bench.root, 0, 1.0, spec=plan.spec, status="running", group=sweep.group(plan),
-                  controller=gone)  # fmt: skip
+    make_finished(
+        bench.root,
+        0,
+        1.0,
+        spec=plan.spec,
+        status="running",
+        group=sweep.group(plan),
+        controller=gone,
+    )
     assert [trial.missing(1) for trial in trials_of(sweep, bench.root)] == [1, 1]
 
 

@@ -13,10 +13,14 @@ from tests.layouts.tune.worlds import World, made_up
 
 @pytest.fixture(scope="module")
 def some() -> Candidates:
-    return made_up([
-        Layout(tp=tp, micro_batch=size, zero_stage=1, recompute=kind, sequence_parallel=tp > 1)
-        for tp in (1, 2, 4, 8) for size in (1, 2) for kind in ("none", "full")
-    ])  # fmt: skip
+    return made_up(
+        [
+            Layout(tp=tp, micro_batch=size, zero_stage=1, recompute=kind, sequence_parallel=tp > 1)
+            for tp in (1, 2, 4, 8)
+            for size in (1, 2)
+            for kind in ("none", "full")
+        ]
+    )
 
 
 def test_before_any_run_it_is_the_estimate(some: Candidates):

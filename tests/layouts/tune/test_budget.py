@@ -11,20 +11,37 @@ from paceline.layouts.tune.budget import Budget, read_budget
 @pytest.mark.parametrize(
     ("text", "budget"),
     [
-        ("10m", Budget(seconds=600)), ("90s", Budget(seconds=90)), ("1.5h", Budget(seconds=5400)),
-        ("20 trials", Budget(runs=20)), ("1 trial", Budget(runs=1)), (" 12 RUNS ", Budget(runs=12)),
+        ("10m", Budget(seconds=600)),
+        ("90s", Budget(seconds=90)),
+        ("1.5h", Budget(seconds=5400)),
+        ("20 trials", Budget(runs=20)),
+        ("1 trial", Budget(runs=1)),
+        (" 12 RUNS ", Budget(runs=12)),
         ("5 min", Budget(seconds=300)),
     ],
-)  # fmt: skip
+)
 def test_a_time_or_a_number(text: str, budget: Budget):
     assert read_budget(text) == budget
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "20", "m", "0m", "-5m", "0 trials", "1.5 trials", "ten trials", "10 weeks", "1e3s", "nan s",
-     "99999999 trials", "10m 5s"],
-)  # fmt: skip
+    [
+        "",
+        "20",
+        "m",
+        "0m",
+        "-5m",
+        "0 trials",
+        "1.5 trials",
+        "ten trials",
+        "10 weeks",
+        "1e3s",
+        "nan s",
+        "99999999 trials",
+        "10m 5s",
+    ],
+)
 def test_what_is_no_budget_is_refused_with_what_is(text: str):
     with pytest.raises(UserError, match="is no budget") as refused:
         read_budget(text)

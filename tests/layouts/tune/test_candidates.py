@@ -39,8 +39,13 @@ def found(*overrides: str, recipe: str = "tiny-llama") -> candidates.Candidates:
 def test_all_of_them_can_be_planned_and_run():
     here = found()
     kinds = {(one.tp, one.pp, one.cp, one.vp, one.schedule) for one in here.layouts}
-    assert {(2, 1, 1, 1, "1f1b"), (1, 1, 2, 1, "1f1b"), (1, 2, 1, 2, "1f1b"),
-            (1, 2, 1, 1, "gpipe"), (1, 2, 1, 1, "zero-bubble")} <= kinds  # fmt: skip
+    assert {
+        (2, 1, 1, 1, "1f1b"),
+        (1, 1, 2, 1, "1f1b"),
+        (1, 2, 1, 2, "1f1b"),
+        (1, 2, 1, 1, "gpipe"),
+        (1, 2, 1, 1, "zero-bubble"),
+    } <= kinds
     trainer = engine(here.spec.engine)
     for row, layout in enumerate(here.layouts):
         spec = here.spec.model_copy(update={"layout": layout})

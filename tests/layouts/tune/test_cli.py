@@ -27,8 +27,16 @@ TRIALS = ["--steps", "15", "--most-cp", "1"]
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """A tuning of three trials: runs folder, JSON, standard error."""
     runs = tmp_path_factory.mktemp("runs")
-    done = paceline(*QUICK, *TRIALS, "--budget", "3 trials", "--write", str(runs / "fast.yaml"),
-                    "--json", runs=runs)  # fmt: skip
+    done = paceline(
+        *QUICK,
+        *TRIALS,
+        "--budget",
+        "3 trials",
+        "--write",
+        str(runs / "fast.yaml"),
+        "--json",
+        runs=runs,
+    )
     assert done.returncode == 0, done.stderr
     return runs, json.loads(done.stdout), done.stderr
 
@@ -92,8 +100,9 @@ def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int,
 
 
 def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path):
-    (tmp_path / "c.yaml").write_text("name: c\ndevice: cpu\ndevices_per_node: 2\nnodes: 2\n"
-                                     "launcher: ssh\nhosts: [a, b]\n")  # fmt: skip
+    (tmp_path / "c.yaml").write_text(
+        "name: c\ndevice: cpu\ndevices_per_node: 2\nnodes: 2\nlauncher: ssh\nhosts: [a, b]\n"
+    )
     words = [
         "tune",
         "tiny-llama",
@@ -111,9 +120,22 @@ def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path)
 def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *QUICK, "--steps", "100000", "--budget", "9 trials", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "paceline",
+            *QUICK,
+            "--steps",
+            "100000",
+            "--budget",
+            "9 trials",
+            "--json",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("*/steps/*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -131,26 +153,53 @@ def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
 def outcome(stop: str, *statuses: str) -> TuneResult:
     hoped = Expected(step_time_s=1.0, low_s=0.9, high_s=1.1)
     rows = tuple(
-        TuneRow.model_validate({
-            "number": n, "layout": Layout(), "label": "dp 1", "dp": 1, "status": status, "num_runs": 1,
-            "before": hoped, "expected": hoped, "after": hoped, "best": status == "ok",
-        })
+        TuneRow.model_validate(
+            {
+                "number": n,
+                "layout": Layout(),
+                "label": "dp 1",
+                "dp": 1,
+                "status": status,
+                "num_runs": 1,
+                "before": hoped,
+                "expected": hoped,
+                "after": hoped,
+                "best": status == "ok",
+            }
+        )
         for n, status in enumerate(statuses, start=1)
-    )  # fmt: skip
-    return TuneResult.model_validate({
-        "name": "t", "recipe": "r", "device": "cpu", "devices": 1, "oversubscribed": False,
-        "budget": "9 trials", "num_runs": len(rows), "took_s": 1.0, "n_layouts": 9, "n_infeasible": 0,
-        "n_pruned": 0, "n_dominated": 0, "n_hopeful": 0, "stop": stop, "rows": rows, "evidence": "e",
-    })  # fmt: skip
+    )
+    return TuneResult.model_validate(
+        {
+            "name": "t",
+            "recipe": "r",
+            "device": "cpu",
+            "devices": 1,
+            "oversubscribed": False,
+            "budget": "9 trials",
+            "num_runs": len(rows),
+            "took_s": 1.0,
+            "n_layouts": 9,
+            "n_infeasible": 0,
+            "n_pruned": 0,
+            "n_dominated": 0,
+            "n_hopeful": 0,
+            "stop": stop,
+            "rows": rows,
+            "evidence": "e",
+        }
+    )
 
 
 @pytest.mark.parametrize(
     ("result", "code"),
     [
-        (outcome("bound", "ok", "oom"), 0), (outcome("interrupted", "ok"), 4),
-        (outcome("exhausted", "refused"), 1), (outcome("exhausted", "incomplete"), 4),
+        (outcome("bound", "ok", "oom"), 0),
+        (outcome("interrupted", "ok"), 4),
+        (outcome("exhausted", "refused"), 1),
+        (outcome("exhausted", "incomplete"), 4),
         (outcome("exhausted", "oom", "failed"), 2),
     ],
-)  # fmt: skip
+)
 def test_the_exit_code_says_whether_there_is_an_answer(result: TuneResult, code: int):
     assert exit_code(result) == code

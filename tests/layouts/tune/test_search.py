@@ -74,8 +74,9 @@ def test_the_recipes_own_layout_comes_first(some: Candidates):
 def layouts_by_micro_batch() -> list[Layout]:
     return [
         Layout(tp=2, pp=2, micro_batch=size, recompute=kind, sequence_parallel=True)
-        for size in (1, 2, 4) for kind in ("none", "full")
-    ]  # fmt: skip
+        for size in (1, 2, 4)
+        for kind in ("none", "full")
+    ]
 
 
 def test_what_needs_the_memory_of_one_that_ran_out_is_not_tried():

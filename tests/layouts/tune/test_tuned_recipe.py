@@ -58,8 +58,9 @@ def test_a_variant_becomes_part_of_the_recipe():
 def test_on_hosts_the_command_names_them_and_the_devices_of_each():
     hosts = tuple(Host(name=name) for name in ("n1", "n2"))
     where = Where(hosts=hosts, nodes=2, interface="ib0", ssh_config=Path("a b"))
-    there = Cluster(name="c", device="cpu", devices_per_node=4, nodes=2, hosts=("n1", "n2"),
-                    launcher="ssh")  # fmt: skip
+    there = Cluster(
+        name="c", device="cpu", devices_per_node=4, nodes=2, hosts=("n1", "n2"), launcher="ssh"
+    )
     told = run_command(Request("tiny-llama", device="cpu", where=where), there, Path("x.yaml"))
     assert told == (
         "paceline run x.yaml '--hosts=n[1-2]' --nodes=2 --interface=ib0 '--ssh-config=a b' --devices=4"

@@ -35,13 +35,21 @@ def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Cand
         layouts, _ = feasible(spec.model, 8, spec.training.global_batch, 8192, SPACE)
     estimates = estimates_of_layouts(spec, here, shipped(), layouts)
     return Candidates(
-        request=Request("llama31-8b"), recipe=load_recipe("llama31-8b"), spec=spec, evidence=shipped(),
-        layouts=tuple(layouts), own=None, x=None if blind else estimates.x,
+        request=Request("llama31-8b"),
+        recipe=load_recipe("llama31-8b"),
+        spec=spec,
+        evidence=shipped(),
+        layouts=tuple(layouts),
+        own=None,
+        x=None if blind else estimates.x,
         seconds=np.ones(len(layouts)) if blind else estimates.step_time_s,
-        memory_bytes=estimates.memory.device_used, p_oom=np.zeros(len(layouts)),
-        limit_bytes=np.full(len(layouts), np.inf), num_infeasible=0,
-        num_beyond=0, notices=(),
-    )  # fmt: skip
+        memory_bytes=estimates.memory.device_used,
+        p_oom=np.zeros(len(layouts)),
+        limit_bytes=np.full(len(layouts), np.inf),
+        num_infeasible=0,
+        num_beyond=0,
+        notices=(),
+    )
 
 
 @dataclass
