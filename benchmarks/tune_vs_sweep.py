@@ -34,11 +34,11 @@ from paceline.engines import native
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.plan import Choice, Sweep
 from paceline.layouts.sweep.runner import SweepTask, run_sweep
-from paceline.layouts.sweep.trials import Trial
-from paceline.layouts.tune.beliefs import Learner
+from paceline.layouts.sweep.trials import SweepTrial
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import Candidates, candidates
-from paceline.layouts.tune.search import Outcome, begin, go_on
+from paceline.layouts.tune.learner import Learner
+from paceline.layouts.tune.search import TrialOutcome, begin, go_on
 from paceline.layouts.tune.sentences import label
 from paceline.layouts.tune.tuning import SCHEDULES
 from paceline.machines.placement import Request
@@ -141,8 +141,8 @@ def replays(candidates: Candidates, world: Recorded) -> dict[str, Any]:
     for seed in range(REPLAYS):
         random = np.random.default_rng(seed)
 
-        def measure(row: int, random: np.random.Generator = random) -> Outcome:
-            return Outcome("ok", world.draw(rows[candidates.layouts[row]], random), 1.0)
+        def measure(row: int, random: np.random.Generator = random) -> TrialOutcome:
+            return TrialOutcome("ok", world.draw(rows[candidates.layouts[row]], random), 1.0)
 
         search = begin(candidates, Learner(candidates))
         go_on(search, measure, Budget(runs=budget))
@@ -214,7 +214,7 @@ def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, 
         Choice({"layout": label(layout, RANKS)}, layout, candidates.plan(row))
         for layout, row in zip(layouts, rows, strict=True)
     )
-    trials = [Trial(choice, number) for number, choice in enumerate(choices, start=1)]
+    trials = [SweepTrial(choice, number) for number, choice in enumerate(choices, start=1)]
     with tempfile.TemporaryDirectory() as name:
         run_sweep(
             Sweep("again", "tiny-llama", None, (), choices, repeats),

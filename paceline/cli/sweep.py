@@ -21,10 +21,10 @@ from paceline.files.run_folder import runs_root, write_text, write_value
 from paceline.layouts.sweep.chart import front_chart
 from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.page import sweep_html
-from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
+from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.sweep.runner import run_sweep
-from paceline.layouts.sweep.trials import Trial, sweep_result, trials_of
+from paceline.layouts.sweep.trials import SweepTrial, sweep_result, trials_of
 from paceline.machines.placement import Request
 from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT
@@ -131,7 +131,7 @@ def sweep(
         recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir
     )
     how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
-    sweep_request = Wanted(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
+    sweep_request = SweepOptions(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
     raise typer.Exit(_sweep(sweep_request, how))
 
 
@@ -146,7 +146,7 @@ class _How:
     evidence: Path | None
 
 
-def _sweep(request: Wanted, how: _How) -> int:
+def _sweep(request: SweepOptions, how: _How) -> int:
 
     root = runs_root(how.runs_dir)
     planned = new_sweep(request, model.chosen_evidence(how.evidence) if how.evidence else None)
@@ -182,7 +182,7 @@ def exit_code(result: SweepResult) -> int:
     return EXIT_INCOMPLETE if statuses <= {"refused", "pruned", "incomplete"} else EXIT_SYSTEM_FAULT
 
 
-def _announce(planned: Sweep, trials: list[Trial]) -> None:
+def _announce(planned: Sweep, trials: list[SweepTrial]) -> None:
     """What will run, on standard error, before it starts."""
     first = next((choice.plan for choice in planned.choices if choice.plan), None)
     if first:

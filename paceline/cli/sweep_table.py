@@ -21,7 +21,7 @@ from paceline.layouts.sweep.chart import notes, sweep_rows
 from paceline.layouts.sweep.page import for_people, shown_columns, table_note
 from paceline.layouts.sweep.result import SweepResult, SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
-from paceline.layouts.sweep.trials import Trial, row_of
+from paceline.layouts.sweep.trials import SweepTrial, row_of
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.losses import lost_text
@@ -139,7 +139,7 @@ class Lines:
 class LiveTable:
     """Progress as a table that grows on a terminal: what has ended, what runs, what comes next."""
 
-    trials: Sequence[Trial]
+    trials: Sequence[SweepTrial]
     live: Live
     height: int
     _now: dict[int, str] = field(default_factory=dict[int, str])
@@ -167,7 +167,7 @@ class LiveTable:
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.live.console.print(lost_text(slot, why, for_good), markup=False)
 
-    def _show(self, trial: Trial, now: str | None) -> None:
+    def _show(self, trial: SweepTrial, now: str | None) -> None:
         """Note what a run does, None when it has ended, and draw the table anew."""
         with self._lock:
             running = {**self._now, trial.number: now or ""}
@@ -188,7 +188,7 @@ class LiveTable:
 
 
 @contextmanager
-def sweep_display(trials: Sequence[Trial]) -> Iterator[Lines | LiveTable]:
+def sweep_display(trials: Sequence[SweepTrial]) -> Iterator[Lines | LiveTable]:
     """Who is told how the sweep goes on: a table on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     runs = [trial for trial in trials if trial.choice.runs]
@@ -199,7 +199,7 @@ def sweep_display(trials: Sequence[Trial]) -> Iterator[Lines | LiveTable]:
         yield LiveTable(runs, live, console.height)
 
 
-def _label(trial: Trial) -> str:
+def _label(trial: SweepTrial) -> str:
     return label(trial.choice.settings)
 
 

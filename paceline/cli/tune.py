@@ -26,7 +26,7 @@ from paceline.layouts.search.space import Space
 from paceline.layouts.tune.budget import ALLOWED, read_budget
 from paceline.layouts.tune.ranking import rank
 from paceline.layouts.tune.result import TuneResult
-from paceline.layouts.tune.tuning import SCHEDULES, Tuning, Wanted, headline, new_tuning
+from paceline.layouts.tune.tuning import SCHEDULES, TuneOptions, Tuning, headline, new_tuning
 from paceline.machines.placement import Request, Where, placed
 from paceline.runs.flow import command_line
 
@@ -167,7 +167,7 @@ def tune(
         runs_dir,
     )
     space = Space(most_tp=most_tp, most_cp=most_cp, schedules=SCHEDULES)
-    tune_request = Wanted(
+    tune_request = TuneOptions(
         request, read_budget(budget), space, steps, name, write, oversubscribe, tag
     )
     raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, evidence, dry_run, top))
@@ -199,7 +199,7 @@ def _per_host(gpus: int, where: Where) -> int:
 
 
 def _tune(
-    request: Wanted, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
+    request: TuneOptions, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
 ) -> int:
     coefficients = model.chosen_evidence(evidence) if evidence else None
     tuning = new_tuning(request, coefficients, root, command_line())

@@ -17,7 +17,7 @@ from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.layouts.sweep.chart import notes
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
-from paceline.layouts.sweep.trials import Trial
+from paceline.layouts.sweep.trials import SweepTrial
 from paceline.layouts.tune.ranking import Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.runs.flow import Progress, Watcher
@@ -122,7 +122,7 @@ class TuneLines:
 
 
 @contextmanager
-def tune_display(order: list[Trial]) -> Iterator[TuneLines | LiveTable]:
+def tune_display(order: list[SweepTrial]) -> Iterator[TuneLines | LiveTable]:
     """Who is told how a tuning goes on; `order` are its layouts, to which every try adds one."""
     console = Console(stderr=True)
     if not console.is_terminal:

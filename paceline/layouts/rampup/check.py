@@ -19,7 +19,7 @@ from paceline.layouts.rampup.plan import (
     stages_of,
     total,
 )
-from paceline.layouts.rampup.schedule_table import Given
+from paceline.layouts.rampup.schedule_table import ScheduleLine
 from paceline.layouts.rampup.stages import RampStage
 from paceline.layouts.rampup.timing import Setting, problems, runnable, timed
 
@@ -56,7 +56,7 @@ class CheckedSchedule(Value):
 
 
 def check_schedule(
-    here: Setting, wish: Wish, given: Sequence[Given], plan: RampPlan
+    here: Setting, wish: Wish, given: Sequence[ScheduleLine], plan: RampPlan
 ) -> CheckedSchedule:
     """Every line judged; efficiencies are against the last stage of `plan`.
 
@@ -81,7 +81,12 @@ def check_schedule(
 
 
 def _checked(
-    here: Setting, wish: Wish, given: Given, stage: RampStage, later: int | None, last: StagePlan
+    here: Setting,
+    wish: Wish,
+    given: ScheduleLine,
+    stage: RampStage,
+    later: int | None,
+    last: StagePlan,
 ) -> CheckedStage:
     layout, devices = given.layout, given.nodes * here.per_node
     found = layout_problems(
@@ -113,13 +118,13 @@ def _checked(
     )
 
 
-def _plan(here: Setting, given: Given, stage: RampStage, last: StagePlan) -> StagePlan:
+def _plan(here: Setting, given: ScheduleLine, stage: RampStage, last: StagePlan) -> StagePlan:
     estimates = timed(here, [given.layout], stage, given.nodes).followed()
     return stage_plan(here, stage, estimates).against(last)
 
 
 def _best(
-    here: Setting, wish: Wish, given: Given, stage: RampStage, last: StagePlan
+    here: Setting, wish: Wish, given: ScheduleLine, stage: RampStage, last: StagePlan
 ) -> StagePlan | None:
     layouts = runnable(here, stage, given.nodes, space_of(here, wish))
     if not layouts:
@@ -152,7 +157,7 @@ def _reasons(plan: StagePlan) -> list[str]:
     return told
 
 
-def _odd_batches(here: Setting, given: Given, later: int | None) -> list[str]:
+def _odd_batches(here: Setting, given: ScheduleLine, later: int | None) -> list[str]:
     """The recipe's ramp-up has batches between this stage's and the next that do not divide."""
     ramp_up, whole = here.recipe.training.ramp_up, here.recipe.training.global_batch
     if ramp_up is None or not isinstance(whole, int):

@@ -28,7 +28,7 @@ AXES = ("micro_batch", "tp", "pp", "cp", "vp", "zero_stage", "recompute")
 
 
 @dataclass(frozen=True)
-class Given:
+class ScheduleLine:
     """One line of a schedule."""
 
     nodes: int
@@ -36,7 +36,7 @@ class Given:
     layout: Layout
 
 
-def read_schedule(path: Path, layout: Layout) -> list[Given]:
+def read_schedule(path: Path, layout: Layout) -> list[ScheduleLine]:
     """The lines by rising batch; axes without a column are those of `layout`.
 
     Raises UserError for what is no schedule, with the line, and for a batch that comes twice.
@@ -93,14 +93,14 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([text]), [])]
 
 
-def _given(where: str, row: Mapping[str, str], layout: Layout) -> Given:
+def _given(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
     changes: dict[str, Any] = {name: row[name] for name in AXES if row.get(name)}
     try:
         nodes, batch = int(row["nodes"]), int(row["batch"])
         if nodes < 1 or batch < 1:
             raise ValueError
         axes = {k: v if k == "recompute" else int(v) for k, v in changes.items()}
-        return Given(nodes, batch, Layout.model_validate({**layout.model_dump(), **axes}))
+        return ScheduleLine(nodes, batch, Layout.model_validate({**layout.model_dump(), **axes}))
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(where, f"{first['loc'][0]}: {first['msg']}") from error

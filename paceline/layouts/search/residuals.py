@@ -30,7 +30,7 @@ LENGTH = 1.5
 
 
 @dataclass(frozen=True)
-class Known:
+class LayoutPrior:
     """What is known of every layout before a run."""
 
     features: Floats
@@ -59,7 +59,7 @@ class _Scale:
     noise: float
 
 
-def believe(known: Known, rows: list[int], log_measured: Floats) -> Belief:
+def believe(known: LayoutPrior, rows: list[int], log_measured: Floats) -> Belief:
     """The belief about all layouts given runs of some: `rows` says of which, repeats included.
 
     Mean and variance are those of the mixture over all scales of the error's parts.
@@ -96,7 +96,7 @@ Parts = tuple[Floats, Floats, Floats]
 """Covariances by coefficients and the shared factor, by slopes along axes, and of the smooth rest."""
 
 
-def _parts(known: Known, some: list[int], others: list[int]) -> Parts:
+def _parts(known: LayoutPrior, some: list[int], others: list[int]) -> Parts:
     centred = known.features - known.features.mean(axis=0)
     a, b = centred[some], centred[others]
     distance = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)
@@ -104,7 +104,7 @@ def _parts(known: Known, some: list[int], others: list[int]) -> Parts:
     return shared, a @ b.T, np.exp(-distance / (2 * LENGTH**2))
 
 
-def _own(known: Known) -> Parts:
+def _own(known: LayoutPrior) -> Parts:
     """The diagonals of the parts among all layouts."""
     centred = known.features - known.features.mean(axis=0)
     shared = (known.loadings**2).sum(axis=1) + SHARED_SD**2

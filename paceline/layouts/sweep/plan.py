@@ -28,7 +28,7 @@ RAMP_UP = "training.ramp_up"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SweepOptions:
     """What the user asked for; the request holds the overrides that do not vary."""
 
     request: Request
@@ -81,39 +81,39 @@ class Sweep:
         return f"{self.name}-{plan.spec.key}"
 
 
-def new_sweep(wanted: Wanted, evidence: Evidence | None) -> Sweep:
+def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
     """The sweep that was asked for; nothing is run or written. `evidence` as in `predict`.
 
     Raises UserError when a value is none that its field takes; a combination that cannot run is a
     choice with its reason.
     """
-    request, notices = steady_batch(wanted.request)
+    request, notices = steady_batch(options.request)
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
-    for one in wanted.dimensions:
+    for one in options.dimensions:
         for value in one.values:
             load_recipe(
                 request.recipe, request.variant, (*request.overrides, f"{one.field}={value}")
             )
-    place = divide(request, recipe, inventory(), wanted.nodes_per_trial, wanted.max_parallel)
+    place = divide(request, recipe, inventory(), options.nodes_per_trial, options.max_parallel)
     request, found = place.request, place.inventory
-    request = _on_equal_devices(request, wanted.dimensions, found)
+    request = _on_equal_devices(request, options.dimensions, found)
     choices = _without_twins(
-        [_choice(request, settings, found) for settings in combinations(wanted.dimensions)]
+        [_choice(request, settings, found) for settings in combinations(options.dimensions)]
     )
     notices += [*place.notices, *(n for one in choices if one.plan for n in one.plan.notices)]
-    choices, unknown = _expected(choices, evidence, wanted.prune)
+    choices, unknown = _expected(choices, evidence, options.prune)
     notices += unknown
     return Sweep(
-        name=_name(wanted, recipe.name),
+        name=_name(options, recipe.name),
         recipe=recipe.name,
         variant=request.variant,
-        dimensions=wanted.dimensions,
+        dimensions=options.dimensions,
         choices=_ordered(choices),
-        repeats=wanted.repeats,
+        repeats=options.repeats,
         notices=tuple(dict.fromkeys(notices)),
         slots=place.slots,
         queued=place.queued or _queued([one.plan for one in choices if one.plan]),
-        at_once=wanted.max_parallel,
+        at_once=options.max_parallel,
     )
 
 
@@ -225,23 +225,23 @@ def _place(one: Choice) -> tuple[float, ...]:
     return (kind, expected.p_oom > P_OOM_EVEN, per_token, *small)
 
 
-def _name(wanted: Wanted, recipe: str) -> str:
+def _name(options: SweepOptions, recipe: str) -> str:
     """As asked for, else one of what is fixed and what varies, so that longer lists find the same runs."""
-    if wanted.name is None:
-        asked = wanted.request
+    if options.name is None:
+        asked = options.request
         # The same sweep goes on in another allocation.
         place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
-        content = (asked.overrides, sorted(one.field for one in wanted.dimensions), place)
+        content = (asked.overrides, sorted(one.field for one in options.dimensions), place)
         digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
         parts = filter(None, (recipe, asked.variant, "sweep", digest))
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
-    if not _NAME.fullmatch(wanted.name) or wanted.name == "last":
+    if not _NAME.fullmatch(options.name) or options.name == "last":
         raise UserError(
-            f"--name {wanted.name}",
+            f"--name {options.name}",
             "cannot name a sweep",
             allowed="letters, digits, . _ and -, but not `last`",
         )
-    return wanted.name
+    return options.name
 
 
 def _queued(plans: Sequence[Plan]) -> bool:

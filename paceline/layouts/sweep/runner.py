@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paceline.core.hardware import Cluster
 from paceline.layouts.sweep.plan import Sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.trials import Trial, row_of, sweep_result
+from paceline.layouts.sweep.trials import SweepTrial, row_of, sweep_result
 from paceline.machines import slurm
 from paceline.runs.plan import Plan, as_of_now
 from paceline.runs.tasks.losses import TaskOutcome
@@ -21,7 +21,7 @@ from paceline.runs.tasks.slot import JobSlot, plan_on
 class SweepTask(NamedTuple):
     """One run of a combination."""
 
-    trial: Trial
+    trial: SweepTrial
     repeat: int
     """Which run of it, from 1."""
 
@@ -61,7 +61,7 @@ class SweepRunner(TaskRunner[SweepTask, SweepRow]):
 
 def run_sweep(
     sweep: Sweep,
-    trials: Sequence[Trial],
+    trials: Sequence[SweepTrial],
     root: Path,
     command: list[str],
     observer: SweepObserver,
@@ -84,7 +84,7 @@ def run_sweep(
     )
 
 
-def missing_runs(sweep: Sweep, trials: Sequence[Trial]) -> TaskQueue[SweepTask]:
+def missing_runs(sweep: Sweep, trials: Sequence[SweepTrial]) -> TaskQueue[SweepTask]:
     """The runs that combinations lack, all their first ones first."""
     last = sweep.repeats
     return TaskQueue(

@@ -24,7 +24,7 @@ FINAL_ANSWERS = ("oom", "nan")
 
 
 @dataclass
-class Trial:
+class SweepTrial:
     """One combination with what it has so far."""
 
     choice: Choice
@@ -55,7 +55,7 @@ class Trial:
         self.failed += not (isinstance(outcome, Result) and has_figure(outcome))
 
 
-def trials_of(sweep: Sweep, root: Path) -> list[Trial]:
+def trials_of(sweep: Sweep, root: Path) -> list[SweepTrial]:
     """Every combination with the runs that the sweep's groups hold already.
 
     Raises UserError when another process is measuring one of them.
@@ -64,7 +64,7 @@ def trials_of(sweep: Sweep, root: Path) -> list[Trial]:
     for folder in folders_of(sweep.name, root):
         record = read_record(folder)
         by_key.setdefault(record.key, []).append((record, folder))
-    trials = [Trial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
+    trials = [SweepTrial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
     for trial in trials:
         if plan := trial.choice.plan:
             _recall(trial, plan, by_key.get(plan.spec.key, []))
@@ -80,7 +80,7 @@ def folders_of(sweep: str, root: Path) -> list[Path]:
 
 def sweep_result(
     sweep: Sweep,
-    trials: Sequence[Trial],
+    trials: Sequence[SweepTrial],
     *,
     interrupted: bool,
     command: Sequence[str],
@@ -106,7 +106,7 @@ def sweep_result(
     )
 
 
-def row_of(trial: Trial) -> SweepRow:
+def row_of(trial: SweepTrial) -> SweepRow:
     """The row of one combination."""
     choice = trial.choice
     good = [result for result in trial.results if has_figure(result)]
@@ -138,7 +138,7 @@ def _placed(plan: Plan) -> Mapping[str, Any]:
     }
 
 
-def _status(trial: Trial) -> tuple[str, str | None]:
+def _status(trial: SweepTrial) -> tuple[str, str | None]:
     """ok as soon as one run has a figure, else how the last one ended."""
     choice = trial.choice
     if any(map(has_figure, trial.results)):
@@ -154,7 +154,7 @@ def _status(trial: Trial) -> tuple[str, str | None]:
     return ("pruned", choice.pruned) if choice.pruned else ("waiting", None)
 
 
-def _recall(trial: Trial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) -> None:
+def _recall(trial: SweepTrial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) -> None:
     """Note those of the runs of the same content that were on the same kind of machine."""
     for record, folder in runs:
         if not _same_machine(record, plan):

@@ -22,7 +22,7 @@ from paceline.estimate.model.machine import Machine
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.layouts.search.space import Space, feasible
 from paceline.layouts.sweep.plan import steady_batch
-from paceline.layouts.tune.processor import machine_of_run
+from paceline.layouts.tune.processor_rates import probed_machine
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan, make_plan
@@ -154,7 +154,7 @@ def _machine(spec: RunSpec, found: dict[str, Any]) -> tuple[Machine | None, list
     except UserError:
         if spec.cluster.device != "cpu":
             raise
-        machine = machine_of_run(spec, found)
+        machine = probed_machine(spec, found)
         notes += machine.notes if machine else ()
     if machine and spec.training.dtype == "bf16" and machine.device.has_only_fp16:
         return None, notes  # it emulates bf16, at a rate that nobody states

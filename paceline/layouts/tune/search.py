@@ -10,19 +10,19 @@ import numpy as np
 
 from paceline.core.result import Status
 from paceline.estimate.model.case import Bools, Floats
-from paceline.layouts.search.choice import Sight, Why, best_of, decide, worth_trying
+from paceline.layouts.search.decision import SearchState, Why, best_of, decide, worth_trying
 from paceline.layouts.search.memory_order import needs_as_much
 from paceline.layouts.search.oom_odds import odds_after
 from paceline.layouts.search.residuals import Belief
-from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import SURE_OOM, Candidates
+from paceline.layouts.tune.learner import Learner
 
 Stop = Why | Literal["interrupted", "not begun"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How one run of a layout ended."""
 
     status: Status | Literal["refused"]
@@ -40,7 +40,7 @@ class Tried:
     row: int
     expected: Belief
     """Of all layouts, before its first run."""
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    outcomes: list[TrialOutcome] = field(default_factory=list[TrialOutcome])
 
     @property
     def seconds(self) -> list[float]:
@@ -122,9 +122,9 @@ class Search:
         whole = [o.took_s for t in self.tried.values() for o in t.outcomes if o.step_time_s]
         return budget.left(self.took_s, whole)
 
-    def sight(self, budget: Budget) -> Sight:
+    def state(self, budget: Budget) -> SearchState:
         """What a decision rests on."""
-        return Sight(
+        return SearchState(
             self.belief,
             self.measured,
             self.open,
@@ -136,18 +136,18 @@ class Search:
     @property
     def hopeful(self) -> Bools:
         """Layouts that may still be better than the best."""
-        return worth_trying(self.sight(Budget(runs=0)))
+        return worth_trying(self.state(Budget(runs=0)))
 
-    def note(self, row: int, outcome: Outcome) -> None:
+    def note(self, row: int, outcome: TrialOutcome) -> None:
         """A run has ended."""
         self.tried.setdefault(row, Tried(row, self.belief)).outcomes.append(outcome)
         if outcome.step_time_s is not None:
             self.belief = self.learner.belief(self.measured)
 
 
-Measure = Callable[[int], Outcome]
+Measure = Callable[[int], TrialOutcome]
 """Runs the layout of a row once; KeyboardInterrupt ends the search as far as it came."""
-Known = Sequence[tuple[int, Outcome]]
+Known = Sequence[tuple[int, TrialOutcome]]
 """Runs from before, in their order."""
 
 
@@ -180,7 +180,7 @@ def _next(search: Search, budget: Budget) -> int | None:
     own = search.candidates.own
     if own is not None and search.open[own] and search.left(budget) > 0:
         return own
-    move = decide(search.sight(budget))
+    move = decide(search.state(budget))
     if move.why not in ("try", "again"):
         search.stop = move.why
     return move.row

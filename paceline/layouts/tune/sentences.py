@@ -11,7 +11,7 @@ import numpy as np
 from paceline.core.layout import Layout
 from paceline.core.units import percent, significant
 from paceline.estimate.fit.interval import Z80
-from paceline.layouts.search.choice import close_to, seconds_of
+from paceline.layouts.search.decision import close_to, seconds_of
 from paceline.layouts.search.residuals import Belief
 from paceline.layouts.sweep.result import Prediction
 from paceline.layouts.tune.result import Effect, Expected, TuneResult, TuneRow, Untried

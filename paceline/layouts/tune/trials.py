@@ -17,9 +17,9 @@ from paceline.files.run_folder import read_record
 from paceline.layouts.sweep.plan import Choice, Sweep
 from paceline.layouts.sweep.result import Prediction, SweepRow
 from paceline.layouts.sweep.runner import SweepObserver, SweepRunner, SweepTask
-from paceline.layouts.sweep.trials import Trial, folders_of, row_of, trials_of
+from paceline.layouts.sweep.trials import SweepTrial, folders_of, row_of, trials_of
 from paceline.layouts.tune.candidates import Candidates, settings
-from paceline.layouts.tune.search import Outcome
+from paceline.layouts.tune.search import TrialOutcome
 from paceline.machines import slurm
 from paceline.runs.tasks.runner import TaskQueue
 
@@ -37,20 +37,20 @@ class Runs:
     """Who is told of the runs; there must be one before the first."""
     expect: Callable[[int], Prediction | None] = lambda _: None
     """What is expected of a layout just before it runs, for whoever watches."""
-    trials: dict[int, Trial] = field(default_factory=dict[int, Trial])
-    order: list[Trial] = field(default_factory=list[Trial])
+    trials: dict[int, SweepTrial] = field(default_factory=dict[int, SweepTrial])
+    order: list[SweepTrial] = field(default_factory=list[SweepTrial])
     """The same in the order of their first runs."""
     halted: str | None = None
     """Why nothing more can run, where the allocation has ended."""
 
-    def __call__(self, row: int) -> Outcome:
+    def __call__(self, row: int) -> TrialOutcome:
         """One more run of a layout; KeyboardInterrupt when the user or the allocation ends it."""
         trial = self.trials.get(row)
         if trial is None:
             try:
                 trial = self._trial(row)
             except UserError as error:
-                return Outcome("refused", None, 0.0, error.what)
+                return TrialOutcome("refused", None, 0.0, error.what)
         assert self.observer is not None
         for folder in trial.left:
             slurm.abandon(folder)
@@ -63,15 +63,15 @@ class Runs:
             raise KeyboardInterrupt
         took_s = time.monotonic() - began
         if trial.fault:
-            return Outcome("failed", None, took_s, trial.fault)
+            return TrialOutcome("failed", None, took_s, trial.fault)
         return _outcome(trial.results[-1], took_s)
 
-    def recall(self) -> list[tuple[int, Outcome]]:
+    def recall(self) -> list[tuple[int, TrialOutcome]]:
         """The runs that the tuning has already, in their order.
 
         What was broken off or failed otherwise is tried again.
         """
-        outcomes: list[tuple[str, int, Outcome]] = []
+        outcomes: list[tuple[str, int, TrialOutcome]] = []
         for row in self._stored():
             trial = self._trial(row)
             kept = [
@@ -95,7 +95,7 @@ class Runs:
         layouts = dict.fromkeys(spec.layout for spec in specs if spec)
         yield from (rows[layout] for layout in layouts if layout in rows)
 
-    def _trial(self, row: int) -> Trial:
+    def _trial(self, row: int) -> SweepTrial:
         plan, layout = self.candidates.plan(row), self.candidates.layouts[row]
         choice = Choice(_unusual(layout), layout, plan, prediction=self.expect(row))
         (trial,) = trials_of(self._sweep(choice), self.root)
@@ -116,10 +116,10 @@ def _unusual(layout: Layout) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _outcome(result: Result, took_s: float) -> Outcome:
+def _outcome(result: Result, took_s: float) -> TrialOutcome:
     if has_figure(result):
-        return Outcome("ok", result.metrics["step_time_s"].value, took_s)
+        return TrialOutcome("ok", result.metrics["step_time_s"].value, took_s)
     if result.status == "ok":
         reason = result.reason or "the run has no steady step time"
-        return Outcome("incomplete", None, took_s, reason)
-    return Outcome(result.status, None, took_s, result.reason)
+        return TrialOutcome("incomplete", None, took_s, reason)
+    return TrialOutcome(result.status, None, took_s, result.reason)

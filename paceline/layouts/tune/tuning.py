@@ -15,9 +15,9 @@ from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import write_value
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.runner import SweepObserver
-from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import candidates
+from paceline.layouts.tune.learner import Learner
 from paceline.layouts.tune.result import TuneResult
 from paceline.layouts.tune.search import Search, begin, go_on
 from paceline.layouts.tune.sentences import effects, label, prediction, rows_of, sentences, untried
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TuneOptions:
     """What the user asked for."""
 
     request: Request
@@ -57,7 +57,7 @@ class Wanted:
 class Tuning:
     """A tuning that is ready to try."""
 
-    wanted: Wanted
+    options: TuneOptions
     name: str
     root: Path
     command: list[str]
@@ -77,7 +77,7 @@ class Tuning:
         as it came. Raises UserError for wrong input.
         """
         self.runs.observer = observer
-        go_on(self.search, self.runs, self.wanted.budget)
+        go_on(self.search, self.runs, self.options.budget)
         result = self.told()
         if result.rows:
             result = result.model_copy(update=self._write(result))
@@ -97,7 +97,7 @@ class Tuning:
             device=spec.cluster.device_label or spec.cluster.device,
             devices=spec.world_size,
             oversubscribed=self.oversubscribed,
-            budget=str(self.wanted.budget),
+            budget=str(self.options.budget),
             num_runs=len(search.took_s),
             took_s=sum(search.took_s),
             n_layouts=len(found.layouts),
@@ -123,33 +123,35 @@ class Tuning:
         best = result.best
         if best is None:
             return {}
-        recipe, left_out = tuned(self.wanted.request, self.search.candidates, best.layout)
-        path = self.wanted.write or self.folder / f"{recipe.name}.yaml"
+        recipe, left_out = tuned(self.options.request, self.search.candidates, best.layout)
+        path = self.options.write or self.folder / f"{recipe.name}.yaml"
         head = (
             f"{best.label}: {best.step_time_s:.4g} s a step on {result.devices} x {result.device}, "
             f"the fastest of {len(result.rows)} layouts tried"
         )
         write_recipe(recipe, path, head)
         more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
-        there = run_command(self.wanted.request, self.search.candidates.spec.cluster, path)
+        there = run_command(self.options.request, self.search.candidates.spec.cluster, path)
         more += [f"it runs on the same hosts with: {there}"] if there else []
         return {"recipe_file": str(path), "sentences": (*result.sentences, *more)}
 
 
-def new_tuning(wanted: Wanted, evidence: Evidence | None, root: Path, command: list[str]) -> Tuning:
+def new_tuning(
+    options: TuneOptions, evidence: Evidence | None, root: Path, command: list[str]
+) -> Tuning:
     """A tuning with the runs that it has already; nothing is run or written.
 
     Raises UserError when no layout can run, or when there are more processes than physical cores.
     """
-    name = _name(wanted)
-    if wanted.write:
-        check_place(wanted.write, wanted.request.recipe)
-    oversubscribed = _oversubscribed(wanted)
-    found = candidates(wanted.trial_request, evidence, wanted.space)
-    runs = Runs(found, name, root, command, wanted.tag)
+    name = _name(options)
+    if options.write:
+        check_place(options.write, options.request.recipe)
+    oversubscribed = _oversubscribed(options)
+    found = candidates(options.trial_request, evidence, options.space)
+    runs = Runs(found, name, root, command, options.tag)
     search = begin(found, Learner(found), runs.recall())
     runs.expect = lambda row: prediction(search, row)
-    return Tuning(wanted, name, root, command, search, runs, oversubscribed)
+    return Tuning(options, name, root, command, search, runs, oversubscribed)
 
 
 def headline(tuning: Tuning) -> str:
@@ -170,12 +172,12 @@ def headline(tuning: Tuning) -> str:
         if own is not None
         else []
     )
-    return f"tune {tuning.name}: {', '.join(parts)}; budget {tuning.wanted.budget}"
+    return f"tune {tuning.name}: {', '.join(parts)}; budget {tuning.options.budget}"
 
 
-def _oversubscribed(wanted: Wanted) -> bool:
+def _oversubscribed(options: TuneOptions) -> bool:
     """Whether processes share cores; raises UserError where that was not asked for."""
-    asked, here = wanted.request, inventory()
+    asked, here = options.request, inventory()
     recipe = load_recipe(asked.recipe, asked.variant, asked.overrides)
     cluster, _ = choose_cluster(asked, recipe, here)
     if cluster.device != "cpu" or cluster.launcher != "local":
@@ -184,7 +186,7 @@ def _oversubscribed(wanted: Wanted) -> bool:
     cores = min(here["cpu"]["physical_cores"] or usable, usable)
     if cluster.devices_per_node <= cores:
         return False
-    if not wanted.oversubscribe:
+    if not options.oversubscribe:
         raise UserError(
             f"--gpus {cluster.devices_per_node}",
             f"is more than the {cores} physical cores here, so processes would wait for each other",
@@ -193,19 +195,19 @@ def _oversubscribed(wanted: Wanted) -> bool:
     return True
 
 
-def _name(wanted: Wanted) -> str:
+def _name(options: TuneOptions) -> str:
     """As asked for, else one of the question, so that a longer budget finds the same runs."""
-    if wanted.name is None:
-        asked = wanted.trial_request
+    if options.name is None:
+        asked = options.trial_request
         place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
         digest = hashlib.sha256(repr((asked.recipe, asked.overrides, place)).encode()).hexdigest()
         stem = Path(asked.recipe).stem
         parts = [part for part in (stem, asked.variant, "tune", digest[:4]) if part]
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
-    if not _NAME.fullmatch(wanted.name) or wanted.name == "last":
+    if not _NAME.fullmatch(options.name) or options.name == "last":
         raise UserError(
-            f"--name {wanted.name}",
+            f"--name {options.name}",
             "cannot name a tuning",
             allowed="letters, digits, . _ and -, but not `last`",
         )
-    return wanted.name
+    return options.name

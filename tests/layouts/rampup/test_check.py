@@ -10,7 +10,7 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.layouts.rampup.check import SLOW, CheckedSchedule, CheckedStage, check_schedule
 from paceline.layouts.rampup.plan import Wish
-from paceline.layouts.rampup.schedule_table import Given, read_schedule
+from paceline.layouts.rampup.schedule_table import ScheduleLine, read_schedule
 from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB, here, planned
 
 WISH = Wish((32, 64, 128, 256, 512))
@@ -25,7 +25,7 @@ def study(tmp_path: Path, text: str, device: str, **axes: object) -> CheckedSche
     return check_schedule(here(device), WISH, given, planned(WISH, device))
 
 
-def one(given: Given, device: str = "V100-32GB") -> CheckedStage:
+def one(given: ScheduleLine, device: str = "V100-32GB") -> CheckedStage:
     """The judgement of a single line."""
     return check_schedule(here(device), WISH, [given], planned(WISH, device)).stages[0]
 
@@ -44,7 +44,7 @@ def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_p
 
 
 def test_a_filled_pipeline_in_the_same_layout_is_not_called_a_bubble():
-    filled = one(Given(16, 512, FULL.model_copy(update={"pp": 2})), "V100-16GB")
+    filled = one(ScheduleLine(16, 512, FULL.model_copy(update={"pp": 2})), "V100-16GB")
     assert filled.plan and filled.plan.micro_batches == 16 and filled.plan.bubble < 0.1
     assert not any("bubble" in reason for reason in filled.reasons)
 
@@ -66,15 +66,17 @@ def test_batches_between_the_stages_that_do_not_divide_are_named(tmp_path: Path)
 
 
 def test_a_layout_whose_sizes_do_not_divide_cannot_run():
-    found = one(Given(16, 32, FULL))
+    found = one(ScheduleLine(16, 32, FULL))
     assert found.verdict == "cannot run" and found.plan is None and found.slower is None
     assert "is not a multiple of dp 64" in found.reasons[0]
-    whole = check_schedule(here(), WISH, [Given(16, 32, FULL), Given(16, 512, FULL)], planned(WISH))
+    whole = check_schedule(
+        here(), WISH, [ScheduleLine(16, 32, FULL), ScheduleLine(16, 512, FULL)], planned(WISH)
+    )
     assert whole.days is None and whole.device_hours is None
 
 
 def test_a_layout_that_does_not_fit_is_out_of_memory():
-    found = one(Given(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
+    found = one(ScheduleLine(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
     assert found.verdict == "out of memory" and found.plan and found.plan.p_oom > 0.5
     assert "GB a device" in found.reasons[0]
 
@@ -83,7 +85,7 @@ def test_a_layout_that_does_not_fit_is_out_of_memory():
 def test_only_recipes_of_the_trainer_are_held_against_its_rules(engine: str):
     setting = here("V100-16GB")
     other = replace(setting, spec=setting.spec.model_copy(update={"engine": engine}))
-    given = [Given(16, 32, FULL.model_copy(update={"pp": 2}))]
+    given = [ScheduleLine(16, 32, FULL.model_copy(update={"pp": 2}))]
     found = check_schedule(other, WISH, given, planned(WISH, "V100-16GB")).stages[0]
     refused = any("trainer refuses" in reason for reason in found.reasons)
     assert refused == (engine == "native")
@@ -91,7 +93,7 @@ def test_only_recipes_of_the_trainer_are_held_against_its_rules(engine: str):
 
 def test_the_plan_itself_is_good():
     plan = planned(WISH, "V100-16GB")
-    given = [Given(stage.nodes, stage.batch, stage.layout) for stage in plan.stages]
+    given = [ScheduleLine(stage.nodes, stage.batch, stage.layout) for stage in plan.stages]
     found = check_schedule(here("V100-16GB"), WISH, given, plan)
     assert {stage.verdict for stage in found.stages} == {"good"}
     assert found.days == pytest.approx(plan.days)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.layouts.rampup.schedule_table import Given, read_schedule
+from paceline.layouts.rampup.schedule_table import ScheduleLine, read_schedule
 from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB
 
 
@@ -34,15 +34,15 @@ def test_the_tables_of_the_study_are_read(tmp_path: Path):
 
 def test_words_of_a_title_may_be_joined_as_people_write_them(tmp_path: Path):
     found = read_schedule(table(tmp_path, "Nodes,Global batch,Micro-batch\n1,32,4\n"), Layout())
-    assert found == [Given(1, 32, Layout(micro_batch=4))]
+    assert found == [ScheduleLine(1, 32, Layout(micro_batch=4))]
 
 
 def test_axes_may_stand_in_the_table_in_any_order_of_lines(tmp_path: Path):
     text = "batch,nodes,tp,pp,recompute,zero\n512,8,2,4,full,1\n\n64,1,1,1,none,\n"
     found = read_schedule(table(tmp_path, text), Layout(zero_stage=3, micro_batch=2))
     assert found == [
-        Given(1, 64, Layout(zero_stage=3, micro_batch=2)),
-        Given(8, 512, Layout(tp=2, pp=4, recompute="full", zero_stage=1, micro_batch=2)),
+        ScheduleLine(1, 64, Layout(zero_stage=3, micro_batch=2)),
+        ScheduleLine(8, 512, Layout(tp=2, pp=4, recompute="full", zero_stage=1, micro_batch=2)),
     ]
 
 

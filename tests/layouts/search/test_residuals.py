@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.interval import Z80
-from paceline.layouts.search.residuals import SHARED_SD, Belief, Known, believe
+from paceline.layouts.search.residuals import SHARED_SD, Belief, LayoutPrior, believe
 
 GRID = np.array([[a, b] for a in range(4) for b in range(4)], dtype=float)
 """Two axes of four values."""
 
 
-def known(predicted: float = 1.0, loadings: int = 1) -> Known:
-    return Known(GRID, np.full(len(GRID), np.log(predicted)), np.zeros((len(GRID), loadings)))
+def known(predicted: float = 1.0, loadings: int = 1) -> LayoutPrior:
+    return LayoutPrior(GRID, np.full(len(GRID), np.log(predicted)), np.zeros((len(GRID), loadings)))
 
 
-def after(rows: list[int], seconds: np.ndarray, given: Known | None = None) -> Belief:
+def after(rows: list[int], seconds: np.ndarray, given: LayoutPrior | None = None) -> Belief:
     return believe(given or known(), rows, np.log(seconds[rows]))
 
 
@@ -39,7 +39,7 @@ def test_a_slope_along_an_axis_is_carried_to_what_was_not_measured():
 
 def test_uncertain_coefficients_move_what_they_load_on():
     loads = np.where(GRID[:, :1] > 1, 0.5, 0.0)
-    given = Known(GRID, np.zeros(16), loads)
+    given = LayoutPrior(GRID, np.zeros(16), loads)
     truth = np.where(GRID[:, 0] > 1, 1.5, 1.0)
     belief = after([0, 1, 8], truth, given)
     assert np.exp(belief.mean)[15] == pytest.approx(1.5, rel=0.15)

@@ -13,7 +13,7 @@ import pytest
 from paceline.core.hosts import Host, expand
 from paceline.files.run_folder import read_record, run_folders
 from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
+from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
 from paceline.layouts.sweep.runner import SweepRunner, SweepTask, missing_runs, run_sweep
 from paceline.layouts.sweep.trials import trials_of
@@ -60,7 +60,7 @@ def a_sweep(
     named = tuple(Host(name=name) for name in expand(hosts))
     where = Where(hosts=named, allocation=allocation, launcher="slurm" if allocation else None)
     request = Request("tiny-gpt", overrides=fixed, device="cpu", where=where)
-    return new_sweep(Wanted(request, varied, nodes_per_trial=nodes_per_trial), None)
+    return new_sweep(SweepOptions(request, varied, nodes_per_trial=nodes_per_trial), None)
 
 
 def run(sweep: Sweep, root: Path) -> tuple[SweepResult, Silent]:

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped
 from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Choice, Sweep, Wanted, new_sweep
+from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, new_sweep
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 
@@ -39,7 +39,7 @@ def planned(
 ) -> Sweep:
     varied, fixed = dimensions(named, sets)
     request = Request(recipe, overrides=fixed, **(asked or {"devices": 4}))
-    return new_sweep(Wanted(request, varied, name=name, prune=prune), shipped())
+    return new_sweep(SweepOptions(request, varied, name=name, prune=prune), shipped())
 
 
 def labels(choices: list[Choice]) -> list[str]:

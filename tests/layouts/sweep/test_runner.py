@@ -14,7 +14,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.estimate.fit.evidence import shipped
 from paceline.files.run_folder import this_controller
 from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Sweep, Wanted, new_sweep
+from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
 from paceline.layouts.sweep.runner import SweepTask, run_sweep
 from paceline.layouts.sweep.trials import row_of, sweep_result, trials_of
@@ -88,7 +88,7 @@ class Silent:
 def a_sweep(mbs: str = "1,2,4", repeats: int = 1, timeout_s: float | None = None) -> Sweep:
     varied, fixed = dimensions({"mbs": mbs}, ["steps=20"])
     request = Request("tiny-gpt", overrides=fixed, devices=1, device="cpu", timeout_s=timeout_s)
-    return new_sweep(Wanted(request, varied, repeats), shipped())
+    return new_sweep(SweepOptions(request, varied, repeats), shipped())
 
 
 @dataclass

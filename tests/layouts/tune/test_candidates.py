@@ -28,7 +28,7 @@ SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDU
 @pytest.fixture(autouse=True)
 def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
-    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: None)
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: None)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
@@ -73,7 +73,7 @@ def test_the_recipes_own_micro_batch_is_tried_in_other_layouts():
 
 
 def test_what_will_not_fit_leaves_room_for_what_may(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: cpu_machine(calibration(), 2))
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: cpu_machine(calibration(), 2))
     small = ("memory_limit_bytes=45e6", "dtype=fp32")
     every = found(*small, recipe="gpt-1b3-tiny")
     fitting = int(every.likely_to_fit.sum())
@@ -110,7 +110,7 @@ def test_without_rates_every_layout_is_alike():
 
 def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPatch):
     here = cpu_machine(calibration(), 2)
-    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: here)
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: here)
     limited = found("memory_limit_bytes=230e6", "dtype=fp32", recipe="gpt-1b3-tiny")
     assert limited.x is not None
     assert np.array_equal(limited.memory_bytes, memory(limited.x, NATIVE_CPU).device_used)
@@ -122,11 +122,11 @@ def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
     large = replace(here, device=here.device.model_copy(update={"context_bytes": 7e7}))
     used: list[np.ndarray] = []
     for machine_there in (here, large):
-        monkeypatch.setattr(candidates, "machine_of_run", lambda *_, m=machine_there: m)
+        monkeypatch.setattr(candidates, "probed_machine", lambda *_, m=machine_there: m)
         used.append(found("dtype=fp32", recipe="gpt-1b3-tiny").memory_bytes)
     assert used[1] - used[0] == pytest.approx(7e7)
 
 
 def test_a_device_that_emulates_the_dtype_has_no_rates(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: machine("V100-32GB"))
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: machine("V100-32GB"))
     assert found("dtype=bf16").x is None and found("dtype=fp32").x is not None

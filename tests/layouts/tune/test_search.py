@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.search import Outcome, begin, go_on
+from paceline.layouts.tune.learner import Learner
+from paceline.layouts.tune.search import TrialOutcome, begin, go_on
 from tests.layouts.tune.worlds import World, made_up
 
 
@@ -99,7 +99,7 @@ def test_by_the_estimate_too_only_what_needs_as_much_is_dominated():
     needed = found.memory_bytes.copy()
     needed[worse] = 0.5 * needed[out]
     found = replace(found, memory_bytes=needed)
-    search = begin(found, Learner(found), [(out, Outcome("oom", None, 1.0))])
+    search = begin(found, Learner(found), [(out, TrialOutcome("oom", None, 1.0))])
     assert search.dominated.nonzero()[0].tolist() == [out] and search.open[worse]
 
 
@@ -131,9 +131,9 @@ def test_failed_runs_are_rows_and_are_not_repeated(some: Candidates):
     found = without_model(some)
     world = World(found, 0, wrong=0.1)
 
-    def measure(row: int) -> Outcome:
+    def measure(row: int) -> TrialOutcome:
         good = world.measure(row)
-        return good if row % 2 else Outcome("nan", None, 5.0, "the loss is nan")
+        return good if row % 2 else TrialOutcome("nan", None, 5.0, "the loss is nan")
 
     search = begin(found, Learner(found))
     go_on(search, measure, Budget(runs=12))
@@ -145,7 +145,7 @@ def test_an_interrupt_keeps_what_has_ended_and_runs_of_before_count(some: Candid
     found = without_model(some)
     world = World(found, 5, wrong=0.1)
 
-    def measure(row: int) -> Outcome:
+    def measure(row: int) -> TrialOutcome:
         if len(world.ran) == 4:
             raise KeyboardInterrupt
         return world.measure(row)

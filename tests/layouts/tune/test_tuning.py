@@ -18,7 +18,7 @@ from paceline.layouts.search.space import Space
 from paceline.layouts.tune import candidates
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.result import TuneResult
-from paceline.layouts.tune.tuning import RESULT_FILE, Wanted, headline, new_tuning
+from paceline.layouts.tune.tuning import RESULT_FILE, TuneOptions, headline, new_tuning
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
 from paceline.runs import flow
@@ -31,13 +31,13 @@ SPACE = Space(micro_batches=(1, 2, 4, 8), recompute=("none",))
 def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No look at the cores, no probes of the processor, no calibration of the user's."""
     monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
-    monkeypatch.setattr(candidates, "machine_of_run", lambda *_: None)
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: None)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def wanted(runs: int = 9, devices: int = 1, *more: str, **fields: Any) -> Wanted:
+def wanted(runs: int = 9, devices: int = 1, *more: str, **fields: Any) -> TuneOptions:
     request = Request("tiny-llama", None, ("steps=20", *more), devices, "cpu")
-    return Wanted(request, Budget(runs=runs), SPACE, **fields)
+    return TuneOptions(request, Budget(runs=runs), SPACE, **fields)
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Bench:
     monkeypatch: pytest.MonkeyPatch
 
     def run(
-        self, asked: Wanted, endings: Callable[[int, int], Ending]
+        self, asked: TuneOptions, endings: Callable[[int, int], Ending]
     ) -> tuple[TuneResult, list[int]]:
         runner = Runner(endings)
         self.monkeypatch.setattr(flow, "run", runner)
@@ -137,7 +137,7 @@ def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
     assert [row.status for row in result.rows] == ["ok"]
 
 
-def on_two_hosts(runs: int = 9) -> Wanted:
+def on_two_hosts(runs: int = 9) -> TuneOptions:
     asked = wanted(runs, 1, "batch_per_device=null", "global_batch=16", name="there")
     hosts = tuple(Host(name=name) for name in ("n1", "n2"))
     return replace(asked, request=replace(asked.request, where=Where(hosts=hosts)))

@@ -16,10 +16,10 @@ from paceline.estimate.question import Question, machine_of, spec_of_any_layout
 from paceline.files.recipe import load_recipe
 from paceline.layouts.search.features import features
 from paceline.layouts.search.space import Space, feasible
-from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.search import Outcome, Search, begin, go_on
+from paceline.layouts.tune.learner import Learner
+from paceline.layouts.tune.search import Search, TrialOutcome, begin, go_on
 from paceline.machines.placement import Request
 
 SPACE = Space(
@@ -74,13 +74,13 @@ class World:
         physics = step_time(x, named(moved)).total if x else np.ones(len(z))
         self.truth: Floats = physics * np.exp(z @ slopes)
 
-    def measure(self, row: int) -> Outcome:
+    def measure(self, row: int) -> TrialOutcome:
         """One run."""
         self.ran.append(row)
         if row in self.runs_out:
-            return Outcome("oom", None, 10.0, "out of memory")
+            return TrialOutcome("oom", None, 10.0, "out of memory")
         seconds = self.truth[row] * np.exp(self._random.normal(0, self.noise))
-        return Outcome("ok", float(seconds), 10.0)
+        return TrialOutcome("ok", float(seconds), 10.0)
 
     def searched(self, runs: int) -> Search:
         """A search of so many runs."""

@@ -20,7 +20,7 @@ ALONE_BYTES_PER_S = 1e9
 """Stands for the links of a single rank, which exchanges nothing."""
 
 
-def machine_of_run(spec: RunSpec, found: dict[str, Any]) -> Machine | None:
+def probed_machine(spec: RunSpec, found: dict[str, Any]) -> Machine | None:
     """A processor that is not calibrated, as the time model takes it; None where it cannot be measured.
 
     Its rates are measured: matrix products and copies on all cores, of which a rank has its share, and

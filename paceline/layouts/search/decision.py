@@ -38,7 +38,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Sight:
+class SearchState:
     """All that a decision rests on."""
 
     belief: Belief
@@ -51,34 +51,34 @@ class Sight:
     runs_left: int
 
 
-def decide(sight: Sight) -> Move:
+def decide(state: SearchState) -> Move:
     """The next move.
 
     A layout is worth a try while the optimistic end of its 95 % interval is faster than the best one
     measured; of those the one with the largest expected improvement is tried. A fifth of the runs is
     kept for layouts that are too close to be told apart.
     """
-    hopeful = worth_trying(sight)
-    close = to_repeat(sight.measured, sight.runs, sight.belief.noise_sd)
-    if sight.runs_left <= 0 and (hopeful.any() or close):
+    hopeful = worth_trying(state)
+    close = to_repeat(state.measured, state.runs, state.belief.noise_sd)
+    if state.runs_left <= 0 and (hopeful.any() or close):
         return Move(None, "budget")
-    kept_back = (sight.runs_left + sum(sight.runs.values())) // KEPT_BACK if close else 0
-    if hopeful.any() and sight.runs_left > kept_back:
-        return Move(_most_improving(sight, hopeful), "try")
+    kept_back = (state.runs_left + sum(state.runs.values())) // KEPT_BACK if close else 0
+    if hopeful.any() and state.runs_left > kept_back:
+        return Move(_most_improving(state, hopeful), "try")
     if close:
         return Move(close[0], "again")
     if hopeful.any():
-        return Move(_most_improving(sight, hopeful), "try")
-    return Move(None, "bound" if sight.open.any() else "exhausted")
+        return Move(_most_improving(state, hopeful), "try")
+    return Move(None, "bound" if state.open.any() else "exhausted")
 
 
-def worth_trying(sight: Sight) -> Bools:
+def worth_trying(state: SearchState) -> Bools:
     """Open layouts whose optimistic bound beats the best measured."""
-    best = best_of(sight.measured)
+    best = best_of(state.measured)
     if best is None:
-        return sight.open
-    optimistic = sight.belief.mean - OPTIMISTIC * sight.belief.sd
-    return sight.open & (optimistic < log(seconds_of(sight.measured[best])))
+        return state.open
+    optimistic = state.belief.mean - OPTIMISTIC * state.belief.sd
+    return state.open & (optimistic < log(seconds_of(state.measured[best])))
 
 
 def best_of(measured: Measured) -> int | None:
@@ -119,14 +119,14 @@ def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
     return sd * (z * cumulative + density)
 
 
-def _most_improving(sight: Sight, among: Bools) -> int:
+def _most_improving(state: SearchState, among: Bools) -> int:
     """By expected improvement where memory suffices; the fastest expected one before any figure."""
-    best = best_of(sight.measured)
+    best = best_of(state.measured)
     if best is None:
         # What will hardly run says nothing: of the fitting ones the fastest, else the likeliest to fit.
-        score = np.where(sight.p_oom < 0.5, -sight.belief.mean, -1e3 * sight.p_oom)
+        score = np.where(state.p_oom < 0.5, -state.belief.mean, -1e3 * state.p_oom)
     else:
-        now = log(seconds_of(sight.measured[best]))
-        gain = expected_improvement(sight.belief.mean, sight.belief.sd, now)
-        score = gain * (1 - sight.p_oom)
+        now = log(seconds_of(state.measured[best]))
+        gain = expected_improvement(state.belief.mean, state.belief.sd, now)
+        score = gain * (1 - state.p_oom)
     return int(np.argmax(np.where(among, score, -np.inf)))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.layouts.tune.beliefs import Learner
 from paceline.layouts.tune.candidates import Candidates
+from paceline.layouts.tune.learner import Learner
 from tests.layouts.tune.worlds import World, made_up
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.layouts.search.choice import (
+from paceline.layouts.search.decision import (
     MOST_RUNS,
-    Sight,
+    SearchState,
     best_of,
     close_to,
     decide,
@@ -20,7 +20,7 @@ from paceline.layouts.search.choice import (
 from paceline.layouts.search.residuals import Belief
 
 
-def sight(seconds: list[float], sd: float | list[float], **more: Any) -> Sight:
+def state(seconds: list[float], sd: float | list[float], **more: Any) -> SearchState:
     """Beliefs about as many layouts; `measured` are open no more."""
     size = len(seconds)
     measured: dict[int, list[float]] = more.pop("measured", {})
@@ -32,33 +32,33 @@ def sight(seconds: list[float], sd: float | list[float], **more: Any) -> Sight:
         "runs": {row: len(runs) for row, runs in measured.items()},
         "runs_left": 10,
     }
-    return Sight(**{**given, **more})
+    return SearchState(**{**given, **more})
 
 
 def test_before_any_figure_the_fastest_expected_is_tried():
-    move = decide(sight([2.0, 1.0, 3.0], 0.5))
+    move = decide(state([2.0, 1.0, 3.0], 0.5))
     assert (move.row, move.why) == (1, "try")
 
 
 def test_the_fastest_that_will_hardly_fit_is_not_the_first():
-    move = decide(sight([2.0, 1.0, 3.0], 0.5, p_oom=np.array([0.1, 0.9, 0.0])))
+    move = decide(state([2.0, 1.0, 3.0], 0.5, p_oom=np.array([0.1, 0.9, 0.0])))
     assert move.row == 0
 
 
 def test_a_layout_in_doubt_is_tried_although_it_is_expected_to_be_slower():
-    move = decide(sight([1.0, 1.02, 1.1], [0.001, 0.005, 0.3], measured={0: [1.0]}))
+    move = decide(state([1.0, 1.02, 1.1], [0.001, 0.005, 0.3], measured={0: [1.0]}))
     assert (move.row, move.why) == (2, "try")
 
 
 def test_odds_of_running_out_of_memory_lower_the_interest():
     odds = np.array([0.0, 0.9, 0.0])
-    assert decide(sight([1.0, 0.9, 0.91], 0.05, measured={0: [1.0]}, p_oom=odds)).row == 2
+    assert decide(state([1.0, 0.9, 0.91], 0.05, measured={0: [1.0]}, p_oom=odds)).row == 2
 
 
 def test_it_stops_when_no_optimistic_bound_beats_the_best():
-    move = decide(sight([1.0, 1.2, 1.3], 0.05, measured={0: [1.0]}))
+    move = decide(state([1.0, 1.2, 1.3], 0.05, measured={0: [1.0]}))
     assert (move.row, move.why) == (None, "bound")
-    assert worth_trying(sight([1.0, 1.4, 1.6], 0.2, measured={0: [1.0]})).tolist() == [
+    assert worth_trying(state([1.0, 1.4, 1.6], 0.2, measured={0: [1.0]})).tolist() == [
         False,
         True,
         False,
@@ -66,15 +66,15 @@ def test_it_stops_when_no_optimistic_bound_beats_the_best():
 
 
 def test_it_stops_when_the_budget_is_spent_or_everything_was_tried():
-    assert decide(sight([1.0, 0.5], 0.5, measured={0: [1.0]}, runs_left=0)).why == "budget"
-    assert decide(sight([1.0], 0.5, measured={0: [1.0]})).why == "exhausted"
+    assert decide(state([1.0, 0.5], 0.5, measured={0: [1.0]}, runs_left=0)).why == "budget"
+    assert decide(state([1.0], 0.5, measured={0: [1.0]})).why == "exhausted"
 
 
 def test_a_spent_budget_is_no_reason_where_nothing_was_left_to_do():
-    done = sight([1.0, 1.2], 0.05, measured={0: [1.0]}, runs_left=0)
+    done = state([1.0, 1.2], 0.05, measured={0: [1.0]}, runs_left=0)
     assert decide(done).why == "bound"
     close = {0: [1.0], 1: [1.001]}
-    assert decide(sight([1.0, 1.0, 2.0], 0.01, measured=close, runs_left=0)).why == "budget"
+    assert decide(state([1.0, 1.0, 2.0], 0.01, measured=close, runs_left=0)).why == "budget"
 
 
 def test_layouts_that_are_close_are_measured_again_in_turn():
@@ -88,10 +88,10 @@ def test_layouts_that_are_close_are_measured_again_in_turn():
 
 def test_a_fifth_of_the_runs_is_kept_for_that():
     close = {0: [1.0], 1: [1.001]}
-    early = decide(sight([1.0, 1.0, 0.9], 0.3, measured=close, runs_left=10))
-    late = decide(sight([1.0, 1.0, 0.9], 0.3, measured=close, runs_left=2, runs={0: 1, 1: 9}))
+    early = decide(state([1.0, 1.0, 0.9], 0.3, measured=close, runs_left=10))
+    late = decide(state([1.0, 1.0, 0.9], 0.3, measured=close, runs_left=2, runs={0: 1, 1: 9}))
     assert early.why == "try" and (late.why, late.row) == ("again", 0)
-    apart = decide(sight([1.0, 1.5, 0.9], 0.3, measured={0: [1.0], 1: [1.5]}, runs_left=1))
+    apart = decide(state([1.0, 1.5, 0.9], 0.3, measured={0: [1.0], 1: [1.5]}, runs_left=1))
     assert apart.why == "try"
 
 

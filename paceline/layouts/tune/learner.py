@@ -13,7 +13,7 @@ from paceline.estimate.fit.posterior import predict
 from paceline.estimate.fit.refit import prior_of, refit
 from paceline.estimate.model.case import Cases, Floats
 from paceline.layouts.search.features import features
-from paceline.layouts.search.residuals import Belief, Known, believe
+from paceline.layouts.search.residuals import Belief, LayoutPrior, believe
 from paceline.layouts.tune.candidates import Candidates
 
 TITLE = "step times of this tuning"
@@ -44,7 +44,7 @@ class Learner:
         rows, seconds = [row for row, _ in pairs], np.array([s for _, s in pairs], dtype=float)
         return believe(self._known(rows, seconds), rows, np.log(seconds))
 
-    def _known(self, rows: list[int], seconds: Floats) -> Known:
+    def _known(self, rows: list[int], seconds: Floats) -> LayoutPrior:
         """The time model as a straight line through where its coefficients now are.
 
         Around the refitted coefficients r, ln t = ln t(r) + J (c - r): its mean takes the coefficients
@@ -53,12 +53,12 @@ class Learner:
         x, size = self.candidates.x, len(self.candidates.layouts)
         if x is None:
             middle = float(np.log(seconds).mean()) if len(seconds) else 0.0
-            return Known(self._features, np.full(size, middle), np.zeros((size, 1)))
+            return LayoutPrior(self._features, np.full(size, middle), np.zeros((size, 1)))
         before = prior_of(self.candidates.evidence).centre
         now = self._centre(x, rows, seconds) if rows else before
         slope = slopes(x, now)
         log_predicted = np.log(predict(x, now)) + slope @ (before - now)
-        return Known(self._features, log_predicted, slope @ self._root)
+        return LayoutPrior(self._features, log_predicted, slope @ self._root)
 
     def _centre(self, x: Cases, rows: list[int], seconds: Floats) -> Floats:
         """Coefficients refitted to these runs, or to most of them: the straight line brings the rest."""
