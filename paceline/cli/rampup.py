@@ -16,10 +16,10 @@ from paceline.core.hardware import Cluster
 from paceline.files import catalog
 from paceline.files.run_folder import write_text
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule
-from paceline.layouts.rampup.plan import RampPlan, Wish, plan_ramp_up
+from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
 from paceline.layouts.rampup.schedule_table import read_schedule
 from paceline.layouts.rampup.scripts import SUBMIT, Chain, scripts
-from paceline.layouts.rampup.timing import setting
+from paceline.layouts.rampup.timing import setting_of
 
 
 def rampup(
@@ -120,33 +120,19 @@ def rampup(
     site = _site(cluster, device, per_node)
     where = _devices(site, device, per_node)
     question = model.question(
-        recipe,
-        where.device,
-        where.per_node,
-        stack,
-        variant=variant,
-        overrides=overrides,
-        per_node=where.per_node,
-        intra=intra or where.intra,
-        inter=inter or where.inter,
-    )
-    timing = setting(question, model.chosen_evidence(evidence, question))
+        recipe, where.device, where.per_node, stack, variant=variant, overrides=overrides,
+        per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
+    )  # fmt: skip
+    setting = setting_of(question, model.chosen_evidence(evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
-    wish = Wish(
-        batches,
-        max_nodes,
-        least_efficiency,
-        _numbers("--samples", samples),
-        tokens,
-        every_batch,
-        most_tp,
-    )
-    schedule = read_schedule(check, timing.recipe.layout) if check else None
-    plan = plan_ramp_up(timing, wish)
-    judged = check_schedule(timing, wish, schedule, plan) if schedule else None
+    each = _numbers("--samples", samples)
+    options = RampOptions(batches, max_nodes, least_efficiency, each, tokens, every_batch, most_tp)
+    schedule = read_schedule(check, setting.recipe.layout) if check else None
+    plan = plan_ramp_up(setting, options)
+    judged = check_schedule(setting, options, schedule, plan) if schedule else None
     _emit(plan, judged, TableFormat.json if as_json else form, every_size)
     if scripts:
-        _write(scripts, Chain(timing, plan, question, site, cluster, every_batch))
+        _write(scripts, Chain(setting, plan, question, site, cluster, every_batch))
 
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:

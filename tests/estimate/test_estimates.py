@@ -13,7 +13,7 @@ from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question, machine_of, spec_of, spec_of_any_layout
 from paceline.layouts.rampup.stages import RampStage, Stretch
-from paceline.layouts.rampup.timing import setting, timed
+from paceline.layouts.rampup.timing import setting_of, timed
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.prediction import predict
 from paceline.layouts.tune.ranking import rank
@@ -60,7 +60,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
 
     stage = RampStage((Stretch(spec.training.global_batch, None),))
     nodes = spec.cluster.nodes
-    ramp = timed(setting(question, shipped()), [spec.layout], stage, nodes).followed()
+    ramp = timed(setting_of(question, shipped()), [spec.layout], stage, nodes).followed()
     columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
     assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""A schedule made by hand held against the time model: what cannot run, and what runs but is slow."""
+"""A schedule made by hand held against the time model: what cannot run, what is slow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.layouts.rampup.plan import (
+    RampOptions,
     RampPlan,
     StagePlan,
-    Wish,
     space_of,
     stage_plan,
     stages_of,
@@ -56,81 +56,81 @@ class CheckedSchedule(Value):
 
 
 def check_schedule(
-    here: Setting, wish: Wish, given: Sequence[ScheduleLine], plan: RampPlan
+    setting: Setting, options: RampOptions, schedule: Sequence[ScheduleLine], plan: RampPlan
 ) -> CheckedSchedule:
     """Every line judged; efficiencies are against the last stage of `plan`.
 
     Raises UserError for batches that make no stages.
     """
-    batches = tuple(one.batch for one in given)
+    batches = tuple(line.batch for line in schedule)
     try:
-        made = stages_of(here, replace(wish, batches=batches, every_batch=False))
+        ramp_stages = stages_of(setting, replace(options, batches=batches, every_batch=False))
     except UserError as error:
         raise UserError("the schedule", f"has batches that {error.what}") from error
-    stages = {stage.batch: stage for stage in made}
+    by_batch = {stage.batch: stage for stage in ramp_stages}
     last = plan.stages[-1]
-    told = [
-        _checked(here, wish, one, stages[one.batch], _later(batches, one.batch), last)
-        for one in given
+    stages = [
+        _checked(setting, options, line, by_batch[line.batch], _later(batches, line.batch), last)
+        for line in schedule
     ]
     return CheckedSchedule(
-        stages=tuple(told),
-        device_hours=total([one.plan.device_hours if one.plan else None for one in told]),
-        days=total([one.plan.days if one.plan else None for one in told]),
+        stages=tuple(stages),
+        device_hours=total([stage.plan.device_hours if stage.plan else None for stage in stages]),
+        days=total([stage.plan.days if stage.plan else None for stage in stages]),
     )
 
 
 def _checked(
-    here: Setting,
-    wish: Wish,
-    given: ScheduleLine,
+    setting: Setting,
+    options: RampOptions,
+    line: ScheduleLine,
     stage: RampStage,
     later: int | None,
     last: StagePlan,
 ) -> CheckedStage:
-    layout, devices = given.layout, given.nodes * here.per_node
-    found = layout_problems(
-        layout, here.spec.model, devices, given.batch, here.spec.training.seq_len
+    layout, devices = line.layout, line.nodes * setting.per_node
+    faults = layout_problems(
+        layout, setting.spec.model, devices, line.batch, setting.spec.training.seq_len
     )
-    plan = None if found else _plan(here, given, stage, last)
-    best = _best(here, wish, given, stage, last)
+    plan = None if faults else _plan(setting, line, stage, last)
+    best = _best(setting, options, line, stage, last)
     slower = plan.step_time_s / best.step_time_s if plan and best else None
-    told = [*found, *(_reasons(plan) if plan else [])]
+    reasons = [*faults, *(_reasons(plan) if plan else [])]
     if plan:
-        refused = problems(here, layout, given.batch, given.nodes)
-        told += [f"Paceline's trainer refuses it: {why.partition(',')[0]}" for why in refused]
-        told += _odd_batches(here, given, later)
+        refused = problems(setting, layout, line.batch, line.nodes)
+        reasons += [f"Paceline's trainer refuses it: {why.partition(',')[0]}" for why in refused]
+        reasons += _odd_batches(setting, line, later)
     if best and slower and slower > SLOW:
-        told.append(
-            f"{best.label}, micro-batch {best.layout.micro_batch}, recompute {best.layout.recompute} "
-            f"takes {best.step_time_s:.3g} s on the same nodes"
+        reasons.append(
+            f"{best.label}, micro-batch {best.layout.micro_batch}, "
+            f"recompute {best.layout.recompute} takes {best.step_time_s:.3g} s on the same nodes"
         )
     return CheckedStage(
-        batch=given.batch,
-        nodes=given.nodes,
+        batch=line.batch,
+        nodes=line.nodes,
         label=plan.label if plan else "",
         micro_batch=layout.micro_batch,
         verdict=_verdict(plan, slower),
-        reasons=tuple(told),
+        reasons=tuple(reasons),
         plan=plan,
         best=best,
         slower=slower,
     )
 
 
-def _plan(here: Setting, given: ScheduleLine, stage: RampStage, last: StagePlan) -> StagePlan:
-    estimates = timed(here, [given.layout], stage, given.nodes).followed()
-    return stage_plan(here, stage, estimates).against(last)
+def _plan(setting: Setting, line: ScheduleLine, stage: RampStage, last: StagePlan) -> StagePlan:
+    estimates = timed(setting, [line.layout], stage, line.nodes).followed()
+    return stage_plan(setting, stage, estimates).against(last)
 
 
 def _best(
-    here: Setting, wish: Wish, given: ScheduleLine, stage: RampStage, last: StagePlan
+    setting: Setting, options: RampOptions, line: ScheduleLine, stage: RampStage, last: StagePlan
 ) -> StagePlan | None:
-    layouts = runnable(here, stage, given.nodes, space_of(here, wish))
+    layouts = runnable(setting, stage, line.nodes, space_of(setting, options))
     if not layouts:
         return None
-    fastest = timed(here, layouts, stage, given.nodes).fastest()
-    return stage_plan(here, stage, fastest).against(last) if fastest else None
+    fastest = timed(setting, layouts, stage, line.nodes).fastest()
+    return stage_plan(setting, stage, fastest).against(last) if fastest else None
 
 
 def _verdict(plan: StagePlan | None, slower: float | None) -> Verdict:
@@ -144,27 +144,27 @@ def _verdict(plan: StagePlan | None, slower: float | None) -> Verdict:
 def _reasons(plan: StagePlan) -> list[str]:
     """What the step loses most to."""
     num, pp = plan.micro_batches, plan.layout.pp
-    told: list[str] = []
+    reasons: list[str] = []
     if plan.p_oom > P_OOM_EVEN:
-        told.append(f"needs {plan.memory_bytes / 1e9:.1f} GB a device")
+        reasons.append(f"needs {plan.memory_bytes / 1e9:.1f} GB a device")
     each = "one micro-batch" if num == 1 else f"{num} micro-batches"
     if plan.bubble >= WORTH_TELLING:
-        told.append(f"{each} for {pp} pipeline stages: {plan.bubble:.0%} of the step is bubble")
+        reasons.append(f"{each} for {pp} pipeline stages: {plan.bubble:.0%} of the step is bubble")
     if plan.exchange >= WORTH_TELLING:
-        told.append(
+        reasons.append(
             f"{each} a replica: {plan.exchange:.0%} of the step waits for other replicas' gradients"
         )
-    return told
+    return reasons
 
 
-def _odd_batches(here: Setting, given: ScheduleLine, later: int | None) -> list[str]:
+def _odd_batches(setting: Setting, line: ScheduleLine, later: int | None) -> list[str]:
     """The recipe's ramp-up has batches between this stage's and the next that do not divide."""
-    ramp_up, whole = here.recipe.training.ramp_up, here.recipe.training.global_batch
+    ramp_up, whole = setting.recipe.training.ramp_up, setting.recipe.training.global_batch
     if ramp_up is None or not isinstance(whole, int):
         return []
-    unit = given.layout.dp(given.nodes * here.per_node) * given.layout.micro_batch
-    upper = later or given.batch
-    odd = [b for _, b in ramp_up.sizes(whole) if given.batch < b < upper and b % unit]
+    unit = line.layout.dp(line.nodes * setting.per_node) * line.layout.micro_batch
+    upper = later or line.batch
+    odd = [b for _, b in ramp_up.sizes(whole) if line.batch < b < upper and b % unit]
     if not odd:
         return []
     named = f"batch {odd[0]}" if len(odd) == 1 else f"batches {odd[0]} to {odd[-1]}"

@@ -19,14 +19,14 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Wish:
+class RampOptions:
     """What a plan is made for."""
 
     batches: tuple[int, ...] = ()
-    """First batch of each stage; empty doubles the ramp-up's first one until it is the whole."""
+    """First batch of each stage; empty doubles the ramp-up's first one up to the whole."""
     most_nodes: int = 64
     least_efficiency: float = 0.8
-    """Tokens/s of a device that a stage keeps of the best that the last stage's batch reaches."""
+    """Share of the best tokens/s of a device at the last stage's batch that a stage keeps, 0-1."""
     samples: tuple[float, ...] = ()
     """Samples of the stages; empty takes the recipe's ramp-up."""
     tokens: float | None = None
@@ -38,7 +38,7 @@ class Wish:
 
 
 class StagePlan(Value):
-    """One stage in one layout on one number of nodes; fractions are 0-1, 80 % lie in low to high."""
+    """One stage in one layout on so many nodes; fractions are 0-1, 80 % lie in low to high."""
 
     batch: int
     batches: tuple[int, ...]
@@ -93,93 +93,96 @@ class RampPlan(Value):
     evidence: str
 
 
-def plan_ramp_up(here: Setting, wish: Wish) -> RampPlan:
+def plan_ramp_up(setting: Setting, options: RampOptions) -> RampPlan:
     """The plan; raises UserError for stages that cannot be made or do not fit into memory."""
-    stages = stages_of(here, wish)
-    space = space_of(here, wish)
-    found = [options(here, stage, wish, space) for stage in stages]
-    best = max(one.tokens_per_s_per_device for one in found[-1])
-    chosen = [_chosen(each, best * wish.least_efficiency) for each in found]
-    told = [one.against(chosen[-1]) for one in chosen]
+    stages = stages_of(setting, options)
+    space = space_of(setting, options)
+    by_stage = [fastest_by_nodes(setting, stage, options, space) for stage in stages]
+    best = max(plan.tokens_per_s_per_device for plan in by_stage[-1])
+    chosen = [_chosen(plans, best * options.least_efficiency) for plans in by_stage]
+    last = chosen[-1]
+    chosen = [plan.against(last) for plan in chosen]
     return RampPlan(
-        recipe=here.recipe.name,
-        device=here.machine.device.name,
-        devices_per_node=here.per_node,
-        most_nodes=wish.most_nodes,
-        least_efficiency=wish.least_efficiency,
-        stages=tuple(told),
-        alternatives=tuple(one.against(chosen[-1]) for each in found for one in each),
-        device_hours=total([one.device_hours for one in told]),
-        days=total([one.days for one in told]),
-        notes=here.machine.notes,
-        evidence=here.evidence.title,
+        recipe=setting.recipe.name,
+        device=setting.machine.device.name,
+        devices_per_node=setting.per_node,
+        most_nodes=options.most_nodes,
+        least_efficiency=options.least_efficiency,
+        stages=tuple(chosen),
+        alternatives=tuple(plan.against(last) for plans in by_stage for plan in plans),
+        device_hours=total([plan.device_hours for plan in chosen]),
+        days=total([plan.days for plan in chosen]),
+        notes=setting.machine.notes,
+        evidence=setting.evidence.title,
     )
 
 
-def stages_of(here: Setting, wish: Wish) -> list[RampStage]:
-    """The stages with their steps; raises UserError when neither recipe nor wish says how long."""
-    training = here.recipe.training
+def stages_of(setting: Setting, options: RampOptions) -> list[RampStage]:
+    """The stages with their steps; raises UserError where nothing says how long they last."""
+    training = setting.recipe.training
     ramp_up = training.ramp_up
     whole = training.global_batch if isinstance(training.global_batch, int) else None
-    batches, tokens = wish.batches, wish.tokens or training.total_tokens
+    batches, tokens = options.batches, options.tokens or training.total_tokens
     if tokens and not isfinite(tokens):
         raise UserError(f"--tokens {tokens}", "is no finite number")
     total_samples = tokens / training.seq_len if tokens else None
     if not batches and ramp_up and whole:
         batches = tuple(doublings(ramp_up.start, whole))
     if not batches:
-        raise UserError(here.recipe.name, "has no ramp-up", remedy="--stages 32,64,128,256,512")
+        raise UserError(setting.recipe.name, "has no ramp-up", remedy="--stages 32,64,128,256,512")
     try:
-        if wish.samples:
-            return given_stages(batches, wish.samples, total_samples)
+        if options.samples:
+            return given_stages(batches, options.samples, total_samples)
         if ramp_up and whole:
-            return stages_of_ramp_up(ramp_up, whole, batches, total_samples, wish.every_batch)
+            return stages_of_ramp_up(ramp_up, whole, batches, total_samples, options.every_batch)
     except ValueError as error:
         raise UserError(f"--stages {','.join(map(str, batches))}", str(error)) from error
     raise UserError(
-        here.recipe.name,
+        setting.recipe.name,
         "has no ramp-up that says how long a stage lasts",
         remedy="--samples 133000 for each, or --set "
         "'training.ramp_up={start: 32, increment: 32, samples: 2000000}'",
     )
 
 
-def space_of(here: Setting, wish: Wish) -> Space:
+def space_of(setting: Setting, options: RampOptions) -> Space:
     """What a plan varies: tensor and pipeline parallelism, micro-batch, recomputation.
 
     ZeRO stage and context parallelism stay as in the recipe. Stages that go on from each other's
     checkpoint need one vocabulary, so a tp that would pad it more is left out there.
     """
-    layout, shape = here.recipe.layout, here.spec.model
-    most_tp = wish.most_tp or min(8, here.per_node)
-    if wish.every_batch and shape.kind == "decoder":
+    layout, shape = setting.recipe.layout, setting.spec.model
+    most_tp = options.most_tp or min(8, setting.per_node)
+    if options.every_batch and shape.kind == "decoder":
         rows = shape.padded_vocab(1)
         most_tp = max(tp for tp in doublings(1, most_tp) if shape.padded_vocab(tp) == rows)
     space = Space(most_tp=most_tp, most_cp=layout.cp, zero_stages=(layout.zero_stage,))
     return space.around(layout)
 
 
-def options(here: Setting, stage: RampStage, wish: Wish, space: Space) -> list[StagePlan]:
+def fastest_by_nodes(
+    setting: Setting, stage: RampStage, options: RampOptions, space: Space
+) -> list[StagePlan]:
     """The fastest layout that fits on 1, 2, 4, ... nodes; raises UserError when there is none."""
-    found: list[StagePlan] = []
-    for nodes in doublings(1, wish.most_nodes):
-        layouts = runnable(here, stage, nodes, space)
-        fastest = timed(here, layouts, stage, nodes).fastest() if layouts else None
+    plans: list[StagePlan] = []
+    for nodes in doublings(1, options.most_nodes):
+        layouts = runnable(setting, stage, nodes, space)
+        fastest = timed(setting, layouts, stage, nodes).fastest() if layouts else None
         if fastest:
-            found.append(stage_plan(here, stage, fastest))
-    if not found:
+            plans.append(stage_plan(setting, stage, fastest))
+    if not plans:
         raise UserError(
             f"a stage of {stage.batch}",
-            f"has no layout that fits on up to {wish.most_nodes} nodes of {here.per_node} x "
-            f"{here.machine.device.name}",
+            f"has no layout that fits on up to {options.most_nodes} nodes of {setting.per_node} x "
+            f"{setting.machine.device.name}",
             remedy="--max-nodes, or another --set layout.zero_stage",
         )
-    return found
+    return plans
 
 
-def stage_plan(here: Setting, stage: RampStage, estimates: StageEstimates) -> StagePlan:
+def stage_plan(setting: Setting, stage: RampStage, estimates: StageEstimates) -> StagePlan:
     """The first layout as a plan of the stage; its efficiency is still that against itself."""
-    layout, devices = estimates.layouts[0], estimates.nodes * here.per_node
+    layout, devices = estimates.layouts[0], estimates.nodes * setting.per_node
     step, (low, high) = float(estimates.step_s[0]), estimates.interval_s
     mean = stage.samples / stage.steps if stage.samples and stage.steps else stage.batch
     seconds = None if stage.steps is None else stage.steps * step
@@ -198,7 +201,7 @@ def stage_plan(here: Setting, stage: RampStage, estimates: StageEstimates) -> St
         exchange=float(estimates.exchange[0]),
         memory_bytes=float(estimates.memory_bytes[0]),
         p_oom=float(estimates.p_oom[0]),
-        tokens_per_s=tokens_per_s(here.spec.training.seq_len, mean, step),
+        tokens_per_s=tokens_per_s(setting.spec.training.seq_len, mean, step),
         efficiency=1.0,
         samples=stage.samples,
         steps=stage.steps,
@@ -209,13 +212,13 @@ def stage_plan(here: Setting, stage: RampStage, estimates: StageEstimates) -> St
 
 def total(values: Sequence[float | None]) -> float | None:
     """The sum; None where a value is not known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
-def _chosen(found: Sequence[StagePlan], least: float) -> StagePlan:
+def _chosen(plans: Sequence[StagePlan], least: float) -> StagePlan:
     """The fastest that keeps `least` tokens/s of a device, or the one that keeps most."""
-    enough = [one for one in found if one.tokens_per_s_per_device >= least]
+    enough = [plan for plan in plans if plan.tokens_per_s_per_device >= least]
     if not enough:
-        return max(found, key=lambda one: one.tokens_per_s_per_device)
-    return max(enough, key=lambda one: one.tokens_per_s)
+        return max(plans, key=lambda plan: plan.tokens_per_s_per_device)
+    return max(enough, key=lambda plan: plan.tokens_per_s)

@@ -1,4 +1,4 @@
-"""Schedules that somebody wrote by hand: a table of nodes, batch and micro-batch, as CSV or Markdown."""
+"""Schedules made by hand: a table of nodes, batch and micro-batch, as CSV or Markdown."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def read_schedule(path: Path, layout: Layout) -> list[ScheduleLine]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"cannot be read: {error}") from error
-    found = [_given(where, row, layout) for where, row in _rows(str(path), lines)]
-    if not found:
+    schedule = [_line(where, row, layout) for where, row in _rows(str(path), lines)]
+    if not schedule:
         raise UserError(str(path), "holds no line of a schedule", allowed="nodes,batch,micro_batch")
-    batches = [given.batch for given in found]
+    batches = [line.batch for line in schedule]
     twice = next((batch for batch in batches if batches.count(batch) > 1), None)
     if twice is not None:
         raise UserError(str(path), f"has batch {twice} twice", remedy="one line for each batch")
-    return sorted(found, key=lambda given: given.batch)
+    return sorted(schedule, key=lambda line: line.batch)
 
 
 def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -93,7 +93,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([text]), [])]
 
 
-def _given(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
+def _line(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
     changes: dict[str, Any] = {name: row[name] for name in AXES if row.get(name)}
     try:
         nodes, batch = int(row["nodes"]), int(row["batch"])

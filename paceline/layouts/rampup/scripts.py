@@ -27,7 +27,7 @@ SUBMIT = "submit.sh"
 class Chain:
     """What the scripts of one plan share."""
 
-    here: Setting
+    setting: Setting
     plan: RampPlan
     question: Question
     cluster: Cluster | None
@@ -57,7 +57,7 @@ def _stage_script(chain: Chain, number: int) -> str:
         python="",
         program=(),
         nodes=stage.nodes,
-        devices_per_node=chain.here.per_node,
+        devices_per_node=chain.setting.per_node,
         timeout_s=limit_s,
         cluster=_cluster(chain, stage),
     )
@@ -79,15 +79,15 @@ def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> li
     if chain.cluster_name:
         words += ["--cluster", _found_anywhere(chain.cluster_name)]
     else:
-        words += ["--devices", str(chain.here.per_node)]
+        words += ["--devices", str(chain.setting.per_node)]
     if question.variant:
         words += ["--variant", question.variant]
     changes = [f"training.steps={steps}", *_layout_changes(chain, stage)]
     if chain.trains:
         every = max(1, min(steps, int(CHECKPOINT_S / stage.step_time_s)))
         changes.append(f"checkpoint.every={every}")
-        before = [one for one in chain.plan.stages[:number] if one.steps]
-        changes += [f"checkpoint.resume={_tag(chain, one)}" for one in before[-1:]]
+        before = [earlier for earlier in chain.plan.stages[:number] if earlier.steps]
+        changes += [f"checkpoint.resume={_tag(chain, earlier)}" for earlier in before[-1:]]
     else:
         changes += [f"training.global_batch={stage.batch}", "training.ramp_up=null"]
     if limit_s is None:
@@ -100,25 +100,25 @@ def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> li
 
 
 def _found_anywhere(name: str) -> str:
-    """A name of the catalog as it is, a file by its whole path: the scripts start in their own folder."""
+    """A name of the catalog as it is, a file by its whole path: scripts start in their folder."""
     return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
 def _length(chain: Chain, number: int) -> tuple[int, float | None]:
     """Steps up to the end of the stage, as `training.steps` counts them, and seconds allowed."""
-    stages, own = chain.plan.stages[: number + 1], chain.here.recipe.training.steps
+    stages, steps = chain.plan.stages[: number + 1], chain.setting.recipe.training.steps
     counts = [stage.steps for stage in stages]
     if not chain.trains:
-        return own, START_S + SLACK * own * stages[-1].high_s
+        return steps, START_S + SLACK * steps * stages[-1].high_s
     done = sum(count or 0 for count in counts)
     if counts[-1] is None:
-        return done + own, None
+        return done + steps, None
     return done, START_S + SLACK * counts[-1] * stages[-1].high_s
 
 
 def _layout_changes(chain: Chain, stage: StagePlan) -> list[str]:
     """What of the layout is not as in the recipe."""
-    before, after = chain.here.recipe.layout.model_dump(), stage.layout.model_dump()
+    before, after = chain.setting.recipe.layout.model_dump(), stage.layout.model_dump()
     differing = {name: value for name, value in after.items() if before[name] != value}
     words = {True: "true", False: "false", None: "null"}
     return [
@@ -134,7 +134,7 @@ def _cluster(chain: Chain, stage: StagePlan) -> Cluster:
         name="slurm",
         device=chain.plan.device,
         nodes=stage.nodes,
-        devices_per_node=chain.here.per_node,
+        devices_per_node=chain.setting.per_node,
         launcher="slurm",
     )
 

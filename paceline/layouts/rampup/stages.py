@@ -50,10 +50,10 @@ class RampStage:
 
 def doublings(first: int, last: int) -> list[int]:
     """first, 2 first, 4 first, ... below last, and last."""
-    found = [first]
-    while found[-1] * 2 < last:
-        found.append(found[-1] * 2)
-    return found if first >= last else [*found, last]
+    numbers = [first]
+    while numbers[-1] * 2 < last:
+        numbers.append(numbers[-1] * 2)
+    return numbers if first >= last else [*numbers, last]
 
 
 def given_stages(
@@ -72,8 +72,8 @@ def given_stages(
     if len(ramp) != len(batches):
         raise ValueError(f"{len(samples)} numbers of samples for {len(batches)} stages")
     return [
-        RampStage((Stretch(batch, ceil(own / batch) if own >= 0 else None),))
-        for batch, own in zip(batches, ramp, strict=True)
+        RampStage((Stretch(batch, ceil(count / batch) if count >= 0 else None),))
+        for batch, count in zip(batches, ramp, strict=True)
     ]
 
 
@@ -87,8 +87,9 @@ def stages_of_ramp_up(
     """The stages of a ramp-up to `global_batch`, by their first batches.
 
     A stage lasts until the ramp-up has come to the next stage's batch, the last one to the end. It
-    trains its own batch all the time, or with `every_batch` those of the ramp-up, each for the steps
-    that it has there. Raises ValueError for batches that do not rise or lie outside the ramp-up.
+    trains its own batch all the time, or with `every_batch` those of the ramp-up, each for the
+    steps that it has there. Raises ValueError for batches that do not rise or lie outside the
+    ramp-up.
     """
     pairs = [*ramp_up.sizes(global_batch), (None, global_batch)]
     if batches[0] < ramp_up.start or batches[-1] > global_batch or not _rise(batches):
@@ -99,11 +100,11 @@ def stages_of_ramp_up(
         # What the ramp-up trains before the first stage's batch, that stage trains too.
         lower = batch if number else 0
         upper = batches[number + 1] if number + 1 < len(batches) else global_batch + 1
-        own = [(until, b) for until, b in pairs if lower <= b < upper]
+        ends = [(until, b) for until, b in pairs if lower <= b < upper]
         if not every_batch:
-            own = [(own[-1][0], batch)] if own else []
-        stage = _stage(own, behind, total_samples)
-        stages.append(stage if own else RampStage((Stretch(batch, 0),)))
+            ends = [(ends[-1][0], batch)] if ends else []
+        stage = _stage(ends, behind, total_samples)
+        stages.append(stage if ends else RampStage((Stretch(batch, 0),)))
         behind += stage.samples or 0
     return stages
 
@@ -113,13 +114,13 @@ def _rise(batches: Sequence[int]) -> bool:
 
 
 def _stage(
-    own: Sequence[tuple[int | None, int]], behind: int, total_samples: float | None
+    ends: Sequence[tuple[int | None, int]], behind: int, total_samples: float | None
 ) -> RampStage:
     """(until, batch) pairs in steps, with `behind` samples before them."""
     stretches: list[Stretch] = []
-    for until, batch in own:
-        ends = [end for end in (until, total_samples) if end is not None]
-        steps = ceil(_rest(min(ends), behind) / batch) if ends else None
+    for until, batch in ends:
+        limits = [limit for limit in (until, total_samples) if limit is not None]
+        steps = ceil(_rest(min(limits), behind) / batch) if limits else None
         behind += (steps or 0) * batch
         stretches.append(Stretch(batch, steps))
     return RampStage(tuple(stretches))

@@ -97,12 +97,12 @@ class StageEstimates:
         return replace(
             self,
             layouts=[self.layouts[row] for row in rows],
-            batches=tuple(one.pick(rows) for one in self.batches),
+            batches=tuple(estimates.pick(rows) for estimates in self.batches),
         )
 
     def followed(self) -> StageEstimates:
         """The same with pipelines followed pass by pass."""
-        return replace(self, batches=tuple(one.followed() for one in self.batches))
+        return replace(self, batches=tuple(estimates.followed() for estimates in self.batches))
 
     def fastest(self) -> StageEstimates | None:
         """The fastest layout that fits, followed; None where none does."""
@@ -115,10 +115,10 @@ class StageEstimates:
     def _mean(self, seconds: Callable[[StepTime], Floats]) -> Floats:
         """Over the steps of the stage."""
         pairs = zip(self.weights, self.batches, strict=True)
-        return np.sum([weight * seconds(one.time) for weight, one in pairs], axis=0)
+        return np.sum([weight * seconds(estimates.time) for weight, estimates in pairs], axis=0)
 
 
-def setting(question: Question, evidence: Evidence) -> Setting:
+def setting_of(question: Question, evidence: Evidence) -> Setting:
     """What a question stands for, on one node; the recipe's own ramp-up does not count.
 
     Raises UserError for what is in no catalog.
@@ -131,27 +131,31 @@ def setting(question: Question, evidence: Evidence) -> Setting:
     )
 
 
-def runnable(here: Setting, stage: RampStage, nodes: int, space: Space) -> list[Layout]:
+def runnable(setting: Setting, stage: RampStage, nodes: int, space: Space) -> list[Layout]:
     """Layouts that run every batch of the stage on so many nodes."""
-    shape, seq_len, devices = here.spec.model, here.spec.training.seq_len, nodes * here.per_node
-    found, _ = feasible(shape, devices, stage.batch, seq_len, space)
-    known: dict[Layout, bool] = {}
+    shape, seq_len, devices = (
+        setting.spec.model,
+        setting.spec.training.seq_len,
+        nodes * setting.per_node,
+    )
+    layouts, _ = feasible(shape, devices, stage.batch, seq_len, space)
+    valid: dict[Layout, bool] = {}
 
     def runs(layout: Layout) -> bool:
         key = layout.model_copy(update={"recompute": "none"})
-        if key not in known:
-            known[key] = not any(problems(here, layout, batch, nodes) for batch in stage.batches)
-        return known[key]
+        if key not in valid:
+            valid[key] = not any(problems(setting, layout, batch, nodes) for batch in stage.batches)
+        return valid[key]
 
-    return [layout for layout in found if runs(layout)]
+    return [layout for layout in layouts if runs(layout)]
 
 
-def problems(here: Setting, layout: Layout, batch: int, nodes: int) -> list[str]:
-    """Why a layout cannot train a batch on so many nodes, by any engine's rules and the recipe's."""
-    spec, devices = here.spec, nodes * here.per_node
-    found = layout_problems(layout, spec.model, devices, batch, spec.training.seq_len)
-    if found or spec.engine != "native":
-        return found
+def problems(setting: Setting, layout: Layout, batch: int, nodes: int) -> list[str]:
+    """Why a layout cannot train a batch on so many nodes, by all engines' rules and its own."""
+    spec, devices = setting.spec, nodes * setting.per_node
+    faults = layout_problems(layout, spec.model, devices, batch, spec.training.seq_len)
+    if faults or spec.engine != "native":
+        return faults
     compiled = spec.training.compile != "none"
     return native_problems(
         layout,
@@ -164,12 +168,18 @@ def problems(here: Setting, layout: Layout, batch: int, nodes: int) -> list[str]
     )
 
 
-def timed(here: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int) -> StageEstimates:
+def timed(
+    setting: Setting, layouts: Sequence[Layout], stage: RampStage, nodes: int
+) -> StageEstimates:
     """The layouts with the stage's mean step, in closed form; memory is its largest batch's."""
     steps = [float(stretch.steps or 0) for stretch in stage.stretches]
     steps = steps if sum(steps) else [1.0] * len(steps)
     largest = estimates_of_layouts(
-        here.on(nodes, stage.batches[-1]), here.machine, here.evidence, layouts, here.software
+        setting.on(nodes, stage.batches[-1]),
+        setting.machine,
+        setting.evidence,
+        layouts,
+        setting.software,
     )
     return StageEstimates(
         layouts,

@@ -1,4 +1,4 @@
-"""BigScience's 1.3B ramp-up on both kinds of node of its study, and the schedules made for them by hand."""
+"""BigScience's 1.3B ramp-up on both kinds of node of its study, and its schedules made by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import cache
 
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
-from paceline.layouts.rampup.plan import RampPlan, Wish, plan_ramp_up
-from paceline.layouts.rampup.timing import Setting, setting
+from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
+from paceline.layouts.rampup.timing import Setting, setting_of
 
 SCHEDULE_16GB = """
 | NNODES  |   BS |  MBS |
@@ -29,12 +29,12 @@ def question(device: str, *overrides: str) -> Question:
 
 
 @cache
-def here(device: str = "V100-32GB", *overrides: str) -> Setting:
+def setting(device: str = "V100-32GB", *overrides: str) -> Setting:
     """The recipe on such nodes."""
-    return setting(question(device, *overrides), shipped())
+    return setting_of(question(device, *overrides), shipped())
 
 
 @cache
-def planned(wish: Wish, device: str = "V100-32GB", *overrides: str) -> RampPlan:
+def planned(options: RampOptions, device: str = "V100-32GB", *overrides: str) -> RampPlan:
     """A plan of it."""
-    return plan_ramp_up(here(device, *overrides), wish)
+    return plan_ramp_up(setting(device, *overrides), options)

@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.layouts.rampup.check import SLOW, CheckedSchedule, CheckedStage, check_schedule
-from paceline.layouts.rampup.plan import Wish
+from paceline.layouts.rampup.plan import RampOptions
 from paceline.layouts.rampup.schedule_table import ScheduleLine, read_schedule
-from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB, here, planned
+from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB, planned, setting
 
-WISH = Wish((32, 64, 128, 256, 512))
+OPTIONS = RampOptions((32, 64, 128, 256, 512))
 FULL = Layout(zero_stage=1, recompute="full")
 
 
@@ -22,12 +22,12 @@ def study(tmp_path: Path, text: str, device: str, **axes: object) -> CheckedSche
     path = tmp_path / "schedule.md"
     path.write_text(text)
     given = read_schedule(path, FULL.model_copy(update=axes))
-    return check_schedule(here(device), WISH, given, planned(WISH, device))
+    return check_schedule(setting(device), OPTIONS, given, planned(OPTIONS, device))
 
 
 def one(given: ScheduleLine, device: str = "V100-32GB") -> CheckedStage:
     """The judgement of a single line."""
-    return check_schedule(here(device), WISH, [given], planned(WISH, device)).stages[0]
+    return check_schedule(setting(device), OPTIONS, [given], planned(OPTIONS, device)).stages[0]
 
 
 def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_path: Path):
@@ -38,7 +38,7 @@ def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_p
         assert "one micro-batch for 2 pipeline stages" in stage.reasons[0]
         assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.1
         assert any("on the same nodes" in reason for reason in stage.reasons)
-    plan = planned(WISH, "V100-16GB")
+    plan = planned(OPTIONS, "V100-16GB")
     assert found.days and plan.days and found.days > 1.5 * plan.days
     assert found.device_hours and plan.device_hours and found.device_hours > 1.5 * plan.device_hours
 
@@ -70,7 +70,10 @@ def test_a_layout_whose_sizes_do_not_divide_cannot_run():
     assert found.verdict == "cannot run" and found.plan is None and found.slower is None
     assert "is not a multiple of dp 64" in found.reasons[0]
     whole = check_schedule(
-        here(), WISH, [ScheduleLine(16, 32, FULL), ScheduleLine(16, 512, FULL)], planned(WISH)
+        setting(),
+        OPTIONS,
+        [ScheduleLine(16, 32, FULL), ScheduleLine(16, 512, FULL)],
+        planned(OPTIONS),
     )
     assert whole.days is None and whole.device_hours is None
 
@@ -83,17 +86,17 @@ def test_a_layout_that_does_not_fit_is_out_of_memory():
 
 @pytest.mark.parametrize("engine", ["native", "megatron"])
 def test_only_recipes_of_the_trainer_are_held_against_its_rules(engine: str):
-    setting = here("V100-16GB")
-    other = replace(setting, spec=setting.spec.model_copy(update={"engine": engine}))
+    native = setting("V100-16GB")
+    other = replace(native, spec=native.spec.model_copy(update={"engine": engine}))
     given = [ScheduleLine(16, 32, FULL.model_copy(update={"pp": 2}))]
-    found = check_schedule(other, WISH, given, planned(WISH, "V100-16GB")).stages[0]
+    found = check_schedule(other, OPTIONS, given, planned(OPTIONS, "V100-16GB")).stages[0]
     refused = any("trainer refuses" in reason for reason in found.reasons)
     assert refused == (engine == "native")
 
 
 def test_the_plan_itself_is_good():
-    plan = planned(WISH, "V100-16GB")
+    plan = planned(OPTIONS, "V100-16GB")
     given = [ScheduleLine(stage.nodes, stage.batch, stage.layout) for stage in plan.stages]
-    found = check_schedule(here("V100-16GB"), WISH, given, plan)
+    found = check_schedule(setting("V100-16GB"), OPTIONS, given, plan)
     assert {stage.verdict for stage in found.stages} == {"good"}
     assert found.days == pytest.approx(plan.days)

@@ -9,18 +9,18 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
-from paceline.layouts.rampup.plan import Wish, plan_ramp_up, space_of, stages_of
+from paceline.layouts.rampup.plan import RampOptions, plan_ramp_up, space_of, stages_of
 from paceline.layouts.rampup.stages import doublings
-from paceline.layouts.rampup.timing import setting
-from tests.layouts.rampup.study import here, planned
+from paceline.layouts.rampup.timing import setting_of
+from tests.layouts.rampup.study import planned, setting
 
 STAGES = (32, 64, 128, 256, 512)
-WISH = Wish(STAGES, most_nodes=16)
+OPTIONS = RampOptions(STAGES, most_nodes=16)
 
 
 def test_every_stage_has_a_layout_that_fits_and_runs_its_batch():
     for device in ("V100-32GB", "V100-16GB"):
-        plan = planned(WISH, device)
+        plan = planned(OPTIONS, device)
         assert [stage.batch for stage in plan.stages] == list(STAGES)
         for stage in plan.stages:
             assert stage.nodes <= 16 and stage.devices == 4 * stage.nodes and stage.p_oom <= 0.5
@@ -30,13 +30,13 @@ def test_every_stage_has_a_layout_that_fits_and_runs_its_batch():
 
 
 def test_smaller_memory_asks_for_another_layout():
-    large, small = planned(WISH), planned(WISH, "V100-16GB")
+    large, small = planned(OPTIONS), planned(OPTIONS, "V100-16GB")
     assert large.stages[-1].layout != small.stages[-1].layout
     assert large.stages[-1].step_time_s < small.stages[-1].step_time_s
 
 
 def test_hours_days_and_efficiency_follow_from_the_steps():
-    plan = planned(WISH)
+    plan = planned(OPTIONS)
     last = plan.stages[-1]
     for stage in plan.stages:
         assert stage.steps is not None and stage.days is not None and stage.samples is not None
@@ -54,8 +54,8 @@ def test_hours_days_and_efficiency_follow_from_the_steps():
 
 def test_the_efficiency_that_is_asked_for_decides_on_the_nodes():
     fast, thrifty = (
-        planned(replace(WISH, least_efficiency=0)),
-        planned(replace(WISH, least_efficiency=1)),
+        planned(replace(OPTIONS, least_efficiency=0)),
+        planned(replace(OPTIONS, least_efficiency=1)),
     )
     assert all(stage.nodes == 16 for stage in fast.stages)
     for quick, slow in zip(fast.stages, thrifty.stages, strict=True):
@@ -65,7 +65,7 @@ def test_the_efficiency_that_is_asked_for_decides_on_the_nodes():
 
 
 def test_a_chosen_stage_is_the_fastest_alternative_that_is_efficient_enough():
-    plan = planned(WISH)
+    plan = planned(OPTIONS)
     best = max(one.tokens_per_s / one.devices for one in plan.alternatives if one.batch == 512)
     for stage in plan.stages:
         others = [one for one in plan.alternatives if one.batch == stage.batch]
@@ -75,12 +75,12 @@ def test_a_chosen_stage_is_the_fastest_alternative_that_is_efficient_enough():
 
 
 def test_a_bubble_is_not_chosen_where_fewer_stages_fit():
-    assert all(stage.bubble < 0.1 for stage in planned(WISH, "V100-16GB").stages)
+    assert all(stage.bubble < 0.1 for stage in planned(OPTIONS, "V100-16GB").stages)
 
 
 def test_stages_that_run_every_batch_divide_each_of_them():
-    wish = replace(WISH, every_batch=True)
-    plan = planned(wish)
+    options = replace(OPTIONS, every_batch=True)
+    plan = planned(options)
     assert plan.stages[1].batches == (64, 96) and plan.stages[0].batches == (32,)
     assert plan.stages[-1].batches == (512,)
     for stage in plan.stages:
@@ -94,53 +94,53 @@ def test_stages_that_run_every_batch_divide_each_of_them():
 
 
 def test_one_vocabulary_for_stages_that_go_on_from_each_other():
-    assert space_of(here(), Wish()).most_tp == 4
-    assert space_of(here(), Wish(every_batch=True)).most_tp == 1
-    assert space_of(here(), Wish(most_tp=2)).most_tp == 2
-    llama = setting(Question("llama31-8b", "H100", 8), shipped())
-    assert space_of(llama, Wish(every_batch=True)).most_tp == 8
+    assert space_of(setting(), RampOptions()).most_tp == 4
+    assert space_of(setting(), RampOptions(every_batch=True)).most_tp == 1
+    assert space_of(setting(), RampOptions(most_tp=2)).most_tp == 2
+    llama = setting_of(Question("llama31-8b", "H100", 8), shipped())
+    assert space_of(llama, RampOptions(every_batch=True)).most_tp == 8
 
 
 def test_stages_double_where_none_are_given():
-    assert [stage.batch for stage in stages_of(here(), Wish())] == list(STAGES)
+    assert [stage.batch for stage in stages_of(setting(), RampOptions())] == list(STAGES)
 
 
 def test_a_training_has_an_end():
     with pytest.raises(UserError, match="is no finite number"):
-        stages_of(here(), Wish(tokens=float("inf")))
+        stages_of(setting(), RampOptions(tokens=float("inf")))
 
 
 def test_a_recipe_without_a_ramp_up_needs_stages_and_samples():
-    plain = setting(Question("llama31-8b", "H100", 8, tokens=1e9), shipped())
+    plain = setting_of(Question("llama31-8b", "H100", 8, tokens=1e9), shipped())
     with pytest.raises(UserError, match="has no ramp-up"):
-        stages_of(plain, Wish())
+        stages_of(plain, RampOptions())
     with pytest.raises(UserError, match="how long a stage lasts"):
-        stages_of(plain, Wish((64, 128)))
-    found = stages_of(plain, Wish((64, 128), samples=(6400,), tokens=8192 * 19_200))
+        stages_of(plain, RampOptions((64, 128)))
+    found = stages_of(plain, RampOptions((64, 128), samples=(6400,), tokens=8192 * 19_200))
     assert [stage.steps for stage in found] == [100, 100]
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("options", "message"),
     [
-        (Wish((16, 512)), "from 32 on"),
-        (Wish((64, 32)), "rise"),
-        (Wish((32, 64), samples=(1, 2, 3)), "3 numbers of samples"),
+        (RampOptions((16, 512)), "from 32 on"),
+        (RampOptions((64, 32)), "rise"),
+        (RampOptions((32, 64), samples=(1, 2, 3)), "3 numbers of samples"),
     ],
 )
-def test_stages_that_cannot_be_are_refused(wish: Wish, message: str):
+def test_stages_that_cannot_be_are_refused(options: RampOptions, message: str):
     with pytest.raises(UserError, match=message):
-        stages_of(here(), wish)
+        stages_of(setting(), options)
 
 
 def test_a_model_that_fits_nowhere_is_refused():
     fp16 = ("training.dtype=fp16",)
     question = Question("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
-    huge = setting(question, shipped())
+    huge = setting_of(question, shipped())
     with pytest.raises(UserError, match="no layout that fits on up to 1 nodes"):
-        plan_ramp_up(huge, Wish((32,), most_nodes=1, samples=(100,)))
+        plan_ramp_up(huge, RampOptions((32,), most_nodes=1, samples=(100,)))
 
 
 def test_an_endless_training_has_no_days():
-    plan = planned(WISH, "V100-32GB", "training.total_tokens=null")
+    plan = planned(OPTIONS, "V100-32GB", "training.total_tokens=null")
     assert plan.days is None and plan.stages[-1].days is None and plan.stages[0].days

@@ -13,19 +13,19 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import SlurmSettings
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
-from paceline.layouts.rampup.plan import Wish
+from paceline.layouts.rampup.plan import RampOptions
 from paceline.layouts.rampup.scripts import SUBMIT, Chain, scripts
 from tests.cli.test_errors import paceline
-from tests.layouts.rampup.study import here, planned, question
+from tests.layouts.rampup.study import planned, question, setting
 
-WISH = Wish((32, 64, 128, 256, 512), most_nodes=16)
-TRAINING = Wish((32, 64, 512), most_nodes=16, every_batch=True)
+OPTIONS = RampOptions((32, 64, 128, 256, 512), most_nodes=16)
+TRAINING = RampOptions((32, 64, 512), most_nodes=16, every_batch=True)
 
 
 def chain(trains: bool, **changes: object) -> Chain:
     """The scripts of one of the plans, without a named cluster."""
-    plan = planned(TRAINING if trains else WISH)
-    return Chain(here(), plan, question("V100-32GB"), None, None, trains, **changes)  # type: ignore[arg-type]
+    plan = planned(TRAINING if trains else OPTIONS)
+    return Chain(setting(), plan, question("V100-32GB"), None, None, trains, **changes)  # type: ignore[arg-type]
 
 
 def command(text: str) -> list[str]:
@@ -53,7 +53,7 @@ def test_there_is_one_script_a_stage_and_one_that_submits_them():
 
 
 def test_slurm_is_asked_for_the_nodes_of_the_stage():
-    for text, stage in zip(scripts(chain(False)).values(), planned(WISH).stages, strict=False):
+    for text, stage in zip(scripts(chain(False)).values(), planned(OPTIONS).stages, strict=False):
         assert f"#SBATCH --nodes={stage.nodes}\n" in text and "#SBATCH --gres=gpu:4\n" in text
         words = command(text)
         assert words[words.index("--nodes") + 1] == str(stage.nodes)
@@ -62,7 +62,7 @@ def test_slurm_is_asked_for_the_nodes_of_the_stage():
 
 
 def test_the_overrides_make_the_very_layout_and_batch_of_the_stage():
-    for text, stage in zip(scripts(chain(False)).values(), planned(WISH).stages, strict=False):
+    for text, stage in zip(scripts(chain(False)).values(), planned(OPTIONS).stages, strict=False):
         recipe = load_recipe("gpt-1b3", "ramp-up", settings(command(text)))
         assert recipe.layout == stage.layout and recipe.training.global_batch == stage.batch
         assert recipe.training.ramp_up is None and recipe.training.steps == 20
@@ -70,8 +70,8 @@ def test_the_overrides_make_the_very_layout_and_batch_of_the_stage():
 
 def test_run_takes_the_command(tmp_path: Path):
     found = Chain(
-        here(),
-        planned(WISH),
+        setting(),
+        planned(OPTIONS),
         question("V100-32GB"),
         catalog.cluster("jean-zay-v100-32g"),
         "jean-zay-v100-32g",
@@ -80,7 +80,7 @@ def test_run_takes_the_command(tmp_path: Path):
     words = command(scripts(found)["stage-3-batch-128.sh"])
     done = paceline(*words[1:], "--dry-run", "--runs-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    nodes = planned(WISH).stages[2].nodes
+    nodes = planned(OPTIONS).stages[2].nodes
     assert f"--nodes={nodes}" in done.stdout
 
 
@@ -101,10 +101,10 @@ def test_stages_that_train_go_on_from_the_stage_before():
 
 def test_stages_without_steps_have_no_script_and_endless_ones_no_limit():
     short = planned(TRAINING, "V100-32GB", "training.total_tokens=200e6")
-    found = scripts(Chain(here(), short, question("V100-32GB"), None, None, True))
+    found = scripts(Chain(setting(), short, question("V100-32GB"), None, None, True))
     assert list(found) == ["stage-1-batch-32.sh", SUBMIT]
     endless = planned(TRAINING, "V100-32GB", "training.total_tokens=null")
-    found = scripts(Chain(here(), endless, question("V100-32GB"), None, None, True))
+    found = scripts(Chain(setting(), endless, question("V100-32GB"), None, None, True))
     last = found["stage-3-batch-512.sh"]
     assert "--time=" not in last and "time_limit_s=null" in settings(command(last))
 
@@ -135,7 +135,7 @@ def test_files_are_named_by_their_whole_paths(tmp_path: Path, monkeypatch: pytes
         Path(name).write_text("")
     asked = replace(question("V100-32GB"), recipe="own.yaml")
     site = catalog.cluster("jean-zay-v100-32g")
-    whole = Chain(here(), planned(WISH), asked, site, "site.yaml", False)
+    whole = Chain(setting(), planned(OPTIONS), asked, site, "site.yaml", False)
     words = command(scripts(whole)["stage-1-batch-32.sh"])
     assert words[2] == str(tmp_path / "own.yaml")
     assert words[words.index("--cluster") + 1] == str(tmp_path / "site.yaml")
@@ -145,10 +145,10 @@ def test_settings_of_the_site_reach_slurm_and_odd_ones_are_refused():
     site = catalog.cluster("jean-zay-v100-32g").model_copy(
         update={"slurm": SlurmSettings(partition="gpu", constraint="v100-32g")}
     )
-    whole = Chain(here(), planned(WISH), question("V100-32GB"), site, "site.yaml", False)
+    whole = Chain(setting(), planned(OPTIONS), question("V100-32GB"), site, "site.yaml", False)
     first = scripts(whole)["stage-1-batch-32.sh"]
     assert "#SBATCH --partition=gpu\n" in first and "#SBATCH --constraint=v100-32g\n" in first
     assert command(first)[command(first).index("--cluster") + 1] == "site.yaml"
     odd = site.model_copy(update={"slurm": SlurmSettings(account="a b")})
     with pytest.raises(UserError, match="cannot stand in an #SBATCH line"):
-        scripts(Chain(here(), planned(WISH), question("V100-32GB"), odd, "site.yaml", False))
+        scripts(Chain(setting(), planned(OPTIONS), question("V100-32GB"), odd, "site.yaml", False))

@@ -1,4 +1,4 @@
-"""The stages of a ramp-up: no sample is lost between them, and the trainer would take the same steps."""
+"""The stages of a ramp-up: no sample is lost, and the trainer would take the same steps."""
 
 from __future__ import annotations
 

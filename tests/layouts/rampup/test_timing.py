@@ -13,9 +13,9 @@ from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
 from paceline.layouts.rampup.stages import RampStage, Stretch
-from paceline.layouts.rampup.timing import problems, runnable, setting, timed
+from paceline.layouts.rampup.timing import problems, runnable, setting_of, timed
 from paceline.layouts.search.space import Space
-from tests.layouts.rampup.study import here, question
+from tests.layouts.rampup.study import question, setting
 
 SPACE = Space(most_tp=2, most_cp=1, micro_batches=(1, 2), zero_stages=(1,))
 WHOLE = RampStage((Stretch(512, None),))
@@ -23,7 +23,7 @@ WHOLE = RampStage((Stretch(512, None),))
 
 def test_a_measured_step_lies_in_the_interval():
     layouts = [Layout(zero_stage=1), Layout(zero_stage=1, recompute="full"), Layout(pp=2)]
-    found = timed(here(), layouts, WHOLE, 2)
+    found = timed(setting(), layouts, WHOLE, 2)
     for row, measured_s in enumerate((23, 29, 23)):
         low, high = found.interval_s
         assert low[row] < measured_s < high[row]
@@ -31,7 +31,7 @@ def test_a_measured_step_lies_in_the_interval():
 
 def test_the_bubble_is_that_of_the_schedule():
     layouts = [Layout(pp=pp, zero_stage=1, recompute="full") for pp in (1, 2, 4)]
-    found = timed(here(), layouts, RampStage((Stretch(32, None),)), 4)
+    found = timed(setting(), layouts, RampStage((Stretch(32, None),)), 4)
     expected = [bubble_fraction("1f1b", pp, 1, 2 * pp) for pp in (1, 2, 4)]
     assert found.bubble == pytest.approx(expected, abs=0.06)
 
@@ -39,8 +39,8 @@ def test_the_bubble_is_that_of_the_schedule():
 def test_a_stage_of_several_batches_takes_the_mean_of_their_steps():
     layouts = [Layout(zero_stage=1)]
     stretches = (Stretch(64, 100), Stretch(96, 300))
-    both = timed(here(), layouts, RampStage(stretches), 4)
-    single = [timed(here(), layouts, RampStage((one,)), 4) for one in stretches]
+    both = timed(setting(), layouts, RampStage(stretches), 4)
+    single = [timed(setting(), layouts, RampStage((one,)), 4) for one in stretches]
     mean = (100 * single[0].step_s + 300 * single[1].step_s) / 400
     assert both.step_s == pytest.approx(mean)
     assert both.memory_bytes == pytest.approx(single[1].memory_bytes)
@@ -49,8 +49,8 @@ def test_a_stage_of_several_batches_takes_the_mean_of_their_steps():
 
 def test_the_fastest_is_the_fastest_of_those_that_fit():
     stage = RampStage((Stretch(128, None),))
-    layouts = runnable(here("V100-16GB"), stage, 2, SPACE)
-    found = timed(here("V100-16GB"), layouts, stage, 2)
+    layouts = runnable(setting("V100-16GB"), stage, 2, SPACE)
+    found = timed(setting("V100-16GB"), layouts, stage, 2)
     fastest, every = found.fastest(), found.followed()
     assert fastest is not None and len(fastest.layouts) == 1 and fastest.p_oom[0] <= 0.5
     fits = np.flatnonzero(every.p_oom <= 0.5)
@@ -59,41 +59,41 @@ def test_the_fastest_is_the_fastest_of_those_that_fit():
 
 def test_none_is_fastest_where_none_fits():
     layouts = [Layout(micro_batch=64)]
-    assert timed(here("V100-16GB"), layouts, WHOLE, 1).fastest() is None
+    assert timed(setting("V100-16GB"), layouts, WHOLE, 1).fastest() is None
 
 
 def test_what_is_runnable_runs_every_batch_of_the_stage():
     stage = RampStage((Stretch(64, None), Stretch(96, None)))
-    found, shape = runnable(here(), stage, 4, SPACE), here().spec.model
+    found, shape = runnable(setting(), stage, 4, SPACE), setting().spec.model
     assert found
     for layout in found:
         for batch in (64, 96):
             assert not layout_problems(layout, shape, 16, batch, 2048)
             assert not native_problems(layout, shape, 16, batch, dtype="fp16", device="cuda")
-    alone = runnable(here(), RampStage((Stretch(64, None),)), 16, SPACE)
+    alone = runnable(setting(), RampStage((Stretch(64, None),)), 16, SPACE)
     assert Layout(zero_stage=1) in alone
-    assert Layout(zero_stage=1) not in runnable(here(), stage, 16, SPACE)
+    assert Layout(zero_stage=1) not in runnable(setting(), stage, 16, SPACE)
 
 
 def test_the_trainers_own_rules_hold_for_its_recipes():
     too_short = Layout(pp=4)
-    assert "do not fill pp 4" in problems(here(), too_short, 32, 16)[0]
-    assert not problems(here(), too_short, 512, 16)
+    assert "do not fill pp 4" in problems(setting(), too_short, 32, 16)[0]
+    assert not problems(setting(), too_short, 512, 16)
 
 
 def test_it_is_the_estimate_of_the_same_run():
     asked = Question("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
-    layout = setting(asked, shipped()).recipe.layout
+    layout = setting_of(asked, shipped()).recipe.layout
     stage = RampStage((Stretch(256, None),))
-    found = timed(setting(asked, shipped()), [layout], stage, 8).followed()
+    found = timed(setting_of(asked, shipped()), [layout], stage, 8).followed()
     assert found.step_s[0] == pytest.approx(estimate(asked, shipped()).step_time_s)
 
 
 def test_a_recipe_whose_own_layout_does_not_fit_the_devices_is_no_obstacle():
-    found = setting(Question("llama31-405b", "H100", 1, devices_per_node=1), shipped())
+    found = setting_of(Question("llama31-405b", "H100", 1, devices_per_node=1), shipped())
     assert found.recipe.layout.model_devices > 1 and found.spec.layout == found.recipe.layout
 
 
 def test_a_device_without_data_is_refused():
     with pytest.raises(UserError):
-        setting(question("abacus"), shipped())
+        setting_of(question("abacus"), shipped())
