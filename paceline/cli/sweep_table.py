@@ -17,10 +17,16 @@ from rich.text import Text
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.core.units import gib, significant
-from paceline.layouts.sweep.chart import notes, sweep_rows
-from paceline.layouts.sweep.page import for_people, shown_columns, table_note
 from paceline.layouts.sweep.result import SweepResult, SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
+from paceline.layouts.sweep.table import (
+    CSV_KEYS,
+    for_people,
+    notes,
+    sweep_columns,
+    sweep_rows,
+    table_note,
+)
 from paceline.layouts.sweep.trials import SweepTrial, row_of
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
@@ -28,53 +34,14 @@ from paceline.runs.tasks.losses import lost_text
 from paceline.runs.tasks.slot import JobSlot
 
 LINE_EVERY_S = 5.0
-RAW = (
-    "status",
-    "reason",
-    "best",
-    "level",
-    "pareto",
-    "key",
-    "nodes",
-    "devices",
-    "tp",
-    "pp",
-    "cp",
-    "vp",
-    "dp",
-    "zero_stage",
-    "micro_batch",
-    "recompute",
-    "global_batch",
-    "seq_len",
-    "step_time_s",
-    "low_s",
-    "high_s",
-    "spread",
-    "n",
-    "samples_per_s",
-    "tokens_per_s",
-    "model_flops_per_s_per_device",
-    "hardware_flops_per_s_per_device",
-    "mfu",
-    "memory_bytes",
-    "memory_kind",
-    "predicted_s",
-    "predicted_low_s",
-    "predicted_high_s",
-    "prediction_error",
-    "predicted_memory_bytes",
-    "p_oom",
-    "runs",
-)
 
 
 def print_sweep(result: SweepResult, form: TableFormat) -> None:
     """The table, and for people the sentences below it."""
     rows = list(sweep_rows(result))
     if form is TableFormat.csv:
-        varied = [name for name in result.dimensions if name.rpartition(".")[2] not in RAW]
-        columns = [OutputColumn(name, name) for name in (*varied, *RAW)]
+        varied = [name for name in result.dimensions if name.rpartition(".")[2] not in CSV_KEYS]
+        columns = [OutputColumn(name, name) for name in (*varied, *CSV_KEYS)]
         emit_table(rows, columns, form)
         return
     emit_table(
@@ -100,7 +67,7 @@ def columns_of(result: SweepResult) -> list[OutputColumn]:
             "right" if column.is_number else "left",
             wraps=column.key == "notes",
         )
-        for column in shown_columns(result)
+        for column in sweep_columns(result)
     ]
 
 

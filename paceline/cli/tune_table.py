@@ -14,9 +14,9 @@ from rich.live import Live
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
-from paceline.layouts.sweep.chart import notes
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
+from paceline.layouts.sweep.table import notes
 from paceline.layouts.sweep.trials import SweepTrial
 from paceline.layouts.tune.ranking import Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow

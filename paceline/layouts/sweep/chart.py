@@ -1,66 +1,22 @@
-"""A sweep as flat table rows, and its chart of speed and memory."""
+"""The charts of a sweep: speed over memory, and predicted over measured step time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import altair as alt
 
-from paceline.core.units import GIB, gib
-from paceline.layouts.sweep.result import SweepResult, SweepRow
+from paceline.core.units import GIB
+from paceline.layouts.sweep.result import SweepResult
+from paceline.layouts.sweep.table import memory_note
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 
 HEIGHT = 280
-BORDERLINE = 0.2
-MOST_REASON = 80
-FAILED = {"oom": "OOM", "nan": "NaN"}
 
 
-def sweep_rows(result: SweepResult) -> Iterator[dict[str, Any]]:
-    """One flat row a combination, in base units; what varies beside the layout under its field."""
-    for row in result.rows:
-        layout = row.layout.model_dump(include=set(LAYOUT_FIELDS))
-        plain = row.model_dump(exclude={"settings", "layout", "prediction", "runs"}, mode="json")
-        expected = row.prediction
-        yield {
-            **plain,
-            **layout,
-            **row.settings,
-            "label": row.label,
-            "predicted_s": expected and expected.step_time_s,
-            "predicted_low_s": expected and expected.low_s,
-            "predicted_high_s": expected and expected.high_s,
-            "predicted_memory_bytes": expected and expected.memory_bytes,
-            "p_oom": expected and expected.p_oom,
-            "prediction_error": row.prediction_error,
-            "runs": " ".join(row.runs),
-            "notes": notes(row),
-        }
-
-
-LAYOUT_FIELDS = ("tp", "pp", "cp", "vp", "zero_stage", "micro_batch", "recompute")
-
-
-def notes(row: SweepRow) -> str:
-    """What a table says of a row in words: why it has no figure, or what sets it apart."""
-    if row.status != "ok":
-        words = FAILED.get(row.status, row.status) + _risk(row)
-        # An error's whole text is in the JSON; why something was refused is what a reader needs.
-        short = row.status in ("refused", "pruned") or len(row.reason or "") <= MOST_REASON
-        reason = row.reason if short else f"{(row.reason or '')[:MOST_REASON]}..."
-        return ": ".join(filter(None, (words, reason)))
-    said = ["best"] if row.best else ["level with the best"] if row.level else []
-    said += ["on the front"] if row.pareto else []
-    return ", ".join(said)
-
-
-def _risk(row: SweepRow) -> str:
-    """The odds of running out of memory of a row that has yet to run, where they are high."""
-    if row.status != "waiting" or row.prediction is None or row.prediction.p_oom < BORDERLINE:
-        return ""
-    return f", out of memory with {row.prediction.p_oom:.0%}"
+def sweep_charts(result: SweepResult, look: Look) -> dict[str, alt.LayerChart]:
+    """Speed over memory, and predicted over measured step time, where there is enough to draw."""
+    charts = {"front": front_chart(result, look), "agreement": agreement_chart(result, look)}
+    return {name: chart for name, chart in charts.items() if chart is not None}
 
 
 def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
@@ -78,13 +34,10 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     ]
     if len(points) < 2:
         return None
-    x = alt.X(
-        "memory:Q",
-        title="memory of the fullest rank (GiB)",
-        scale=alt.Scale(zero=False, padding=14),
-    )
-    y = alt.Y("speed:Q", title="tokens/s", scale=alt.Scale(zero=False, padding=14))
-    front = [one for one in points if one["pareto"]]
+    padded = alt.Scale(zero=False, padding=14)
+    x = alt.X("memory:Q", title="memory of the fullest rank (GiB)", scale=padded)
+    y = alt.Y("speed:Q", title="tokens/s", scale=padded)
+    front = [point for point in points if point["pareto"]]
     line = (
         alt.Chart(alt.Data(values=front), name="front")
         .mark_line(interpolate="step-after", color=look.palette.warmup, strokeDash=[4, 3])
@@ -111,24 +64,55 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
         .mark_text(color=look.palette.accent, align="left", dx=8, dy=-8)
         .encode(x=x, y=y, text="label:N")
     )
-    note = "Dot: one layout. Orange: no other is as fast with as little memory. " + memory_note(
-        result
-    )
+    note = "Dot: one layout. Orange: no other is as fast with as little memory. "
+    note += memory_note(result)
     return finish([line, dots, names], look, "Speed and memory", [note], HEIGHT)
 
 
-def memory_note(result: SweepResult) -> str:
-    """Of what the memory is, as the rows say it."""
-    kinds = dict.fromkeys(row.memory_kind for row in result.rows if row.memory_kind)
-    words = {
-        "device_used": "in use on the device",
-        "reserved": "reserved by the allocator",
-        "resident": "resident set of the process",
-    }
-    said = " or ".join(words.get(kind, kind) for kind in kinds)
-    return f"Memory: peak {said}, largest rank." if said else ""
-
-
-def memory_text(value: float | None) -> str:
-    """GiB with two decimals, without the unit."""
-    return "-" if value is None else gib(value).removesuffix(" GiB")
+def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
+    """Predicted over measured step time with the 80 % intervals; None without any prediction."""
+    points = [
+        {
+            "measured": row.step_time_s,
+            "predicted": row.prediction.step_time_s,
+            "low": row.prediction.low_s,
+            "high": row.prediction.high_s,
+            "label": row.label,
+        }
+        for row in result.rows
+        if row.ok and row.step_time_s and row.prediction
+    ]
+    if not points:
+        return None
+    seconds = [
+        value for point in points for name in ("measured", "low", "high") if (value := point[name])
+    ]
+    first, last = 0.9 * min(seconds), 1.1 * max(seconds)
+    scale = alt.Scale(type="log", domain=[first, last], nice=False)
+    x = alt.X("measured:Q", title="measured (s a step)", scale=scale)
+    diagonal = (
+        alt.Chart(alt.Data(values=[{"at": first}, {"at": last}]), name="equal")
+        .mark_line(color=look.palette.warmup, strokeDash=[4, 3])
+        .encode(x=alt.X("at:Q", scale=scale), y=alt.Y("at:Q", scale=scale))
+    )
+    data = alt.Data(values=points)
+    bars = (
+        alt.Chart(data, name="intervals")
+        .mark_rule(color=look.palette.steady, opacity=0.5)
+        .encode(x=x, y=alt.Y("low:Q", title="predicted (s a step)", scale=scale), y2="high:Q")
+    )
+    dots = (
+        alt.Chart(data, name="layouts")
+        .mark_circle(opacity=1, size=60, color=look.palette.accent)
+        .encode(
+            x=x,
+            y=alt.Y("predicted:Q", scale=scale),
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("measured:Q", format=".4g"),
+                alt.Tooltip("predicted:Q", format=".4g"),
+            ],
+        )
+    )
+    note = "Dot: one layout. Bar: 80 % interval of the prediction. Dashed: predicted as measured."
+    return finish([diagonal, bars, dots], look, "Predicted against measured", [note], HEIGHT)

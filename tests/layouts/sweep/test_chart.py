@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.layouts.sweep.chart import front_chart, memory_note, memory_text, notes, sweep_rows
+from paceline.layouts.sweep.chart import front_chart
 from paceline.layouts.sweep.result import Prediction, SweepResult, SweepRow, marked
+from paceline.layouts.sweep.table import memory_note, memory_text, notes, sweep_rows
 from paceline.report.theme import EXPORT, ON_PAGE
 
 EXPECTED = Prediction(step_time_s=2.0, low_s=1.5, high_s=2.5, memory_bytes=3e9, p_oom=0.4)

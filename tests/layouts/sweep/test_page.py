@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.layouts.sweep.page import (
-    agreement_chart,
-    for_people,
-    shown_columns,
-    sweep_charts,
-    sweep_html,
-)
+from paceline.layouts.sweep.chart import agreement_chart, sweep_charts
+from paceline.layouts.sweep.page import sweep_html
 from paceline.layouts.sweep.result import SweepResult
+from paceline.layouts.sweep.table import for_people, sweep_columns
 from paceline.report.theme import EXPORT
 from tests.layouts.sweep.test_chart import EXPECTED, result, row
 
@@ -27,11 +23,11 @@ def three(**fields: Any) -> SweepResult:
 
 
 def test_the_columns_are_those_of_published_studies():
-    titles = [column.title for column in shown_columns(three())]
+    titles = [column.title for column in sweep_columns(three())]
     assert titles[:6] == ["nodes", "TP", "PP", "DP", "MBS", "recompute"]
     assert titles[-4:] == ["predicted s", "error", "predicted GiB", "notes"]
     assert "predicted s" not in [
-        column.title for column in shown_columns(result(row(1, speed=1.0)))
+        column.title for column in sweep_columns(result(row(1, speed=1.0)))
     ]
 
 
