@@ -49,34 +49,35 @@ def dimensions(
     stands in brackets, braces or quotes is one of them. Raises UserError for no list at all, a field
     given twice, an empty value, or too many combinations.
     """
-    given = [(f"--{name}", SHORT[name], text) for name, text in named.items() if text is not None]
-    found: dict[str, Dimension] = {}
+    lists = [(f"--{name}", SHORT[name], text) for name, text in named.items() if text is not None]
+    varied: dict[str, Dimension] = {}
     fixed: list[str] = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or len(split_list(value)) < 2:
             fixed.append(text)
         else:
-            given.append((f"--set {text}", full_key(key.strip()), value))
-    for where, field, text in given:
-        if field in found:
+            lists.append((f"--set {text}", full_key(key.strip()), value))
+    for where, field, text in lists:
+        if field in varied:
             raise UserError(where, f"{field} is given twice", remedy="put its values in one list")
         values = tuple(dict.fromkeys(split_list(text)))
         if "" in values:
             raise UserError(where, "has an empty value", allowed="values separated by commas")
-        found[field] = Dimension(field, values)
-    _check(found.values())
-    return tuple(found.values()), tuple(fixed)
+        varied[field] = Dimension(field, values)
+    _check(varied.values())
+    return tuple(varied.values()), tuple(fixed)
 
 
 def combinations(varied: Sequence[Dimension]) -> Iterator[dict[str, str]]:
     """Every combination as field -> value, the last dimension changing fastest."""
-    for values in product(*(one.values for one in varied)):
-        yield {one.field: value for one, value in zip(varied, values, strict=True)}
+    fields = [dimension.field for dimension in varied]
+    for values in product(*(dimension.values for dimension in varied)):
+        yield dict(zip(fields, values, strict=True))
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas, apart from those in brackets, braces and quotes: `1,[2,3]` has two."""
+    """The parts between commas outside of brackets, braces and quotes: `1,[2,3]` has two."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -94,8 +95,8 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _check(found: Iterable[Dimension]) -> None:
-    sizes = [len(one.values) for one in found]
+def _check(varied: Iterable[Dimension]) -> None:
+    sizes = [len(dimension.values) for dimension in varied]
     if not sizes or max(sizes) < 2:
         raise UserError(
             "paceline sweep",

@@ -89,20 +89,21 @@ def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
     """
     request, notices = steady_batch(options.request)
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
-    for one in options.dimensions:
-        for value in one.values:
+    for dimension in options.dimensions:
+        for value in dimension.values:
             load_recipe(
-                request.recipe, request.variant, (*request.overrides, f"{one.field}={value}")
+                request.recipe, request.variant, (*request.overrides, f"{dimension.field}={value}")
             )
     place = divide(request, recipe, inventory(), options.nodes_per_trial, options.max_parallel)
-    request, found = place.request, place.inventory
-    request = _on_equal_devices(request, options.dimensions, found)
+    machine = place.inventory
+    request = _on_equal_devices(place.request, options.dimensions, machine)
     choices = _without_twins(
-        [_choice(request, settings, found) for settings in combinations(options.dimensions)]
+        [_choice(request, settings, machine) for settings in combinations(options.dimensions)]
     )
-    notices += [*place.notices, *(n for one in choices if one.plan for n in one.plan.notices)]
-    choices, unknown = _expected(choices, evidence, options.prune)
-    notices += unknown
+    plans = [choice.plan for choice in choices if choice.plan]
+    notices += [*place.notices, *(notice for plan in plans for notice in plan.notices)]
+    choices, unpredicted = _predicted(choices, evidence, options.prune)
+    notices += unpredicted
     return Sweep(
         name=_name(options, recipe.name),
         recipe=recipe.name,
@@ -112,7 +113,7 @@ def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
         repeats=options.repeats,
         notices=tuple(dict.fromkeys(notices)),
         slots=place.slots,
-        queued=place.queued or _queued([one.plan for one in choices if one.plan]),
+        queued=place.queued or _queued([choice.plan for choice in choices if choice.plan]),
         at_once=options.max_parallel,
     )
 
@@ -131,23 +132,23 @@ def steady_batch(request: Request) -> tuple[Request, list[str]]:
 
 
 def _on_equal_devices(
-    request: Request, varied: Sequence[Dimension], found: dict[str, Any]
+    request: Request, varied: Sequence[Dimension], machine: dict[str, Any]
 ) -> Request:
-    """The request with one number of devices for all: what the largest layout that can run takes."""
+    """The request with one number of devices for all: what the largest that can run takes."""
     settled = request.devices is not None or request.cluster is not None
-    if settled or any(one.field == "devices" for one in varied):
+    if settled or any(dimension.field == "devices" for dimension in varied):
         return request
-    plans = [_choice(request, settings, found).plan for settings in combinations(varied)]
+    plans = [_choice(request, settings, machine).plan for settings in combinations(varied)]
     counts = {plan.spec.cluster.devices_per_node for plan in plans if plan}
     return replace(request, devices=max(counts)) if len(counts) > 1 else request
 
 
-def _choice(request: Request, settings: dict[str, str], found: dict[str, Any]) -> Choice:
+def _choice(request: Request, settings: dict[str, str], machine: dict[str, Any]) -> Choice:
     overrides = (*request.overrides, *(f"{key}={value}" for key, value in settings.items()))
-    asked = replace(request, overrides=overrides)
     layout = load_recipe(request.recipe, request.variant, overrides).layout
     try:
-        return Choice(settings, layout, make_plan(asked, found))
+        plan = make_plan(replace(request, overrides=overrides), machine)
+        return Choice(settings, layout, plan)
     except UserError as error:
         return Choice(settings, layout, refused=error.what)
 
@@ -156,20 +157,21 @@ def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
     """The choices, those that would run what another one runs refused."""
     seen: set[str] = set()
     kept: list[Choice] = []
-    for one in choices:
-        key = one.plan.spec.key if one.plan else None
-        twin = key in seen
-        kept.append(replace(one, plan=None, refused="runs the same as another") if twin else one)
+    for choice in choices:
+        key = choice.plan.spec.key if choice.plan else None
+        if key in seen:
+            choice = replace(choice, plan=None, refused="runs the same as another")
+        kept.append(choice)
         seen |= {key} if key else set()
     return kept
 
 
-def _expected(
+def _predicted(
     choices: Sequence[Choice], evidence: Evidence | None, prune: bool
 ) -> tuple[list[Choice], list[str]]:
-    """(the choices with what is expected, the hopeless ones marked if `prune`; why nothing is)."""
-    planned = [one for one in choices if one.plan]
-    specs = [one.plan.spec for one in planned if one.plan]
+    """(the choices with their predictions, hopeless ones marked if `prune`; why there are none)."""
+    planned = [choice for choice in choices if choice.plan]
+    specs = [choice.plan.spec for choice in planned if choice.plan]
     if not specs:
         return list(choices), []
     try:
@@ -179,36 +181,36 @@ def _expected(
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
     size = cluster.device_memory_bytes or (device and device.memory_bytes)
     limit = None if specs[0].memory_limit_bytes else size
-    why = _not_worth(specs, predictions, limit) if prune else [None] * len(specs)
-    told = [
-        replace(one, prediction=expected, pruned=reason)
-        for one, expected, reason in zip(planned, predictions, why, strict=True)
+    reasons = _not_worth(specs, predictions, limit) if prune else [None] * len(specs)
+    predicted = [
+        replace(choice, prediction=prediction, pruned=reason)
+        for choice, prediction, reason in zip(planned, predictions, reasons, strict=True)
     ]
-    return [*told, *(one for one in choices if not one.plan)], []
+    return [*predicted, *(choice for choice in choices if not choice.plan)], []
 
 
 def _not_worth(
     specs: Sequence[RunSpec], predictions: Sequence[Prediction], limit_bytes: float | None
 ) -> list[str | None]:
-    """Why each is not worth a run; held against each other are those that do the same on as many devices."""
-    kinds = [(one.model, one.lora, one.training.seq_len, one.world_size) for one in specs]
-    found: dict[int, str | None] = {}
+    """Why each is not worth a run, among those that do the same on as many devices."""
+    kinds = [(spec.model, spec.lora, spec.training.seq_len, spec.world_size) for spec in specs]
+    reasons: dict[int, str | None] = {}
     for kind in dict.fromkeys(kinds):
-        rows = [row for row, own in enumerate(kinds) if own == kind]
+        rows = [row for row, row_kind in enumerate(kinds) if row_kind == kind]
         tokens = [specs[row].training.global_batch * specs[row].training.seq_len for row in rows]
-        told = hopeless([predictions[row] for row in rows], tokens, limit_bytes)
-        found.update(zip(rows, told, strict=True))
-    return [found[row] for row in range(len(specs))]
+        why = hopeless([predictions[row] for row in rows], tokens, limit_bytes)
+        reasons.update(zip(rows, why, strict=True))
+    return [reasons[row] for row in range(len(specs))]
 
 
 def _ordered(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """By expected time where that is known, those that may run out of memory last; else small first."""
+    """By expected time, those that may run out of memory last; small first where none is known."""
     return tuple(sorted(choices, key=_place))
 
 
-def _place(one: Choice) -> tuple[float, ...]:
-    layout, plan, expected = one.layout, one.plan, one.prediction
-    kind = 0 if one.runs else 1 if plan else 2
+def _place(choice: Choice) -> tuple[float, ...]:
+    layout, plan, expected = choice.layout, choice.plan, choice.prediction
+    kind = 0 if choice.runs else 1 if plan else 2
     spec = plan.spec if plan else None
     small = (
         spec.world_size if spec else 0,
@@ -226,14 +228,16 @@ def _place(one: Choice) -> tuple[float, ...]:
 
 
 def _name(options: SweepOptions, recipe: str) -> str:
-    """As asked for, else one of what is fixed and what varies, so that longer lists find the same runs."""
+    """The option, else of what is fixed and what varies, so that longer lists find the same runs."""
     if options.name is None:
-        asked = options.request
+        request = options.request
         # The same sweep goes on in another allocation.
-        place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
-        content = (asked.overrides, sorted(one.field for one in options.dimensions), place)
+        where = replace(request.where, allocation=None)
+        place = (request.devices, request.device, request.cluster, where)
+        fields = sorted(dimension.field for dimension in options.dimensions)
+        content = (request.overrides, fields, place)
         digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
-        parts = filter(None, (recipe, asked.variant, "sweep", digest))
+        parts = filter(None, (recipe, request.variant, "sweep", digest))
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
     if not _NAME.fullmatch(options.name) or options.name == "last":
         raise UserError(
@@ -248,5 +252,6 @@ def _queued(plans: Sequence[Plan]) -> bool:
     """Whether the runs are jobs of their own on nodes that Slurm chooses."""
     clusters = [plan.spec.cluster for plan in plans]
     return bool(clusters) and all(
-        one.launcher == "slurm" and not one.hosts and not one.slurm.allocation for one in clusters
+        cluster.launcher == "slurm" and not cluster.hosts and not cluster.slurm.allocation
+        for cluster in clusters
     )

@@ -53,27 +53,28 @@ def hopeless(
     `tokens` are those of a step, so that batches of different sizes can be compared.
     """
     fitting = [
-        one.high_s / n
-        for one, n in zip(predictions, tokens, strict=True)
-        if one is not None and one.p_oom <= P_OOM_EVEN
+        prediction.high_s / n
+        for prediction, n in zip(predictions, tokens, strict=True)
+        if prediction is not None and prediction.p_oom <= P_OOM_EVEN
     ]
     fastest = min(fitting, default=None)
     return [
-        None if one is None else _why(one, one.low_s / n, fastest, limit_bytes)
-        for one, n in zip(predictions, tokens, strict=True)
+        _why(prediction, prediction.low_s / n, fastest, limit_bytes) if prediction else None
+        for prediction, n in zip(predictions, tokens, strict=True)
     ]
 
 
 def _why(
-    one: Prediction, optimistic: float, fastest: float | None, limit_bytes: float | None
+    prediction: Prediction, optimistic: float, fastest: float | None, limit_bytes: float | None
 ) -> str | None:
     """The sentence for one prediction, its optimistic and the fastest one's pessimistic s/token."""
-    if one.p_oom > P_OOM_SURE:
+    if prediction.p_oom > P_OOM_SURE:
         room = f" of {gib(limit_bytes)}" if limit_bytes else ""
-        return f"out of memory with {one.p_oom:.0%}: needs about {gib(one.memory_bytes)}{room}"
+        need = f"needs about {gib(prediction.memory_bytes)}{room}"
+        return f"out of memory with {prediction.p_oom:.0%}: {need}"
     if fastest is not None and optimistic > HOPELESS * fastest:
         return (
             f"at best {optimistic / fastest:.1f} times as slow as the fastest at worst "
-            f"({one.step_time_s:.4g} s a step expected)"
+            f"({prediction.step_time_s:.4g} s a step expected)"
         )
     return None

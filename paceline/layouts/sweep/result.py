@@ -1,4 +1,4 @@
-"""What a sweep yields: one row a combination, the best of them, and the front of speed and memory."""
+"""What a sweep yields: one row a combination, the best, and the front of speed and memory."""
 
 from __future__ import annotations
 
@@ -158,9 +158,10 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 def counted(rows: Sequence[SweepRow]) -> str:
     """`12 combinations: 8 ok, 2 oom, 2 refused`."""
-    found = [row.status for row in rows]
+    statuses = [row.status for row in rows]
     parts = [
-        f"{found.count(status)} {status}" for status in dict.fromkeys(sorted(found, key=_rank))
+        f"{statuses.count(status)} {status}"
+        for status in dict.fromkeys(sorted(statuses, key=_rank))
     ]
     return f"{len(rows)} combinations: {', '.join(parts)}"
 
@@ -225,8 +226,11 @@ def _half_width(row: SweepRow) -> float:
 
 
 def _undominated(row: SweepRow, good: Sequence[SweepRow]) -> bool:
+    """Whether no other row is as fast with as little memory and better in one of the two."""
     if row.memory_bytes is None:
         return False
-    here = (row.tokens_per_s or 0.0, -row.memory_bytes)
+    point = (row.tokens_per_s or 0.0, -row.memory_bytes)
     others = [(r.tokens_per_s or 0.0, -r.memory_bytes) for r in good if r.memory_bytes is not None]
-    return not any(o != here and o[0] >= here[0] and o[1] >= here[1] for o in others)
+    return not any(
+        other != point and other[0] >= point[0] and other[1] >= point[1] for other in others
+    )

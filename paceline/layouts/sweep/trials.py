@@ -40,11 +40,11 @@ class SweepTrial:
     left: list[Path] = field(default_factory=list[Path])
     """Folders of runs whose controllers died, which may still have a job in Slurm's queue."""
 
-    def missing(self, wanted: int) -> int:
+    def missing(self, repeats: int) -> int:
         """Runs that it still needs; what failed in this call is not tried again."""
         if not self.choice.runs or self.answered:
             return 0
-        return max(0, wanted - sum(map(has_figure, self.results)) - self.failed)
+        return max(0, repeats - sum(map(has_figure, self.results)) - self.failed)
 
     def add(self, outcome: TaskOutcome) -> None:
         """Note how a run of this call ended."""
