@@ -20,7 +20,8 @@ MOST_CLOSE = 3
 CLOSE = 2.0
 """Deviations of a difference within which two layouts are not told apart."""
 OPTIMISTIC = 2.0
-"""Deviations below its expected time to which a layout may come; many stay untried, so 80 % of each is too few."""
+"""Deviations below its expected time to which a layout may come, the end of its 95 % interval; many
+stay untried, so 80 % of each is too few."""
 KEPT_BACK = 5
 """One run in so many is kept for measuring again."""
 
@@ -54,9 +55,9 @@ class SearchState:
 def decide(state: SearchState) -> Move:
     """The next move.
 
-    A layout is worth a try while the optimistic end of its 95 % interval is faster than the best one
-    measured; of those the one with the largest expected improvement is tried. A fifth of the runs is
-    kept for layouts that are too close to be told apart.
+    A layout is worth a try while the optimistic end of its 95 % interval is faster than the best
+    one measured; of those the one with the largest expected improvement is tried. A fifth of the
+    runs is kept for layouts that are too close to be told apart.
     """
     hopeful = worth_trying(state)
     close = to_repeat(state.measured, state.runs, state.belief.noise_sd)
@@ -92,7 +93,7 @@ def seconds_of(runs: Sequence[float]) -> float:
 
 
 def to_repeat(measured: Measured, runs: Mapping[int, int], noise_sd: float) -> list[int]:
-    """The best and what cannot be told from it, the fewest runs first; empty when nothing is to be done."""
+    """The best and what is level with it, the fewest runs first; empty where none is level."""
     best = best_of(measured)
     if best is None:
         return []
@@ -112,7 +113,12 @@ def close_to(best: int, measured: Measured, noise_sd: float) -> list[int]:
 
 
 def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
-    """Of ln seconds below `best`, for normal beliefs: sd (z Phi(z) + phi(z)) with z = (best - mean) / sd."""
+    """How far ln seconds are expected to fall below `best`, 0 where they do not.
+
+    For a normal belief it is sd (z Phi(z) + phi(z)) with z = (best - mean) / sd, Phi and phi the
+    distribution and the density of the standard normal (Jones, Schonlau and Welch, Journal of
+    Global Optimization 13, 1998, equation 15).
+    """
     z = (best - mean) / sd
     cumulative = np.array([0.5 * (1 + erf(value / 2**0.5)) for value in z])
     density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
@@ -123,7 +129,7 @@ def _most_improving(state: SearchState, among: Bools) -> int:
     """By expected improvement where memory suffices; the fastest expected one before any figure."""
     best = best_of(state.measured)
     if best is None:
-        # What will hardly run says nothing: of the fitting ones the fastest, else the likeliest to fit.
+        # What will hardly run says nothing: the fastest that may fit, else the likeliest to fit.
         score = np.where(state.p_oom < 0.5, -state.belief.mean, -1e3 * state.p_oom)
     else:
         now = log(seconds_of(state.measured[best]))

@@ -16,7 +16,7 @@ NAMES = (*SIZES, "zero >= 1", "zero >= 2", "zero 3", "full", "selective", "gpipe
 
 def features(layouts: Sequence[Layout]) -> Floats:
     """(layouts, NAMES): doublings of the sizes, and 1 or 0 for what is there or is not."""
-    rows = [[*_doublings(one), *_present(one)] for one in layouts]
+    rows = [[*_doublings(layout), *_present(layout)] for layout in layouts]
     return np.array(rows, dtype=float).reshape(len(layouts), len(NAMES))
 
 

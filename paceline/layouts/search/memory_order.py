@@ -14,8 +14,8 @@ AS_MANY = ("tp", "cp", "micro_batch")
 def needs_as_much(layout: Layout, other: Layout) -> bool:
     """Whether `layout` needs at least the memory of `other` on the same devices.
 
-    Told only where every axis says the same: equal stages and schedule, and no larger tensor or
-    context groups, no higher ZeRO stage, no smaller micro-batch and no more recomputation. GPipe keeps
+    Said only where every axis agrees: equal stages and schedule, and no larger tensor or context
+    groups, no higher ZeRO stage, no smaller micro-batch and no more recomputation. GPipe keeps
     something of every micro-batch, so there their number must be equal too.
     """
     same = (*SAME, *AS_MANY) if layout.effective_schedule == "gpipe" else SAME

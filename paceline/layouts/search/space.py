@@ -74,7 +74,7 @@ def feasible(
     shape: Shape, devices: int, global_batch: int, seq_len: int, space: Space
 ) -> tuple[list[Layout], int]:
     """The candidates that can run, and how many cannot."""
-    found: list[Layout] = []
+    layouts: list[Layout] = []
     refused = 0
     fits: dict[tuple[int | str, ...], bool] = {}
     for layout in candidates(shape, devices, space):
@@ -95,10 +95,10 @@ def feasible(
                 layout, shape, devices, global_batch, seq_len
             )
         if fits[key]:
-            found.append(layout)
+            layouts.append(layout)
         else:
             refused += 1
-    return found, refused
+    return layouts, refused
 
 
 def _powers(most: int) -> list[int]:

@@ -46,8 +46,8 @@ def dimensions(
     """(what varies, the overrides that do not).
 
     `named` are the options of SHORT with their text. A value with commas is a list of values; what
-    stands in brackets, braces or quotes is one of them. Raises UserError for no list at all, a field
-    given twice, an empty value, or too many combinations.
+    stands in brackets, braces or quotes is one of them. Raises UserError for no list at all, a
+    field given twice, an empty value, or too many combinations.
     """
     lists = [(f"--{name}", SHORT[name], text) for name, text in named.items() if text is not None]
     varied: dict[str, Dimension] = {}

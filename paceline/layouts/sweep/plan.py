@@ -228,7 +228,7 @@ def _place(choice: Choice) -> tuple[float, ...]:
 
 
 def _name(options: SweepOptions, recipe: str) -> str:
-    """The option, else of what is fixed and what varies, so that longer lists find the same runs."""
+    """As asked for, else of what is fixed and what varies: longer lists find the same runs."""
     if options.name is None:
         request = options.request
         # The same sweep goes on in another allocation.

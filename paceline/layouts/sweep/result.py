@@ -144,7 +144,8 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
     if best is not None:
         level = [row.label for row in rows if row.level]
         yield (
-            f"best: {best.label}, {best.tokens_per_s:,.0f} tokens/s, {best.step_time_s:.4g} s a step"
+            f"best: {best.label}, {best.tokens_per_s:,.0f} tokens/s, "
+            f"{best.step_time_s:.4g} s a step"
             + (f"; not told apart from it: {', '.join(level)}" if level else "")
         )
     yield counted(rows)

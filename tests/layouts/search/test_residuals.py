@@ -1,4 +1,4 @@
-"""What the time model misses is learned along the axes, and doubt stays where nothing was measured."""
+"""What the time model misses is learned along the axes; doubt stays where nothing was measured."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ GRID = np.array([[a, b] for a in range(4) for b in range(4)], dtype=float)
 """Two axes of four values."""
 
 
-def known(predicted: float = 1.0, loadings: int = 1) -> LayoutPrior:
+def prior(predicted: float = 1.0, loadings: int = 1) -> LayoutPrior:
     return LayoutPrior(GRID, np.full(len(GRID), np.log(predicted)), np.zeros((len(GRID), loadings)))
 
 
-def after(rows: list[int], seconds: np.ndarray, given: LayoutPrior | None = None) -> Belief:
-    return believe(given or known(), rows, np.log(seconds[rows]))
+def after(rows: list[int], seconds: np.ndarray, expected: LayoutPrior | None = None) -> Belief:
+    return believe(expected or prior(), rows, np.log(seconds[rows]))
 
 
 def test_before_any_run_the_prediction_stands_with_wide_bounds():
-    belief = believe(known(2.0), [], np.array([]))
+    belief = believe(prior(2.0), [], np.array([]))
     assert np.allclose(np.exp(belief.mean), 2.0) and (belief.sd > SHARED_SD).all()
 
 
@@ -39,9 +39,9 @@ def test_a_slope_along_an_axis_is_carried_to_what_was_not_measured():
 
 def test_uncertain_coefficients_move_what_they_load_on():
     loads = np.where(GRID[:, :1] > 1, 0.5, 0.0)
-    given = LayoutPrior(GRID, np.zeros(16), loads)
+    expected = LayoutPrior(GRID, np.zeros(16), loads)
     truth = np.where(GRID[:, 0] > 1, 1.5, 1.0)
-    belief = after([0, 1, 8], truth, given)
+    belief = after([0, 1, 8], truth, expected)
     assert np.exp(belief.mean)[15] == pytest.approx(1.5, rel=0.15)
     assert np.exp(belief.mean)[2] == pytest.approx(1.0, rel=0.1)
 
@@ -55,7 +55,7 @@ def test_repeats_narrow_the_doubt_about_their_layout():
 def test_noise_is_learned_from_repeats():
     random, rows = np.random.default_rng(0), [r for r in range(16) for _ in range(3)]
     calm, noisy = (
-        believe(known(), rows, random.normal(0, sd, len(rows))).noise_sd for sd in (0.003, 0.05)
+        believe(prior(), rows, random.normal(0, sd, len(rows))).noise_sd for sd in (0.003, 0.05)
     )
     assert calm < 0.01 < 0.025 < noisy
 
