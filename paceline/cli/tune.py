@@ -205,7 +205,7 @@ def _tune(
     tuning = new_tuning(request, coefficients, root, command_line())
     _announce(tuning, headline(tuning))
     if dry_run:
-        print_tuning(tuning.told(), form)
+        print_tuning(tuning.result(), form)
         return EXIT_OK
     with tune_display(tuning.runs.order) as display:
         result = tuning.run(display)

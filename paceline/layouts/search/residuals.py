@@ -126,7 +126,7 @@ def _factor(among: Parts, scale: _Scale) -> Floats:
 
 
 def _log_posterior(among: Parts, scale: _Scale, errors: Floats) -> float:
-    """Of a scale given the runs' errors e: ln prior - e' K^-1 e / 2 - ln |K| / 2, up to a constant."""
+    """Of a scale after errors e of runs: ln prior - e' K^-1 e / 2 - ln |K| / 2, and a constant."""
     far = np.log([scale.slope, scale.rest, scale.noise]) - np.log(USUAL)
     log_density = -0.5 * float((far**2).sum()) / float(WIDTH) ** 2
     if len(errors):

@@ -41,8 +41,8 @@ class Budget:
 
 def read_budget(text: str) -> Budget:
     """The budget in a text; raises UserError for what is none."""
-    found = _TEXT.fullmatch(text.lower())
-    number, unit = (float(found[1]), found[2]) if found else (0.0, "")
+    match = _TEXT.fullmatch(text.lower())
+    number, unit = (float(match[1]), match[2]) if match else (0.0, "")
     if unit in UNITS and number > 0:
         return Budget(seconds=number * UNITS[unit])
     if unit in RUNS and number >= 1 and number.is_integer() and number <= MOST_RUNS:

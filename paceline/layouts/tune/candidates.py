@@ -27,9 +27,8 @@ from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan, make_plan
 
-SURE_OOM = P_OOM_SURE
 MOST = 4000
-"""Layouts that a search keeps in sight: the fastest by estimate of those that may fit, then the others."""
+"""Layouts that a search keeps in sight: by estimate the fastest that may fit, then the others."""
 VARIED = (
     "tp",
     "pp",
@@ -59,7 +58,7 @@ class Candidates:
     evidence: Evidence
     """Coefficients of the time model before any run."""
     layouts: tuple[Layout, ...]
-    own: int | None
+    recipe_row: int | None
     """The row of the recipe's own layout, None where it cannot run on the devices."""
     x: Cases | None
     """As the time model sees them; None where it has no rates."""
@@ -99,10 +98,10 @@ def settings(layout: Layout) -> list[str]:
 def candidates(request: Request, evidence: Evidence | None, space: Space) -> Candidates:
     """Every layout of the space that the engine can run; raises UserError when there is none.
 
-    `evidence` None is the calibration of the device where there is one, else what comes with Paceline.
+    `evidence` None is the device's calibration where there is one, else what comes with Paceline.
     """
     request, notices = steady_batch(request)
-    found = inventory()
+    local = inventory()
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     if recipe.training.steps < MIN_STEADY:
         raise UserError(
@@ -111,30 +110,31 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
             allowed=f"the warm-up and at least {MIN_STEADY} steady ones",
             remedy="--steps 20",
         )
-    spec, plan_notices, layouts, refused = _possible(request, recipe, found, space)
-    own = recipe.layout if _runs(spec, recipe.layout) else None
-    if own is not None and own not in layouts:
-        layouts = [own, *layouts]
-    rests_on = evidence or evidence_for(
+    spec, plan_notices, layouts, refused = _possible(request, recipe, local, space)
+    runs_as_it_is = _runs(spec, recipe.layout)
+    if runs_as_it_is and recipe.layout not in layouts:
+        layouts = [recipe.layout, *layouts]
+    evidence = evidence or evidence_for(
         spec.cluster.device, spec.training.dtype, spec.cluster.device_label
     )
-    machine, notes = _machine(spec, found)
+    machine, notes = _machine(spec, local)
     seconds = needed = np.ones(len(layouts))
     odds, limit, x = np.zeros(len(layouts)), np.full(len(layouts), inf), None
     if machine is not None:
-        estimates = estimates_of_layouts(spec, machine, rests_on, layouts)
+        estimates = estimates_of_layouts(spec, machine, evidence, layouts)
         x, seconds, odds = estimates.x, estimates.step_time_s, estimates.p_oom
         needed, limit = estimates.memory.device_used, estimates.limit_bytes
-    kept = _kept(seconds, odds, layouts.index(own) if own is not None else None)
+    recipe_row = layouts.index(recipe.layout) if runs_as_it_is else None
+    kept = _kept(seconds, odds, recipe_row)
     beyond = len(layouts) - len(kept)
     notes += [f"{beyond:,} more layouts are left out, by the estimate"] if beyond else []
     return Candidates(
         request=request,
         recipe=recipe,
         spec=spec,
-        evidence=rests_on,
+        evidence=evidence,
         layouts=tuple(layouts[row] for row in kept),
-        own=None if own is None else [layouts[row] for row in kept].index(own),
+        recipe_row=None if recipe_row is None else kept.tolist().index(recipe_row),
         x=x.pick(kept) if x else None,
         seconds=seconds[kept],
         memory_bytes=needed[kept],
@@ -146,7 +146,7 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     )
 
 
-def _machine(spec: RunSpec, found: dict[str, Any]) -> tuple[Machine | None, list[str]]:
+def _machine(spec: RunSpec, local: dict[str, Any]) -> tuple[Machine | None, list[str]]:
     """(the devices of the run, None where they have no rates; what is to be said of these)."""
     notes: list[str] = []
     try:
@@ -154,28 +154,30 @@ def _machine(spec: RunSpec, found: dict[str, Any]) -> tuple[Machine | None, list
     except UserError:
         if spec.cluster.device != "cpu":
             raise
-        machine = probed_machine(spec, found)
+        machine = probed_machine(spec, local)
         notes += machine.notes if machine else ()
     if machine and spec.training.dtype == "bf16" and machine.device.has_only_fp16:
         return None, notes  # it emulates bf16, at a rate that nobody states
     return machine, notes
 
 
-def _kept(seconds: Floats, odds: Floats, own: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _kept(
+    seconds: Floats, odds: Floats, recipe_row: int | None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The rows of those that are kept, in their order; the recipe's own layout is among them.
 
     What runs out of memory is often the fastest otherwise, and must not take all the room.
     """
     best_first = np.lexsort((seconds, odds > P_OOM_SURE))
-    kept = set(best_first[:MOST].tolist()) | (set() if own is None else {own})
+    kept = set(best_first[:MOST].tolist()) | (set() if recipe_row is None else {recipe_row})
     return np.array(sorted(kept), dtype=np.int64)
 
 
 def _possible(
-    request: Request, recipe: Recipe, found: dict[str, Any], space: Space
+    request: Request, recipe: Recipe, local: dict[str, Any], space: Space
 ) -> tuple[RunSpec, tuple[str, ...], list[Layout], int]:
     """(the run in some layout, notices, layouts that can run, how many cannot)."""
-    cluster, _ = choose_cluster(request, recipe, found)
+    cluster, _ = choose_cluster(request, recipe, local)
     batch = recipe.training.batch(cluster.world_size, cluster.nodes)
     valid, refused = feasible(
         recipe.model,
@@ -186,14 +188,18 @@ def _possible(
     )
     where, why = f"{recipe.name} on {cluster.world_size} x {cluster.device}", "no layout divides it"
     # Where a state has one copy, ZeRO has nothing to spread.
-    valid = [one for one in valid if one.zero_stage == 0 or one.dp(cluster.world_size) * one.cp > 1]
+    valid = [
+        layout
+        for layout in valid
+        if layout.zero_stage == 0 or layout.dp(cluster.world_size) * layout.cp > 1
+    ]
     for layout in valid:
         try:
-            plan = make_plan(with_layout(request, layout), found)
+            plan = make_plan(with_layout(request, layout), local)
         except UserError as error:
             why = error.what
             continue
-        layouts = [one for one in valid if _runs(plan.spec, one)]
+        layouts = [other for other in valid if _runs(plan.spec, other)]
         return plan.spec, plan.notices, layouts, refused + len(valid) - len(layouts)
     raise UserError(where, f"has no layout that can run: {why}")
 
@@ -203,11 +209,7 @@ def _runs(spec: RunSpec, layout: Layout) -> bool:
     training, world_size = spec.training, spec.world_size
     return not layout_problems(
         layout, spec.model, world_size, training.global_batch, training.seq_len
-    ) and not engine(spec.engine).unsupported(_in(spec, layout))
-
-
-def _in(spec: RunSpec, layout: Layout) -> RunSpec:
-    return spec.model_copy(update={"layout": layout})
+    ) and not engine(spec.engine).unsupported(spec.model_copy(update={"layout": layout}))
 
 
 def _yaml(value: object) -> str:

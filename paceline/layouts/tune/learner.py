@@ -1,4 +1,4 @@
-"""What is expected of every layout after each trial: the time model refitted, and what it misses here."""
+"""What is expected of every layout after each trial: the time model refitted, and its errors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Learner:
         """The belief after these runs, by the row of their layout."""
         pairs = [(row, seconds) for row, runs in measured.items() for seconds in runs]
         rows, seconds = [row for row, _ in pairs], np.array([s for _, s in pairs], dtype=float)
-        return believe(self._known(rows, seconds), rows, np.log(seconds))
+        return believe(self._prior(rows, seconds), rows, np.log(seconds))
 
-    def _known(self, rows: list[int], seconds: Floats) -> LayoutPrior:
+    def _prior(self, rows: list[int], seconds: Floats) -> LayoutPrior:
         """The time model as a straight line through where its coefficients now are.
 
-        Around the refitted coefficients r, ln t = ln t(r) + J (c - r): its mean takes the coefficients
-        c from before any run, so that runs count once.
+        Around the refitted coefficients r, ln t = ln t(r) + J (c - r) with J the slopes of ln t:
+        its mean takes the coefficients c from before any run, so that runs count once.
         """
         x, size = self.candidates.x, len(self.candidates.layouts)
         if x is None:
@@ -61,7 +61,7 @@ class Learner:
         return LayoutPrior(self._features, log_predicted, slope @ self._root)
 
     def _centre(self, x: Cases, rows: list[int], seconds: Floats) -> Floats:
-        """Coefficients refitted to these runs, or to most of them: the straight line brings the rest."""
+        """Coefficients refitted to these runs, or to most: the straight line brings the rest."""
         if self.refitted is None or len(rows) >= GROWTH * self._refitted_rows:
             self.refitted = refit(self.candidates.evidence, x.pick(np.array(rows)), seconds, TITLE)
             self._refitted_rows = len(rows)

@@ -44,7 +44,7 @@ class Ranking(Value):
     n_infeasible: int
     """Combinations that cannot run, because sizes do not divide or a rule forbids them."""
     n_pruned: int
-    """Estimated ones that would run out of memory with more than even odds, the bound of pruning."""
+    """Estimated ones that run out of memory with more than even odds, the bound of pruning."""
     bound: str
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
@@ -56,7 +56,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     """The `top` fastest layouts that fit; raises UserError when none divides the devices.
 
     All are ranked by the closed form of a step, and the first ones again by following their
-    pipelines. The recipe's own layout is told beside them where it can run on so many devices.
+    pipelines. The recipe's own layout stands beside them where it can run on so many devices.
     """
     spec, machine = spec_of_any_layout(question), machine_of(question)
     if machine.device.memory_bytes is None:

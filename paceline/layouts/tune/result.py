@@ -100,7 +100,7 @@ class TuneResult(Value):
     n_dominated: NonNegativeInt
     """Not tried because of those that ran out of memory: they need as much, or surely too much."""
     n_hopeful: NonNegativeInt
-    """Layouts that may still be faster than the best when the tuning stopped, or be the first with a figure."""
+    """Layouts that may still be faster than the best at the stop, or be the first with a figure."""
     stop: Literal["bound", "budget", "exhausted", "interrupted", "not begun"]
     rows: tuple[TuneRow, ...]
     effects: tuple[Effect, ...] = ()

@@ -9,13 +9,14 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.result import Status
+from paceline.estimate.answer import P_OOM_SURE
 from paceline.estimate.model.case import Bools, Floats
 from paceline.layouts.search.decision import SearchState, Why, best_of, decide, worth_trying
 from paceline.layouts.search.memory_order import needs_as_much
 from paceline.layouts.search.oom_odds import odds_after
 from paceline.layouts.search.residuals import Belief
 from paceline.layouts.tune.budget import Budget
-from paceline.layouts.tune.candidates import SURE_OOM, Candidates
+from paceline.layouts.tune.candidates import Candidates
 from paceline.layouts.tune.learner import Learner
 
 Stop = Why | Literal["interrupted", "not begun"]
@@ -34,7 +35,7 @@ class TrialOutcome:
 
 
 @dataclass
-class Tried:
+class TriedLayout:
     """One layout with its runs."""
 
     row: int
@@ -45,7 +46,7 @@ class Tried:
     @property
     def seconds(self) -> list[float]:
         """Step times of the runs that have one."""
-        return [one.step_time_s for one in self.outcomes if one.step_time_s is not None]
+        return [run.step_time_s for run in self.outcomes if run.step_time_s is not None]
 
     @property
     def showed_memory(self) -> bool:
@@ -62,49 +63,51 @@ class Search:
     first: Belief
     """Before any run."""
     belief: Belief
-    tried: dict[int, Tried] = field(default_factory=dict[int, Tried])
+    tried: dict[int, TriedLayout] = field(default_factory=dict[int, TriedLayout])
     stop: Stop = "not begun"
 
     @property
     def measured(self) -> dict[int, list[float]]:
         """Step times by row, of the layouts that have any."""
-        return {row: one.seconds for row, one in self.tried.items() if one.seconds}
+        return {row: tried.seconds for row, tried in self.tried.items() if tried.seconds}
 
     @property
     def took_s(self) -> list[float]:
         """Seconds of every run; a layout that was refused had none."""
         return [
-            one.took_s
+            run.took_s
             for tried in self.tried.values()
-            for one in tried.outcomes
-            if one.status != "refused"
+            for run in tried.outcomes
+            if run.status != "refused"
         ]
 
     @property
     def dominated(self) -> Bools:
         """Layouts that need at least the memory of one that ran out of it, by the estimate too."""
         layouts, needed = self.candidates.layouts, self.candidates.memory_bytes
-        found = np.zeros(len(layouts), dtype=bool)
+        dominated = np.zeros(len(layouts), dtype=bool)
         for tried in self.tried.values():
             if tried.outcomes[-1].status == "oom":
                 less = layouts[tried.row]
-                more = np.array([needs_as_much(one, less) for one in layouts])
-                found |= more & (needed >= needed[tried.row])
-        return found
+                more = np.array([needs_as_much(layout, less) for layout in layouts])
+                dominated |= more & (needed >= needed[tried.row])
+        return dominated
 
     @property
     def p_oom(self) -> Floats:
         """Probability of each layout to run out of memory, after those that did."""
-        found = self.candidates
-        ended = {
-            t.row: t.outcomes[-1].status == "oom" for t in self.tried.values() if t.showed_memory
+        ran_out = {
+            row: tried.outcomes[-1].status == "oom"
+            for row, tried in self.tried.items()
+            if tried.showed_memory
         }
-        return odds_after(found.memory_bytes, found.limit_bytes, ended, found.p_oom)
+        every = self.candidates
+        return odds_after(every.memory_bytes, every.limit_bytes, ran_out, every.p_oom)
 
     @property
     def surely_out(self) -> Bools:
-        """Layouts that may fit by the estimate, and surely do not after those that ran out of memory."""
-        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > SURE_OOM))
+        """Layouts that may fit by the estimate, and surely do not, going by those that ran out."""
+        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > P_OOM_SURE))
 
     @property
     def open(self) -> Bools:
@@ -119,7 +122,9 @@ class Search:
 
     def left(self, budget: Budget) -> int:
         """Runs that the budget has left."""
-        whole = [o.took_s for t in self.tried.values() for o in t.outcomes if o.step_time_s]
+        whole = [
+            run.took_s for tried in self.tried.values() for run in tried.outcomes if run.step_time_s
+        ]
         return budget.left(self.took_s, whole)
 
     def state(self, budget: Budget) -> SearchState:
@@ -129,7 +134,7 @@ class Search:
             self.measured,
             self.open,
             self.p_oom,
-            {row: len(one.outcomes) for row, one in self.tried.items()},
+            {row: len(tried.outcomes) for row, tried in self.tried.items()},
             self.left(budget),
         )
 
@@ -140,22 +145,22 @@ class Search:
 
     def note(self, row: int, outcome: TrialOutcome) -> None:
         """A run has ended."""
-        self.tried.setdefault(row, Tried(row, self.belief)).outcomes.append(outcome)
+        self.tried.setdefault(row, TriedLayout(row, self.belief)).outcomes.append(outcome)
         if outcome.step_time_s is not None:
             self.belief = self.learner.belief(self.measured)
 
 
 Measure = Callable[[int], TrialOutcome]
 """Runs the layout of a row once; KeyboardInterrupt ends the search as far as it came."""
-Known = Sequence[tuple[int, TrialOutcome]]
-"""Runs from before, in their order."""
 
 
-def begin(candidates: Candidates, learner: Learner, known: Known = ()) -> Search:
-    """A search that knows these runs already."""
+def begin(
+    candidates: Candidates, learner: Learner, runs: Sequence[tuple[int, TrialOutcome]] = ()
+) -> Search:
+    """A search that has these runs of before, in their order, by the row of their layout."""
     belief = learner.belief({})
     search = Search(candidates, learner, belief, belief)
-    for row, outcome in known:
+    for row, outcome in runs:
         search.note(row, outcome)
     return search
 
@@ -177,9 +182,9 @@ def go_on(search: Search, measure: Measure, budget: Budget) -> None:
 
 def _next(search: Search, budget: Budget) -> int | None:
     """The row to run next; None, with the reason in `search.stop`, at the end."""
-    own = search.candidates.own
-    if own is not None and search.open[own] and search.left(budget) > 0:
-        return own
+    first = search.candidates.recipe_row
+    if first is not None and search.open[first] and search.left(budget) > 0:
+        return first
     move = decide(search.state(budget))
     if move.why not in ("try", "again"):
         search.stop = move.why

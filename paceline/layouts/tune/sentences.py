@@ -1,4 +1,4 @@
-"""What a tuning tells: its rows, and sentences of what was learned."""
+"""What a tuning says: its rows, and sentences of what was learned."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.layouts.search.decision import close_to, seconds_of
 from paceline.layouts.search.residuals import Belief
 from paceline.layouts.sweep.result import Prediction
 from paceline.layouts.tune.result import Effect, Expected, TuneResult, TuneRow, Untried
-from paceline.layouts.tune.search import Search, Tried
-from paceline.layouts.tune.trials import Runs
+from paceline.layouts.tune.search import Search, TriedLayout
+from paceline.layouts.tune.trials import LayoutRunner
 
 AXES = ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recompute", "schedule")
 FOLLOWS = ("sequence_parallel",)
@@ -37,12 +37,11 @@ def label(layout: Layout, devices: int) -> str:
 def prediction(search: Search, row: int) -> Prediction:
     """What is expected of a layout now, as a sweep tells it."""
     now = expected(search.belief, row)
-    found = search.candidates
     return Prediction(
         step_time_s=now.step_time_s,
         low_s=now.low_s,
         high_s=now.high_s,
-        memory_bytes=float(found.memory_bytes[row]),
+        memory_bytes=float(search.candidates.memory_bytes[row]),
         p_oom=float(search.p_oom[row]),
     )
 
@@ -55,24 +54,30 @@ def expected(belief: Belief, row: int) -> Expected:
     return Expected(step_time_s=middle, low_s=low, high_s=high)
 
 
-def rows_of(search: Search, runs: Runs | None) -> tuple[TuneRow, ...]:
+def rows_of(search: Search, runs: LayoutRunner | None) -> tuple[TuneRow, ...]:
     """The layouts that were tried, in the order of their first runs."""
     best = search.best
     level = close_to(best, search.measured, search.belief.noise_sd) if best is not None else []
     return tuple(
-        _row(search, number, one, runs, one.row == best, one.row in level)
-        for number, one in enumerate(search.tried.values(), start=1)
+        _row(search, number, tried, runs, tried.row == best, tried.row in level)
+        for number, tried in enumerate(search.tried.values(), start=1)
     )
 
 
 def _row(
-    search: Search, number: int, one: Tried, runs: Runs | None, best: bool, level: bool
+    search: Search,
+    number: int,
+    tried: TriedLayout,
+    runs: LayoutRunner | None,
+    best: bool,
+    level: bool,
 ) -> TuneRow:
-    found, layout = search.candidates, search.candidates.layouts[one.row]
-    seconds = seconds_of(one.seconds) if one.seconds else None
-    training, devices = found.spec.training, found.spec.world_size
-    figures = runs.figures(one.row) if runs else None
-    last = one.outcomes[-1]
+    spec, row = search.candidates.spec, tried.row
+    layout = search.candidates.layouts[row]
+    seconds = seconds_of(tried.seconds) if tried.seconds else None
+    training, devices = spec.training, spec.world_size
+    figures = runs.figures(row) if runs else None
+    last = tried.outcomes[-1]
     return TuneRow(
         number=number,
         layout=layout,
@@ -81,15 +86,15 @@ def _row(
         status="ok" if seconds else last.status,
         reason=None if seconds else last.reason,
         step_time_s=seconds,
-        num_runs=sum(o.status != "refused" for o in one.outcomes),
+        num_runs=sum(run.status != "refused" for run in tried.outcomes),
         tokens_per_s=training.global_batch * training.seq_len / seconds if seconds else None,
-        before=expected(search.first, one.row),
-        expected=expected(one.expected, one.row),
-        after=expected(search.belief, one.row),
+        before=expected(search.first, row),
+        expected=expected(tried.expected, row),
+        after=expected(search.belief, row),
         memory_bytes=figures.memory_bytes if figures else None,
         memory_kind=figures.memory_kind if figures else None,
         runs=figures.runs if figures else (),
-        own=one.row == found.own,
+        own=row == search.candidates.recipe_row,
         best=best,
         level=level,
     )
@@ -101,7 +106,7 @@ def effects(search: Search) -> tuple[Effect, ...]:
     if best is None:
         return ()
     layouts, base = search.candidates.layouts, seconds_of(search.measured[best])
-    found: list[Effect] = []
+    changes: list[Effect] = []
     for row, layout in enumerate(layouts):
         changed = _changed(layouts[best], layout)
         if len(changed) != 1:
@@ -110,7 +115,7 @@ def effects(search: Search) -> tuple[Effect, ...]:
         seconds = (
             seconds_of(search.measured[row]) if measured else float(np.exp(search.belief.mean[row]))
         )
-        found.append(
+        changes.append(
             Effect(
                 setting=_setting(layout, changed[0]),
                 instead_of=_setting(layouts[best], changed[0]),
@@ -118,14 +123,14 @@ def effects(search: Search) -> tuple[Effect, ...]:
                 measured=measured,
             )
         )
-    return tuple(sorted(found, key=lambda one: -abs(log(one.ratio))))
+    return tuple(sorted(changes, key=lambda effect: -abs(log(effect.ratio))))
 
 
-def _changed(one: Layout, other: Layout) -> list[str]:
+def _changed(layout: Layout, other: Layout) -> list[str]:
     """The axes in which two layouts differ; two where something else does as well."""
-    names = [name for name in AXES if getattr(one, name) != getattr(other, name)]
+    names = [name for name in AXES if getattr(layout, name) != getattr(other, name)]
     ignored = {*AXES, *(FOLLOWS if "tp" in names else ())}
-    same = one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
+    same = layout.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
     return names if same else [*names, "", ""]
 
 
@@ -135,13 +140,13 @@ def _setting(layout: Layout, name: str) -> str:
 
 def untried(search: Search) -> tuple[Untried, ...]:
     """The fastest expected of the layouts that were not tried, with why."""
-    belief, found, hopeful = search.belief, search.candidates, search.hopeful
-    out = search.surely_out
+    layouts, devices = search.candidates.layouts, search.candidates.spec.world_size
+    belief, hopeful, out = search.belief, search.hopeful, search.surely_out
     rows = [row for row in np.argsort(belief.mean).tolist() if row not in search.tried]
     return tuple(
         Untried(
-            layout=found.layouts[row],
-            label=label(found.layouts[row], found.spec.world_size),
+            layout=layouts[row],
+            label=label(layouts[row], devices),
             after=expected(belief, row),
             reason=_why_not(search, row, bool(hopeful[row]), bool(out[row])),
         )
@@ -178,7 +183,8 @@ _LEFT = {
     "not begun": "may be the fastest",
 }
 _WHY = {
-    "not begun": "nothing was started; {runs} runs are known from before, {n} layouts may be worth a try",
+    "not begun": "nothing was started; {runs} runs are known from before, {n} layouts may be "
+    "worth a try",
     "bound": "stopped after {runs} runs: of no other layout is even the optimistic bound (95 %) "
     "faster than the best",
     "budget": "stopped because the budget of {budget} was spent ({runs} runs); {n} layouts may "
@@ -192,23 +198,24 @@ def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
     level = [row.label for row in result.rows if row.level]
     yield (
         f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s a step, "
-        f"{best.tokens_per_s:,.0f} tokens/s ({best.num_runs} {'runs' if best.num_runs > 1 else 'run'})"
+        f"{best.tokens_per_s:,.0f} tokens/s "
+        f"({best.num_runs} {'runs' if best.num_runs > 1 else 'run'})"
         + (f"; not told apart from it: {', '.join(level)}" if level else "")
     )
-    own = next((row for row in result.rows if row.own), None)
-    if own is not None and own.step_time_s and best.step_time_s and not own.best:
-        gain = own.step_time_s / best.step_time_s - 1
-        yield f"the recipe's own layout ({own.label}) takes {percent(gain, 1)} longer"
+    recipe = next((row for row in result.rows if row.own), None)
+    if recipe is not None and recipe.step_time_s and best.step_time_s and not recipe.best:
+        gain = recipe.step_time_s / best.step_time_s - 1
+        yield f"the recipe's own layout ({recipe.label}) takes {percent(gain, 1)} longer"
 
 
 def _of_the_axes(result: TuneResult) -> Iterator[str]:
-    told = [
-        f"{one.setting} instead of {one.instead_of} {100 * (one.ratio - 1):+.0f} %"
-        + ("" if one.measured else " (expected)")
-        for one in result.effects[:MOST_EFFECTS]
+    changes = [
+        f"{effect.setting} instead of {effect.instead_of} {100 * (effect.ratio - 1):+.0f} %"
+        + ("" if effect.measured else " (expected)")
+        for effect in result.effects[:MOST_EFFECTS]
     ]
-    if told:
-        yield f"the best layout with one setting changed: {', '.join(told)}"
+    if changes:
+        yield f"the best layout with one setting changed: {', '.join(changes)}"
 
 
 def _of_the_predictions(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[str]:
@@ -220,8 +227,8 @@ def _of_the_predictions(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[st
         for name in ("before", "expected")
     )
     yield (
-        f"expected against measured, {len(good)} layouts: median error {percent(first, 1)} before any "
-        f"run, {percent(then, 1)} just before each layout's own; runs of one layout scatter by "
+        f"expected against measured, {len(good)} layouts: median error {percent(first, 1)} before "
+        f"any run, {percent(then, 1)} just before each layout's own; runs of one layout scatter by "
         f"{percent(noise_sd, 1)}"
     )
 
@@ -238,7 +245,7 @@ def _never_tried(result: TuneResult) -> str:
             "are expected to be slower, in doubt too",
         ),
     ]
-    told = [f"{n:,} {why}" for n, why in parts if n > 0]
+    counts = [f"{n:,} {why}" for n, why in parts if n > 0]
     return (
-        f"{tried} of {result.n_layouts:,} layouts tried; never tried: {'; '.join(told) or 'none'}"
+        f"{tried} of {result.n_layouts:,} layouts tried; never tried: {'; '.join(counts) or 'none'}"
     )

@@ -25,7 +25,7 @@ from paceline.runs.tasks.runner import TaskQueue
 
 
 @dataclass
-class Runs:
+class LayoutRunner:
     """Runs layouts one at a time; each layout's runs are a group of the tuning."""
 
     candidates: Candidates
@@ -75,7 +75,9 @@ class Runs:
         for row in self._stored():
             trial = self._trial(row)
             kept = [
-                r for r in trial.results if has_figure(r) or (trial.answered and r.status != "ok")
+                result
+                for result in trial.results
+                if has_figure(result) or (trial.answered and result.status != "ok")
             ]
             for result in kept:
                 record = read_record(self.root / result.run)

@@ -21,15 +21,17 @@ from paceline.machines.placement import Request
 from paceline.runs.plan import with_data_file
 
 
-def tuned(request: Request, candidates: Candidates, layout: Layout) -> tuple[Recipe, str | None]:
-    """(the recipe as it was asked for, in that layout and on those devices; what had to be left out).
+def tuned_recipe(
+    request: Request, candidates: Candidates, layout: Layout
+) -> tuple[Recipe, str | None]:
+    """(the recipe as it was asked for, in that layout on those devices; what was left out).
 
     A ramp-up whose first batches the layout cannot divide is left out.
     """
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
     cluster = candidates.spec.cluster
-    found = recipe.model_copy(
+    tuned = recipe.model_copy(
         update={
             "name": f"{recipe.name}-tuned",
             "layout": layout,
@@ -38,16 +40,17 @@ def tuned(request: Request, candidates: Candidates, layout: Layout) -> tuple[Rec
         }
     )
     try:
-        resolve(found, cluster, True, None)
+        resolve(tuned, cluster, True, None)
     except UserError as error:
-        steady = found.training.model_copy(update={"ramp_up": None})
-        return found.model_copy(update={"training": steady}), error.what
-    return found, None
+        steady = tuned.training.model_copy(update={"ramp_up": None})
+        return tuned.model_copy(update={"training": steady}), error.what
+    return tuned, None
 
 
 def check_place(path: Path, recipe: str) -> None:
     """Raise UserError where no recipe can be written, or the tuning's own would be lost."""
-    where, place = f"--write {path}", next(one for one in path.absolute().parents if one.exists())
+    where = f"--write {path}"
+    place = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
         raise UserError(where, "is a folder", remedy=f"--write {path / 'tuned.yaml'}")
     if not (place.is_dir() and os.access(place, os.W_OK)):
@@ -57,11 +60,11 @@ def check_place(path: Path, recipe: str) -> None:
 
 
 def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
-    """The command that runs a recipe where its trials ran; None on this machine, where the file is enough."""
+    """The command that runs a recipe where its trials ran; None on this machine."""
     if cluster.launcher == "local":
         return None
     where = request.where
-    given: dict[str, object] = {
+    options: dict[str, object] = {
         "cluster": request.cluster,
         "hosts": compress([host.name for host in where.hosts]) or None,
         "nodes": where.nodes,
@@ -73,8 +76,8 @@ def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
         "devices": None if request.cluster else cluster.devices_per_node,
         "device": None if request.device == "auto" else request.device,
     }
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return shlex.join(["paceline", "run", str(path), *options])
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return shlex.join(["paceline", "run", str(path), *words])
 
 
 def write_recipe(recipe: Recipe, path: Path, head: str) -> None:

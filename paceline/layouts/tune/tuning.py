@@ -21,8 +21,13 @@ from paceline.layouts.tune.learner import Learner
 from paceline.layouts.tune.result import TuneResult
 from paceline.layouts.tune.search import Search, begin, go_on
 from paceline.layouts.tune.sentences import effects, label, prediction, rows_of, sentences, untried
-from paceline.layouts.tune.trials import Runs
-from paceline.layouts.tune.tuned_recipe import check_place, run_command, tuned, write_recipe
+from paceline.layouts.tune.trials import LayoutRunner
+from paceline.layouts.tune.tuned_recipe import (
+    check_place,
+    run_command,
+    tuned_recipe,
+    write_recipe,
+)
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
 
@@ -62,7 +67,7 @@ class Tuning:
     root: Path
     command: list[str]
     search: Search
-    runs: Runs
+    runs: LayoutRunner
     oversubscribed: bool
 
     @property
@@ -73,23 +78,23 @@ class Tuning:
     def run(self, observer: SweepObserver) -> TuneResult:
         """Try what is worth it, then write the best layout and the result.
 
-        A run that fails is a row. KeyboardInterrupt ends the running one, and then the search as far
-        as it came. Raises UserError for wrong input.
+        A run that fails is a row. KeyboardInterrupt ends the running one, and then the search as
+        far as it came. Raises UserError for wrong input.
         """
         self.runs.observer = observer
         go_on(self.search, self.runs, self.options.budget)
-        result = self.told()
+        result = self.result()
         if result.rows:
             result = result.model_copy(update=self._write(result))
             write_value(self.folder / RESULT_FILE, result)
         return result
 
-    def told(self) -> TuneResult:
+    def result(self) -> TuneResult:
         """What is known now."""
-        search, found = self.search, self.search.candidates
-        hopeful, spec = search.hopeful, found.spec
-        never = [row not in search.tried for row in range(len(found.layouts))]
-        pruned = never & ~found.likely_to_fit
+        search, candidates = self.search, self.search.candidates
+        hopeful, spec = search.hopeful, candidates.spec
+        never = [row not in search.tried for row in range(len(candidates.layouts))]
+        pruned = never & ~candidates.likely_to_fit
         result = TuneResult(
             name=self.name,
             recipe=spec.recipe,
@@ -100,8 +105,8 @@ class Tuning:
             budget=str(self.options.budget),
             num_runs=len(search.took_s),
             took_s=sum(search.took_s),
-            n_layouts=len(found.layouts),
-            n_infeasible=found.num_infeasible,
+            n_layouts=len(candidates.layouts),
+            n_infeasible=candidates.num_infeasible,
             n_pruned=int(pruned.sum()),
             n_dominated=int((never & search.surely_out).sum()),
             n_hopeful=int(hopeful.sum()),
@@ -109,21 +114,21 @@ class Tuning:
             rows=rows_of(search, self.runs),
             effects=effects(search),
             untried=untried(search),
-            evidence=found.evidence.title,
+            evidence=candidates.evidence.title,
             go_on=shlex.join(["paceline", *self.command[1:]])
             if search.stop == "interrupted"
             else None,
         )
-        told = [*sentences(result, search.belief.noise_sd)]
-        told += [f"nothing more can run: {self.runs.halted}"] if self.runs.halted else []
-        return result.model_copy(update={"sentences": tuple(told)})
+        lines = [*sentences(result, search.belief.noise_sd)]
+        lines += [f"nothing more can run: {self.runs.halted}"] if self.runs.halted else []
+        return result.model_copy(update={"sentences": tuple(lines)})
 
     def _write(self, result: TuneResult) -> dict[str, Any]:
         """The recipe of the best layout; what changes in the result by it."""
         best = result.best
         if best is None:
             return {}
-        recipe, left_out = tuned(self.options.request, self.search.candidates, best.layout)
+        recipe, left_out = tuned_recipe(self.options.request, self.search.candidates, best.layout)
         path = self.options.write or self.folder / f"{recipe.name}.yaml"
         head = (
             f"{best.label}: {best.step_time_s:.4g} s a step on {result.devices} x {result.device}, "
@@ -131,8 +136,8 @@ class Tuning:
         )
         write_recipe(recipe, path, head)
         more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
-        there = run_command(self.options.request, self.search.candidates.spec.cluster, path)
-        more += [f"it runs on the same hosts with: {there}"] if there else []
+        command = run_command(self.options.request, self.search.candidates.spec.cluster, path)
+        more += [f"it runs on the same hosts with: {command}"] if command else []
         return {"recipe_file": str(path), "sentences": (*result.sentences, *more)}
 
 
@@ -147,43 +152,36 @@ def new_tuning(
     if options.write:
         check_place(options.write, options.request.recipe)
     oversubscribed = _oversubscribed(options)
-    found = candidates(options.trial_request, evidence, options.space)
-    runs = Runs(found, name, root, command, options.tag)
-    search = begin(found, Learner(found), runs.recall())
+    layouts = candidates(options.trial_request, evidence, options.space)
+    runs = LayoutRunner(layouts, name, root, command, options.tag)
+    search = begin(layouts, Learner(layouts), runs.recall())
     runs.expect = lambda row: prediction(search, row)
     return Tuning(options, name, root, command, search, runs, oversubscribed)
 
 
 def headline(tuning: Tuning) -> str:
     """What is known before the first run, in one line."""
-    search = tuning.search
-    found, have = search.candidates, len(search.took_s)
-    fits = int(found.likely_to_fit.sum())
-    parts = [f"{len(found.layouts):,} layouts can run", f"{found.num_infeasible:,} cannot"]
-    parts += (
-        [f"{len(found.layouts) - fits:,} would run out of memory"]
-        if fits < len(found.layouts)
-        else []
-    )
-    parts += [f"{have} runs of before"] if have else []
-    own = found.own
-    parts += (
-        [f"the recipe's own is {label(found.layouts[own], found.spec.world_size)}"]
-        if own is not None
-        else []
-    )
+    layouts, recipe_row = tuning.search.candidates, tuning.search.candidates.recipe_row
+    parts = [f"{len(layouts.layouts):,} layouts can run", f"{layouts.num_infeasible:,} cannot"]
+    if beyond := int((~layouts.likely_to_fit).sum()):
+        parts.append(f"{beyond:,} would run out of memory")
+    if before := len(tuning.search.took_s):
+        parts.append(f"{before} runs of before")
+    if recipe_row is not None:
+        name = label(layouts.layouts[recipe_row], layouts.spec.world_size)
+        parts.append(f"the recipe's own is {name}")
     return f"tune {tuning.name}: {', '.join(parts)}; budget {tuning.options.budget}"
 
 
 def _oversubscribed(options: TuneOptions) -> bool:
     """Whether processes share cores; raises UserError where that was not asked for."""
-    asked, here = options.request, inventory()
-    recipe = load_recipe(asked.recipe, asked.variant, asked.overrides)
-    cluster, _ = choose_cluster(asked, recipe, here)
+    request, local = options.request, inventory()
+    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    cluster, _ = choose_cluster(request, recipe, local)
     if cluster.device != "cpu" or cluster.launcher != "local":
         return False
-    usable = here["cpu"]["usable_cores"]
-    cores = min(here["cpu"]["physical_cores"] or usable, usable)
+    usable = local["cpu"]["usable_cores"]
+    cores = min(local["cpu"]["physical_cores"] or usable, usable)
     if cluster.devices_per_node <= cores:
         return False
     if not options.oversubscribe:
@@ -198,11 +196,12 @@ def _oversubscribed(options: TuneOptions) -> bool:
 def _name(options: TuneOptions) -> str:
     """As asked for, else one of the question, so that a longer budget finds the same runs."""
     if options.name is None:
-        asked = options.trial_request
-        place = (asked.devices, asked.device, asked.cluster, replace(asked.where, allocation=None))
-        digest = hashlib.sha256(repr((asked.recipe, asked.overrides, place)).encode()).hexdigest()
-        stem = Path(asked.recipe).stem
-        parts = [part for part in (stem, asked.variant, "tune", digest[:4]) if part]
+        request = options.trial_request
+        where = replace(request.where, allocation=None)
+        place = (request.devices, request.device, request.cluster, where)
+        content = (request.recipe, request.overrides, place)
+        digest = hashlib.sha256(repr(content).encode()).hexdigest()[:4]
+        parts = filter(None, (Path(request.recipe).stem, request.variant, "tune", digest))
         return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in parts)
     if not _NAME.fullmatch(options.name) or options.name == "last":
         raise UserError(

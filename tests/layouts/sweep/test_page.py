@@ -1,4 +1,4 @@
-"""The page of a sweep: the published studies' table, two charts, and nothing that a user wrote as HTML."""
+"""The page of a sweep: the published table, two charts, and nothing that a user wrote as HTML."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def test_no_layout_comes_twice_and_zero_needs_copies_to_spread():
 
 def test_the_recipes_own_layout_is_one_of_them():
     here = found("layout.cp=2", "layout.cp_exchange=ring")
-    assert here.own is not None and here.layouts[here.own].cp_exchange == "ring"
-    assert found("layout.micro_batch=5").own is None
+    assert here.recipe_row is not None and here.layouts[here.recipe_row].cp_exchange == "ring"
+    assert found("layout.micro_batch=5").recipe_row is None
 
 
 def test_the_recipes_own_micro_batch_is_tried_in_other_layouts():

@@ -1,4 +1,4 @@
-"""The search on machines whose times are known: it finds the best, stops by itself, learns from failures."""
+"""The search where the true times are known: it finds the best, stops, learns from failures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_where_everything_was_tried_there_is_nothing_left():
 
 
 def test_the_recipes_own_layout_comes_first(some: Candidates):
-    world = World(replace(without_model(some), own=17), 0)
+    world = World(replace(without_model(some), recipe_row=17), 0)
     world.searched(3)
     assert world.ran[0] == 17 and len(set(world.ran)) == 3
 

@@ -12,7 +12,7 @@ from paceline.core.hosts import Host
 from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.tuned_recipe import run_command, tuned, write_recipe
+from paceline.layouts.tune.tuned_recipe import run_command, tuned_recipe, write_recipe
 from paceline.machines.placement import Request, Where
 from tests.layouts.tune.worlds import made_up
 
@@ -33,25 +33,25 @@ def on(devices: int, nodes: int = 1) -> Candidates:
 
 def test_the_question_is_kept_and_the_layout_is_the_best():
     request = Request("tiny-llama", None, ("lr=2e-3",))
-    recipe, left_out = tuned(request, on(2), Layout(tp=2, sequence_parallel=True))
+    recipe, left_out = tuned_recipe(request, on(2), Layout(tp=2, sequence_parallel=True))
     assert recipe.training.lr == 2e-3 and recipe.layout.tp == 2 and recipe.devices == 2
     assert left_out is None and recipe.name == "tiny-llama-tuned"
 
 
 def test_devices_of_several_hosts_are_left_to_the_command():
-    recipe, _ = tuned(Request("tiny-llama"), on(2, nodes=2), Layout())
+    recipe, _ = tuned_recipe(Request("tiny-llama"), on(2, nodes=2), Layout())
     assert recipe.devices is None
 
 
 def test_a_ramp_up_stays_where_the_layout_divides_it():
-    kept, left_out = tuned(Request("gpt-1b3-tiny"), on(2), Layout(micro_batch=2))
+    kept, left_out = tuned_recipe(Request("gpt-1b3-tiny"), on(2), Layout(micro_batch=2))
     assert kept.training.ramp_up is not None and left_out is None
-    steady, left_out = tuned(Request("gpt-1b3-tiny"), on(2), Layout(micro_batch=8))
+    steady, left_out = tuned_recipe(Request("gpt-1b3-tiny"), on(2), Layout(micro_batch=8))
     assert steady.training.ramp_up is None and "ramp_up" in (left_out or "")
 
 
 def test_a_variant_becomes_part_of_the_recipe():
-    recipe, _ = tuned(Request("gpt-1b3-tiny", "no-recompute"), on(2), Layout(micro_batch=2))
+    recipe, _ = tuned_recipe(Request("gpt-1b3-tiny", "no-recompute"), on(2), Layout(micro_batch=2))
     assert recipe.variants == {} and recipe.layout.recompute == "none"
 
 
@@ -61,17 +61,17 @@ def test_on_hosts_the_command_names_them_and_the_devices_of_each():
     there = Cluster(
         name="c", device="cpu", devices_per_node=4, nodes=2, hosts=("n1", "n2"), launcher="ssh"
     )
-    told = run_command(Request("tiny-llama", device="cpu", where=where), there, Path("x.yaml"))
-    assert told == (
-        "paceline run x.yaml '--hosts=n[1-2]' --nodes=2 --interface=ib0 '--ssh-config=a b' --devices=4"
-        " --device=cpu"
+    command = run_command(Request("tiny-llama", device="cpu", where=where), there, Path("x.yaml"))
+    assert command == (
+        "paceline run x.yaml '--hosts=n[1-2]' --nodes=2 --interface=ib0 '--ssh-config=a b' "
+        "--devices=4 --device=cpu"
     )
 
 
 def test_a_named_cluster_has_its_devices_and_this_machine_needs_no_command():
     there = Cluster(name="c", device="cpu", devices_per_node=4, launcher="slurm")
     request = Request("tiny-llama", cluster="c.yaml", where=Where(allocation="7", nodes=2))
-    told = run_command(request, there, Path("x.yaml"))
-    assert told == "paceline run x.yaml --cluster=c.yaml --nodes=2 --allocation=7"
+    command = run_command(request, there, Path("x.yaml"))
+    assert command == "paceline run x.yaml --cluster=c.yaml --nodes=2 --allocation=7"
     here = Cluster(name="c", device="cpu", devices_per_node=4)
     assert run_command(Request("tiny-llama"), here, Path("x.yaml")) is None

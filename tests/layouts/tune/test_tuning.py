@@ -35,7 +35,7 @@ def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def wanted(runs: int = 9, devices: int = 1, *more: str, **fields: Any) -> TuneOptions:
+def options(runs: int = 9, devices: int = 1, *more: str, **fields: Any) -> TuneOptions:
     request = Request("tiny-llama", None, ("steps=20", *more), devices, "cpu")
     return TuneOptions(request, Budget(runs=runs), SPACE, **fields)
 
@@ -48,11 +48,11 @@ class Bench:
     monkeypatch: pytest.MonkeyPatch
 
     def run(
-        self, asked: TuneOptions, endings: Callable[[int, int], Ending]
+        self, tune_options: TuneOptions, endings: Callable[[int, int], Ending]
     ) -> tuple[TuneResult, list[int]]:
         runner = Runner(endings)
         self.monkeypatch.setattr(flow, "run", runner)
-        tuning = new_tuning(asked, None, self.root, ["x", "tune", "tiny-llama"])
+        tuning = new_tuning(tune_options, None, self.root, ["x", "tune", "tiny-llama"])
         return tuning.run(Silent()), runner.ran
 
 
@@ -66,7 +66,7 @@ def by_micro_batch(mbs: int, _: int) -> Ending:
 
 
 def test_the_fastest_is_found_and_written_as_a_recipe_that_runs(bench: Bench):
-    result, ran = bench.run(wanted(), by_micro_batch)
+    result, ran = bench.run(options(), by_micro_batch)
     best = result.best
     assert best is not None and best.layout.micro_batch == 8 and best.own
     assert sorted(set(ran)) != [] and ran[0] == 8  # the recipe's own comes first
@@ -82,7 +82,7 @@ def test_the_fastest_is_found_and_written_as_a_recipe_that_runs(bench: Bench):
 
 
 def test_rows_tell_what_was_expected_before_and_after(bench: Bench):
-    result, _ = bench.run(wanted(), by_micro_batch)
+    result, _ = bench.run(options(), by_micro_batch)
     for row in result.rows:
         assert row.before.low_s < row.before.step_time_s < row.before.high_s
         assert row.step_time_s is not None
@@ -94,21 +94,21 @@ def test_the_same_command_runs_nothing_again_and_a_longer_budget_goes_on(bench: 
     def slower(mbs: int, _: int) -> Ending:
         return 0.1 * mbs
 
-    first, ran = bench.run(wanted(1), slower)
+    first, ran = bench.run(options(1), slower)
     assert ran == [8] and first.stop == "budget"
-    again, more = bench.run(wanted(1), slower)
+    again, more = bench.run(options(1), slower)
     assert more == [] and [r.label for r in again.rows] == [r.label for r in first.rows]
     assert again.rows[0].runs == first.rows[0].runs and again.sentences[0] == first.sentences[0]
-    longer, more = bench.run(wanted(9), slower)
+    longer, more = bench.run(options(9), slower)
     assert more and 8 not in more and longer.best is not None and not longer.best.own
     assert "the recipe's own layout (dp 1 mbs 8) takes" in longer.sentences[1]
 
 
 def test_another_question_or_name_measures_anew(bench: Bench):
-    first, _ = bench.run(wanted(1), by_micro_batch)
-    other, ran = bench.run(wanted(1, 1, "seq_len=128"), by_micro_batch)
+    first, _ = bench.run(options(1), by_micro_batch)
+    other, ran = bench.run(options(1, 1, "seq_len=128"), by_micro_batch)
     assert ran and other.name != first.name
-    named, ran = bench.run(wanted(1, name="mine"), by_micro_batch)
+    named, ran = bench.run(options(1, name="mine"), by_micro_batch)
     assert ran and named.name == "mine" and (bench.root / "mine" / RESULT_FILE).is_file()
 
 
@@ -118,10 +118,10 @@ def test_ctrl_c_keeps_what_has_ended_and_the_same_command_goes_on(bench: Bench):
             raise KeyboardInterrupt
         return 1.0 / mbs
 
-    result, ran = bench.run(wanted(), endings)
+    result, ran = bench.run(options(), endings)
     assert result.stop == "interrupted" and result.go_on == "paceline tune tiny-llama"
     assert len(result.rows) == 1 and result.best is not None and len(ran) == 2
-    again, more = bench.run(wanted(), by_micro_batch)
+    again, more = bench.run(options(), by_micro_batch)
     assert again.stop != "interrupted" and more and ran[0] not in more and again.go_on is None
 
 
@@ -129,7 +129,7 @@ def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
     ended = "paceline.runs.tasks.runner.allocation_fault"
     bench.monkeypatch.setattr(ended, lambda _: "job 7 has ended")
     result, ran = bench.run(
-        wanted(), lambda mbs, _: 1.0 if mbs == 8 else SystemFaultError("n", "x")
+        options(), lambda mbs, _: 1.0 if mbs == 8 else SystemFaultError("n", "x")
     )
     assert len(ran) == 2 and ran[0] == 8 and result.stop == "interrupted"
     assert result.go_on == "paceline tune tiny-llama" and exit_code(result) == EXIT_INCOMPLETE
@@ -138,9 +138,9 @@ def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
 
 
 def on_two_hosts(runs: int = 9) -> TuneOptions:
-    asked = wanted(runs, 1, "batch_per_device=null", "global_batch=16", name="there")
+    changed = options(runs, 1, "batch_per_device=null", "global_batch=16", name="there")
     hosts = tuple(Host(name=name) for name in ("n1", "n2"))
-    return replace(asked, request=replace(asked.request, where=Where(hosts=hosts)))
+    return replace(changed, request=replace(changed.request, where=Where(hosts=hosts)))
 
 
 def test_a_lost_host_ends_it_after_a_second_try_and_costs_no_layout(bench: Bench):
@@ -164,27 +164,27 @@ def test_a_host_that_is_back_at_once_costs_nothing(bench: Bench):
 
 
 def test_lack_of_memory_is_learned_from(bench: Bench):
-    result, ran = bench.run(wanted(), lambda mbs, _: "oom" if mbs >= 4 else 1.0 / mbs)
+    result, ran = bench.run(options(), lambda mbs, _: "oom" if mbs >= 4 else 1.0 / mbs)
     out = [row for row in result.rows if row.status == "oom"]
     assert out and out[0].step_time_s is None and out[0].reason == "it was oom"
     assert result.best is not None and result.best.layout.micro_batch == 2
     assert ran.count(4) + ran.count(8) == len(out)
-    again, more = bench.run(wanted(), by_micro_batch)
+    again, more = bench.run(options(), by_micro_batch)
     assert more == [] and [row.status for row in again.rows] == [row.status for row in result.rows]
 
 
 def test_without_any_figure_layouts_that_are_left_are_not_called_slower(bench: Bench):
-    result, ran = bench.run(wanted(2), lambda *_: "nan")
+    result, ran = bench.run(options(2), lambda *_: "nan")
     assert len(ran) == 2 and result.best is None and result.stop == "budget"
     assert result.n_hopeful == result.n_layouts - 2
     assert "expected to be slower" not in result.sentences[-1]
 
 
 def test_a_dry_run_says_that_nothing_was_started(bench: Bench):
-    told = new_tuning(wanted(3), None, bench.root, ["x"]).told()
-    assert told.stop == "not begun" and told.n_hopeful == told.n_layouts
-    assert told.sentences[0].startswith("nothing was started")
-    assert {one.reason for one in told.untried} == {"may be the fastest"}
+    result = new_tuning(options(3), None, bench.root, ["x"]).result()
+    assert result.stop == "not begun" and result.n_hopeful == result.n_layouts
+    assert result.sentences[0].startswith("nothing was started")
+    assert {layout.reason for layout in result.untried} == {"may be the fastest"}
 
 
 def test_a_repeat_that_fails_is_one_run_and_may_be_tried_again(bench: Bench):
@@ -192,7 +192,7 @@ def test_a_repeat_that_fails_is_one_run_and_may_be_tried_again(bench: Bench):
         close = 1.0 if mbs < 8 else 1.001
         return close if number <= 4 else "timeout"
 
-    result, ran = bench.run(wanted(12), endings)
+    result, ran = bench.run(options(12), endings)
     assert result.num_runs == len(ran) and len(ran) > 6
     assert all(row.num_runs <= 3 for row in result.rows)
 
@@ -204,13 +204,13 @@ def test_a_place_for_the_recipe_is_looked_at_before_anything_runs(bench: Bench, 
         (tmp_path / "file" / "x.yaml", "cannot|no folder"),
     ):
         with pytest.raises(UserError, match=why):
-            new_tuning(wanted(1, write=place), None, bench.root, ["x"])
+            new_tuning(options(1, write=place), None, bench.root, ["x"])
     own = tmp_path / "own.yaml"
     own.write_text("extends: nothing")
-    asked = wanted(1, write=own)
-    asked = replace(asked, request=replace(asked.request, recipe=str(own)))
+    changed = options(1, write=own)
+    changed = replace(changed, request=replace(changed.request, recipe=str(own)))
     with pytest.raises(UserError, match="is the recipe itself"):
-        new_tuning(asked, None, bench.root, ["x"])
+        new_tuning(changed, None, bench.root, ["x"])
 
 
 def test_nan_a_time_limit_and_a_fault_of_the_machine_are_rows(bench: Bench):
@@ -218,17 +218,17 @@ def test_nan_a_time_limit_and_a_fault_of_the_machine_are_rows(bench: Bench):
         ways: dict[int, Ending] = {8: "nan", 4: "timeout", 2: SystemFaultError("disk", "is full")}
         return ways.get(mbs, 1.0)
 
-    result, ran = bench.run(wanted(), endings)
+    result, ran = bench.run(options(), endings)
     statuses = {row.layout.micro_batch: row.status for row in result.rows}
     assert statuses == {8: "nan", 4: "timeout", 2: "failed", 1: "ok"} and len(ran) == 4
     reasons = {row.layout.micro_batch: row.reason for row in result.rows}
     assert reasons[2] == "disk: is full" and result.stop == "exhausted"
-    _, more = bench.run(wanted(), endings)
+    _, more = bench.run(options(), endings)
     assert more == [2]  # what failed otherwise is tried another time
 
 
 def test_layouts_that_are_close_are_measured_again(bench: Bench):
-    result, ran = bench.run(wanted(12), lambda mbs, _: 1.0 if mbs < 8 else 1.001)
+    result, ran = bench.run(options(12), lambda mbs, _: 1.0 if mbs < 8 else 1.001)
     assert max(ran.count(mbs) for mbs in (1, 2, 4, 8)) > 1
     assert any(row.level for row in result.rows) and "not told apart" in result.sentences[0]
 
@@ -238,19 +238,19 @@ def test_layouts_that_are_close_are_measured_again(bench: Bench):
 )
 def test_wrong_input_ends_the_tuning(bench: Bench, more: str, what: str):
     with pytest.raises(UserError, match=what):
-        bench.run(wanted(2, 1, more), by_micro_batch)
+        bench.run(options(2, 1, more), by_micro_batch)
 
 
 def test_more_processes_than_physical_cores_must_be_asked_for(bench: Bench):
     with pytest.raises(UserError, match="physical cores"):
-        new_tuning(wanted(2, 64, "global_batch=64"), None, bench.root, ["x"])
-    asked = wanted(2, 64, "global_batch=64", oversubscribe=True)
-    tuning = new_tuning(asked, None, bench.root, ["x"])
-    assert tuning.told().oversubscribed and "cannot" in headline(tuning)
+        new_tuning(options(2, 64, "global_batch=64"), None, bench.root, ["x"])
+    changed = options(2, 64, "global_batch=64", oversubscribe=True)
+    tuning = new_tuning(changed, None, bench.root, ["x"])
+    assert tuning.result().oversubscribed and "cannot" in headline(tuning)
 
 
 def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
-    result, _ = bench.run(wanted(3), by_micro_batch)
+    result, _ = bench.run(options(3), by_micro_batch)
     text = "\n".join(result.sentences)
     assert "best: dp 1 mbs 8" in text and "with one setting changed: mbs" in text
     assert f"{len(result.rows)} of {result.n_layouts} layouts tried; never tried:" in text
@@ -262,4 +262,4 @@ def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
 @pytest.mark.parametrize("name", ["../x", "last", "a b", ""])
 def test_a_name_that_cannot_be_a_folder_is_refused(bench: Bench, name: str):
     with pytest.raises(UserError):
-        new_tuning(wanted(1, name=name), None, bench.root, ["x"])
+        new_tuning(options(1, name=name), None, bench.root, ["x"])

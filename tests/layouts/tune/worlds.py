@@ -40,7 +40,7 @@ def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Cand
         spec=spec,
         evidence=shipped(),
         layouts=tuple(layouts),
-        own=None,
+        recipe_row=None,
         x=None if blind else estimates.x,
         seconds=np.ones(len(layouts)) if blind else estimates.step_time_s,
         memory_bytes=estimates.memory.device_used,
