@@ -21,37 +21,41 @@ def study(tmp_path: Path, text: str, device: str, **axes: object) -> CheckedSche
     """One of the study's schedules in the layout that it recommends."""
     path = tmp_path / "schedule.md"
     path.write_text(text)
-    given = read_schedule(path, FULL.model_copy(update=axes))
-    return check_schedule(setting(device), OPTIONS, given, planned(OPTIONS, device))
+    schedule = read_schedule(path, FULL.model_copy(update=axes))
+    return check_schedule(setting(device), OPTIONS, schedule, planned(OPTIONS, device))
 
 
-def one(given: ScheduleLine, device: str = "V100-32GB") -> CheckedStage:
+def judged(line: ScheduleLine, device: str = "V100-32GB") -> CheckedStage:
     """The judgement of a single line."""
-    return check_schedule(setting(device), OPTIONS, [given], planned(OPTIONS, device)).stages[0]
+    return check_schedule(setting(device), OPTIONS, [line], planned(OPTIONS, device)).stages[0]
 
 
 def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_path: Path):
-    found = study(tmp_path, SCHEDULE_16GB, "V100-16GB", pp=2)
-    for stage in found.stages:
+    checked = study(tmp_path, SCHEDULE_16GB, "V100-16GB", pp=2)
+    for stage in checked.stages:
         assert stage.verdict == "slow" and stage.plan and stage.plan.micro_batches == 1
         assert 0.35 < stage.plan.bubble <= 0.5 and stage.slower and stage.slower > 1.5
         assert "one micro-batch for 2 pipeline stages" in stage.reasons[0]
         assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.1
         assert any("on the same nodes" in reason for reason in stage.reasons)
     plan = planned(OPTIONS, "V100-16GB")
-    assert found.days and plan.days and found.days > 1.5 * plan.days
-    assert found.device_hours and plan.device_hours and found.device_hours > 1.5 * plan.device_hours
+    assert checked.days and plan.days and checked.days > 1.5 * plan.days
+    assert (
+        checked.device_hours
+        and plan.device_hours
+        and checked.device_hours > 1.5 * plan.device_hours
+    )
 
 
 def test_a_filled_pipeline_in_the_same_layout_is_not_called_a_bubble():
-    filled = one(ScheduleLine(16, 512, FULL.model_copy(update={"pp": 2})), "V100-16GB")
+    filled = judged(ScheduleLine(16, 512, FULL.model_copy(update={"pp": 2})), "V100-16GB")
     assert filled.plan and filled.plan.micro_batches == 16 and filled.plan.bubble < 0.1
     assert not any("bubble" in reason for reason in filled.reasons)
 
 
 def test_the_schedule_for_32_gb_nodes_has_no_pipeline_and_waits_for_gradients(tmp_path: Path):
-    found = study(tmp_path, SCHEDULE_32GB, "V100-32GB", recompute="none")
-    for stage in found.stages:
+    checked = study(tmp_path, SCHEDULE_32GB, "V100-32GB", recompute="none")
+    for stage in checked.stages:
         assert stage.verdict == "good" and stage.plan and stage.plan.bubble == 0
         assert stage.reasons[0].startswith("one micro-batch a replica")
         assert "waits for other replicas' gradients" in stage.reasons[0]
@@ -66,9 +70,9 @@ def test_batches_between_the_stages_that_do_not_divide_are_named(tmp_path: Path)
 
 
 def test_a_layout_whose_sizes_do_not_divide_cannot_run():
-    found = one(ScheduleLine(16, 32, FULL))
-    assert found.verdict == "cannot run" and found.plan is None and found.slower is None
-    assert "is not a multiple of dp 64" in found.reasons[0]
+    checked = judged(ScheduleLine(16, 32, FULL))
+    assert checked.verdict == "cannot run" and checked.plan is None and checked.slower is None
+    assert "is not a multiple of dp 64" in checked.reasons[0]
     whole = check_schedule(
         setting(),
         OPTIONS,
@@ -79,24 +83,24 @@ def test_a_layout_whose_sizes_do_not_divide_cannot_run():
 
 
 def test_a_layout_that_does_not_fit_is_out_of_memory():
-    found = one(ScheduleLine(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
-    assert found.verdict == "out of memory" and found.plan and found.plan.p_oom > 0.5
-    assert "GB a device" in found.reasons[0]
+    checked = judged(ScheduleLine(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
+    assert checked.verdict == "out of memory" and checked.plan and checked.plan.p_oom > 0.5
+    assert "GB a device" in checked.reasons[0]
 
 
 @pytest.mark.parametrize("engine", ["native", "megatron"])
 def test_only_recipes_of_the_trainer_are_held_against_its_rules(engine: str):
     native = setting("V100-16GB")
     other = replace(native, spec=native.spec.model_copy(update={"engine": engine}))
-    given = [ScheduleLine(16, 32, FULL.model_copy(update={"pp": 2}))]
-    found = check_schedule(other, OPTIONS, given, planned(OPTIONS, "V100-16GB")).stages[0]
-    refused = any("trainer refuses" in reason for reason in found.reasons)
+    schedule = [ScheduleLine(16, 32, FULL.model_copy(update={"pp": 2}))]
+    checked = check_schedule(other, OPTIONS, schedule, planned(OPTIONS, "V100-16GB")).stages[0]
+    refused = any("trainer refuses" in reason for reason in checked.reasons)
     assert refused == (engine == "native")
 
 
 def test_the_plan_itself_is_good():
     plan = planned(OPTIONS, "V100-16GB")
-    given = [ScheduleLine(stage.nodes, stage.batch, stage.layout) for stage in plan.stages]
-    found = check_schedule(setting("V100-16GB"), OPTIONS, given, plan)
-    assert {stage.verdict for stage in found.stages} == {"good"}
-    assert found.days == pytest.approx(plan.days)
+    schedule = [ScheduleLine(stage.nodes, stage.batch, stage.layout) for stage in plan.stages]
+    checked = check_schedule(setting("V100-16GB"), OPTIONS, schedule, plan)
+    assert {stage.verdict for stage in checked.stages} == {"good"}
+    assert checked.days == pytest.approx(plan.days)

@@ -30,22 +30,22 @@ def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
     done = paceline(
         *STUDY, *NODES, "--set", "layout.pp=2", "--check", str(tmp_path / "table.md"), "--json"
     )
-    found = json.loads(done.stdout)
-    assert [stage["batch"] for stage in found["stages"]] == [32, 64, 128, 256, 512]
-    assert {stage["verdict"] for stage in found["checked"]["stages"]} == {"slow"}
-    assert all(stage["plan"]["bubble"] > 0.35 for stage in found["checked"]["stages"])
-    assert found["checked"]["days"] > 0 and found["device_hours"] > 0
+    document = json.loads(done.stdout)
+    assert [stage["batch"] for stage in document["stages"]] == [32, 64, 128, 256, 512]
+    assert {stage["verdict"] for stage in document["checked"]["stages"]} == {"slow"}
+    assert all(stage["plan"]["bubble"] > 0.35 for stage in document["checked"]["stages"])
+    assert document["checked"]["days"] > 0 and document["device_hours"] > 0
     assert "checked schedule: " in done.stderr
 
 
 def test_csv_is_one_table(tmp_path: Path):
     (tmp_path / "table.csv").write_text("nodes,batch\n1,32\n3,512\n")
-    given = paceline(*STUDY, *NODES, "--check", str(tmp_path / "table.csv"), "--format", "csv")
-    rows = list(csv.DictReader(given.stdout.splitlines()))
+    checked = paceline(*STUDY, *NODES, "--check", str(tmp_path / "table.csv"), "--format", "csv")
+    rows = list(csv.DictReader(checked.stdout.splitlines()))
     assert [row["batch"] for row in rows] == ["32", "512"]
     assert rows[1]["verdict"] == "cannot run" and rows[1]["step_time_s"] == ""
-    every = paceline(*STUDY, *NODES, "--stages", "32,512", "--all", "--format", "csv")
-    rows = list(csv.DictReader(every.stdout.splitlines()))
+    listed = paceline(*STUDY, *NODES, "--stages", "32,512", "--all", "--format", "csv")
+    rows = list(csv.DictReader(listed.stdout.splitlines()))
     assert len(rows) > 4 and {row["batch"] for row in rows} == {"32", "512"}
     assert float(rows[0]["step_time_s"]) > 0
 

@@ -28,11 +28,11 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     folder = tmp_path_factory.mktemp("schedules")
     for text, name in re.findall(r"^printf '(.*)' > (\S+)$", SECTION, re.MULTILINE):
         (folder / name).write_text(text.replace("\\n", "\n"))
-    found: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     for line in re.findall(r"^paceline (rampup .*)$", SECTION, re.MULTILINE):
         *arguments, name = shlex.split(line)
-        found[name] = json.loads(paceline(*arguments, str(folder / name), "--json").stdout)
-    return found
+        answers[name] = json.loads(paceline(*arguments, str(folder / name), "--json").stdout)
+    return answers
 
 
 def share(text: str) -> float:
@@ -47,8 +47,8 @@ def test_every_line_is_judged_as_the_table_says(answered: dict[str, dict[str, An
     ]
     assert len(stages) == len(ROWS) == 8
     for row, (node, stage) in zip(ROWS, stages, strict=True):
-        told, where, micro_batches, bubble, exchange, slower, verdict = row
-        assert told.startswith(node) and where == f"{stage['batch']}: {stage['nodes']}"
+        label, where, micro_batches, bubble, exchange, slower, verdict = row
+        assert label.startswith(node) and where == f"{stage['batch']}: {stage['nodes']}"
         assert stage["verdict"] == verdict == ("slow" if node == "16 GB" else "good")
         assert stage["plan"]["micro_batches"] == int(micro_batches) == 1
         assert stage["plan"]["bubble"] == pytest.approx(share(bubble), abs=0.01)
@@ -57,8 +57,8 @@ def test_every_line_is_judged_as_the_table_says(answered: dict[str, dict[str, An
 
 
 def test_the_days_are_those_of_the_text(answered: dict[str, dict[str, Any]]):
-    told = re.search(r"takes (\d+\.\d) days where the plan takes (\d+\.\d)", SECTION)
-    assert told is not None
+    days_in_text = re.search(r"takes (\d+\.\d) days where the plan takes (\d+\.\d)", SECTION)
+    assert days_in_text is not None
     answer = answered["16gb.csv"]
     days = (answer["checked"]["days"], answer["days"])
-    assert days == pytest.approx([float(told[1]), float(told[2])], abs=0.06)
+    assert days == pytest.approx([float(days_in_text[1]), float(days_in_text[2])], abs=0.06)

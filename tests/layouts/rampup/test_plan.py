@@ -66,12 +66,14 @@ def test_the_efficiency_that_is_asked_for_decides_on_the_nodes():
 
 def test_a_chosen_stage_is_the_fastest_alternative_that_is_efficient_enough():
     plan = planned(OPTIONS)
-    best = max(one.tokens_per_s / one.devices for one in plan.alternatives if one.batch == 512)
+    best = max(
+        other.tokens_per_s / other.devices for other in plan.alternatives if other.batch == 512
+    )
     for stage in plan.stages:
-        others = [one for one in plan.alternatives if one.batch == stage.batch]
-        assert {one.nodes for one in others} <= set(doublings(1, 16)) and stage in others
-        enough = [one for one in others if one.tokens_per_s / one.devices >= 0.8 * best]
-        assert stage.tokens_per_s == max(one.tokens_per_s for one in enough)
+        others = [other for other in plan.alternatives if other.batch == stage.batch]
+        assert {other.nodes for other in others} <= set(doublings(1, 16)) and stage in others
+        enough = [other for other in others if other.tokens_per_s / other.devices >= 0.8 * best]
+        assert stage.tokens_per_s == max(other.tokens_per_s for other in enough)
 
 
 def test_a_bubble_is_not_chosen_where_fewer_stages_fit():
@@ -116,8 +118,8 @@ def test_a_recipe_without_a_ramp_up_needs_stages_and_samples():
         stages_of(plain, RampOptions())
     with pytest.raises(UserError, match="how long a stage lasts"):
         stages_of(plain, RampOptions((64, 128)))
-    found = stages_of(plain, RampOptions((64, 128), samples=(6400,), tokens=8192 * 19_200))
-    assert [stage.steps for stage in found] == [100, 100]
+    stages = stages_of(plain, RampOptions((64, 128), samples=(6400,), tokens=8192 * 19_200))
+    assert [stage.steps for stage in stages] == [100, 100]
 
 
 @pytest.mark.parametrize(

@@ -20,27 +20,27 @@ def table(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_tables_of_the_study_are_read(tmp_path: Path):
-    found = read_schedule(table(tmp_path, SCHEDULE_16GB), Layout(pp=2))
-    assert [(one.nodes, one.batch, one.layout.micro_batch) for one in found] == [
+    schedule = read_schedule(table(tmp_path, SCHEDULE_16GB), Layout(pp=2))
+    assert [(line.nodes, line.batch, line.layout.micro_batch) for line in schedule] == [
         (16, 32, 1),
         (16, 64, 2),
         (16, 128, 4),
         (32, 256, 4),
         (64, 512, 4),
     ]
-    assert all(one.layout.pp == 2 for one in found)
+    assert all(line.layout.pp == 2 for line in schedule)
     assert len(read_schedule(table(tmp_path, SCHEDULE_32GB), Layout())) == 3
 
 
 def test_words_of_a_title_may_be_joined_as_people_write_them(tmp_path: Path):
-    found = read_schedule(table(tmp_path, "Nodes,Global batch,Micro-batch\n1,32,4\n"), Layout())
-    assert found == [ScheduleLine(1, 32, Layout(micro_batch=4))]
+    schedule = read_schedule(table(tmp_path, "Nodes,Global batch,Micro-batch\n1,32,4\n"), Layout())
+    assert schedule == [ScheduleLine(1, 32, Layout(micro_batch=4))]
 
 
 def test_axes_may_stand_in_the_table_in_any_order_of_lines(tmp_path: Path):
     text = "batch,nodes,tp,pp,recompute,zero\n512,8,2,4,full,1\n\n64,1,1,1,none,\n"
-    found = read_schedule(table(tmp_path, text), Layout(zero_stage=3, micro_batch=2))
-    assert found == [
+    schedule = read_schedule(table(tmp_path, text), Layout(zero_stage=3, micro_batch=2))
+    assert schedule == [
         ScheduleLine(1, 64, Layout(zero_stage=3, micro_batch=2)),
         ScheduleLine(8, 512, Layout(tp=2, pp=4, recompute="full", zero_stage=1, micro_batch=2)),
     ]

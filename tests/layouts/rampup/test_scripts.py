@@ -39,8 +39,8 @@ def settings(words: list[str]) -> list[str]:
 
 
 def test_there_is_one_script_a_stage_and_one_that_submits_them():
-    found = scripts(chain(trains=False))
-    assert list(found) == [
+    texts = scripts(chain(trains=False))
+    assert list(texts) == [
         "stage-1-batch-32.sh",
         "stage-2-batch-64.sh",
         "stage-3-batch-128.sh",
@@ -48,7 +48,7 @@ def test_there_is_one_script_a_stage_and_one_that_submits_them():
         "stage-5-batch-512.sh",
         SUBMIT,
     ]
-    for text in found.values():
+    for text in texts.values():
         assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
@@ -69,7 +69,7 @@ def test_the_overrides_make_the_very_layout_and_batch_of_the_stage():
 
 
 def test_run_takes_the_command(tmp_path: Path):
-    found = Chain(
+    whole = Chain(
         setting(),
         planned(OPTIONS),
         question("V100-32GB"),
@@ -77,7 +77,7 @@ def test_run_takes_the_command(tmp_path: Path):
         "jean-zay-v100-32g",
         False,
     )
-    words = command(scripts(found)["stage-3-batch-128.sh"])
+    words = command(scripts(whole)["stage-3-batch-128.sh"])
     done = paceline(*words[1:], "--dry-run", "--runs-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     nodes = planned(OPTIONS).stages[2].nodes
@@ -85,27 +85,27 @@ def test_run_takes_the_command(tmp_path: Path):
 
 
 def test_stages_that_train_go_on_from_the_stage_before():
-    found = scripts(chain(trains=True))
-    asked = [settings(command(text)) for name, text in found.items() if name != SUBMIT]
+    texts = scripts(chain(trains=True))
+    settings_of_stages = [settings(command(text)) for name, text in texts.items() if name != SUBMIT]
     stages = planned(TRAINING).stages
     done = 0
-    for number, (changes, stage) in enumerate(zip(asked, stages, strict=True)):
+    for number, (changes, stage) in enumerate(zip(settings_of_stages, stages, strict=True)):
         done += stage.steps or 0
         recipe = load_recipe("gpt-1b3", "ramp-up", changes)
         assert recipe.training.steps == done and recipe.checkpoint.every
         assert recipe.training.ramp_up is not None and recipe.training.global_batch == 512
         before = f"gpt-1b3-batch-{stages[number - 1].batch}" if number else None
         assert recipe.checkpoint.resume == before
-        assert f"--tag gpt-1b3-batch-{stage.batch}" in list(found.values())[number]
+        assert f"--tag gpt-1b3-batch-{stage.batch}" in list(texts.values())[number]
 
 
 def test_stages_without_steps_have_no_script_and_endless_ones_no_limit():
     short = planned(TRAINING, "V100-32GB", "training.total_tokens=200e6")
-    found = scripts(Chain(setting(), short, question("V100-32GB"), None, None, True))
-    assert list(found) == ["stage-1-batch-32.sh", SUBMIT]
+    texts = scripts(Chain(setting(), short, question("V100-32GB"), None, None, True))
+    assert list(texts) == ["stage-1-batch-32.sh", SUBMIT]
     endless = planned(TRAINING, "V100-32GB", "training.total_tokens=null")
-    found = scripts(Chain(setting(), endless, question("V100-32GB"), None, None, True))
-    last = found["stage-3-batch-512.sh"]
+    texts = scripts(Chain(setting(), endless, question("V100-32GB"), None, None, True))
+    last = texts["stage-3-batch-512.sh"]
     assert "--time=" not in last and "time_limit_s=null" in settings(command(last))
 
 
@@ -133,9 +133,9 @@ def test_files_are_named_by_their_whole_paths(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     for name in ("own.yaml", "site.yaml"):
         Path(name).write_text("")
-    asked = replace(question("V100-32GB"), recipe="own.yaml")
+    by_file = replace(question("V100-32GB"), recipe="own.yaml")
     site = catalog.cluster("jean-zay-v100-32g")
-    whole = Chain(setting(), planned(OPTIONS), asked, site, "site.yaml", False)
+    whole = Chain(setting(), planned(OPTIONS), by_file, site, "site.yaml", False)
     words = command(scripts(whole)["stage-1-batch-32.sh"])
     assert words[2] == str(tmp_path / "own.yaml")
     assert words[words.index("--cluster") + 1] == str(tmp_path / "site.yaml")

@@ -34,8 +34,8 @@ def test_every_batch_takes_the_steps_that_the_trainer_takes(ramp_up: RampUp):
     last = max(b for b in range(ramp_up.start, 545, ramp_up.increment))
     batches[-1] = last
     stages = stages_of_ramp_up(ramp_up, last, batches, 3_000_000, every_batch=True)
-    found = {s.batch: s.steps for stage in stages for s in stage.stretches}
-    assert found == trainer_steps(ramp_up, last, 3_000_000)
+    steps = {s.batch: s.steps for stage in stages for s in stage.stretches}
+    assert steps == trainer_steps(ramp_up, last, 3_000_000)
 
 
 def test_a_stage_keeps_its_batch_until_the_ramp_up_has_come_to_the_next():

@@ -23,24 +23,24 @@ WHOLE = RampStage((Stretch(512, None),))
 
 def test_a_measured_step_lies_in_the_interval():
     layouts = [Layout(zero_stage=1), Layout(zero_stage=1, recompute="full"), Layout(pp=2)]
-    found = timed(setting(), layouts, WHOLE, 2)
+    estimates = timed(setting(), layouts, WHOLE, 2)
     for row, measured_s in enumerate((23, 29, 23)):
-        low, high = found.interval_s
+        low, high = estimates.interval_s
         assert low[row] < measured_s < high[row]
 
 
 def test_the_bubble_is_that_of_the_schedule():
     layouts = [Layout(pp=pp, zero_stage=1, recompute="full") for pp in (1, 2, 4)]
-    found = timed(setting(), layouts, RampStage((Stretch(32, None),)), 4)
+    estimates = timed(setting(), layouts, RampStage((Stretch(32, None),)), 4)
     expected = [bubble_fraction("1f1b", pp, 1, 2 * pp) for pp in (1, 2, 4)]
-    assert found.bubble == pytest.approx(expected, abs=0.06)
+    assert estimates.bubble == pytest.approx(expected, abs=0.06)
 
 
 def test_a_stage_of_several_batches_takes_the_mean_of_their_steps():
     layouts = [Layout(zero_stage=1)]
     stretches = (Stretch(64, 100), Stretch(96, 300))
     both = timed(setting(), layouts, RampStage(stretches), 4)
-    single = [timed(setting(), layouts, RampStage((one,)), 4) for one in stretches]
+    single = [timed(setting(), layouts, RampStage((stretch,)), 4) for stretch in stretches]
     mean = (100 * single[0].step_s + 300 * single[1].step_s) / 400
     assert both.step_s == pytest.approx(mean)
     assert both.memory_bytes == pytest.approx(single[1].memory_bytes)
@@ -50,8 +50,8 @@ def test_a_stage_of_several_batches_takes_the_mean_of_their_steps():
 def test_the_fastest_is_the_fastest_of_those_that_fit():
     stage = RampStage((Stretch(128, None),))
     layouts = runnable(setting("V100-16GB"), stage, 2, SPACE)
-    found = timed(setting("V100-16GB"), layouts, stage, 2)
-    fastest, every = found.fastest(), found.followed()
+    estimates = timed(setting("V100-16GB"), layouts, stage, 2)
+    fastest, every = estimates.fastest(), estimates.followed()
     assert fastest is not None and len(fastest.layouts) == 1 and fastest.p_oom[0] <= 0.5
     fits = np.flatnonzero(every.p_oom <= 0.5)
     assert fastest.step_s[0] == every.step_s[fits].min() > every.step_s.min()
@@ -64,9 +64,9 @@ def test_none_is_fastest_where_none_fits():
 
 def test_what_is_runnable_runs_every_batch_of_the_stage():
     stage = RampStage((Stretch(64, None), Stretch(96, None)))
-    found, shape = runnable(setting(), stage, 4, SPACE), setting().spec.model
-    assert found
-    for layout in found:
+    layouts, shape = runnable(setting(), stage, 4, SPACE), setting().spec.model
+    assert layouts
+    for layout in layouts:
         for batch in (64, 96):
             assert not layout_problems(layout, shape, 16, batch, 2048)
             assert not native_problems(layout, shape, 16, batch, dtype="fp16", device="cuda")
@@ -82,16 +82,16 @@ def test_the_trainers_own_rules_hold_for_its_recipes():
 
 
 def test_it_is_the_estimate_of_the_same_run():
-    asked = Question("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
-    layout = setting_of(asked, shipped()).recipe.layout
+    whole = Question("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
+    layout = setting_of(whole, shipped()).recipe.layout
     stage = RampStage((Stretch(256, None),))
-    found = timed(setting_of(asked, shipped()), [layout], stage, 8).followed()
-    assert found.step_s[0] == pytest.approx(estimate(asked, shipped()).step_time_s)
+    estimates = timed(setting_of(whole, shipped()), [layout], stage, 8).followed()
+    assert estimates.step_s[0] == pytest.approx(estimate(whole, shipped()).step_time_s)
 
 
 def test_a_recipe_whose_own_layout_does_not_fit_the_devices_is_no_obstacle():
-    found = setting_of(Question("llama31-405b", "H100", 1, devices_per_node=1), shipped())
-    assert found.recipe.layout.model_devices > 1 and found.spec.layout == found.recipe.layout
+    large = setting_of(Question("llama31-405b", "H100", 1, devices_per_node=1), shipped())
+    assert large.recipe.layout.model_devices > 1 and large.spec.layout == large.recipe.layout
 
 
 def test_a_device_without_data_is_refused():

@@ -24,7 +24,7 @@ def state(seconds: list[float], sd: float | list[float], **more: Any) -> SearchS
     """Beliefs about as many layouts; `measured` are open no more."""
     size = len(seconds)
     measured: dict[int, list[float]] = more.pop("measured", {})
-    given: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "belief": Belief(np.log(seconds), np.broadcast_to(np.array(sd), size), 0.01),
         "measured": measured,
         "open": np.array([row not in measured for row in range(size)]),
@@ -32,7 +32,7 @@ def state(seconds: list[float], sd: float | list[float], **more: Any) -> SearchS
         "runs": {row: len(runs) for row, runs in measured.items()},
         "runs_left": 10,
     }
-    return SearchState(**{**given, **more})
+    return SearchState(**{**usual, **more})
 
 
 def test_before_any_figure_the_fastest_expected_is_tried():
@@ -104,5 +104,5 @@ def test_expected_improvement_against_draws():
     random = np.random.default_rng(0)
     for mean, sd in ((0.1, 0.2), (-0.3, 0.1), (0.5, 0.05)):
         drawn = np.maximum(0.0, 0.0 - random.normal(mean, sd, 200_000)).mean()
-        (found,) = expected_improvement(np.array([mean]), np.array([sd]), 0.0)
-        assert found == pytest.approx(drawn, abs=1e-3)
+        (improvement,) = expected_improvement(np.array([mean]), np.array([sd]), 0.0)
+        assert improvement == pytest.approx(drawn, abs=1e-3)

@@ -23,15 +23,15 @@ def test_until_one_has_run_out_the_estimate_stands():
 
 @pytest.mark.parametrize("limit", [KNOWN, UNKNOWN])
 def test_what_needs_more_than_one_that_ran_out_will_too(limit: Floats):
-    found = odds(limit, r3=True)
-    assert list(found) == sorted(found) and found[5] > 0.95 and found[4] > 0.7
-    assert found[0] < 0.4
+    chances = odds(limit, r3=True)
+    assert list(chances) == sorted(chances) and chances[5] > 0.95 and chances[4] > 0.7
+    assert chances[0] < 0.4
 
 
 @pytest.mark.parametrize("limit", [KNOWN, UNKNOWN])
 def test_one_that_fits_keeps_the_smaller_ones_open(limit: Floats):
-    found = odds(limit, r3=True, r2=False)
-    assert found[:2].max() < 0.2 and found[2] < odds(limit, r3=True)[2]
+    chances = odds(limit, r3=True, r2=False)
+    assert chances[:2].max() < 0.2 and chances[2] < odds(limit, r3=True)[2]
 
 
 def test_each_that_runs_out_moves_the_limit_down():
@@ -40,8 +40,8 @@ def test_each_that_runs_out_moves_the_limit_down():
 
 def test_one_that_runs_out_far_below_the_limit_says_little_of_the_others():
     needed = np.concatenate([[80e9 * 0.1], NEEDED])
-    found = odds_after(needed, np.full(7, 80e9), {0: True, 3: False, 4: False}, np.zeros(7))
-    assert found[1:4].max() < 0.1
+    others = odds_after(needed, np.full(7, 80e9), {0: True, 3: False, 4: False}, np.zeros(7))
+    assert others[1:4].max() < 0.1
 
 
 def test_where_no_need_is_known_nothing_is_said_of_others():

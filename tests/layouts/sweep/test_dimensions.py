@@ -44,8 +44,8 @@ def test_named_options_and_lists_of_set_vary_and_single_values_do_not():
 
 def test_short_names_of_fields_are_found_in_set_as_well():
     varied, _ = dimensions({}, ["lr=1e-3,1e-4", "zero_stage=0,1"])
-    assert [one.field for one in varied] == ["training.lr", "layout.zero_stage"]
-    assert [one.short for one in varied] == ["lr", "zero"]
+    assert [dimension.field for dimension in varied] == ["training.lr", "layout.zero_stage"]
+    assert [dimension.short for dimension in varied] == ["lr", "zero"]
 
 
 def test_a_value_given_twice_runs_once():
@@ -77,6 +77,6 @@ def test_what_makes_no_sweep_is_refused(
 
 def test_every_combination_comes_once_the_last_dimension_fastest():
     varied = (Dimension("a", ("1", "2")), Dimension("b", ("x", "y", "z")))
-    found = list(combinations(varied))
-    assert len(found) == 6 and found[:2] == [{"a": "1", "b": "x"}, {"a": "1", "b": "y"}]
-    assert len({tuple(one.items()) for one in found}) == 6
+    settings = list(combinations(varied))
+    assert len(settings) == 6 and settings[:2] == [{"a": "1", "b": "x"}, {"a": "1", "b": "y"}]
+    assert len({tuple(combination.items()) for combination in settings}) == 6

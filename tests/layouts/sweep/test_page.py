@@ -7,7 +7,6 @@ from typing import Any
 from paceline.layouts.sweep.chart import agreement_chart, sweep_charts
 from paceline.layouts.sweep.page import sweep_html
 from paceline.layouts.sweep.result import SweepResult
-from paceline.layouts.sweep.table import for_people, sweep_columns
 from paceline.report.theme import EXPORT
 from tests.layouts.sweep.test_chart import EXPECTED, result, row
 
@@ -20,26 +19,6 @@ def three(**fields: Any) -> SweepResult:
         row(2, speed=150.0, prediction=EXPECTED),
         row(4, "oom", reason="no room"),
     ).model_copy(update=fields)
-
-
-def test_the_columns_are_those_of_published_studies():
-    titles = [column.title for column in sweep_columns(three())]
-    assert titles[:6] == ["nodes", "TP", "PP", "DP", "MBS", "recompute"]
-    assert titles[-4:] == ["predicted s", "error", "predicted GiB", "notes"]
-    assert "predicted s" not in [
-        column.title for column in sweep_columns(result(row(1, speed=1.0)))
-    ]
-
-
-def test_a_run_without_a_speed_has_an_x():
-    blank = {
-        "hardware_flops_per_s_per_device": None,
-        "memory_bytes": None,
-        "step_time_s": None,
-        "predicted_memory_bytes": None,
-    }
-    assert for_people({**blank, "status": "oom"})["step_time_s"] == "x"
-    assert for_people({**blank, "status": "refused"})["step_time_s"] is None
 
 
 def test_the_page_has_the_table_both_charts_and_the_answer():
@@ -61,8 +40,8 @@ def test_the_page_has_the_table_both_charts_and_the_answer():
 def test_nothing_that_a_user_wrote_becomes_html():
     named = three(name=HOSTILE, recipe=HOSTILE, halted=HOSTILE, sentences=(HOSTILE,))
     cells = tuple(
-        one.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
-        for one in named.rows
+        row.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
+        for row in named.rows
     )
     page = sweep_html(named.model_copy(update={"rows": cells, "dimensions": {HOSTILE: (HOSTILE,)}}))
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page

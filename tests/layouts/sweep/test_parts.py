@@ -77,11 +77,11 @@ def test_runs_share_the_hosts_at_the_same_time(tmp_path: Path, fleet: Fleet):
     fleet.run_s = 0.8
     result, _ = run(a_sweep("n[1-2]", "1,2"), tmp_path)
     assert statuses(result) == ["ok", "ok"] and sorted(fleet.runs) == [("n1",), ("n2",)]
-    one, other = (read_record(folder) for folder in run_folders(tmp_path))
-    assert max(one.launched_unix or 0, other.launched_unix or 0) < min(
-        one.ended_unix or 0, other.ended_unix or 0
+    first, second = (read_record(folder) for folder in run_folders(tmp_path))
+    assert max(first.launched_unix or 0, second.launched_unix or 0) < min(
+        first.ended_unix or 0, second.ended_unix or 0
     )
-    assert {one.key, other.key} == {row.key for row in result.rows}
+    assert {first.key, second.key} == {row.key for row in result.rows}
 
 
 def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet):
@@ -90,8 +90,10 @@ def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet)
     result, observer = run(a_sweep(), tmp_path)
     assert statuses(result) == ["ok"] * 4 and result.halted is None
     assert observer.lost_slots.keys() <= {"n2", "n3"}
-    good = [one for folder in run_folders(tmp_path) if (one := read_record(folder)).status == "ok"]
-    assert {one.spec.cluster.hosts for one in good if one.spec} <= {("n1",), ("n4",)}
+    good = [
+        record for folder in run_folders(tmp_path) if (record := read_record(folder)).status == "ok"
+    ]
+    assert {record.spec.cluster.hosts for record in good if record.spec} <= {("n1",), ("n4",)}
 
 
 def test_without_a_whole_part_it_ends_and_the_same_command_goes_on(tmp_path: Path, fleet: Fleet):

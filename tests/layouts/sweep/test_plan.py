@@ -31,23 +31,23 @@ def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(
     recipe: str = "tiny-gpt",
     *,
-    asked: dict[str, Any] | None = None,
+    place: dict[str, Any] | None = None,
     prune: bool = True,
     name: str | None = None,
     sets: tuple[str, ...] = (),
     **named: str,
 ) -> Sweep:
     varied, fixed = dimensions(named, sets)
-    request = Request(recipe, overrides=fixed, **(asked or {"devices": 4}))
+    request = Request(recipe, overrides=fixed, **(place or {"devices": 4}))
     return new_sweep(SweepOptions(request, varied, name=name, prune=prune), shipped())
 
 
 def labels(choices: list[Choice]) -> list[str]:
-    return [" ".join(one.settings.values()) for one in choices]
+    return [" ".join(choice.settings.values()) for choice in choices]
 
 
 def running(sweep: Sweep) -> list[Choice]:
-    return [one for one in sweep.choices if one.runs]
+    return [choice for choice in sweep.choices if choice.runs]
 
 
 def test_where_nothing_can_be_predicted_small_comes_first_and_tensor_parallelism_last():
@@ -62,18 +62,18 @@ def test_where_nothing_can_be_predicted_small_comes_first_and_tensor_parallelism
         "2 2 1",
         "2 2 2",
     ]
-    assert not any(one.prediction for one in sweep.choices)
+    assert not any(choice.prediction for choice in sweep.choices)
 
 
 def test_another_model_is_no_faster_layout(tmp_path: Path):
     (tmp_path / "study.yaml").write_text(V100)
     sweep = planned(
         "gpt-1b3",
-        asked={"cluster": str(tmp_path / "study.yaml")},
+        place={"cluster": str(tmp_path / "study.yaml")},
         sets=("model.num_layers=2,24",),
         mbs="4,8",
     )
-    times = [one.prediction.step_time_s for one in sweep.choices if one.prediction]
+    times = [choice.prediction.step_time_s for choice in sweep.choices if choice.prediction]
     assert len(running(sweep)) == 4 and max(times) > 4 * min(times)
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_run_is_listed_last_with_the_reason():
     assert labels(running(sweep)) == ["1 1"] and len(refused) == 3
     assert "does not divide 4 devices" in (refused["3 1"] or "")
     assert "is not a multiple of dp 4 x micro_batch 3" in (refused["1 3"] or "")
-    assert [one.runs for one in sweep.choices] == [True, False, False, False]
+    assert [choice.runs for choice in sweep.choices] == [True, False, False, False]
 
 
 def test_a_value_that_its_field_does_not_take_is_bad_input_and_no_row():
@@ -94,10 +94,10 @@ def test_a_value_that_its_field_does_not_take_is_bad_input_and_no_row():
 
 
 def test_all_run_on_as_many_devices_as_the_largest_layout_takes():
-    sweep = planned(asked={"device": "cpu"}, tp="1,2", pp="1,2")
-    assert {one.plan.spec.world_size for one in running(sweep) if one.plan} == {4}
-    varied = planned(asked={"device": "cpu"}, sets=("devices=1,2",))
-    assert {one.plan.spec.world_size for one in running(varied) if one.plan} == {1, 2}
+    sweep = planned(place={"device": "cpu"}, tp="1,2", pp="1,2")
+    assert {choice.plan.spec.world_size for choice in running(sweep) if choice.plan} == {4}
+    varied = planned(place={"device": "cpu"}, sets=("devices=1,2",))
+    assert {choice.plan.spec.world_size for choice in running(varied) if choice.plan} == {1, 2}
 
 
 def test_the_batch_does_not_grow_in_a_sweep_unless_that_is_asked_for():
@@ -112,19 +112,19 @@ def test_the_batch_does_not_grow_in_a_sweep_unless_that_is_asked_for():
 def test_two_ways_to_write_the_same_run_give_one_run():
     sweep = planned(sets=("lr=1e-3,0.001",))
     assert len(running(sweep)) == 1
-    assert [one.refused for one in sweep.choices] == [None, "runs the same as another"]
+    assert [choice.refused for choice in sweep.choices] == [None, "runs the same as another"]
 
 
 def on_v100(tmp_path: Path, **named: Any) -> Sweep:
     path = tmp_path / "study.yaml"
     path.write_text(V100)
-    return planned("gpt-1b3", asked={"cluster": str(path)}, **named)
+    return planned("gpt-1b3", place={"cluster": str(path)}, **named)
 
 
 def test_on_devices_of_the_catalog_the_fastest_expected_runs_first(tmp_path: Path):
     sweep = on_v100(tmp_path, tp="1,2", pp="1,2,4", mbs="1,2,4", recompute="none,full")
     safe = [c.prediction for c in running(sweep) if c.prediction and c.prediction.p_oom <= 0.5]
-    times = [one.step_time_s for one in safe]
+    times = [prediction.step_time_s for prediction in safe]
     assert len(times) > 20 and times == sorted(times)
     first = running(sweep)[0]
     assert first.settings["layout.recompute"] == "none" and first.settings["layout.tp"] == "1"
@@ -135,8 +135,8 @@ def test_what_may_run_out_of_memory_runs_last_and_what_surely_does_is_pruned(tmp
     sweep = on_v100(tmp_path, **of)
     odds = [c.prediction.p_oom > 0.5 for c in running(sweep) if c.prediction]
     assert odds == sorted(odds)
-    pruned = [one for one in sweep.choices if one.pruned]
-    assert pruned and all("out of memory with" in (one.pruned or "") for one in pruned)
+    pruned = [choice for choice in sweep.choices if choice.pruned]
+    assert pruned and all("out of memory with" in (choice.pruned or "") for choice in pruned)
     everything = on_v100(tmp_path, **of, prune=False)
     assert len(running(everything)) == len(running(sweep)) + len(pruned)
 
@@ -149,7 +149,7 @@ def test_a_sweep_of_the_same_recipe_has_the_same_name_and_groups_by_content():
         planned(mbs="1,2", sets=("steps=9",)),
         planned("tiny-llama", mbs="1,2"),
     ]
-    assert len({first.name, *(one.name for one in others)}) == 4
+    assert len({first.name, *(sweep.name for sweep in others)}) == 4
     groups = [[s.group(c.plan) for c in running(s) if c.plan] for s in (first, longer)]
     assert groups[0] == groups[1][:2] and len({*groups[1]}) == 3
 

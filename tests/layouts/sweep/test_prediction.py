@@ -41,7 +41,7 @@ def expected(
 
 
 def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
-    (found,) = predict([spec(micro_batch=1)], shipped())
+    (predicted,) = predict([spec(micro_batch=1)], shipped())
     question = Question(
         "llama31-8b",
         "H100-SXM",
@@ -51,14 +51,14 @@ def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
         native=True,
     )
     alone = estimate(question, shipped())
-    assert found.step_time_s == pytest.approx(alone.step_time_s)
-    assert (found.low_s, found.high_s) == pytest.approx((alone.low_s, alone.high_s))
-    assert found.low_s < found.step_time_s < found.high_s and 0 <= found.p_oom <= 1
+    assert predicted.step_time_s == pytest.approx(alone.step_time_s)
+    assert (predicted.low_s, predicted.high_s) == pytest.approx((alone.low_s, alone.high_s))
+    assert predicted.low_s < predicted.step_time_s < predicted.high_s and 0 <= predicted.p_oom <= 1
     # Its memory is the native trainer's, not that of torchtitan, which computes alike.
-    assert found.memory_bytes == alone.memory_bytes.device_used
-    assert found.p_oom == alone.p_oom
+    assert predicted.memory_bytes == alone.memory_bytes.device_used
+    assert predicted.p_oom == alone.p_oom
     titan = estimate(replace(question, native=False), shipped())
-    assert found.memory_bytes != titan.memory_bytes.device_used
+    assert predicted.memory_bytes != titan.memory_bytes.device_used
 
 
 def test_recomputation_is_expected_to_cost_time_and_to_save_memory():
@@ -112,9 +112,9 @@ def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
     times: list[float] = []
     for rate in (5e10, 1e10):
         write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1, rate))
-        (found,) = predict([run], None)
-        assert found.low_s < found.step_time_s < found.high_s
-        times.append(found.step_time_s)
+        (predicted,) = predict([run], None)
+        assert predicted.low_s < predicted.step_time_s < predicted.high_s
+        times.append(predicted.step_time_s)
     assert times[1] > 1.2 * times[0]
     write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 2))
     with pytest.raises(UserError, match="2 threads a process, not 1"):
@@ -134,11 +134,11 @@ def test_each_run_is_held_against_its_own_share_of_the_memory():
     large = spec(micro_batch=1)
     little = large.cluster.model_copy(update={"device_memory_bytes": 20e9})
     small = large.model_copy(update={"cluster": little})
-    found = predict([large, small], shipped())
-    alone = [predict([one], shipped())[0] for one in (large, small)]
-    assert found[0].p_oom < found[1].p_oom
-    for one, by_itself in zip(found, alone, strict=True):
-        assert vars(one) == pytest.approx(vars(by_itself), rel=1e-12)
+    together = predict([large, small], shipped())
+    apart = [predict([run], shipped())[0] for run in (large, small)]
+    assert together[0].p_oom < together[1].p_oom
+    for beside, alone in zip(together, apart, strict=True):
+        assert vars(beside) == pytest.approx(vars(alone), rel=1e-12)
 
 
 def test_a_recipes_own_limit_counts_where_the_device_has_more():
@@ -153,8 +153,8 @@ def test_a_recipes_own_limit_counts_where_the_device_has_more():
 
 def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
     small = predict([spec(micro_batch=1)], shipped())[0].memory_bytes
-    here = machine("H100")
-    large = replace(here, device=here.device.model_copy(update={"context_bytes": 5e9}))
+    h100 = machine("H100")
+    large = replace(h100, device=h100.device.model_copy(update={"context_bytes": 5e9}))
     monkeypatch.setattr(prediction, "machine_for", lambda *_: large)
     usual = USUAL_CONTEXT_BYTES
     assert predict([spec(micro_batch=1)], shipped())[0].memory_bytes - small == 5e9 - usual

@@ -51,12 +51,12 @@ def test_without_any_speed_nothing_is_marked():
 
 def test_rows_within_the_margin_or_their_intervals_are_level_with_the_best():
     wide = {"low_s": 8.0, "high_s": 14.0}
-    found = marked([row("a", 100), row("b", 99.5), row("c", 90), row("d", 90, **wide)])
-    assert names(found, "level") == "bd"
+    rows = marked([row("a", 100), row("b", 99.5), row("c", 90), row("d", 90, **wide)])
+    assert names(rows, "level") == "bd"
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
-    found = marked(
+    rows = marked(
         [
             row("a", 100, 9.0),
             row("b", 80, 5.0),
@@ -67,7 +67,7 @@ def test_the_front_holds_what_nothing_beats_in_both():
             row("g"),
         ]
     )
-    assert names(found, "pareto") == "abe"
+    assert names(rows, "pareto") == "abe"
 
 
 def test_two_rows_that_are_alike_stand_both_on_the_front():
@@ -75,11 +75,11 @@ def test_two_rows_that_are_alike_stand_both_on_the_front():
 
 
 def test_sentences_name_the_best_and_count_the_others():
-    told = list(
+    lines = list(
         sentences(marked([row("1", 100), row("2", 99.9), row("4"), row("8", status="refused")]))
     )
-    assert told[0] == "best: tp 1, 100 tokens/s, 10 s a step; not told apart from it: tp 2"
-    assert told[1] == "4 combinations: 2 ok, 1 oom, 1 refused"
+    assert lines[0] == "best: tp 1, 100 tokens/s, 10 s a step; not told apart from it: tp 2"
+    assert lines[1] == "4 combinations: 2 ok, 1 oom, 1 refused"
 
 
 def test_predictions_are_held_against_what_was_measured():
@@ -120,10 +120,10 @@ def test_memory_is_that_of_the_device_where_it_is_known_and_says_its_kind():
         "memory_reserved_bytes": Metric(value=2e9, unit="B"),
         "memory_device_used_bytes": Metric(value=None, unit="B", note="unknown"),
     }
-    found = figure_fields(figures)
-    assert (found["memory_bytes"], found["memory_kind"]) == (2e9, "reserved")
-    assert found["tokens_per_s"] == 2000.0 and found["mfu"] is None
-    assert (found["step_time_s"], found["low_s"], found["n"]) == (0.5, 0.4, 9)
+    fields = figure_fields(figures)
+    assert (fields["memory_bytes"], fields["memory_kind"]) == (2e9, "reserved")
+    assert fields["tokens_per_s"] == 2000.0 and fields["mfu"] is None
+    assert (fields["step_time_s"], fields["low_s"], fields["n"]) == (0.5, 0.4, 9)
 
 
 def test_a_run_without_figures_gives_none():

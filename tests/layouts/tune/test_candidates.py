@@ -32,13 +32,15 @@ def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def found(*overrides: str, recipe: str = "tiny-llama") -> candidates.Candidates:
+def planned(*overrides: str, recipe: str = "tiny-llama") -> candidates.Candidates:
     return candidates.candidates(Request(recipe, None, overrides, 2, "cpu"), None, SPACE)
 
 
 def test_all_of_them_can_be_planned_and_run():
-    here = found()
-    kinds = {(one.tp, one.pp, one.cp, one.vp, one.schedule) for one in here.layouts}
+    tiny = planned()
+    kinds = {
+        (layout.tp, layout.pp, layout.cp, layout.vp, layout.schedule) for layout in tiny.layouts
+    }
     assert {
         (2, 1, 1, 1, "1f1b"),
         (1, 1, 2, 1, "1f1b"),
@@ -46,53 +48,57 @@ def test_all_of_them_can_be_planned_and_run():
         (1, 2, 1, 1, "gpipe"),
         (1, 2, 1, 1, "zero-bubble"),
     } <= kinds
-    trainer = engine(here.spec.engine)
-    for row, layout in enumerate(here.layouts):
-        spec = here.spec.model_copy(update={"layout": layout})
+    trainer = engine(tiny.spec.engine)
+    for row, layout in enumerate(tiny.layouts):
+        spec = tiny.spec.model_copy(update={"layout": layout})
         assert trainer.unsupported(spec) == []
         if row % 9 == 0:
-            plan = here.plan(row)
+            plan = tiny.plan(row)
             assert plan.spec.layout == layout and plan.spec.key == spec.key
 
 
 def test_no_layout_comes_twice_and_zero_needs_copies_to_spread():
-    here = found()
-    assert len(set(here.layouts)) == len(here.layouts)
-    assert all(one.zero_stage == 0 for one in here.layouts if one.tp == 2 or one.pp == 2)
+    tiny = planned()
+    assert len(set(tiny.layouts)) == len(tiny.layouts)
+    assert all(
+        layout.zero_stage == 0 for layout in tiny.layouts if layout.tp == 2 or layout.pp == 2
+    )
 
 
 def test_the_recipes_own_layout_is_one_of_them():
-    here = found("layout.cp=2", "layout.cp_exchange=ring")
-    assert here.recipe_row is not None and here.layouts[here.recipe_row].cp_exchange == "ring"
-    assert found("layout.micro_batch=5").recipe_row is None
+    tiny = planned("layout.cp=2", "layout.cp_exchange=ring")
+    assert tiny.recipe_row is not None and tiny.layouts[tiny.recipe_row].cp_exchange == "ring"
+    assert planned("layout.micro_batch=5").recipe_row is None
 
 
 def test_the_recipes_own_micro_batch_is_tried_in_other_layouts():
-    sizes = {(one.micro_batch, one.pp) for one in found("layout.micro_batch=4").layouts}
+    sizes = {(layout.micro_batch, layout.pp) for layout in planned("layout.micro_batch=4").layouts}
     assert sizes == {(size, pp) for size in (1, 2, 4) for pp in (1, 2)}
 
 
 def test_what_will_not_fit_leaves_room_for_what_may(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(candidates, "probed_machine", lambda *_: cpu_machine(calibration(), 2))
     small = ("memory_limit_bytes=45e6", "dtype=fp32")
-    every = found(*small, recipe="gpt-1b3-tiny")
+    every = planned(*small, recipe="gpt-1b3-tiny")
     fitting = int(every.likely_to_fit.sum())
     monkeypatch.setattr(candidates, "MOST", fitting)
-    few = found(*small, recipe="gpt-1b3-tiny")
+    few = planned(*small, recipe="gpt-1b3-tiny")
     assert 0 < fitting < len(every.layouts) and int(few.likely_to_fit.sum()) == fitting
     beyond = len(every.layouts) - len(few.layouts)
     assert few.num_beyond == beyond
-    assert any(one.startswith(f"{beyond} more layouts are left out") for one in few.notices)
+    assert any(notice.startswith(f"{beyond} more layouts are left out") for notice in few.notices)
 
 
 def test_too_few_steps_for_any_figure_are_refused():
     with pytest.raises(UserError, match="4 steps: give no trial a figure"):
-        found("steps=4")
+        planned("steps=4")
 
 
 def test_layouts_are_compared_at_the_whole_batch():
-    here = found(recipe="gpt-1b3-tiny")
-    assert here.spec.training.ramp_up is None and any("ramp-up" in one for one in here.notices)
+    ramped = planned(recipe="gpt-1b3-tiny")
+    assert ramped.spec.training.ramp_up is None and any(
+        "ramp-up" in notice for notice in ramped.notices
+    )
 
 
 def test_settings_give_back_the_layout():
@@ -104,29 +110,29 @@ def test_settings_give_back_the_layout():
 
 
 def test_without_rates_every_layout_is_alike():
-    here = found()
-    assert here.x is None and np.unique(here.seconds).tolist() == [1.0] and not here.p_oom.any()
+    tiny = planned()
+    assert tiny.x is None and np.unique(tiny.seconds).tolist() == [1.0] and not tiny.p_oom.any()
 
 
 def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPatch):
-    here = cpu_machine(calibration(), 2)
-    monkeypatch.setattr(candidates, "probed_machine", lambda *_: here)
-    limited = found("memory_limit_bytes=230e6", "dtype=fp32", recipe="gpt-1b3-tiny")
+    processor = cpu_machine(calibration(), 2)
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: processor)
+    limited = planned("memory_limit_bytes=230e6", "dtype=fp32", recipe="gpt-1b3-tiny")
     assert limited.x is not None
     assert np.array_equal(limited.memory_bytes, memory(limited.x, NATIVE_CPU).device_used)
     assert limited.likely_to_fit.any() and limited.memory_bytes.min() < 230e6
 
 
 def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
-    here = cpu_machine(calibration(), 2)
-    large = replace(here, device=here.device.model_copy(update={"context_bytes": 7e7}))
+    usual = cpu_machine(calibration(), 2)
+    large = replace(usual, device=usual.device.model_copy(update={"context_bytes": 7e7}))
     used: list[np.ndarray] = []
-    for machine_there in (here, large):
-        monkeypatch.setattr(candidates, "probed_machine", lambda *_, m=machine_there: m)
-        used.append(found("dtype=fp32", recipe="gpt-1b3-tiny").memory_bytes)
+    for device in (usual, large):
+        monkeypatch.setattr(candidates, "probed_machine", lambda *_, m=device: m)
+        used.append(planned("dtype=fp32", recipe="gpt-1b3-tiny").memory_bytes)
     assert used[1] - used[0] == pytest.approx(7e7)
 
 
 def test_a_device_that_emulates_the_dtype_has_no_rates(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(candidates, "probed_machine", lambda *_: machine("V100-32GB"))
-    assert found("dtype=bf16").x is None and found("dtype=fp32").x is not None
+    assert planned("dtype=bf16").x is None and planned("dtype=fp32").x is not None

@@ -42,35 +42,39 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 def test_three_trials_end_with_a_best_layout(tuned: tuple[Path, dict[str, Any], str]):
-    _, found, told = tuned
-    assert found["num_runs"] == 3 and found["stop"] in ("budget", "bound") and found["took_s"] > 0
-    own, *_ = found["rows"]
-    assert own["own"] and own["layout"]["micro_batch"] == 4
+    _, document, progress = tuned
+    assert (
+        document["num_runs"] == 3
+        and document["stop"] in ("budget", "bound")
+        and document["took_s"] > 0
+    )
+    first, *_ = document["rows"]
+    assert first["own"] and first["layout"]["micro_batch"] == 4
     # A machine in use may leave too few steady steps.
-    assert {row["status"] for row in found["rows"]} <= {"ok", "incomplete"}
-    good = [row for row in found["rows"] if row["status"] == "ok"]
+    assert {row["status"] for row in document["rows"]} <= {"ok", "incomplete"}
+    good = [row for row in document["rows"] if row["status"] == "ok"]
     best = min(good, key=lambda row: row["step_time_s"])
     assert best["best"] and best["tokens_per_s"] == pytest.approx(16 * 64 / best["step_time_s"])
-    assert best["memory_bytes"] > 0 and len(found["effects"]) > 3
-    assert "expected (" in told and "layouts can run" in told
+    assert best["memory_bytes"] > 0 and len(document["effects"]) > 3
+    assert "expected (" in progress and "layouts can run" in progress
 
 
 def test_the_written_recipe_is_one_that_runs(tuned: tuple[Path, dict[str, Any], str]):
-    runs, found, _ = tuned
+    runs, document, _ = tuned
     done = paceline("run", str(runs / "fast.yaml"), "--dry-run", runs=runs)
     assert done.returncode == 0, done.stderr
     text = (runs / "fast.yaml").read_text()
     assert text.startswith("# ") and "steps: 60" in text  # the recipe's own, not a trial's
-    assert found["recipe_file"] == str(runs / "fast.yaml")
+    assert document["recipe_file"] == str(runs / "fast.yaml")
 
 
 def test_the_same_command_runs_nothing_again(tuned: tuple[Path, dict[str, Any], str]):
-    runs, found, _ = tuned
+    runs, document, _ = tuned
     before = sorted(runs.glob("*/run.json"))
     done = paceline(*QUICK, *TRIALS, "--budget", "3 trials", "--format", "md", runs=runs)
     assert done.returncode == 0 and "3 runs of before" in done.stderr
     assert sorted(runs.glob("*/run.json")) == before
-    for row in found["rows"]:
+    for row in document["rows"]:
         assert f"| {row['label']} |" in done.stdout
     assert "- best: " in done.stdout and "never tried:" in done.stdout
 
@@ -78,12 +82,12 @@ def test_the_same_command_runs_nothing_again(tuned: tuple[Path, dict[str, Any], 
 def test_a_dry_run_runs_nothing(tmp_path: Path):
     done = paceline(*QUICK, *TRIALS, "--budget", "10m", "--dry-run", "--json", runs=tmp_path)
     assert done.returncode == 0 and not list(tmp_path.glob("*/run.json"))
-    found = json.loads(done.stdout)
-    assert found["rows"] == [] and found["n_layouts"] > 20 and len(found["untried"]) > 0
+    document = json.loads(done.stdout)
+    assert document["rows"] == [] and document["n_layouts"] > 20 and len(document["untried"]) > 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["--gpus", "2"], 1, "has no --budget"),
         (["--gpus", "2", "--budget", "ten"], 1, "is no budget"),
@@ -94,9 +98,9 @@ def test_a_dry_run_runs_nothing(tmp_path: Path):
         (["--gpus", "8", "--estimate-only"], 1, "--device"),
     ],
 )
-def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int, told: str):
+def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int, message: str):
     done = paceline("tune", "tiny-llama", *arguments, runs=tmp_path)
-    assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path):
@@ -144,10 +148,12 @@ def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
         output, errors = process.communicate(timeout=60)
     finally:
         process.terminate()  # a shell may have started the tests with SIGINT ignored
-    found = json.loads(output)
+    document = json.loads(output)
     assert process.returncode == 4, errors
-    assert found["stop"] == "interrupted" and found["rows"] == [] and "Traceback" not in errors
-    assert found["go_on"].startswith("paceline tune tiny-llama")
+    assert (
+        document["stop"] == "interrupted" and document["rows"] == [] and "Traceback" not in errors
+    )
+    assert document["go_on"].startswith("paceline tune tiny-llama")
 
 
 def outcome(stop: str, *statuses: str) -> TuneResult:

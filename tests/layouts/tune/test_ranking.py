@@ -24,17 +24,17 @@ def ranking() -> Ranking:
 
 
 def test_the_fastest_that_fits_comes_first(ranking: Ranking):
-    fits = [one.fits for one in ranking.layouts]
+    fits = [row.fits for row in ranking.layouts]
     assert fits == sorted(fits, reverse=True) and fits[0] and not fits[-1]
-    fitting = [one.step_time_s for one in ranking.layouts if one.fits]
+    fitting = [row.step_time_s for row in ranking.layouts if row.fits]
     assert fitting == sorted(fitting)
     assert ranking.n_pruned == fits.count(False) and ranking.n_layouts == len(fits)
 
 
 def test_every_layout_has_its_interval_and_its_odds(ranking: Ranking):
-    for one in ranking.layouts:
-        assert one.low_s < one.step_time_s < one.high_s
-        assert one.fits == (one.p_oom <= P_OOM_EVEN) and one.memory_bytes > 0
+    for row in ranking.layouts:
+        assert row.low_s < row.step_time_s < row.high_s
+        assert row.fits == (row.p_oom <= P_OOM_EVEN) and row.memory_bytes > 0
 
 
 def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
@@ -51,9 +51,9 @@ def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
 
 
 def test_the_published_layout_is_close_to_the_best(ranking: Ranking):
-    own = ranking.recipe_layout
-    assert own is not None and own.fits
-    assert own.step_time_s < 1.15 * ranking.layouts[0].step_time_s
+    published = ranking.recipe_layout
+    assert published is not None and published.fits
+    assert published.step_time_s < 1.15 * ranking.layouts[0].step_time_s
 
 
 def test_the_list_is_cut_and_the_counts_are_not():
@@ -68,9 +68,9 @@ def test_a_device_of_unknown_size_is_refused():
 
 @pytest.mark.parametrize(("recipe", "devices"), [("llama31-70b", 8), ("llama31-8b", 7)])
 def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
-    found = rank(Question(recipe, "B200", devices), shipped(), SPACE, top=3)
-    assert found.recipe_layout is None and found.layouts[0].step_time_s > 0
-    assert found.devices == devices
+    ranked = rank(Question(recipe, "B200", devices), shipped(), SPACE, top=3)
+    assert ranked.recipe_layout is None and ranked.layouts[0].step_time_s > 0
+    assert ranked.devices == devices
 
 
 def test_zero_3_over_context_ranks_alone_is_not_free():

@@ -24,8 +24,8 @@ def some() -> Candidates:
     return made_up([every[row] for row in sorted(picked.tolist())])
 
 
-def without_model(found: Candidates) -> Candidates:
-    return replace(found, x=None, seconds=np.ones(len(found.layouts)))
+def without_model(layouts: Candidates) -> Candidates:
+    return replace(layouts, x=None, seconds=np.ones(len(layouts.layouts)))
 
 
 def test_few_runs_find_a_layout_close_to_the_best_of_eighty(some: Candidates):
@@ -80,11 +80,11 @@ def layouts_by_micro_batch() -> list[Layout]:
 
 
 def test_what_needs_the_memory_of_one_that_ran_out_is_not_tried():
-    found = without_model(made_up(layouts_by_micro_batch()))
-    out = found.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
-    worse = found.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
-    world = World(found, 0, runs_out=frozenset({out, worse}))
-    search = begin(found, Learner(found))
+    layouts = without_model(made_up(layouts_by_micro_batch()))
+    out = layouts.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
+    worse = layouts.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
+    world = World(layouts, 0, runs_out=frozenset({out, worse}))
+    search = begin(layouts, Learner(layouts))
     search.note(out, world.measure(out))
     assert search.dominated.nonzero()[0].tolist() == [out, worse]
     go_on(search, world.measure, Budget(runs=30))
@@ -93,31 +93,34 @@ def test_what_needs_the_memory_of_one_that_ran_out_is_not_tried():
 
 
 def test_by_the_estimate_too_only_what_needs_as_much_is_dominated():
-    found = without_model(made_up(layouts_by_micro_batch()))
-    out = found.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
-    worse = found.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
-    needed = found.memory_bytes.copy()
+    layouts = without_model(made_up(layouts_by_micro_batch()))
+    out = layouts.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
+    worse = layouts.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
+    needed = layouts.memory_bytes.copy()
     needed[worse] = 0.5 * needed[out]
-    found = replace(found, memory_bytes=needed)
-    search = begin(found, Learner(found), [(out, TrialOutcome("oom", None, 1.0))])
+    layouts = replace(layouts, memory_bytes=needed)
+    search = begin(layouts, Learner(layouts), [(out, TrialOutcome("oom", None, 1.0))])
     assert search.dominated.nonzero()[0].tolist() == [out] and search.open[worse]
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("has_limit", [True, False])
 def test_an_estimate_of_memory_that_is_far_too_low_is_learned_from_few_runs(
-    some: Candidates, known: bool
+    some: Candidates, has_limit: bool
 ):
-    found = without_model(some)
-    limit = float(np.quantile(found.memory_bytes, 0.3))
+    layouts = without_model(some)
+    limit = float(np.quantile(layouts.memory_bytes, 0.3))
     world = World(
-        found, 0, wrong=0.1, runs_out=frozenset(np.flatnonzero(found.memory_bytes > limit).tolist())
+        layouts,
+        0,
+        wrong=0.1,
+        runs_out=frozenset(np.flatnonzero(layouts.memory_bytes > limit).tolist()),
     )
-    told = np.full(80, 1.6 * limit if known else np.inf)
-    world.candidates = replace(found, limit_bytes=told)
+    limits = np.full(80, 1.6 * limit if has_limit else np.inf)
+    world.candidates = replace(layouts, limit_bytes=limits)
     search = world.searched(16)
     assert sum(row in world.runs_out for row in world.ran) <= 9
     assert search.best is not None and search.surely_out.any()
-    fitting = found.memory_bytes <= limit
+    fitting = layouts.memory_bytes <= limit
     assert world.truth[search.best] <= 1.1 * world.truth[fitting].min()
 
 
@@ -128,33 +131,33 @@ def test_layouts_that_surely_run_out_are_left_out(some: Candidates):
 
 
 def test_failed_runs_are_rows_and_are_not_repeated(some: Candidates):
-    found = without_model(some)
-    world = World(found, 0, wrong=0.1)
+    layouts = without_model(some)
+    world = World(layouts, 0, wrong=0.1)
 
     def measure(row: int) -> TrialOutcome:
         good = world.measure(row)
         return good if row % 2 else TrialOutcome("nan", None, 5.0, "the loss is nan")
 
-    search = begin(found, Learner(found))
+    search = begin(layouts, Learner(layouts))
     go_on(search, measure, Budget(runs=12))
     assert all(n == 1 for row, n in Counter(world.ran).items() if row % 2 == 0)
     assert search.best is not None and search.best % 2 == 1
 
 
 def test_an_interrupt_keeps_what_has_ended_and_runs_of_before_count(some: Candidates):
-    found = without_model(some)
-    world = World(found, 5, wrong=0.1)
+    layouts = without_model(some)
+    world = World(layouts, 5, wrong=0.1)
 
     def measure(row: int) -> TrialOutcome:
         if len(world.ran) == 4:
             raise KeyboardInterrupt
         return world.measure(row)
 
-    search = begin(found, Learner(found))
+    search = begin(layouts, Learner(layouts))
     go_on(search, measure, Budget(runs=10))
     assert search.stop == "interrupted" and len(search.took_s) == 4
-    known = [(row, one) for row, tried in search.tried.items() for one in tried.outcomes]
-    again = begin(found, Learner(found), known)
+    before = [(row, outcome) for row, tried in search.tried.items() for outcome in tried.outcomes]
+    again = begin(layouts, Learner(layouts), before)
     assert again.measured == search.measured
     go_on(again, world.measure, Budget(runs=10))
     assert len(again.took_s) <= 10 and len(world.ran) == len(again.took_s)
@@ -163,4 +166,6 @@ def test_an_interrupt_keeps_what_has_ended_and_runs_of_before_count(some: Candid
 def test_each_layout_keeps_what_was_expected_just_before_its_run(some: Candidates):
     search = World(without_model(some), 0, wrong=0.1).searched(6)
     first, *later = search.tried.values()
-    assert first.expected is search.first and all(one.expected is not search.first for one in later)
+    assert first.expected is search.first and all(
+        tried.expected is not search.first for tried in later
+    )

@@ -26,9 +26,9 @@ def test_every_recipe_is_the_same_when_it_is_read_again(name: str, tmp_path: Pat
 
 
 def on(devices: int, nodes: int = 1) -> Candidates:
-    found = made_up([Layout(tp=8, sequence_parallel=True)], blind=True)
+    layouts = made_up([Layout(tp=8, sequence_parallel=True)], blind=True)
     cluster = Cluster(name="c", device="cpu", devices_per_node=devices, nodes=nodes)
-    return replace(found, spec=found.spec.model_copy(update={"cluster": cluster}))
+    return replace(layouts, spec=layouts.spec.model_copy(update={"cluster": cluster}))
 
 
 def test_the_question_is_kept_and_the_layout_is_the_best():
@@ -73,5 +73,5 @@ def test_a_named_cluster_has_its_devices_and_this_machine_needs_no_command():
     request = Request("tiny-llama", cluster="c.yaml", where=Where(allocation="7", nodes=2))
     command = run_command(request, there, Path("x.yaml"))
     assert command == "paceline run x.yaml --cluster=c.yaml --nodes=2 --allocation=7"
-    here = Cluster(name="c", device="cpu", devices_per_node=4)
-    assert run_command(Request("tiny-llama"), here, Path("x.yaml")) is None
+    this_machine = Cluster(name="c", device="cpu", devices_per_node=4)
+    assert run_command(Request("tiny-llama"), this_machine, Path("x.yaml")) is None

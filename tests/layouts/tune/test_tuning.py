@@ -205,10 +205,10 @@ def test_a_place_for_the_recipe_is_looked_at_before_anything_runs(bench: Bench, 
     ):
         with pytest.raises(UserError, match=why):
             new_tuning(options(1, write=place), None, bench.root, ["x"])
-    own = tmp_path / "own.yaml"
-    own.write_text("extends: nothing")
-    changed = options(1, write=own)
-    changed = replace(changed, request=replace(changed.request, recipe=str(own)))
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("extends: nothing")
+    changed = options(1, write=recipe)
+    changed = replace(changed, request=replace(changed.request, recipe=str(recipe)))
     with pytest.raises(UserError, match="is the recipe itself"):
         new_tuning(changed, None, bench.root, ["x"])
 
@@ -254,9 +254,9 @@ def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
     text = "\n".join(result.sentences)
     assert "best: dp 1 mbs 8" in text and "with one setting changed: mbs" in text
     assert f"{len(result.rows)} of {result.n_layouts} layouts tried; never tried:" in text
-    slower = [one for one in result.effects if one.measured]
-    assert slower and all(one.ratio > 1 and one.instead_of == "mbs 8" for one in slower)
-    assert all(one.reason for one in result.untried)
+    slower = [effect for effect in result.effects if effect.measured]
+    assert slower and all(effect.ratio > 1 and effect.instead_of == "mbs 8" for effect in slower)
+    assert all(layout.reason for layout in result.untried)
 
 
 @pytest.mark.parametrize("name", ["../x", "last", "a b", ""])

@@ -30,10 +30,10 @@ SPACE = Space(
 def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Candidates:
     """The layouts of an 8B model on eight H100s; `blind` has no time model."""
     question = Question("llama31-8b", "H100", 8)
-    spec, here = spec_of_any_layout(question), machine_of(question)
+    spec, machine = spec_of_any_layout(question), machine_of(question)
     if layouts is None:
         layouts, _ = feasible(spec.model, 8, spec.training.global_batch, 8192, SPACE)
-    estimates = estimates_of_layouts(spec, here, shipped(), layouts)
+    estimates = estimates_of_layouts(spec, machine, shipped(), layouts)
     return Candidates(
         request=Request("llama31-8b"),
         recipe=load_recipe("llama31-8b"),
