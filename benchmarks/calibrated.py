@@ -110,7 +110,9 @@ def measured(
     ]
 
 
-def predicted(trainings: Sequence[ShortTraining], calibration: Calibration) -> list[dict[str, float]]:
+def predicted(
+    trainings: Sequence[ShortTraining], calibration: Calibration
+) -> list[dict[str, float]]:
     """Seconds and the 80 % interval of each."""
     x, fit = (
         cases_of([case_here(training.spec, calibration) for training in trainings]),

@@ -131,7 +131,9 @@ def sweep(
         recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir
     )
     how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
-    sweep_request = SweepOptions(request, varied, repeat, name, not every, nodes_per_trial, max_parallel)
+    sweep_request = SweepOptions(
+        request, varied, repeat, name, not every, nodes_per_trial, max_parallel
+    )
     raise typer.Exit(_sweep(sweep_request, how))
 
 

@@ -199,7 +199,12 @@ def _per_host(gpus: int, where: Where) -> int:
 
 
 def _tune(
-    request: TuneOptions, root: Path, form: TableFormat, evidence: Path | None, dry_run: bool, top: int
+    request: TuneOptions,
+    root: Path,
+    form: TableFormat,
+    evidence: Path | None,
+    dry_run: bool,
+    top: int,
 ) -> int:
     coefficients = model.chosen_evidence(evidence) if evidence else None
     tuning = new_tuning(request, coefficients, root, command_line())

@@ -11,7 +11,8 @@ from paceline.compare.directions import is_speed
 from paceline.compare.equivalence import MIN_REPEATS, NO_SPREAD
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.over_time.environment import environment_changes
-from paceline.compare.sides import Pair, finite_value, outlying
+from paceline.compare.sides import Pair, outlying
+from paceline.core.result import finite_value
 from paceline.core.units import percent
 
 TOO_GOOD = 0.05

@@ -29,7 +29,8 @@ from paceline.compare.judgement import (
     SideSummary,
 )
 from paceline.compare.phrases import sentence
-from paceline.compare.sides import Pair, Side, finite_value
+from paceline.compare.sides import Pair, Side
+from paceline.core.result import finite_value
 
 ORDER: tuple[GateWord, ...] = (
     "invalid",

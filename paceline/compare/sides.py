@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, log
+from math import log
 from statistics import median
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from paceline.compare.directions import RATES
 from paceline.compare.equivalence import MIN_REPEATS
 from paceline.core.facts import Facts
-from paceline.core.result import Metric, Status, WindowRecord
+from paceline.core.result import Metric, Status, WindowRecord, finite_value
 from paceline.core.steps import FloatColumn
 
 AS_PRINTED = "as printed"
@@ -168,13 +168,6 @@ class Pair:
         """Runs of the first and second name on the command line."""
         baseline, candidate = len(self.baseline.used), len(self.candidate.used)
         return (candidate, baseline) if self.baseline.published else (baseline, candidate)
-
-
-def finite_value(metric: Metric | None) -> float | None:
-    """The metric's value if it is a finite number."""
-    if metric is None or metric.value is None or not isfinite(metric.value):
-        return None
-    return metric.value
 
 
 def figure(member: Member, name: str, at_mean: bool) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Literal
 
 from pydantic import NonNegativeInt
@@ -52,6 +53,13 @@ class Metric(Value):
     convention: str | None = None
     source: str | None = None
     note: str | None = None
+
+
+def finite_value(metric: Metric | None) -> float | None:
+    """The metric's value if it is a finite number."""
+    if metric is None or metric.value is None or not isfinite(metric.value):
+        return None
+    return metric.value
 
 
 class RankSummary(Value):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.core.result import Metric, Result
+from paceline.core.result import Metric, Result, finite_value
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent
 from paceline.report.figures import (
-    finite_value,
     interval_name,
     memory_by_kind,
     plus_minus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from paceline.core.result import Metric, Result, Straggler
+from paceline.core.result import Metric, Result, Straggler, finite_value
 from paceline.core.units import GIB, MIB, percent, seconds, si, significant
 from paceline.report.page import step_range
 
@@ -62,13 +62,6 @@ def one_line(text: str) -> str:
 def label(name: str) -> str:
     """A metric's name for people."""
     return LABELS.get(name) or printable(name).replace("_", " ")
-
-
-def finite_value(metric: Metric | None) -> float | None:
-    """The metric's value if it is a finite number."""
-    if metric is None or metric.value is None or not math.isfinite(metric.value):
-        return None
-    return metric.value
 
 
 def written(value: float, unit: str, digits: int = 3) -> str:

@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.core.facts import Facts
-from paceline.core.result import ReferenceComparison, Result
+from paceline.core.result import ReferenceComparison, Result, finite_value
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent
 from paceline.report.figures import (
-    finite_value,
     interval_name,
     memory_by_kind,
     plus_minus,

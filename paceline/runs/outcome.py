@@ -290,7 +290,7 @@ def _place(rank: int, log: RankLog) -> Place | None:
         cores=start.cores,
         threads=start.threads,
         bound_by=binding.by if binding else None,
-        asked=binding is not None,
+        requested=binding is not None,
         why=binding.why if binding else None,
         host_cores=binding.host_cores if binding else None,
         numa_nodes=start.numa_nodes,

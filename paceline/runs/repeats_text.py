@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_figure
-from paceline.core.result import Result
+from paceline.core.result import Result, finite_value
 from paceline.core.units import percent
 from paceline.report.figures import (
-    finite_value,
     plus_minus,
     printable,
     split_unit,

@@ -9,8 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from paceline.compare.equivalence import student_t
 from paceline.compare.judgement import Comparison
-from paceline.compare.sides import finite_value
-from paceline.core.result import Metric, Result
+from paceline.core.result import Metric, Result, finite_value
 from paceline.core.value import Value
 
 FEWEST_FOR_INTERVAL = 3

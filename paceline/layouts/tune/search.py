@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.result import Status
-from paceline.estimate.answer import P_OOM_SURE
+from paceline.estimate.estimates import P_OOM_SURE
 from paceline.estimate.model.case import Bools, Floats
 from paceline.layouts.search.decision import SearchState, Why, best_of, decide, worth_trying
 from paceline.layouts.search.memory_order import needs_as_much

@@ -49,7 +49,9 @@ def test_without_repeats_no_error_is_claimed():
 
 def test_the_hostfile_with_the_most_hosts_counts_and_the_other_is_told():
     apart = [GroupThroughput(("n1",), 90.0, "1node")]
-    kept, left = main_series([*apart, *(GroupThroughput((f"n{at}",), 100.0, "all") for at in (1, 2, 3))])
+    kept, left = main_series(
+        [*apart, *(GroupThroughput((f"n{at}",), 100.0, "all") for at in (1, 2, 3))]
+    )
     assert [group.series for group in kept] == ["all"] * 3 and left == apart
 
 
