@@ -29,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for panel, table in VERBS.items():
-    add_verbs(app, table, panel)
+for panel, verbs in VERBS.items():
+    add_verbs(app, verbs, panel)
 
 # A wrong option is bad input like any other; the command-line library would exit with 2.
 typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-defined]

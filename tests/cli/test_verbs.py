@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.cli.panels import MOST_WITHOUT, PANELS
-from paceline.cli.verbs import GROUPS, VERBS, Verb, verbs
+from paceline.cli.verbs import GROUPS, VERBS, Verb
 
 HEAVY = {"altair", "jinja2", "numpy", "ruamel", "scipy", "sqlalchemy", "vl_convert"}
 
@@ -20,7 +20,7 @@ HEAVY = {"altair", "jinja2", "numpy", "ruamel", "scipy", "sqlalchemy", "vl_conve
 def listed() -> list[Verb]:
     """Every verb that has a function."""
     tables = [*VERBS.values(), *GROUPS.values()]
-    return [verb for table in tables for verb in verbs(table) if verb.source != "group"]
+    return [verb for table in tables for verb in table if verb.source != "group"]
 
 
 def modules_after(*arguments: str) -> set[str]:
