@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: drawn as measured, quiet, readable, and closed to the network."""
+"""The HTML report in a real browser: drawn as measured, quiet, readable, closed to the network."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def text_faults(opened: Opened) -> list[str]:
                 if (!node.data.trim() || parent.closest("script, style, noscript, thead")) continue;
                 const range = document.createRange();
                 range.selectNodeContents(node);
-                const frame = (parent.closest(".card, .panel") || document.body).getBoundingClientRect();
+                const frame = (parent.closest(".card, .panel") || document.body)
+                    .getBoundingClientRect();
                 for (const box of range.getClientRects())
                     if (box.left < frame.left - 1 || box.right > frame.right + 1)
                         faults.push(`outside: ${node.data.trim()}`);
@@ -120,11 +121,17 @@ def test_axis_titles_are_read_with_their_units(open_page: Open) -> None:
         "[...document.querySelectorAll('.role-axis-title text')].map((t) => t.textContent)"
     )
     assert set(titles) == {
-        "step time (s)", "step (number)", "steps in the window (count)", "rank (number)",
-        "time in a step (s)", "loss (nats/token)", "memory at the peak (GiB)",
- "peak memory of the fullest rank (GiB)",
-        "share of the peak (%)", "this run / reference (ratio)",
-    }  # fmt: skip
+        "step time (s)",
+        "step (number)",
+        "steps in the window (count)",
+        "rank (number)",
+        "time in a step (s)",
+        "loss (nats/token)",
+        "memory at the peak (GiB)",
+        "peak memory of the fullest rank (GiB)",
+        "share of the peak (%)",
+        "this run / reference (ratio)",
+    }
 
 
 def test_the_band_holds_the_steps_that_lie_in_it(open_page: Open) -> None:

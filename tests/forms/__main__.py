@@ -1,4 +1,4 @@
-"""`python -m tests.forms record` writes what every verb prints now; `compare` names what changed."""
+"""`python -m tests.forms record` writes what every verb prints now; `compare` names the changes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def form(argv: list[str], neutral: Neutral, whole: bool = True) -> Form:
 
 
 def _isolate(work: Path) -> None:
-    """No cache, calibration, scheduler or setting of the user is seen, and two cores of the machine."""
+    """Hides caches, calibrations, schedulers and settings of the user, and all cores but two."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     folders = {name: str(work / name.lower()) for name in ("HOME", "TMPDIR", "PATH")}
@@ -82,9 +82,14 @@ def _isolate(work: Path) -> None:
     os.environ.clear()
     os.environ.update(kept | folders | xdg)
     os.environ.update(
-        COLUMNS="100", NO_COLOR="1", TERM="dumb", TZ="UTC", LANG="C.UTF-8",
-        PACELINE_RUNS=str(work / "runs"), CUDA_VISIBLE_DEVICES="",
-    )  # fmt: skip
+        COLUMNS="100",
+        NO_COLOR="1",
+        TERM="dumb",
+        TZ="UTC",
+        LANG="C.UTF-8",
+        PACELINE_RUNS=str(work / "runs"),
+        CUDA_VISIBLE_DEVICES="",
+    )
     for folder in folders.values():
         Path(folder).mkdir()
 

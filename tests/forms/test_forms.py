@@ -1,4 +1,4 @@
-"""What a script sees of every verb is what it saw before; a run folder of an earlier version opens."""
+"""A script sees of every verb what it saw before; a run folder of an earlier version opens."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ DOCUMENT = {"exit": 0, "stdout": {"rows": [{"step_time_s": 0.25, "n": 8, "note":
 def test_every_command_prints_what_is_recorded():
     done = subprocess.run(
         [sys.executable, "-m", "tests.forms", "compare"],
-        capture_output=True, text=True, cwd=ROOT, timeout=1200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=1200,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -76,8 +79,9 @@ def test_a_change_of_the_recorded_forms_names_its_case():
     printed["errors"]["no-run"]["exit"] = 2
     del printed["tables"]["device"]["stdout"]["memory_bytes"]
     assert [line.split(": ")[0] for line in changes(printed)] == [
-        "$.tables.device.stdout.memory_bytes", "$.errors.no-run.exit",
-    ]  # fmt: skip
+        "$.tables.device.stdout.memory_bytes",
+        "$.errors.no-run.exit",
+    ]
     assert changes(recorded_forms()) == []
 
 

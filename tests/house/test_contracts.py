@@ -1,6 +1,6 @@
-"""The rooms of the package and what may import what: pyproject.toml says it, import-linter holds it.
+"""The rooms of the package and their imports: pyproject.toml says it, import-linter holds it.
 
-`make lint` checks the package. Here each contract is seen to fail on a copy with one import too many.
+`make lint` checks the package. Here each contract is seen to fail on a copy that breaks it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ def broken_contracts(root: Path) -> list[str]:
     """Names of the contracts that the package under `root` breaks."""
     done = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        cwd=root, env={**os.environ, "PYTHONPATH": str(root), "NO_COLOR": "1"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "Contracts:" in done.stdout, done.stdout + done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     return [line.removesuffix(" BROKEN") for line in lines if line.endswith(" BROKEN")]

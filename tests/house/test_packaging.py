@@ -20,9 +20,18 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
-    "altair", "jinja2", "numpy", "psutil", "pydantic", "pynvml", "ruamel", "scipy", "sqlalchemy",
-    "torch", "vl_convert",
-}  # fmt: skip
+    "altair",
+    "jinja2",
+    "numpy",
+    "psutil",
+    "pydantic",
+    "pynvml",
+    "ruamel",
+    "scipy",
+    "sqlalchemy",
+    "torch",
+    "vl_convert",
+}
 TESTED_EXTRAS = ("native", "stage", "mlperf", "dev", "test", "bench")
 
 
@@ -117,7 +126,10 @@ def test_importing_the_package_loads_no_heavy_library() -> None:
 
 def run_here(*arguments: str) -> str:
     """Code that runs the command line with these arguments."""
-    return f"import sys; sys.argv = {['paceline', *arguments]}; import paceline.__main__ as m; m.main()"
+    return (
+        f"import sys; sys.argv = {['paceline', *arguments]}; "
+        "import paceline.__main__ as m; m.main()"
+    )
 
 
 def test_help_loads_no_heavy_library() -> None:
@@ -133,7 +145,7 @@ def test_a_heavy_library_is_noticed() -> None:
 
 
 def pins(text: str) -> dict[str, str]:
-    """Pinned versions by canonical name; raises AssertionError for a line that is not a plain pin."""
+    """Pinned versions by canonical name; raises AssertionError for a line that is no plain pin."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

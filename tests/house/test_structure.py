@@ -55,7 +55,7 @@ def length_of(function: Function) -> int:
 
 
 def is_annotated(function: Function) -> bool:
-    """True when every parameter but self and cls has a type, and the function says what it returns."""
+    """True when every parameter but self and cls has a type, and so has the result."""
     spec = function.args
     named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
     starred = [a for a in (spec.vararg, spec.kwarg) if a]

@@ -22,8 +22,9 @@ STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 
 DATA_STEPS = max(STEPS.values())
 
-# `mb` is the micro-batch; without it a replica takes its whole share of the batch at once. `compile`
-# stops where gradients are decided, at the graphs that autograd makes: inductor takes 40 s more.
+# `mb` is the micro-batch; without it a replica takes its whole share of the batch at once.
+# `compile` stops where gradients are decided, at the graphs that autograd makes: inductor takes
+# 40 s more.
 TABLE = """
 1  mb4 full                                          llama gpt opt lora sft flux
 1  mb6 selective                                     llama gpt opt lora sft
@@ -164,21 +165,32 @@ class Case:
         """Its trainer.json, in fp64 as well, which no recipe may ask for.
 
         Adam's eps is large here: with a small one, a gradient that is nothing but rounding (a key's
-        bias has none) would move its weight as far as any other. And rounding that carries a ReLU over
-        its kink changes all of a token's gradient, so what is rounded has none.
+        bias has none) would move its weight as far as any other. And rounding that carries a ReLU
+        over its kink changes all of a token's gradient, so what is rounded has none.
         """
         model = MODELS[self.model]
         training = Training(
-            seq_len=model.seq_len, global_batch=GLOBAL_BATCH, steps=DATA_STEPS, dtype="fp32",
-            matmul_precision="highest", eps=1e-3, grad_clip=0.5, lr=0.1 if self.sgd else 1e-3,
-            compile="blocks" if self.compiled else "none", ramp_up=RAMP_UP if self.grows else None,
-        )  # fmt: skip
+            seq_len=model.seq_len,
+            global_batch=GLOBAL_BATCH,
+            steps=DATA_STEPS,
+            dtype="fp32",
+            matmul_precision="highest",
+            eps=1e-3,
+            grad_clip=0.5,
+            lr=0.1 if self.sgd else 1e-3,
+            compile="blocks" if self.compiled else "none",
+            ramp_up=RAMP_UP if self.grows else None,
+        )
         shape = model.shape if self.dtype == "fp64" else model.smooth
         lora = model.lora and model.lora.model_copy(update={"dropout": 0.5 * self.drops})
         spec = make_spec(
-            ranks=self.ranks, model=shape, lora=lora, training=training, data=model.data,
+            ranks=self.ranks,
+            model=shape,
+            lora=lora,
+            training=training,
+            data=model.data,
             layout=self.layout,
-        )  # fmt: skip
+        )
         raw = native.settings(spec)
         raw["training"]["dtype"] = self.dtype
         return raw

@@ -33,7 +33,7 @@ def differences(found: Result, wanted: Result) -> Iterator[tuple[float, str]]:
     for column, name in enumerate(("losses", "norms")):
         pair = (result["figures"][:steps, column] for result in (found, wanted))
         yield difference(*pair), name
-    # A key's bias has a gradient that is nothing but rounding: a floor keeps it from being compared.
+    # The gradient of a key's bias is nothing but rounding: a floor keeps it from being compared.
     norm = wanted["figures"][0, 1].item()
     for step, (mine, theirs) in enumerate(
         zip(found["gradients"], wanted["gradients"], strict=False), 1
@@ -63,8 +63,8 @@ def largest_difference(found: Result, wanted: Result) -> tuple[float, str]:
 def worse_than_rounding(found: Result, single: Result, exact: Result) -> tuple[float, str]:
     """How many times further from the exact training a layout is than one process of its dtype.
 
-    What one process meets by luck is held against what it usually misses by. The gradient of a key's
-    bias is zero but for rounding, so nothing can be said of its distance.
+    What one process meets by luck is held against what it usually misses by. The gradient of a
+    key's bias is zero but for rounding, so nothing can be said of its distance.
     """
     own = {name: far for far, name in differences(single, exact)}
     usual = dict.fromkeys(own, median(own.values()))

@@ -94,9 +94,9 @@ class Watched:
 def fill(self: Network, name: str, whole: Tensor, generator: torch.Generator) -> None:
     """All weights at random, in place of the models' own beginnings.
 
-    What begins as 0 (adapters, Flux' modulation) keeps other gradients 0, and with deviations of 0.02
-    such narrow models attend to everything alike: positions would hardly matter. Much larger ones in
-    a decoder's blocks would make a key's bias, whose gradient is rounding, count.
+    What begins as 0 (adapters, Flux' modulation) keeps other gradients 0, and with deviations of
+    0.02 such narrow models attend to everything alike: positions would hardly matter. Much larger
+    ones in a decoder's blocks would make a key's bias, whose gradient is rounding, count.
     """
     *_, layer, kind = name.split(".")
     mean = 1.0 if layer.endswith("norm") and kind == "weight" else 0.0
@@ -149,11 +149,17 @@ def evaluated(config: TrainerConfig, replica: Replica, world: World) -> float:
 
 
 def mesh_of(config: TrainerConfig, world: World) -> Mesh:
-    """The layout's mesh; layouts of the same sizes share theirs: groups take longer than training."""
+    """The layout's mesh, shared by layouts of the same sizes: groups take longer than training."""
     sizes = replace(
-        config.layout, vp=1, micro_batch=1, recompute="none", schedule="", cp_exchange="",
-        zero_stage=2 if config.layout.zero_stage >= 2 else 0, sequence_parallel=False,
-    )  # fmt: skip
+        config.layout,
+        vp=1,
+        micro_batch=1,
+        recompute="none",
+        schedule="",
+        cp_exchange="",
+        zero_stage=2 if config.layout.zero_stage >= 2 else 0,
+        sequence_parallel=False,
+    )
     return shared_mesh(world, sizes, config.dp)
 
 

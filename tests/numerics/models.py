@@ -1,4 +1,4 @@
-"""What is trained: tiny siblings of the workloads, made smaller still without losing their structure."""
+"""What is trained: tiny siblings of the workloads, made smaller still with the same structure."""
 
 from __future__ import annotations
 
@@ -63,11 +63,19 @@ MODELS = {
     ),
     "ends": Model(
         "llama31-405b-tiny",
-        {**SMALL, "num_layers": 6, "num_heads": 32, "num_kv_heads": 2, "hidden_size": 64,
-         "ffn_size": 208},
+        {
+            **SMALL,
+            "num_layers": 6,
+            "num_heads": 32,
+            "num_kv_heads": 2,
+            "hidden_size": 64,
+            "ffn_size": 208,
+        },
     ),
     "gpt": Model("gpt-1b3-tiny", {**SMALL, "num_heads": 4, "ffn_size": 128, "vocab_size": 400}),
-    "opt": Model("opt-350m-sft-tiny", {**SMALL, "num_heads": 4, "ffn_size": 128, "embedding_size": 16}),
+    "opt": Model(
+        "opt-350m-sft-tiny", {**SMALL, "num_heads": 4, "ffn_size": 128, "embedding_size": 16}
+    ),
     "lora": Model(
         "llama2-70b-lora-tiny",
         {**SMALL, "hidden_size": 64, "num_heads": 16, "num_kv_heads": 2, "ffn_size": 224},
@@ -75,10 +83,18 @@ MODELS = {
     "sft": Model("opt-13b-sft-tiny", {**SMALL, "num_heads": 8, "ffn_size": 128}),
     "flux": Model(
         "flux1-schnell-tiny",
-        {"hidden_size": 48, "num_heads": 4, "rope_axes": (4, 4, 4), "latent_size": 8, "text_len": 8,
-         "text_width": 20, "pooled_width": 12},
+        {
+            "hidden_size": 48,
+            "num_heads": 4,
+            "rope_axes": (4, 4, 4),
+            "latent_size": 8,
+            "text_len": 8,
+            "text_width": 20,
+            "pooled_width": 12,
+        },
     ),
-}  # fmt: skip
-"""llama: grouped key/value heads. ends: as many layers less two as stages divide. gpt: a tied, padded
-embedding behind a norm. opt: the same behind projections, and norms after sums. lora: adapters on the
-attention, all else frozen. sft: adapters on all linear layers, all else trained. flux: two streams."""
+}
+"""llama: grouped key/value heads. ends: as many layers less two as stages divide. gpt: a tied,
+padded embedding behind a norm. opt: the same behind projections, and norms after sums. lora:
+adapters on the attention, all else frozen. sft: adapters on all linear layers, all else trained.
+flux: two streams."""

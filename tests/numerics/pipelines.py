@@ -38,7 +38,14 @@ from paceline.trainer.replica.replica import PipelineReplica, Replica
 from tests.trainer.example import command, settings
 
 LIMIT_S = 300
-SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("gpipe", 2), ("interleaved", 2), ("zero-bubble", 2))  # fmt: skip
+SCHEDULES = (
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("zero-bubble", 1),
+    ("gpipe", 2),
+    ("interleaved", 2),
+    ("zero-bubble", 2),
+)
 WORK_S = 0.03
 
 
@@ -47,9 +54,11 @@ def case(pp: int, dp: int = 1, num_microbatches: int = 4, **changes: Any) -> dic
     fault = changes.pop("fault", "")
     raw = settings(
         **{"dtype": "fp64", "num_layers": 4, "seq_len": 16, "micro_batch": 2, **changes},
-        pp=pp, dp=dp, num_microbatches=num_microbatches,
+        pp=pp,
+        dp=dp,
+        num_microbatches=num_microbatches,
         global_batch=dp * num_microbatches * changes.get("micro_batch", 2),
-    )  # fmt: skip
+    )
     return {"settings": raw, "fault": fault}
 
 
@@ -82,14 +91,17 @@ def cases(ranks: int) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def outcome(ranks: int) -> dict[str, Any]:
-    """{case: {figure: the worst of all ranks}}, and "refused", "waits", "alive" and "beats" beside them."""
+    """{case: {figure: the worst of all ranks}}, beside "refused", "waits", "alive" and "beats"."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cases.json").write_text(json.dumps(cases(ranks)))
         process = subprocess.run(
             command(ranks, __file__, "cases.json", "outcome.json"),
-            cwd=folder, capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
         assert process.returncode == 0, process.stderr
         return json.loads((folder / "outcome.json").read_text())
 

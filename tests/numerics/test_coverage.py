@@ -1,4 +1,4 @@
-"""The table of layouts leaves out no workload, and no pair of features that its structure allows."""
+"""The table of layouts leaves out no workload and no pair of features that its structure allows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,51 @@ from tests.numerics.models import MODELS
 from tests.numerics.test_faults import BROKEN
 
 FEATURES = (
-    "tp", "tp+sp", "pp", "vp", "zero-bubble", "cp", "zero1", "zero2", "zero3", "hybrid", "full",
-)  # fmt: skip
+    "tp",
+    "tp+sp",
+    "pp",
+    "vp",
+    "zero-bubble",
+    "cp",
+    "zero1",
+    "zero2",
+    "zero3",
+    "hybrid",
+    "full",
+)
 """What occurs in pairs."""
 SINGLES = ("dp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "compile")
 """What has to occur besides, whatever it is paired with."""
 EVERYTHING = {*FEATURES, *SINGLES}
 OF_FLUX = {"dp", "tp", "cp", "zero1", "zero2", "zero3", "hybrid", "full", "compile"}
 IN_PAIRS = {
-    "llama": EVERYTHING, "gpt": EVERYTHING, "lora": EVERYTHING, "sft": EVERYTHING, "flux": OF_FLUX,
-}  # fmt: skip
+    "llama": EVERYTHING,
+    "gpt": EVERYTHING,
+    "lora": EVERYTHING,
+    "sft": EVERYTHING,
+    "flux": OF_FLUX,
+}
 """What these models allow; the others differ from one of them in what happens at the ends alone."""
 AT_THE_ENDS = {
-    "opt": {"dp", "tp", "tp+sp", "pp", "vp", "zero-bubble", "cp", "zero1", "zero2", "zero3", "full",
-            "selective", "gpipe", "interleaved", "1f1b"},
+    "opt": {
+        "dp",
+        "tp",
+        "tp+sp",
+        "pp",
+        "vp",
+        "zero-bubble",
+        "cp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "full",
+        "selective",
+        "gpipe",
+        "interleaved",
+        "1f1b",
+    },
     "ends": {"tp", "tp+sp", "pp", "vp", "interleaved", "cp", "full"},
-}  # fmt: skip
+}
 OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft"}, "ramp": {"gpt"}}
 TINY = [name for name in recipe_names() if name.endswith("-tiny")]
 RANKS = 16
@@ -63,10 +92,20 @@ def _combinations() -> Iterator[Layout]:
     for (tp, sp), (pp, vp, schedule), (cp, exchange), (stage, shard, recompute) in product(
         tensor, stages, contexts, rest
     ):
-        yield Layout.model_validate({
-            "tp": tp, "sequence_parallel": sp, "pp": pp, "vp": vp, "schedule": schedule, "cp": cp,
-            "cp_exchange": exchange, "zero_stage": stage, "dp_shard": shard, "recompute": recompute,
-        })  # fmt: skip
+        yield Layout.model_validate(
+            {
+                "tp": tp,
+                "sequence_parallel": sp,
+                "pp": pp,
+                "vp": vp,
+                "schedule": schedule,
+                "cp": cp,
+                "cp_exchange": exchange,
+                "zero_stage": stage,
+                "dp_shard": shard,
+                "recompute": recompute,
+            }
+        )
 
 
 def present(
@@ -199,8 +238,10 @@ def test_the_only_pairs_that_a_decoder_refuses_are_these() -> None:
     reasons = refused("decoder")
 
     assert {pair for pair, reason in reasons.items() if reason.startswith("one setting")} == {
-        ("zero1", "zero2"), ("zero1", "zero3"), ("zero2", "zero3"),
-    }  # fmt: skip
+        ("zero1", "zero2"),
+        ("zero1", "zero3"),
+        ("zero2", "zero3"),
+    }
     assert reasons["zero1", "hybrid"].startswith("dp_shard needs zero_stage 2 or 3")
     assert reasons["zero-bubble", "full"].startswith("schedule zero-bubble cannot recompute")
     assert len(reasons) == 5

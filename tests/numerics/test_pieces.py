@@ -111,9 +111,12 @@ def test_a_layout_three_times_as_far_as_one_process_is_seen() -> None:
         figures = torch.tensor([[3.0, 1.0]])
         gradients = [{"w": WHOLE * (1 + error), "b": WHOLE * 1.01}]
         return {
-            "figures": figures, "evaluation": torch.tensor(2.0), "gradients": gradients, "weights": {},
+            "figures": figures,
+            "evaluation": torch.tensor(2.0),
+            "gradients": gradients,
+            "weights": {},
             "apart": {},
-        }  # fmt: skip
+        }
 
     times, where = worse_than_rounding(
         result(0.03), result(0.01), result(0.0) | {"gradients": [{"w": WHOLE, "b": WHOLE}]}

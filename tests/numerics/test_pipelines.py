@@ -6,7 +6,9 @@ import pytest
 
 from tests.numerics.pipelines import cases, outcome
 
-CASES = [(ranks, name) for ranks in (2, 4) for name, row in cases(ranks).items() if not row["fault"]]  # fmt: skip
+CASES = [
+    (ranks, name) for ranks in (2, 4) for name, row in cases(ranks).items() if not row["fault"]
+]
 EXACT, ROUNDED = 1e-9, {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -44,7 +46,7 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(ranks: 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_pass_of_a_micro_batch_is_a_beat(ranks: int) -> None:
-    """A forward pass beats when it begins and when it ends, each part of a backward pass at its end."""
+    """A forward pass beats at its start and at its end, each part of a backward pass at its end."""
     beats = outcome(ranks)["beats"]
 
     assert beats["gpipe"] == beats["1f1b"] == [4 * 3, 4 * 3]

@@ -1,4 +1,4 @@
-"""Every published figure of the seeds is recomputed with its row's own convention, peak and step time."""
+"""Every published figure of the seeds, recomputed with its row's convention, peak and step time."""
 
 from __future__ import annotations
 
@@ -59,8 +59,14 @@ def test_every_cell_is_a_speed_recomputed_or_measured():
     states = Counter(
         v.state for name in SEEDS for v in check(lines_of(references.source(name).rows))
     )
-    assert states == {"speed": 49, "follows": 143 - 2, "strained": 2, "cut": 5, "fails": 9,
-                      "unchecked": 30}  # fmt: skip
+    assert states == {
+        "speed": 49,
+        "follows": 143 - 2,
+        "strained": 2,
+        "cut": 5,
+        "fails": 9,
+        "unchecked": 30,
+    }
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.convention], ids=lambda row: row.id)
@@ -134,10 +140,12 @@ def test_recomputation_flatters_hardware_flops_where_tokens_tell_the_truth():
 @pytest.mark.parametrize(
     ("convention", "recompute", "tflops"),
     [
-        ("six-n", "full", "47.0"), ("narayanan-hw", "full", "53.75"),
-        ("megatron-deepspeed", "none", "40.31"), ("full-attention", "none", "41.01"),
+        ("six-n", "full", "47.0"),
+        ("narayanan-hw", "full", "53.75"),
+        ("megatron-deepspeed", "none", "40.31"),
+        ("full-attention", "none", "41.01"),
     ],
-)  # fmt: skip
+)
 def test_one_step_time_gives_a_different_figure_in_every_convention(
     convention: str, recompute: Recompute, tflops: str
 ):

@@ -30,7 +30,7 @@ def program(name: str = "main") -> Path:
 
 
 def settings(ranks: int = 1, steps: int = 6, **changes: Any) -> dict[str, Any]:
-    """trainer.json as the engine writes it, for a tiny Llama; `changes` go to the part that has the key.
+    """trainer.json as the engine writes it, for a tiny Llama; `changes` go where their key is.
 
     Counts that follow from others (num_microbatches, expected_parameters) are made to fit.
     """
@@ -55,9 +55,15 @@ def command(ranks: int, file: str, *arguments: str) -> list[str]:
     if ranks == 1:
         return [sys.executable, file, *arguments]
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        f"--nproc-per-node={ranks}", file, *arguments,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={ranks}",
+        file,
+        *arguments,
+    ]
 
 
 def world_size(raw: dict[str, Any]) -> int:
@@ -74,9 +80,12 @@ def start(
     (folder / "trainer.json").write_text(json.dumps(raw))
     return subprocess.Popen(
         command(world_size(raw), str(instead or program()), "trainer.json"),
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
 
 
 def train(folder: Path, raw: dict[str, Any]) -> int:
@@ -97,12 +106,17 @@ def places(ranks: int) -> list[dict[str, str]]:
         port = server.getsockname()[1]
     return [
         {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PACELINE_STORE": "rank0",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "OMP_NUM_THREADS": "1",
+            "PACELINE_STORE": "rank0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
         }
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
 
 
 def prepare() -> None:

@@ -1,7 +1,7 @@
 """diffusers' Flux beside ours: the same shape from a config, and its tensors in our order.
 
-Ours keeps the rows of a fused layer head by head and a rotary pair half a head apart; diffusers keeps
-q, k, v and MLP apart and pairs side by side. All of that is order: no value changes.
+Ours keeps the rows of a fused layer head by head and a rotary pair half a head apart; diffusers
+keeps q, k, v and MLP apart and pairs side by side. All of that is order: no value changes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,28 @@ from paceline.trainer.config import FluxConfig
 from paceline.trainer.model.flux import MMDiT
 
 SMALL = MMDiTShape(
-    kind="mmdit", hidden_size=48, num_heads=3, num_double_blocks=2, num_single_blocks=2,
-    latent_size=8, text_len=6, text_width=20, pooled_width=12, rope_axes=(4, 6, 6),
-)  # fmt: skip
+    kind="mmdit",
+    hidden_size=48,
+    num_heads=3,
+    num_double_blocks=2,
+    num_single_blocks=2,
+    latent_size=8,
+    text_len=6,
+    text_width=20,
+    pooled_width=12,
+    rope_axes=(4, 6, 6),
+)
 FULL = MMDiTShape(
-    kind="mmdit", hidden_size=3072, num_heads=24, num_double_blocks=19, num_single_blocks=38,
-    latent_size=32, text_len=256, text_width=4096, pooled_width=768,
-)  # fmt: skip
+    kind="mmdit",
+    hidden_size=3072,
+    num_heads=24,
+    num_double_blocks=19,
+    num_single_blocks=38,
+    latent_size=32,
+    text_len=256,
+    text_width=4096,
+    pooled_width=768,
+)
 
 
 def flux_config(shape: MMDiTShape) -> FluxConfig:
@@ -34,11 +49,15 @@ def flux_config(shape: MMDiTShape) -> FluxConfig:
 def peer_settings(shape: MMDiTShape) -> dict[str, Any]:
     """The arguments with which diffusers' FluxTransformer2DModel has this shape."""
     return {
-        "in_channels": shape.in_channels, "num_layers": shape.num_double_blocks,
-        "num_single_layers": shape.num_single_blocks, "attention_head_dim": shape.head_dim,
-        "num_attention_heads": shape.num_heads, "joint_attention_dim": shape.text_width,
-        "pooled_projection_dim": shape.pooled_width, "axes_dims_rope": shape.rope_axes,
-    }  # fmt: skip
+        "in_channels": shape.in_channels,
+        "num_layers": shape.num_double_blocks,
+        "num_single_layers": shape.num_single_blocks,
+        "attention_head_dim": shape.head_dim,
+        "num_attention_heads": shape.num_heads,
+        "joint_attention_dim": shape.text_width,
+        "pooled_projection_dim": shape.pooled_width,
+        "axes_dims_rope": shape.rope_axes,
+    }
 
 
 def places(shape: MMDiTShape) -> tuple[Tensor, Tensor]:
@@ -56,9 +75,14 @@ def peer_velocity(
     """What diffusers' model makes of our inputs."""
     image_ids, text_ids = places(shape)
     return peer(
-        hidden_states=noisy, encoder_hidden_states=text, pooled_projections=pooled, timestep=time,
-        img_ids=image_ids, txt_ids=text_ids, return_dict=False,
-    )[0]  # fmt: skip
+        hidden_states=noisy,
+        encoder_hidden_states=text,
+        pooled_projections=pooled,
+        timestep=time,
+        img_ids=image_ids,
+        txt_ids=text_ids,
+        return_dict=False,
+    )[0]
 
 
 def in_our_order(theirs: dict[str, Tensor], shape: MMDiTShape) -> dict[str, Tensor]:
@@ -79,12 +103,14 @@ def copy_weights(peer: Any, ours: MMDiT, shape: MMDiTShape) -> None:
 
 def _ends(theirs: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     names = {
-        "x_embedder": "image_in", "context_embedder": "text_in", "proj_out": "out",
+        "x_embedder": "image_in",
+        "context_embedder": "text_in",
+        "proj_out": "out",
         "time_text_embed.timestep_embedder.linear_1": "time_in.first",
         "time_text_embed.timestep_embedder.linear_2": "time_in.second",
         "time_text_embed.text_embedder.linear_1": "pooled_in.first",
         "time_text_embed.text_embedder.linear_2": "pooled_in.second",
-    }  # fmt: skip
+    }
     for kind in ("weight", "bias"):
         for old, new in names.items():
             yield f"{new}.{kind}", theirs[f"{old}.{kind}"]
@@ -94,15 +120,29 @@ def _ends(theirs: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def _double(theirs: dict[str, Tensor], old: str, new: str, shape: MMDiTShape) -> dict[str, Tensor]:
     streams = {
-        "image.": ("norm1", "attn.to_q attn.to_k attn.to_v", "attn.norm_q attn.norm_k",
-                   "attn.to_out.0", "ff"),
-        "text.": ("norm1_context", "attn.add_q_proj attn.add_k_proj attn.add_v_proj",
-                  "attn.norm_added_q attn.norm_added_k", "attn.to_add_out", "ff_context"),
-    }  # fmt: skip
+        "image.": (
+            "norm1",
+            "attn.to_q attn.to_k attn.to_v",
+            "attn.norm_q attn.norm_k",
+            "attn.to_out.0",
+            "ff",
+        ),
+        "text.": (
+            "norm1_context",
+            "attn.add_q_proj attn.add_k_proj attn.add_v_proj",
+            "attn.norm_added_q attn.norm_added_k",
+            "attn.to_add_out",
+            "ff_context",
+        ),
+    }
     found: dict[str, Tensor] = {}
     for stream, (modulation, qkv, norms, out, ffn) in streams.items():
-        plain = {"modulation": f"{modulation}.linear", "o": out, "up": f"{ffn}.net.0.proj",
-                 "down": f"{ffn}.net.2"}  # fmt: skip
+        plain = {
+            "modulation": f"{modulation}.linear",
+            "o": out,
+            "up": f"{ffn}.net.0.proj",
+            "down": f"{ffn}.net.2",
+        }
         for kind in ("weight", "bias"):
             parts = [theirs[f"{old}{name}.{kind}"] for name in qkv.split()]
             found[f"{new}{stream}qkv.{kind}"] = _by_head(parts, shape)

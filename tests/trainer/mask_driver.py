@@ -1,7 +1,8 @@
-"""One step over a token file with a mask, and evaluations before it, in several layouts of one world.
+"""One step over a token file with a mask, evaluations before it, in several layouts of one world.
 
-Started as a program, once per rank: mask_driver.py CASES.json FILE, where CASES.json holds trainer.json's.
-Rank 0 writes what all ranks hold together: losses, gradients before they are clipped, evaluations.
+Started as a program, once per rank: mask_driver.py CASES.json FILE, where CASES.json holds the
+content of trainer.json by case. Rank 0 writes what all ranks hold together: losses, gradients
+before they are clipped, evaluations.
 """
 
 from __future__ import annotations

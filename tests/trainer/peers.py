@@ -25,8 +25,11 @@ from transformers import (
 
 COMMON: dict[str, Any] = {
     # A padding token would get no gradient from its place in the input.
-    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "use_cache": False,
-}  # fmt: skip
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "use_cache": False,
+}
 
 OPT = {
     "embedding": "model.decoder.embed_tokens",
@@ -182,14 +185,23 @@ def adapted(peer: PreTrainedModel, lora: Mapping[str, Any], model: Mapping[str, 
     from peft import LoraConfig, get_peft_model
 
     places = names(model)
-    targets = [places[f"{part}.{layer}"] for part in ("attention", "ffn") for layer in lora["targets"]
-               if f"{part}.{layer}" in places]  # fmt: skip
+    targets = [
+        places[f"{part}.{layer}"]
+        for part in ("attention", "ffn")
+        for layer in lora["targets"]
+        if f"{part}.{layer}" in places
+    ]
     config = LoraConfig(
-        r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"],
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
         # A name alone would also fit the norm behind the last block, say.
-        target_modules=rf"{re.escape(places['blocks'])}\.\d+\.({'|'.join(map(re.escape, targets))})",
+        target_modules=(
+            rf"{re.escape(places['blocks'])}\.\d+\."
+            rf"({'|'.join(map(re.escape, targets))})"
+        ),
         fan_in_fan_out=family(model) == "gpt2",
-    )  # fmt: skip
+    )
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by a name that is going away.
         warnings.simplefilter("ignore", FutureWarning)

@@ -15,9 +15,14 @@ from tests.trainer.test_randomness import dropping
 
 EVALUATION = {"every_samples": 8, "skip_first": 0, "samples": 7, "target": None, "path": None}
 MLPERF = {
-    "benchmark": "llama31_8b", "org": "Example", "platform": "box", "division": "closed",
-    "status": "Preview", "warmup_steps": 0, "cache_cleared": None,
-}  # fmt: skip
+    "benchmark": "llama31_8b",
+    "org": "Example",
+    "platform": "box",
+    "division": "closed",
+    "status": "Preview",
+    "warmup_steps": 0,
+    "cache_cleared": None,
+}
 
 
 def evaluated(ranks: int = 1, step_count: int = 6, **changes: Any) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def timed(folder: Path, raw: dict[str, Any], **changes: Any) -> list[dict[str, A
 
 
 def test_the_steps_before_the_clock_leave_nothing_behind(tmp_path: Path) -> None:
-    """Nor do evaluations: half of what adapters read is dropped, which later numbers would change."""
+    """Nor do evaluations: half of what adapters read is dropped, and later numbers drop others."""
     raw = dropping(ranks=2)
     raw["training"]["evaluation"] = EVALUATION
     cold, warm = tmp_path / "cold", tmp_path / "warm"

@@ -1,7 +1,7 @@
 """What the trainer does on a GPU is what it does on a CPU (`make test-gpu`; skipped without a GPU).
 
-Small sizes, about a minute; no times are judged. Random numbers of a CPU and of a GPU differ, so both
-begin with the CPU's weights.
+Small sizes, about a minute; no times are judged. Random numbers of a CPU and of a GPU differ, so
+both begin with the CPU's weights.
 """
 
 from __future__ import annotations
@@ -66,8 +66,13 @@ def needs(dtype: str) -> None:
 
 def recipe(name: str, dtype: str, step_count: int = 4) -> dict[str, Any]:
     """trainer.json of a recipe on one device, without what is dropped at random."""
-    wanted = {**{f"layout.{axis}": size for axis, size in ONE.items()}, "layout.schedule": "1f1b",
-              "dtype": "fp32", "steps": step_count, "data.source": "synthetic"}  # fmt: skip
+    wanted = {
+        **{f"layout.{axis}": size for axis, size in ONE.items()},
+        "layout.schedule": "1f1b",
+        "dtype": "fp32",
+        "steps": step_count,
+        "data.source": "synthetic",
+    }
     plan = make_plan(Request(name, None, tuple(f"{k}={v}" for k, v in wanted.items()), 1, "cpu"))
     raw = json.loads(plan.job.files["trainer.json"])
     raw["training"]["dtype"] = dtype
@@ -169,9 +174,19 @@ def test_compiled_blocks_train_alike() -> None:
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
     free, _ = torch.cuda.mem_get_info(DEVICE)
     samples = int(free / 2e5 / 256)  # a token of this model needs more than twice as much
-    raw = settings(device="cuda", dtype="bf16", source="synthetic", seq_len=256, hidden_size=1024,
-                   num_heads=16, num_kv_heads=16, num_layers=8, ffn_size=4096,
-                   micro_batch=samples, global_batch=samples)  # fmt: skip
+    raw = settings(
+        device="cuda",
+        dtype="bf16",
+        source="synthetic",
+        seq_len=256,
+        hidden_size=1024,
+        num_heads=16,
+        num_kv_heads=16,
+        num_layers=8,
+        ffn_size=4096,
+        micro_batch=samples,
+        global_batch=samples,
+    )
 
     assert train_alone(tmp_path, raw) == 1
     assert end(tmp_path)["status"] == "oom", log(tmp_path)
@@ -198,8 +213,16 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bo
 def test_all_gpus_together_train_as_one(tmp_path: Path, zero_stage: int) -> None:
     both: list[list[float]] = []
     for ranks in (1, GPUS):
-        raw = settings(ranks=ranks, device="cuda", dtype="fp32", steps=4, source="synthetic",
-                       micro_batch=1, global_batch=2 * GPUS, zero_stage=zero_stage)  # fmt: skip
+        raw = settings(
+            ranks=ranks,
+            device="cuda",
+            dtype="fp32",
+            steps=4,
+            source="synthetic",
+            micro_batch=1,
+            global_batch=2 * GPUS,
+            zero_stage=zero_stage,
+        )
         folder = tmp_path / str(ranks)
         assert train_alone(folder, raw) == 0, log(folder)
         lines = [[line["loss"] for line in steps(folder, rank)] for rank in range(ranks)]

@@ -27,7 +27,7 @@ def name_of(path: Path) -> str:
 
 
 def foreign_imports(source: str) -> set[str]:
-    """Libraries that a file imports beside the standard one, and modules of the package outside `trainer`."""
+    """Imported libraries beside the standard one, and modules of the package outside `trainer`."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -97,8 +97,12 @@ def run(environment: dict[str, str], folder: Path, *arguments: str) -> str:
     # -S keeps site-packages away. torchrun would start its ranks without it, so there is only one.
     done = subprocess.run(
         [sys.executable, "-S", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""The trainer and whoever starts it speak of a layout by the same names and know the same limits."""
+"""The trainer and what starts it speak of a layout by the same names and know the same limits."""
 
 from __future__ import annotations
 
@@ -46,9 +46,13 @@ def raw(layout: Layout, dp: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 @given(
-    layout=layouts, dp=sizes, compiled=st.booleans(), tied=st.booleans(),
-    dtype=st.sampled_from(["fp32", "bf16", "fp16"]), device=st.sampled_from(["cpu", "cuda"]),
-)  # fmt: skip
+    layout=layouts,
+    dp=sizes,
+    compiled=st.booleans(),
+    tied=st.booleans(),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
 def test_the_trainer_derives_the_same_features(
     layout: Layout, dp: int, compiled: bool, tied: bool, dtype: str, device: str
 ) -> None:
@@ -88,9 +92,11 @@ def test_rules_that_are_none_are_refused(rules: Any) -> None:
 
 
 @given(
-    pp=st.integers(2, 8), vp=sizes, num=st.integers(1, 40),
+    pp=st.integers(2, 8),
+    vp=sizes,
+    num=st.integers(1, 40),
     schedule=st.sampled_from(["gpipe", "1f1b", "zero-bubble"]),
-)  # fmt: skip
+)
 def test_a_schedule_takes_the_micro_batches_that_were_promised(
     pp: int, vp: int, num: int, schedule: Any
 ) -> None:
@@ -117,49 +123,76 @@ def mended(layout: Layout) -> Layout:
     """The layout without what rules refuse, so that its sizes decide."""
     pp, zero_bubble = layout.pp > 1, layout.schedule == "zero-bubble"
     alternating = layout.schedule == "interleaved" and layout.vp == 1
-    return layout.model_copy(update={
-        "ep": 1,
-        "vp": layout.vp if pp else 1,
-        "schedule": layout.schedule if pp and not alternating else "1f1b",
-        "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
-        "cp_exchange": layout.cp_exchange if layout.cp > 1 else "all-gather",
-        "dp_shard": layout.dp_shard if layout.zero_stage > 1 else None,
-        "recompute": "none" if zero_bubble else layout.recompute,
-    })  # fmt: skip
+    return layout.model_copy(
+        update={
+            "ep": 1,
+            "vp": layout.vp if pp else 1,
+            "schedule": layout.schedule if pp and not alternating else "1f1b",
+            "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
+            "cp_exchange": layout.cp_exchange if layout.cp > 1 else "all-gather",
+            "dp_shard": layout.dp_shard if layout.zero_stage > 1 else None,
+            "recompute": "none" if zero_bubble else layout.recompute,
+        }
+    )
 
 
 EXPERTS = {"num_experts", "experts_per_token", "shared_ffn_size"}
 """Of a model, which the trainer does not read."""
 shapes = st.builds(
     lambda kv_heads, groups, **sizes: DecoderShape(
-        num_kv_heads=kv_heads, num_heads=kv_heads * groups, hidden_size=64, max_positions=4096,
-        positions="learned", **sizes,
+        num_kv_heads=kv_heads,
+        num_heads=kv_heads * groups,
+        hidden_size=64,
+        max_positions=4096,
+        positions="learned",
+        **sizes,
     ),
-    kv_heads=sizes, groups=sizes, head_size=st.sampled_from([8, 12, 264]),
+    kv_heads=sizes,
+    groups=sizes,
+    head_size=st.sampled_from([8, 12, 264]),
     num_layers=st.sampled_from([1, 2, 4, 7, 10, 12, 22]),
-    ffn_size=st.sampled_from([65, 72, 96]), vocab_size=st.sampled_from([401, 480]),
+    ffn_size=st.sampled_from([65, 72, 96]),
+    vocab_size=st.sampled_from([401, 480]),
     vocab_multiple=st.sampled_from([1, 2]),
-)  # fmt: skip
+)
 
 
 @settings_of_hypothesis(max_examples=400)
 @given(
-    layout=layouts | layouts.map(mended), shape=shapes, dp=sizes, num=st.integers(1, 9),
-    compiled=st.booleans(), seq_len=st.sampled_from([30, 45, 48, 96]), device=st.sampled_from(["cpu", "cuda"]),
+    layout=layouts | layouts.map(mended),
+    shape=shapes,
+    dp=sizes,
+    num=st.integers(1, 9),
+    compiled=st.booleans(),
+    seq_len=st.sampled_from([30, 45, 48, 96]),
+    device=st.sampled_from(["cpu", "cuda"]),
     dtype=st.sampled_from(["bf16", "fp8"]),
-)  # fmt: skip
+)
 def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
-    layout: Layout, shape: DecoderShape, dp: int, num: int, seq_len: int, device: str,
-    compiled: bool, dtype: str,
-) -> None:  # fmt: skip
+    layout: Layout,
+    shape: DecoderShape,
+    dp: int,
+    num: int,
+    seq_len: int,
+    device: str,
+    compiled: bool,
+    dtype: str,
+) -> None:
     world, batch = dp * layout.model_devices, dp * layout.micro_batch * num
     before = layout_problems(layout, shape, world, batch, seq_len) + native_problems(
         layout, shape, world, batch, dtype=dtype, device=device, compiled=compiled
     )
     given_in = raw(
-        layout, dp, dtype=dtype, device=device, compile="blocks" if compiled else "none",
-        num_microbatches=num, global_batch=batch, seq_len=seq_len, **shape.model_dump(exclude=EXPERTS),
-    )  # fmt: skip
+        layout,
+        dp,
+        dtype=dtype,
+        device=device,
+        compile="blocks" if compiled else "none",
+        num_microbatches=num,
+        global_batch=batch,
+        seq_len=seq_len,
+        **shape.model_dump(exclude=EXPERTS),
+    )
     given_in["model"]["padded_vocab"] = shape.padded_vocab(layout.tp)
 
     assert bool(config_problems(parse_config(given_in), world)) == bool(before)

@@ -1,4 +1,4 @@
-"""Tokens that count for nothing as targets: as transformers with labels of -100, in every layout."""
+"""Tokens that do not count as targets: as transformers with labels of -100, in every layout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A file of tokens, and which of them count: answers behind prompts of all lengths, and nothing."""
+    """A file of tokens, and which count: answers behind prompts of all lengths, once nothing."""
     folder, source = tmp_path_factory.mktemp("data"), random.Random(5)
     num = (TRAINED + HELD_OUT) * SEQ_LEN + 1
     ids = torch.tensor([source.randrange(VOCAB) for _ in range(num)], dtype=torch.uint16)
@@ -65,15 +65,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def content(data: tuple[Path, Path], **changes: Any) -> dict[str, Any]:
     """trainer.json over those files; the last samples are held out."""
     sizes: dict[str, Any] = {
-        "seq_len": SEQ_LEN, "global_batch": BATCH, "micro_batch": 1, "vocab_size": VOCAB,
-        "source": "tokens", "path": str(data[0]), "loss_mask": str(data[1]), "dtype": "fp64",
-        "dp": 1, "lr": 1e-3, "memory_parts": False,
-    }  # fmt: skip
+        "seq_len": SEQ_LEN,
+        "global_batch": BATCH,
+        "micro_batch": 1,
+        "vocab_size": VOCAB,
+        "source": "tokens",
+        "path": str(data[0]),
+        "loss_mask": str(data[1]),
+        "dtype": "fp64",
+        "dp": 1,
+        "lr": 1e-3,
+        "memory_parts": False,
+    }
     raw = settings(**{**GPT, **sizes, **changes})
     raw["num_microbatches"] = BATCH // raw["dp"] // raw["layout"]["micro_batch"]
     raw["training"]["evaluation"] = {
-        "every_samples": BATCH, "skip_first": 0, "samples": HELD_OUT, "target": None, "path": None,
-    }  # fmt: skip
+        "every_samples": BATCH,
+        "skip_first": 0,
+        "samples": HELD_OUT,
+        "target": None,
+        "path": None,
+    }
     return raw
 
 
@@ -90,15 +102,18 @@ def found(
         file = folder / f"{ranks}.pt"
         done = subprocess.run(
             command(ranks, str(DRIVER), "cases.json", str(file)),
-            cwd=folder, capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
         assert file.exists(), done.stderr[-4000:]
         results |= torch.load(file)
     return results
 
 
 def labelled(corpus: TokenCorpus, indices: list[int]) -> tuple[Tensor, Tensor]:
-    """(n, SEQ_LEN + 1) ids and labels as transformers takes them: a label is of its own position."""
+    """(n, SEQ_LEN + 1) ids and labels as transformers has them: a label is of its own position."""
     assert corpus.mask is not None
     ids = torch.stack([corpus.window(i) for i in indices])
     kept = torch.stack([corpus.mask[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in indices])
@@ -144,17 +159,21 @@ def wanted(data: tuple[Path, Path]) -> dict[str, Any]:
     ids, labels = labelled(held, [*range(HELD_OUT)])
     with torch.no_grad():
         sums = torch.stack([peer.summed(*sample) for sample in zip(ids, labels, strict=True)])
-        own = [peer.model(input_ids=i[None], labels=known[None]).loss.item()
-               for i, known in zip(ids, labels, strict=True)]  # fmt: skip
+        own = [
+            peer.model(input_ids=i[None], labels=known[None]).loss.item()
+            for i, known in zip(ids, labels, strict=True)
+        ]
     counts = (labels[:, 1:] != IGNORE_INDEX).sum(1)
     return {
         "loss": loss.item(),
         "gradients": peer.gradients(),
-        "evaluations": {"targets": (sums.sum() / counts.sum()).item(),
-                        "samples": (sums / counts).mean().item()},
+        "evaluations": {
+            "targets": (sums.sum() / counts.sum()).item(),
+            "samples": (sums / counts).mean().item(),
+        },
         "its own losses": sum(own) / HELD_OUT,
         "counted": counted,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("layout", ["alone", "in pairs", *LAYOUTS])
@@ -242,7 +261,7 @@ def test_held_out_samples_of_a_file_of_their_own_have_a_mask_of_their_own(
 def test_what_the_manual_makes_of_labelled_rows_is_what_they_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row by row: a token's label is the target of the token before it, and the last one has none."""
+    """Row by row: a token's label is the target of the token before it, and the last has none."""
     manual = (Path(__file__).parents[2] / "docs" / "mlperf.md").read_text()
     shown = re.search(r"^    import numpy, pandas\n(?:    .*\n)+", manual, re.MULTILINE)
     assert shown is not None
@@ -286,14 +305,18 @@ def test_masks_are_for_token_files_and_means_have_names(data: tuple[Path, Path])
     evaluation = config.training.evaluation
     assert evaluation is not None and config_problems(config, 1) == []
     wrong = replace(
-        config, data=replace(config.data, source="text"),
-        training=replace(config.training,
-                         evaluation=replace(evaluation, mean="both", loss_mask="x")),
-    )  # fmt: skip
+        config,
+        data=replace(config.data, source="text"),
+        training=replace(
+            config.training, evaluation=replace(evaluation, mean="both", loss_mask="x")
+        ),
+    )
 
     assert [p.partition(":")[0] for p in config_problems(wrong, 1)] == [
-        "data.loss_mask", "training.evaluation.mean both", "training.evaluation.loss_mask",
-    ]  # fmt: skip
+        "data.loss_mask",
+        "training.evaluation.mean both",
+        "training.evaluation.loss_mask",
+    ]
 
 
 def test_a_step_is_followed_on_random_samples_without_the_mask(data: tuple[Path, Path]) -> None:

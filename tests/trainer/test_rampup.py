@@ -1,4 +1,4 @@
-"""A batch that grows: as Megatron's formula says, the same in every layout, and across a restart."""
+"""A batch that grows: as Megatron's formula says, the same in every layout and across a restart."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def test_a_batch_that_does_not_grow_is_always_the_whole_one() -> None:
     sizes = BatchSizes([], 8)
 
     assert [(sizes.batch(step), sizes.consumed(step)) for step in (0, 1, 9)] == [
-        (8, 0), (8, 8), (8, 72),
-    ]  # fmt: skip
+        (8, 0),
+        (8, 8),
+        (8, 72),
+    ]
 
 
 def test_bigsciences_batch_reaches_512_after_two_million_samples() -> None:
@@ -69,9 +71,16 @@ def test_a_batch_that_is_no_whole_micro_batches_is_refused() -> None:
 def trained(folder: Path, ranks: int = 1, **changes: Any) -> Steps:
     """The merged steps of a training whose batch grows."""
     raw = settings(
-        ranks, len(GROWING), source="stdlib", global_batch=8, micro_batch=1, num_layers=4,
-        ramp_up=RAMP_UP, memory_parts=False, **changes,
-    )  # fmt: skip
+        ranks,
+        len(GROWING),
+        source="stdlib",
+        global_batch=8,
+        micro_batch=1,
+        num_layers=4,
+        ramp_up=RAMP_UP,
+        memory_parts=False,
+        **changes,
+    )
     assert train(folder, raw) == 0, log(folder)
     files = [folder / "steps" / f"rank-{r:05d}.jsonl" for r in range(world_size(raw))]
     read = [read_rank(file.read_text().splitlines()) for file in files]
@@ -124,8 +133,9 @@ def test_a_training_goes_on_inside_the_ramp_up(tmp_path: Path, alone: tuple[Path
 
 def test_another_ramp_up_is_another_training(tmp_path: Path, alone: tuple[Path, Steps]) -> None:
     every = {"every": None, "resume": str(alone[0]), "asynchronous": False}
-    raw = settings(1, 20, source="stdlib", global_batch=8, micro_batch=1, num_layers=4,
-                   checkpoint=every)  # fmt: skip
+    raw = settings(
+        1, 20, source="stdlib", global_batch=8, micro_batch=1, num_layers=4, checkpoint=every
+    )
 
     assert train(tmp_path, raw) == 1
     assert "training.ramp_up is [[6, 2], [12, 4], [18, 6]] there and [] here" in str(

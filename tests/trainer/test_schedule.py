@@ -41,7 +41,7 @@ def rates(config: TrainingConfig) -> list[float]:
 
 
 def torchs(steps: int, warmup: int, fall: Any) -> list[float]:
-    """The rates of torch's LinearLR for `warmup` steps and then of the scheduler that `fall` makes."""
+    """The rates of torch's LinearLR for `warmup` steps, then of the scheduler that `fall` makes."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=HIGHEST)
     scheduler: LRScheduler = fall(optimizer)
     if warmup > 1:
@@ -100,8 +100,11 @@ def test_samples_count_as_they_are_trained_while_the_batch_grows() -> None:
     assert [BatchSizes(ramp_up, 8).consumed(step) for step in range(9)] == behind
 
     assert rates(config) == pytest.approx(
-        [HIGHEST * part for part in (2 / 12, 4 / 12, 6 / 12, 10 / 12, 1, 28 / 30, 22 / 30, 14 / 30, 6 / 30)]
-    )  # fmt: skip
+        [
+            HIGHEST * part
+            for part in (2 / 12, 4 / 12, 6 / 12, 10 / 12, 1, 28 / 30, 22 / 30, 14 / 30, 6 / 30)
+        ]
+    )
 
 
 def test_the_optimizer_takes_the_steps_rate_in_every_group() -> None:
@@ -128,8 +131,12 @@ def test_what_the_trainer_does_not_know_is_refused() -> None:
 
 def test_the_engine_writes_what_the_recipe_says() -> None:
     assert native.settings(make_spec())["training"]["lr_schedule"] == {
-        "kind": "constant", "warmup": 0, "decay": None, "min_lr": 0.0, "unit": "steps",
-    }  # fmt: skip
+        "kind": "constant",
+        "warmup": 0,
+        "decay": None,
+        "min_lr": 0.0,
+        "unit": "steps",
+    }
 
 
 FALLING = {"kind": "cosine", "warmup": 3, "decay": None, "min_lr": 1e-5, "unit": "steps"}

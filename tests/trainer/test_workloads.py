@@ -1,4 +1,4 @@
-"""Every recipe of this trainer: the model has the size that it should have, and it really trains."""
+"""Every recipe of this trainer: the model has the size that it should have, and really trains."""
 
 from __future__ import annotations
 
@@ -67,17 +67,30 @@ def test_every_published_workload_has_a_tiny_sibling() -> None:
     named = {name for name in RECIPES if not name.startswith("tiny-")} - set(TINY)
 
     assert {f"{name}-tiny" for name in named} == set(TINY)
-    assert {"opt-350m-sft", "opt-13b-sft", "llama31-8b", "llama31-70b", "llama31-405b",
-            "llama2-70b-lora", "gpt-1b3"} <= named  # fmt: skip
+    assert {
+        "opt-350m-sft",
+        "opt-13b-sft",
+        "llama31-8b",
+        "llama31-70b",
+        "llama31-405b",
+        "llama2-70b-lora",
+        "gpt-1b3",
+    } <= named
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_sibling_keeps_the_structure_of_its_parent(name: str) -> None:
     parent, tiny = siblings(name)
     sizes = {
-        "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size",
-        "max_positions", "embedding_size",
-    }  # fmt: skip
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "ffn_size",
+        "vocab_size",
+        "max_positions",
+        "embedding_size",
+    }
     if parent.model.kind != "decoder" or tiny.model.kind != "decoder":
         pytest.skip("a decoder's fields are compared")
 

@@ -1,7 +1,7 @@
 """What several ranks compute together, compared with one process: context and loss parallelism.
 
-Started as a program, once per rank: worlds.py FILE. Rank 0 writes the relative errors of every case,
-the largest of all ranks; `outcome` starts it once for each number of ranks.
+Started as a program, once per rank: worlds.py FILE. Rank 0 writes the relative errors of every
+case, the largest of all ranks; `outcome` starts it once for each number of ranks.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def _outcome(ranks: int) -> tuple[dict[str, Any] | None, str]:
         file = Path(folder) / "outcome.json"
         process = subprocess.run(
             ["timeout", str(LIMIT_S), *command(ranks, __file__, str(file))],
-            cwd=folder, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
         return (json.loads(file.read_text()) if file.exists() else None), process.stderr
 
 

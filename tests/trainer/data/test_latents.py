@@ -1,4 +1,4 @@
-"""Samples of a diffusion transformer: what is drawn, what files hold, and what no layout changes."""
+"""Samples of a diffusion transformer: what is drawn, what files hold, what no layout changes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def test_a_sample_takes_the_flops_of_the_formula(shape: MMDiTShape) -> None:
     model = flux_config(shape)
     with torch.device("meta"):
         net = MMDiT(model, LayerSetting(shape.seq_len, torch.float32))
-        net.rope = torch.empty(shape.seq_len, 1, shape.head_dim), torch.empty(shape.seq_len, 1, shape.head_dim)  # fmt: skip
+        net.rope = (
+            torch.empty(shape.seq_len, 1, shape.head_dim),
+            torch.empty(shape.seq_len, 1, shape.head_dim),
+        )
         net.rates = torch.empty(128)
         latent = torch.empty(1, shape.image_tokens, shape.in_channels)
         text = torch.empty(1, shape.text_len, shape.text_width)

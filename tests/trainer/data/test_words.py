@@ -1,4 +1,4 @@
-"""Words that the trainer writes and the package looks for: each has its own copy, which must agree."""
+"""Words that the trainer writes and the package looks for: each has a copy, and they must agree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A CUDA step's peak told apart by the allocator's counters.
 
-The counters here are made by hand, and so are the allocations: what is tested is the arithmetic, not
-that PyTorch's counters on a GPU move as these do.
+The counters here are made by hand, and so are the allocations: what is tested is the arithmetic,
+not that PyTorch's counters on a GPU move as these do.
 """
 
 from __future__ import annotations
@@ -73,9 +73,13 @@ def test_gradients_that_were_there_at_the_peak_are_no_activations():
     told = play(memory, model(), activations=1000, later=500).at_peak(held())
 
     assert told == {
-        "weights": 128, "gradients": WEIGHT, "optimizer": 256, "buffers": 8,
-        "activations": 1500, "other": 100,
-    }  # fmt: skip
+        "weights": 128,
+        "gradients": WEIGHT,
+        "optimizer": 256,
+        "buffers": 8,
+        "activations": 1500,
+        "other": 100,
+    }
     assert sum(told.values()) == before + 1000 + WEIGHT + 500
 
 

@@ -1,4 +1,4 @@
-"""A rank that no longer moves leaves its stacks and its reason, and ends; one that moves lives on."""
+"""A rank that no longer moves leaves its stacks and reason, and ends; one that moves lives on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ def begin(folder: Path, then: str) -> subprocess.Popen[str]:
     """A process with a watchdog that does `then`."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM + then],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> int:

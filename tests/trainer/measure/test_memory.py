@@ -71,7 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    """Two ranks: every ZeRO stage, two micro-batches under DDP, and the schedule with split passes."""
+    """Two ranks: every ZeRO stage, two micro-batches under DDP, the schedule with split passes."""
     stages = {f"zero{stage}": case(2, zero_stage=stage) for stage in range(4)}
     more = {
         "accumulated": case(2, micro_batch=2),
@@ -100,9 +100,11 @@ def faults(record: dict[str, Any], wanted: dict[str, int]) -> list[str]:
 def whole(told: dict[str, Any]) -> dict[str, int]:
     """The bytes of an unsharded fp32 training with Adam."""
     return {
-        "weights": FP32 * P, "gradients": FP32 * P, "buffers": ROPE,
+        "weights": FP32 * P,
+        "gradients": FP32 * P,
+        "buffers": ROPE,
         "optimizer": ADAM * P + COUNTER * told["tensors"],
-    }  # fmt: skip
+    }
 
 
 def test_one_process_holds_four_bytes_a_weight_four_a_gradient_and_eight_of_adam(alone: Told):

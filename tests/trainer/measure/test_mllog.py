@@ -1,7 +1,7 @@
 """The log of the full-size trainings passes the official checker, and one wrong value fails.
 
-What is driven are the trainer's own writer and its bookkeeping of evaluations, with the recipes' real
-settings; clock and losses are scripted, because nothing of 70 billion parameters is trained here.
+What is driven are the trainer's own writer and its bookkeeping of evaluations, with the recipes'
+real settings; clock and losses are scripted: nothing of 70 billion parameters is trained here.
 """
 
 from __future__ import annotations
@@ -37,30 +37,47 @@ RULES = {
 """Recipe, variant, most steps, evaluation's interval, first ones left out, samples, training's."""
 DEVIATIONS = {
     "llama2_70b_lora": [("lora_rank", 8), ("eval_accuracy", 0.93), ("submission_division", "own")],
-    "llama31_8b": [("max_steps", 1024), ("opt_adamw_epsilon", 1e-8), ("max_sequence_length", 4096),
-                   ("eval_samples", 1023), ("opt_learning_rate_decay_steps", 1_200_000)],
-    "flux1": [("evaluation_frequency", 8192), ("opt_name", "adam"), ("eval_accuracy", 0.59),
-              ("opt_gradient_clip_norm", 0.3)],
-}  # fmt: skip
+    "llama31_8b": [
+        ("max_steps", 1024),
+        ("opt_adamw_epsilon", 1e-8),
+        ("max_sequence_length", 4096),
+        ("eval_samples", 1023),
+        ("opt_learning_rate_decay_steps", 1_200_000),
+    ],
+    "flux1": [
+        ("evaluation_frequency", 8192),
+        ("opt_name", "adam"),
+        ("eval_accuracy", 0.59),
+        ("opt_gradient_clip_norm", 0.3),
+    ],
+}
 
 
 def full_size(benchmark: str) -> TrainerConfig:
     """The trainer's input for a recipe of full size as the rules want it trained."""
     name, variant, most, every, skipped, samples, _ = RULES[benchmark]
-    recipe = load_recipe(name, variant, [
-        f"training.steps={most}", f"training.evaluation.every_samples={every}",
-        f"training.evaluation.skip_first={skipped}", f"training.evaluation.samples={samples}",
-        f"training.evaluation.target={BENCHMARKS[benchmark].target}",
-        f"mlperf.benchmark={benchmark}", "mlperf.org=Example", "mlperf.platform=8xH100",
-        "mlperf.cache_cleared=true",
-    ])  # fmt: skip
+    recipe = load_recipe(
+        name,
+        variant,
+        [
+            f"training.steps={most}",
+            f"training.evaluation.every_samples={every}",
+            f"training.evaluation.skip_first={skipped}",
+            f"training.evaluation.samples={samples}",
+            f"training.evaluation.target={BENCHMARKS[benchmark].target}",
+            f"mlperf.benchmark={benchmark}",
+            "mlperf.org=Example",
+            "mlperf.platform=8xH100",
+            "mlperf.cache_cleared=true",
+        ],
+    )
     devices = recipe.devices or 8
     cluster = Cluster(name="h", device="H100-SXM", nodes=devices // 8, devices_per_node=8)
     return parse_config(native.settings(resolve(recipe, cluster, True, variant)))
 
 
 def scripted(benchmark: str, folder: Path, losses: Iterator[float], most: int = 10**9) -> Path:
-    """The log of a training whose evaluations give these losses, or that ends after `most` steps."""
+    """The log of a training whose evaluations give these losses, or of its first `most` steps."""
     config, clock = full_size(benchmark), map(float, count(1_760_000_000))
     path = folder / "mlperf" / "result.txt"
     run = MlperfRun(config, MllogFile(path, lambda: next(clock)))

@@ -1,4 +1,4 @@
-"""Our Flux computes what diffusers' does: size, output, loss and all gradients, from equal weights."""
+"""Our Flux computes what diffusers' does: size, output, loss, all gradients, from equal weights."""
 
 from __future__ import annotations
 

@@ -21,28 +21,47 @@ from tests.trainer.example import settings
 SEQ_LEN, BATCH = 24, 3
 
 LLAMA: dict[str, Any] = {
-    "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_size": 96,
-    "rope_theta": 500_000.0, "norm_eps": 1e-6,
-}  # fmt: skip
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "hidden_size": 64,
+    "ffn_size": 96,
+    "rope_theta": 500_000.0,
+    "norm_eps": 1e-6,
+}
 OPT_13B: dict[str, Any] = {
-    **LLAMA, "num_kv_heads": None, "gated_ffn": False, "activation": "relu", "norm": "layernorm",
-    "norm_eps": 1e-5, "positions": "learned", "position_offset": 2, "bias": True,
+    **LLAMA,
+    "num_kv_heads": None,
+    "gated_ffn": False,
+    "activation": "relu",
+    "norm": "layernorm",
+    "norm_eps": 1e-5,
+    "positions": "learned",
+    "position_offset": 2,
+    "bias": True,
     "tied_embeddings": True,
-}  # fmt: skip
+}
 OPT_350M: dict[str, Any] = {
-    **OPT_13B, "norm_position": "post", "final_norm": False, "embedding_size": 24,
-}  # fmt: skip
+    **OPT_13B,
+    "norm_position": "post",
+    "final_norm": False,
+    "embedding_size": 24,
+}
 GPT: dict[str, Any] = {**OPT_13B, "activation": "gelu", "position_offset": 0}
 MODELS: dict[str, dict[str, Any]] = {
     "opt-350m": OPT_350M,
     "opt-13b": OPT_13B,
     "llama": LLAMA,
     "llama, tied, one key head, wide heads": {
-        **LLAMA, "tied_embeddings": True, "num_kv_heads": 1, "head_size": 32, "rope_theta": 1e4,
+        **LLAMA,
+        "tied_embeddings": True,
+        "num_kv_heads": 1,
+        "head_size": 32,
+        "rope_theta": 1e4,
     },
     "gpt": GPT,
     "gpt, embedding norm": {**GPT, "embedding_norm": True},
-}  # fmt: skip
+}
 ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
@@ -85,7 +104,7 @@ def native_model(config: TrainerConfig, dtype: torch.dtype) -> Decoder:
     init_weights(model, {n: p.shape for n, p in model.named_parameters()}, 3, Mesh())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Zeros and ones would hide an exchange of two of them, and stop the adapters' gradients.
+            # Zeros and ones would hide an exchange of two of them, and stop adapters' gradients.
             if parameter.ndim == 1 or name.endswith("lora_b"):
                 parameter += 0.1 * torch.randn_like(parameter)
     return model

@@ -1,4 +1,4 @@
-"""The kernels that the trainer calls on a GPU, and the programs that measure one (`make test-gpu`)."""
+"""Kernels that the trainer calls on a GPU, and the programs that measure one (`make test-gpu`)."""
 
 from __future__ import annotations
 
@@ -45,10 +45,15 @@ def test_attention_in_parts_and_its_gradients() -> None:
     out, lse, rest = attend_part(q, k[:, :32], v[:, :32], causal=False)
     out = out.float()
     merge(out, lse, *attend_part(q, k[:, 32:], v[:, 32:], causal=False)[:2])
-    of_q, of_k, of_v = zip(*(
-        part_gradients(above, q, k[:, half], v[:, half], out.bfloat16(), lse, *rest, causal=False)
-        for half in (slice(0, 32), slice(32, 64))
-    ), strict=True)  # fmt: skip
+    of_q, of_k, of_v = zip(
+        *(
+            part_gradients(
+                above, q, k[:, half], v[:, half], out.bfloat16(), lse, *rest, causal=False
+            )
+            for half in (slice(0, 32), slice(32, 64))
+        ),
+        strict=True,
+    )
 
     found = (out, of_q[0] + of_q[1], torch.cat(of_k, 1), torch.cat(of_v, 1))
     for one, other in zip(found, (wanted, *gradients), strict=True):
@@ -62,16 +67,31 @@ def test_attention_in_parts_and_its_gradients() -> None:
         ("bandwidth", {"seconds": 0.2}, {"memory"}),
         ("latency", {"seconds": 0.2}, {"latency"}),
         ("allreduce", {"seconds": 0.2}, {"collective"}),
-        ("kernels", {"dtype": "fp16", "products": [[512] * 3], "attention": [[1, 512, 8, 2, 64]],
-                    "seconds": 0.2}, {"product", "attention"}),
+        (
+            "kernels",
+            {
+                "dtype": "fp16",
+                "products": [[512] * 3],
+                "attention": [[1, 512, 8, 2, 64]],
+                "seconds": 0.2,
+            },
+            {"product", "attention"},
+        ),
         ("context_memory", {"size": 256}, {"context"}),
     ],
-)  # fmt: skip
+)
 def test_a_probe_measures_the_gpu(name: str, question: dict[str, Any], events: set[str]) -> None:
     done = subprocess.run(
-        [sys.executable, str(program(f"programs.{name}")), json.dumps({"device": "cuda", **question})],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(program(f"programs.{name}")),
+            json.dumps({"device": "cuda", **question}),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert events <= {line["event"] for line in told}

@@ -30,10 +30,19 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """One process that is a whole node."""
     (folder / "question.json").write_text(json.dumps(QUESTION | {"rounds": rounds}))
-    env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-           "PACELINE_STORE": "rank0", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", **environment}  # fmt: skip
-    return subprocess.Popen([sys.executable, program("programs.node_check"), "question.json"],
-                            cwd=folder, env=env)  # fmt: skip
+    env = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "PACELINE_STORE": "rank0",
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    return subprocess.Popen(
+        [sys.executable, program("programs.node_check"), "question.json"], cwd=folder, env=env
+    )
 
 
 def lines(folder: Path, rank: int) -> list[dict[str, Any]]:
@@ -53,8 +62,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
 def test_every_part_is_done_in_its_order(told: list[list[dict[str, Any]]]) -> None:
     for rank, events in enumerate(told):
         assert [line["event"] for line in events] == [
-            "facts", "rate", "rate", "pair", "health", "end",
-        ]  # fmt: skip
+            "facts",
+            "rate",
+            "rate",
+            "pair",
+            "health",
+            "end",
+        ]
         assert all((line["rank"], line["node"]) == (rank, rank) for line in events)
 
 
@@ -78,9 +92,16 @@ def test_both_ends_of_a_pair_tell_of_it(told: list[list[dict[str, Any]]]) -> Non
 def test_a_node_that_sits_out_a_round_is_found_in_the_next(tmp_path: Path) -> None:
     rounds, port = [[[0, 1]], [[0, 2]], [[1, 2]]], str(free_port())
     nodes = [
-        start(tmp_path, rank, rounds, WORLD_SIZE="3", MASTER_PORT=port, PACELINE_COLLECTIVE_LIMIT_S="20")
+        start(
+            tmp_path,
+            rank,
+            rounds,
+            WORLD_SIZE="3",
+            MASTER_PORT=port,
+            PACELINE_COLLECTIVE_LIMIT_S="20",
+        )
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     assert [node.wait(LIMIT_S) for node in nodes] == [0, 0, 0]
 
     told = [lines(tmp_path, rank) for rank in range(3)]
@@ -108,14 +129,18 @@ def fake_command(folder: Path, name: str, text: str) -> None:
 def test_a_driver_that_lacks_some_fields_still_tells_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_command(tmp_path, "nvidia-smi", """case "$1" in
+    fake_command(
+        tmp_path,
+        "nvidia-smi",
+        """case "$1" in
 *name,uuid*) echo "NVIDIA H100, GPU-1, 550.1, 81559 MiB, 00000000:17:00.0";;
 *ecc*) echo "[N/A]";;
 *remapped*) exit 2;;
 *temperature*) echo 61;;
 *clocks_event*) exit 2;;
 *clocks_throttle*) echo "Active, Not Active, Active, Not Active";;
-esac""")  # fmt: skip
+esac""",
+    )
     fake_command(
         tmp_path, "dmesg", 'echo "[1.0] NVRM: Xid (PCI:0000:17:00): 79, pid=1, fell off the bus"'
     )
@@ -144,18 +169,23 @@ def test_what_a_driver_does_not_tell_is_unknown(said: str) -> None:
 def test_remapped_rows_are_asked_for_in_either_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_command(tmp_path, "nvidia-smi", """case "$1" in
+    fake_command(
+        tmp_path,
+        "nvidia-smi",
+        """case "$1" in
 --query-gpu=name,uuid*) printf 'NVIDIA H200, GPU-%s, 580, 143771 MiB, 0000:1%s:00.0\\n' 1 1 2 2;;
 --query-remapped-rows=*) printf 'Yes, No\\nNo, No\\n';;
 *) exit 2;;
-esac""")  # fmt: skip
+esac""",
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     found = node_facts.gpus()
 
     assert [(gpu["rows_pending"], gpu["rows_failed"]) for gpu in found] == [
-        ("Yes", "No"), ("No", "No"),
-    ]  # fmt: skip
+        ("Yes", "No"),
+        ("No", "No"),
+    ]
 
 
 def test_a_bound_rank_tells_the_cores_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An evaluation sends and receives in an order that a device which does one thing at a time can follow."""
+"""A device that does one thing at a time can follow an evaluation's order of sends and receives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Device(threading.Thread):
 
 
 class Runner(PipelineRunner):
-    """One rank of a pipeline whose stages add 1, on devices that hand a tensor over from one to the other."""
+    """One rank of a pipeline whose stages add 1, on devices that hand tensors to each other."""
 
     def __init__(self, rank: int, ranks: int, per_rank: int, lines: Any) -> None:
         self.axis, self.no_loss = Axis(ranks, rank), torch.zeros(())
