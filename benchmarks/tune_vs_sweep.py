@@ -27,8 +27,8 @@ import numpy as np
 from _result import FOLDER, Surroundings, keep
 from _worlds import start
 
-from paceline.compare.equivalence import student_t
 from paceline.compare.over_time.repeats import has_figure
+from paceline.compare.significance import student_t
 from paceline.core.layout import Layout
 from paceline.engines import native
 from paceline.layouts.search.space import Space

@@ -21,7 +21,7 @@ from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request, Where
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
-from paceline.runs.repeats import (
+from paceline.runs.repeat_plan import (
     ENOUGH_FOR_SAME,
     Series,
     Turn,
@@ -29,6 +29,7 @@ from paceline.runs.repeats import (
     resumed_series,
     side_request,
 )
+from paceline.runs.repeat_runner import run_series
 from paceline.runs.repeats_text import (
     ROW_METRICS,
     configuration,
@@ -36,8 +37,7 @@ from paceline.runs.repeats_text import (
     run_text,
     series_lines,
 )
-from paceline.runs.series import run_series
-from paceline.runs.tasks.losses import TaskOutcome, lost_text
+from paceline.runs.tasks.lost_hosts import TaskOutcome, lost_text
 from paceline.runs.tasks.slot import JobSlot
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})

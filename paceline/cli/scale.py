@@ -17,9 +17,9 @@ from paceline.files.run_folder import write_text
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.analysis.sizes import parse_sizes
+from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.campaigns.plan import CampaignRequest
 from paceline.scaling.page import scaling_html, share, size_rows
 from paceline.scaling.tables import measured_table, node_history, read_rows, simulate_cluster

@@ -9,7 +9,9 @@ from math import exp, hypot, log
 import numpy as np
 
 from paceline.compare.directions import better, follows, is_speed
-from paceline.compare.equivalence import (
+from paceline.compare.judgement import MetricComparison, SideFigure, Word
+from paceline.compare.sides import Side
+from paceline.compare.significance import (
     MIN_REPEATS,
     Change,
     bounded_exp,
@@ -20,8 +22,6 @@ from paceline.compare.equivalence import (
     decide_by_margin,
     further_repeats,
 )
-from paceline.compare.judgement import MetricComparison, SideFigure, Word
-from paceline.compare.sides import Side
 from paceline.core.metrics import METRICS
 
 IDENTICAL = "identical values in all repeats: rounded or counted, so no spread can be told"

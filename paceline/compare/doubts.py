@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from paceline.compare.comparability import EQUAL_BATCH, Likeness
 from paceline.compare.contrast import IDENTICAL
 from paceline.compare.directions import is_speed
-from paceline.compare.equivalence import MIN_REPEATS, NO_SPREAD
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.over_time.environment import environment_changes
 from paceline.compare.sides import Pair, outlying
+from paceline.compare.significance import MIN_REPEATS, NO_SPREAD
 from paceline.core.result import finite_value
 from paceline.core.units import percent
 

@@ -14,13 +14,6 @@ from paceline.compare.doubts import (
     remark_on_runs,
     suspicion,
 )
-from paceline.compare.equivalence import (
-    CONFIDENCE,
-    MARGIN,
-    MIN_REPEATS,
-    MOST_FURTHER_REPEATS,
-    corrected,
-)
 from paceline.compare.judgement import (
     Comparison,
     GateWord,
@@ -30,6 +23,13 @@ from paceline.compare.judgement import (
 )
 from paceline.compare.phrases import sentence
 from paceline.compare.sides import Pair, Side
+from paceline.compare.significance import (
+    CONFIDENCE,
+    MARGIN,
+    MIN_REPEATS,
+    MOST_FURTHER_REPEATS,
+    corrected,
+)
 from paceline.core.result import finite_value
 
 ORDER: tuple[GateWord, ...] = (

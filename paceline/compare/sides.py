@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from paceline.compare.directions import RATES
-from paceline.compare.equivalence import MIN_REPEATS
+from paceline.compare.significance import MIN_REPEATS
 from paceline.core.facts import Facts
 from paceline.core.result import Metric, Status, WindowRecord, finite_value
 from paceline.core.steps import FloatColumn

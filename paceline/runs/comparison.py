@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.compare.comparability import KEYS
-from paceline.compare.equivalence import MARGIN
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.environment import environment_items
 from paceline.compare.published import nearest_row, published_side, timed
 from paceline.compare.sides import Member, Side, printed_step_s
+from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS

@@ -13,7 +13,6 @@ import numpy as np
 
 from paceline.compare.comparability import likeness
 from paceline.compare.directions import better
-from paceline.compare.equivalence import MARGIN
 from paceline.compare.over_time.environment import (
     EnvironmentChange,
     Items,
@@ -30,6 +29,7 @@ from paceline.compare.over_time.timeline import (
     SlowDrift,
 )
 from paceline.compare.sides import printed_step_s
+from paceline.compare.significance import MARGIN
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS

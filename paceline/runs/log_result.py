@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path, PurePath
 
 from paceline.compare.published import compare_with_references
-from paceline.compare.verdict import single_run_verdict
+from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
 from paceline.core.result import Result, Status

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.compare.published import compare_with_references
-from paceline.compare.verdict import single_run_verdict
+from paceline.compare.single_run import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
 from paceline.core.facts import Facts
 from paceline.core.metrics import measure

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.compare.contrast import Contrast, weigh
-from paceline.compare.equivalence import Change
+from paceline.compare.significance import Change
 from paceline.core.steps import Steps
 from paceline.core.window import steady_window
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from paceline.compare.verdict import single_run_verdict
+from paceline.compare.single_run import single_run_verdict
 from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout

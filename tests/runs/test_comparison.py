@@ -18,7 +18,7 @@ from paceline.compare.published import (
     timed,
 )
 from paceline.compare.sides import Member, Side
-from paceline.compare.verdict import single_run_verdict
+from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
 from paceline.core.result import WindowRecord

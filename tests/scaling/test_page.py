@@ -10,9 +10,9 @@ from paceline.core.node_groups import GroupThroughput
 from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.analysis.procedure import simulate
 from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
+from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.charts import MOST_DOTS, scaling_charts
 from paceline.scaling.page import scaling_html, size_rows
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from paceline.compare.equivalence import student_t
 from paceline.compare.judgement import Comparison
+from paceline.compare.significance import student_t
 from paceline.core.result import Metric, Result, finite_value
 from paceline.core.value import Value
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline.compare.equivalence import MARGIN, student_t
+from paceline.compare.significance import MARGIN, student_t
 from paceline.core.stats import NORMAL_MAD
 from paceline.core.steps import FloatColumn
 from paceline.core.window import relative_drift

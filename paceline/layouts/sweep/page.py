@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.layouts.sweep.chart import sweep_charts
+from paceline.layouts.sweep.charts import sweep_charts
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.sweep.table import (
     SweepColumn,

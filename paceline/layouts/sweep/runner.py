@@ -13,7 +13,7 @@ from paceline.layouts.sweep.result import SweepResult, SweepRow
 from paceline.layouts.sweep.trials import SweepTrial, row_of, sweep_result
 from paceline.machines import slurm
 from paceline.runs.plan import Plan, as_of_now
-from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot, plan_on
 

@@ -17,7 +17,7 @@ from paceline.layouts.sweep.plan import Choice, Sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, marked, sentences
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.lost_hosts import TaskOutcome
 
 FINAL_ANSWERS = ("oom", "nan")
 """Statuses that another run of the same would have again."""

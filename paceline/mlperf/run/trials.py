@@ -25,7 +25,7 @@ from paceline.mlperf.score.energy import copy_telemetry
 from paceline.runs import flow
 from paceline.runs.ending import read_ranks
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot
 

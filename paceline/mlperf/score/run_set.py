@@ -23,14 +23,14 @@ from paceline.mlperf.rules import (
     round_in,
 )
 from paceline.mlperf.score.convergence import held_against, references, rulesets
-from paceline.mlperf.score.energy import energy_of, mean_energy_j
-from paceline.mlperf.score.score import COUNTED, Score, ScoredRun
-from paceline.mlperf.score.windows import (
+from paceline.mlperf.score.counted_runs import (
     MOST_FAILED,
     samples_for_the_test,
     windows_of,
     with_parts,
 )
+from paceline.mlperf.score.energy import energy_of, mean_energy_j
+from paceline.mlperf.score.score import COUNTED, Score, ScoredRun
 
 NamedTrials = list[tuple[str, LoggedTrial]]
 

@@ -10,7 +10,6 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
 from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
-from paceline.scaling.analysis.blame import Blame, Gain, HealthySpeed, Judged, gains, judge_nodes
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import Lasting, NotSeparable, lasting_differences
@@ -19,6 +18,14 @@ from paceline.scaling.analysis.second_pass import (
     confirmations,
     proven_hosts,
     second_pass,
+)
+from paceline.scaling.analysis.slow_nodes import (
+    Blame,
+    Gain,
+    HealthySpeed,
+    Judged,
+    gains,
+    judge_nodes,
 )
 
 MOST_SEARCHES = 4

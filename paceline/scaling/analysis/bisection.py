@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.core.stats import NORMAL_MAD
-from paceline.scaling.analysis.blame import LEAST_LOSS, WORST_Z
+from paceline.scaling.analysis.slow_nodes import LEAST_LOSS, WORST_Z
 
 FEWEST_ALIKE = 3
 """Groups of one size whose median says what is usual there."""

@@ -8,7 +8,7 @@ from math import exp, hypot, log
 
 import numpy as np
 
-from paceline.compare.equivalence import student_t
+from paceline.compare.significance import student_t
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, MEDIAN_ERROR, NodeSpeeds
 from paceline.scaling.analysis.reliability import Lasting, NotSeparable

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.compare.equivalence import student_t, student_t_tail
+from paceline.compare.significance import student_t, student_t_tail
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.steps import FloatColumn

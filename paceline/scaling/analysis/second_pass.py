@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.compare.equivalence import student_t
+from paceline.compare.significance import student_t
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.analysis.blame import Blame, Judged
+from paceline.scaling.analysis.slow_nodes import Blame, Judged
 
 PARTNERS = 2
 """Proven nodes that a slow one is paired with, so that no partner can be its excuse."""

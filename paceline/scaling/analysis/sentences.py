@@ -8,9 +8,9 @@ from paceline.core.hosts import compress
 from paceline.core.units import percent
 from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.bisection import Bisection, Group
-from paceline.scaling.analysis.blame import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, Judged
 from paceline.scaling.analysis.factors import Factor
 from paceline.scaling.analysis.reliability import NotSeparable
+from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, Judged
 
 MOST_NAMED = 6
 WORTH_REPLACING = 0.005

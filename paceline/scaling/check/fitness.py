@@ -11,7 +11,8 @@ from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import percent, si
 from paceline.core.value import Value
-from paceline.scaling.analysis.blame import (
+from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
+from paceline.scaling.analysis.slow_nodes import (
     FEWEST_EARLIER,
     FEWEST_JUDGED,
     LEAST_LOSS,
@@ -20,7 +21,6 @@ from paceline.scaling.analysis.blame import (
     Judged,
     judge_nodes,
 )
-from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 
 MEASURES = {
     "gemm": ("matrix products", "FLOP/s"),

@@ -28,7 +28,7 @@ from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.machines.slurm import client
 from paceline.machines.slurm.states import unusable_nodes
 from paceline.machines.ssh.checks import Questions, check_hosts
-from paceline.scaling.analysis.blame import HealthySpeed
+from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
 from paceline.scaling.check.host_readings import host_readings, read_lines
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.layouts.sweep.chart import agreement_chart, sweep_charts
+from paceline.layouts.sweep.charts import agreement_chart, sweep_charts
 from paceline.layouts.sweep.page import sweep_html
 from paceline.layouts.sweep.result import SweepResult
 from paceline.report.theme import EXPORT
-from tests.layouts.sweep.test_chart import EXPECTED, result, row
+from tests.layouts.sweep.test_charts import EXPECTED, result, row
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 

@@ -13,7 +13,7 @@ from paceline.layouts.sweep.table import (
     sweep_columns,
     sweep_rows,
 )
-from tests.layouts.sweep.test_chart import EXPECTED, result, row
+from tests.layouts.sweep.test_charts import EXPECTED, result, row
 
 
 def test_a_row_is_flat_with_layout_prediction_and_error():

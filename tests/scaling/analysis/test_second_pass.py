@@ -7,9 +7,9 @@ import pytest
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Analysis, analyse, next_groups
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import Blame, HealthySpeed, judge_nodes
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.second_pass import confirmations, proven_hosts, second_pass
+from paceline.scaling.analysis.slow_nodes import Blame, HealthySpeed, judge_nodes
 from tests.scaling.analysis.lambda_values import alone, group
 
 VALUES = [95.0, 94.0, *(100 + 0.1 * (at % 5) for at in range(14))]

@@ -10,8 +10,8 @@ from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.blame import HealthySpeed
 from paceline.scaling.analysis.result import ScaleResult
+from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from tests.scaling.analysis.lambda_values import alone, group, published
 
 

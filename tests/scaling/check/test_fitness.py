@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.scaling.analysis.blame import HealthySpeed
+from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
 
 

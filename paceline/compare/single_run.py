@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 
 from paceline.compare.doubts import TOO_GOOD
-from paceline.compare.equivalence import MARGIN, decide_by_margin
+from paceline.compare.significance import MARGIN, decide_by_margin
 from paceline.core.result import ReferenceComparison, Status, Verdict, WindowRecord
 from paceline.core.units import percent
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import inf
 
-from paceline.mlperf.score.score import ScoredRun, ScoreWindow
-from paceline.mlperf.score.windows import (
+from paceline.mlperf.score.counted_runs import (
     olympic_mean_minutes,
     samples_for_the_test,
     windows_of,
     with_parts,
 )
+from paceline.mlperf.score.score import ScoredRun, ScoreWindow
 
 
 def runs(*minutes: float | None) -> list[ScoredRun]:

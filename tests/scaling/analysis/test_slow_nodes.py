@@ -10,9 +10,9 @@ import pytest
 
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse
-from paceline.scaling.analysis.blame import Blame, HealthySpeed, findable, gains, judge_nodes
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import Lasting
+from paceline.scaling.analysis.slow_nodes import Blame, HealthySpeed, findable, gains, judge_nodes
 from tests.scaling.analysis.lambda_values import alone, published
 
 

@@ -17,8 +17,8 @@ from paceline.core.result import Result
 from paceline.files.run_folder import Repeat, groups, read_record
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.plan import as_of_now
-from paceline.runs.repeats import Series, SeriesSide, Turn
-from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.repeat_plan import Series, SeriesSide, Turn
+from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot, plan_on
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.compare.equivalence import (
+from paceline.compare.significance import (
     MOST_FURTHER_REPEATS,
     RatioEstimate,
     chance_of_decision,

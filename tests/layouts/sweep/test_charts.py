@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.layout import Layout
-from paceline.layouts.sweep.chart import front_chart
+from paceline.layouts.sweep.charts import front_chart
 from paceline.layouts.sweep.result import Prediction, SweepResult, SweepRow, marked
 from paceline.report.theme import EXPORT, ON_PAGE
 

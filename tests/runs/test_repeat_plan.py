@@ -17,7 +17,7 @@ from paceline.files.run_folder import (
 )
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
-from paceline.runs.repeats import Series, SeriesSide, new_series, resumed_series, side_request
+from paceline.runs.repeat_plan import Series, SeriesSide, new_series, resumed_series, side_request
 from paceline.runs.tasks.slot import JobSlot
 from tests.runs.series_example import make_finished
 

@@ -21,12 +21,12 @@ from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError, UnwrittenReportError
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
-from paceline.runs.repeats import Turn, new_series, resumed_series, side_request
-from paceline.runs.series import run_series
-from paceline.runs.tasks.losses import TaskOutcome
+from paceline.runs.repeat_plan import Turn, new_series, resumed_series, side_request
+from paceline.runs.repeat_runner import run_series
+from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.slot import JobSlot
 from tests.runs.series_example import make_finished
-from tests.runs.test_repeats import BASE, repeat_fields
+from tests.runs.test_repeat_plan import BASE, repeat_fields
 from tests.scaling.fleet import Fleet
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster, LauncherName, SlurmSettings
 from paceline.runs.outcome import evaluate
-from paceline.runs.tasks.losses import NONE_WHOLE, Losses, is_lost, why_ended
+from paceline.runs.tasks.lost_hosts import NONE_WHOLE, Losses, is_lost, why_ended
 from paceline.runs.tasks.slot import JobSlot
 from tests.runs.series_example import make_finished
 
