@@ -1,4 +1,4 @@
-"""What the docs show of declarations: JSON Schemas of every file, and the tables of refused layouts.
+"""What the docs show of declarations: JSON Schemas of all files, and tables of refused layouts.
 
 `python -m paceline.schemas docs/schemas` writes the schemas there and the tables into layouts.md
 beside that folder; tests hold both against this module.
@@ -79,8 +79,8 @@ def schema_texts() -> dict[str, str]:
 def layout_tables() -> str:
     """The refused combinations and the conditions on sizes, as Markdown."""
     rules = [
-        f"| {' with '.join(f'`{name}`' for name in sorted(rule.features))} | {_whose(rule.native)} | "
-        f"{rule.reason} |"
+        f"| {' with '.join(f'`{name}`' for name in sorted(rule.features))} "
+        f"| {_whose(rule.native)} | {rule.reason} |"
         for rule in RULES
     ]
     conditions = [
@@ -88,10 +88,9 @@ def layout_tables() -> str:
         for native, group in ((False, CONDITIONS), (True, NATIVE_CONDITIONS))
         for condition in group
     ]
-    return "\n".join(
-        ["| refused together | in | reason |", "|---|---|---|", *rules, "",
-         "| sizes must fit | in |", "|---|---|", *conditions, ""]
-    )  # fmt: skip
+    combinations = ["| refused together | in | reason |", "|---|---|---|", *rules]
+    sizes = ["| sizes must fit | in |", "|---|---|", *conditions]
+    return "\n".join([*combinations, "", *sizes, ""])
 
 
 def with_tables(page: str) -> str:

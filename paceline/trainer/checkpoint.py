@@ -1,4 +1,4 @@
-"""Sharded checkpoints: every rank writes its part, and a training in any layout can go on from them.
+"""Sharded checkpoints: every rank writes its part, and training in any layout goes on from them.
 
 checkpoints/step-000040/   a whole checkpoint: state.json, .metadata, and files of the ranks
 checkpoints/.step-000060/  one that is being written, or was when its training ended
@@ -92,8 +92,8 @@ class Checkpoints:
                 "masked": config.data.loss_mask is not None,
             },
         }
-        # A group of its own, because saving goes on beside the training's collectives; gloo, because
-        # what DCP exchanges and writes lies in main memory.
+        # A group of its own, because saving goes on beside the training's collectives; gloo,
+        # because what DCP exchanges and writes lies in main memory.
         group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE) if world.size > 1 else None
         assert group is None or isinstance(group, dist.ProcessGroup)
         self._group = group
@@ -101,7 +101,7 @@ class Checkpoints:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
     def restore(self) -> int:
-        """Load what `checkpoint.resume` names; the step it was saved after, 0 when it names nothing.
+        """Load what `checkpoint.resume` names; the step it was saved after, 0 if it names nothing.
 
         Raises ConfigError when it is missing, broken, or another training's.
         """
@@ -363,9 +363,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         whole, state = False, {}
     if not whole:
-        raise ConfigError(
-            f"{told(folder)}: {STATE} is broken or of another version; go on from another checkpoint"
-        )
+        what = "is broken or of another version; go on from another checkpoint"
+        raise ConfigError(f"{told(folder)}: {STATE} {what}")
     return state
 
 

@@ -171,7 +171,7 @@ class TrainingConfig:
     grad_clip: float
     seed: int
     ramp_up: tuple[tuple[int, int], ...]
-    """(until, batch): a smaller batch while fewer than `until` samples are behind; see `BatchSizes`."""
+    """(until, batch): a smaller batch before `until` samples are behind; see `BatchSizes`."""
     evaluation: EvaluationConfig | None = None
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
@@ -245,7 +245,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """A combination that is refused when all of its features are present; the reason is one sentence."""
+    """A combination that is refused when all of its features are present, and why in a sentence."""
 
     features: frozenset[str]
     reason: str

@@ -1,4 +1,4 @@
-"""Why the trainer cannot run its input: what contradicts itself, and what does not divide evenly."""
+"""Why the trainer cannot run its input: what contradicts itself or does not divide evenly."""
 
 from __future__ import annotations
 
@@ -120,17 +120,20 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
     """What of a decoder a layout cannot divide: a part too short would be a wrong result."""
     layout, seq_len = config.layout, config.training.seq_len
     tp, cp, exchange = layout.tp, layout.cp, layout.cp_exchange if layout.cp > 1 else ""
-    problems = uneven([
-        ("key/value heads", model.kv_heads, "tp", tp),
-        ("ffn_size", model.ffn_size, "tp", tp),
-        ("padded_vocab", model.padded_vocab, "tp", tp),
-        ("seq_len", seq_len, "2 x cp", 2 * cp if cp > 1 else 1),
-        ("seq_len", seq_len, "tp x cp", tp * cp if layout.sequence_parallel else 1),
-        ("query heads", model.num_heads, "tp x cp", tp * cp if exchange == "all-to-all" else 1),
-    ])  # fmt: skip
+    problems = uneven(
+        [
+            ("key/value heads", model.kv_heads, "tp", tp),
+            ("ffn_size", model.ffn_size, "tp", tp),
+            ("padded_vocab", model.padded_vocab, "tp", tp),
+            ("seq_len", seq_len, "2 x cp", 2 * cp if cp > 1 else 1),
+            ("seq_len", seq_len, "tp x cp", tp * cp if layout.sequence_parallel else 1),
+            ("query heads", model.num_heads, "tp x cp", tp * cp if exchange == "all-to-all" else 1),
+        ]
+    )
     if model.positions == "learned" and seq_len > model.max_positions:
         problems.append(
-            f"training.seq_len {seq_len}: the model has only {model.max_positions} learned positions"
+            f"training.seq_len {seq_len}: "
+            f"the model has only {model.max_positions} learned positions"
         )
     width = model.head_dim
     if exchange == "ring" and config.device == "cuda" and (width % 8 or width > 256):
@@ -148,9 +151,11 @@ def float8_problems(model: ModelConfig, tp: int) -> list[str]:
     """Widths of a rank's matrices that the float8 units of a GPU do not multiply."""
     heads, kv_heads = model.num_heads * model.head_dim, model.kv_heads * model.head_dim
     widths = {
-        "hidden_size": model.hidden_size, "query heads": heads // tp,
-        "key/value heads": kv_heads // tp, "ffn_size": model.ffn_size // tp,
-    }  # fmt: skip
+        "hidden_size": model.hidden_size,
+        "query heads": heads // tp,
+        "key/value heads": kv_heads // tp,
+        "ffn_size": model.ffn_size // tp,
+    }
     return [
         f"{what}: a rank's matrices are {width} wide, and float8 on a GPU takes multiples of 16"
         for what, width in widths.items()
@@ -160,12 +165,14 @@ def float8_problems(model: ModelConfig, tp: int) -> list[str]:
 
 def flux_size_problems(model: FluxConfig, layout: LayoutConfig) -> list[str]:
     """What of a diffusion transformer a layout cannot divide."""
-    return uneven([
-        ("heads", model.num_heads, "tp", layout.tp),
-        ("MLP width", model.mlp_ratio * model.hidden_size, "tp", layout.tp),
-        ("text tokens", model.text_len, "cp", layout.cp),
-        ("image tokens", model.patches**2, "cp", layout.cp),
-    ])  # fmt: skip
+    return uneven(
+        [
+            ("heads", model.num_heads, "tp", layout.tp),
+            ("MLP width", model.mlp_ratio * model.hidden_size, "tp", layout.tp),
+            ("text tokens", model.text_len, "cp", layout.cp),
+            ("image tokens", model.patches**2, "cp", layout.cp),
+        ]
+    )
 
 
 def uneven(parts: list[tuple[str, int, str, int]]) -> list[str]:

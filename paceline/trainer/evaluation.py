@@ -1,8 +1,8 @@
 """Trying a model on samples that it never trains on, in every layout the same ones.
 
 Each data-parallel rank takes as many micro-batches as the others, filled up with samples that count
-nothing. The result is the mean over all targets that count, or over samples of the mean over theirs;
-for a diffusion transformer the mean over the times at which its samples are tried.
+nothing. The result is the mean over all targets that count, or over samples of the mean over
+theirs; for a diffusion transformer the mean over the times at which its samples are tried.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
         ]
         if 0 in counted:
             raise ConfigError(
-                f"training.evaluation: no target of held-out sample {counted.index(0)} counts, so there "
+                f"training.evaluation: no target of held-out sample {counted.index(0)} counts, "
+                "so there "
                 "is no mean over samples; see its loss_mask"
             )
         return 1 / torch.tensor(counted, dtype=torch.float64)

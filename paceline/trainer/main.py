@@ -1,4 +1,4 @@
-"""Trains one model as trainer.json says: python -m paceline.trainer.main trainer.json, once per rank.
+"""Trains one model: python -m paceline.trainer.main trainer.json, once per rank.
 
 Started by `python -m torch.distributed.run`, or alone for a world of one. Every rank appends JSON
 lines to <events>/rank-NNNNN.jsonl, prints to <logs>/rank-NNNNN.log, and leaves its stacks in
@@ -82,7 +82,7 @@ def end(
 
 
 def await_end_lines(folder: str) -> None:
-    """Return when all ranks of this node have written theirs: a launcher ends the others with the first.
+    """Return when all ranks of this node have written theirs: a launcher ends all with the first.
 
     Lost weights end all ranks in the same step, but on a busy machine not at the same time.
     """

@@ -16,7 +16,7 @@ from paceline.trainer.replica.replica import Replica
 def make_optimizer(
     replica: Replica, training: TrainingConfig, shard_state: Axis | None
 ) -> torch.optim.Optimizer:
-    """Fused AdamW without weight decay on vectors; `shard_state` is what it is spread over (ZeRO 1)."""
+    """Fused AdamW without weight decay on vectors, spread over `shard_state` (ZeRO 1)."""
     parameters = [p for _, p in replica.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
@@ -24,8 +24,11 @@ def make_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     settings: dict[str, Any] = {
-        "lr": training.lr, "betas": tuple(training.betas), "eps": training.eps, "fused": True,
-    }  # fmt: skip
+        "lr": training.lr,
+        "betas": tuple(training.betas),
+        "eps": training.eps,
+        "fused": True,
+    }
     if shard_state is None:
         return torch.optim.AdamW(groups, **settings)
     # Its package compiles old optimizers on import: slow, and with deprecation warnings.
@@ -41,7 +44,7 @@ def make_optimizer(
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor | float:
-    """What gradients of this norm are multiplied with so that it is at most `largest` (0: no limit)."""
+    """Factor on gradients of this norm that makes it at most `largest` (0: no limit)."""
     if not largest:
         return 1.0
     if not norm.is_cuda:

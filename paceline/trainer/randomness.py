@@ -1,4 +1,4 @@
-"""What random numbers come next on this rank: kept over work that draws some, and in checkpoints."""
+"""Which random numbers come next on this rank: kept over work that draws some, in checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training from start to end: what is joined, read and made before the loop, and left after it."""
+"""One training from start to end: what is joined, read and made before the loop, left after it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def train(
 ) -> bool | None:
     """Run all steps and write the start line and one line a step.
 
-    Whether an evaluation reached the target, which ends the training; None where there is none.
-    A run that is timed touches no data before its clock runs. Raises ConfigError for what this trainer cannot do, NotFiniteError when loss or gradient is lost.
+    Whether an evaluation reached the target, which ends the training; None where there is none. A
+    run that is timed touches no data before its clock runs. Raises ConfigError for what this
+    trainer cannot do, NotFiniteError when loss or gradient is lost.
     """
     problems = config_problems(config, int(os.environ.get("WORLD_SIZE", "1")))
     if problems:
@@ -82,8 +83,8 @@ def train(
         if undo is not None:
             undo()
     if world.size > 1:
-        # A rank that went early would break the last collective of a slower one. The group itself is
-        # left to the process's end: gloo's destructor can wait forever for a thread of its own.
+        # A rank that went early would break the last collective of a slower one. The group itself
+        # is left to the process's end: gloo's destructor can wait forever for a thread of its own.
         heartbeat.beat("at the end", waits=True)
         dist.barrier()
     return reached

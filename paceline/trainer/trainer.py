@@ -124,10 +124,17 @@ class Trainer:
             lap = self.steps.lap()
             self._pending.append(
                 Pending(
-                    step, lap, values, batch.samples, batch.real_tokens, data_wait_s, skipped,
-                    tracked, checkpoint_s,
+                    step,
+                    lap,
+                    values,
+                    batch.samples,
+                    batch.real_tokens,
+                    data_wait_s,
+                    skipped,
+                    tracked,
+                    checkpoint_s,
                 )
-            )  # fmt: skip
+            )
             while len(self._pending) > behind:
                 self._write(self._pending.popleft())
             if step % STEPS_PER_COLLECTION == 0:

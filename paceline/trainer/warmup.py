@@ -1,8 +1,8 @@
 """Steps on random samples before a clock starts, which leave nothing behind.
 
 They pay for what only first steps do: libraries' workspaces, compiled code, the communicators'
-connections. With a learning rate of 0 no weight moves, so none has to be copied; the optimizer's state and
-what random numbers come next are put back.
+connections. With a learning rate of 0 no weight moves, so none has to be copied; the optimizer's
+state and what random numbers come next are put back.
 """
 
 from __future__ import annotations

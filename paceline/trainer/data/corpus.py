@@ -97,7 +97,7 @@ class TokenCorpus:
 
 @dataclass(frozen=True)
 class PaddedCorpus:
-    """Records of their own: sample i is tokens[ends[i]:ends[i + 1]] and end marks up to the length."""
+    """Separate records: sample i is tokens[ends[i]:ends[i + 1]] and end marks up to the length."""
 
     tokens: Tensor
     ends: Tensor
@@ -139,7 +139,7 @@ class PaddedCorpus:
 
 @dataclass(frozen=True)
 class SyntheticCorpus:
-    """Endless windows of random ids, each made from its own seed; `backwards` makes others of them."""
+    """Endless windows of random ids, each made from its own seed; `backwards` makes other ones."""
 
     seq_len: int
     vocab_size: int
@@ -187,7 +187,7 @@ class Corpus(Protocol):
         ...
 
     def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """(inputs, targets, what else the model takes) of some samples, this rank's part of each."""
+        """(inputs, targets, the model's other inputs) of some samples, this rank's part of each."""
         ...
 
 
@@ -274,7 +274,7 @@ def load_validation(config: TrainerConfig) -> Corpus:
 
 
 def mask_of(data: DataConfig) -> Tensor | None:
-    """Which tokens of a file count as targets, None where all do; raises ConfigError as `map_mask`."""
+    """Which tokens of a file count as targets, None: all; raises ConfigError as `map_mask`."""
     return None if data.loss_mask is None else map_mask(data.loss_mask, data)
 
 

@@ -1,8 +1,8 @@
 """Samples of a diffusion transformer: encoded images and texts, at random or from files.
 
-A sample is the autoencoder's mean and log variance of an image (C, S, S), the T5 encoding of its text
-(text, E) and the CLIP encoding of all of it (P,). Every use of a sample draws its own latent, noise
-and time, from a seed that its number in the run gives: no layout changes what is drawn.
+A sample is the autoencoder's mean and log variance of an image (C, S, S), the T5 encoding of its
+text (text, E) and the CLIP encoding of all of it (P,). Every use of a sample draws its own latent,
+noise and time, from a seed that its number in the run gives: no layout changes what is drawn.
 
 Files: a JSON index {"schema": 1, "parts": [{"samples": n, "text": ..., "pooled": ..., "mean": ...,
 "logvar": ...}, ...], "empty": {"text": ..., "pooled": ...}} names files beside it, each holding a
@@ -29,7 +29,7 @@ from paceline.trainer.model.weights import mixed_seed
 from paceline.trainer.parallel.mesh import Axis
 
 SHIFT, FACTOR = 0.1159, 0.3611
-"""Of Flux' autoencoder: latents minus the one, times the other, have about mean 0 and deviation 1."""
+"""Of Flux' autoencoder: (latent - SHIFT) x FACTOR has a mean of about 0 and a deviation of 1."""
 TIMES = 8
 """Times at which samples that are held out are tried."""
 TEXT, IMAGE = ("text", "pooled"), ("mean", "logvar")
@@ -121,7 +121,8 @@ class EncodedFiles:
         found = path.stat().st_size if path.is_file() else 0
         if found != wanted:
             raise ConfigError(
-                f"data.path: {path} holds {found} bytes; {count} x {name} {self.shapes[name]} in bf16 "
+                f"data.path: {path} holds {found} bytes; "
+                f"{count} x {name} {self.shapes[name]} in bf16 "
                 f"are {wanted}"
             )
         mapped = torch.from_file(str(path), shared=False, size=prod(shape), dtype=torch.bfloat16)

@@ -96,11 +96,12 @@ def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
 
 
 def map_mask(path: str, data: DataConfig) -> Tensor:
-    """A byte for each token of `data`'s file, mapped into memory; raises ConfigError for another number."""
+    """One byte a token of `data`'s file, mapped into memory; ConfigError for another number."""
     size, num_tokens = Path(path).stat().st_size, map_tokens(data, None).numel()
     if size != num_tokens:
         raise ConfigError(
-            f"loss_mask: {path} has {size} bytes, and {data.path} {num_tokens} tokens: it takes one each"
+            f"loss_mask: {path} has {size} bytes, and {data.path} {num_tokens} tokens: "
+            "it takes one each"
         )
     return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
 

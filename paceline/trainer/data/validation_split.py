@@ -58,7 +58,8 @@ def split_off(data: DataConfig, need: ValidationSize) -> tuple[Extent, Extent]:
 def too_little(where: str) -> ConfigError:
     """What is wrong when evaluation takes all there is."""
     return ConfigError(
-        f"data: training.evaluation.samples leaves nothing of {where} to train on; ask for fewer, or "
+        f"data: training.evaluation.samples leaves nothing of {where} to train on; "
+        "ask for fewer, or "
         "give evaluation.path"
     )
 
@@ -77,7 +78,7 @@ def _split_files(paths: list[Path], need: ValidationSize) -> tuple[Extent, Exten
 
 
 def _start_of_end(data: DataConfig, size: int, need: ValidationSize) -> int:
-    """Where the shortest end begins, found in looks of double size, that holds enough; 0: nowhere."""
+    """Where the shortest end that holds enough begins, by looks of double size; 0: nowhere."""
     if data.source == "text" and not need.padded:
         return max(0, size - need.amount)
     length = FIRST_LOOK_BYTES

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-WHOLE_GRADIENTS = "activations include whole gradients, which ZeRO-2 and 3 hold until a pipeline's last micro-batch"
+WHOLE_GRADIENTS = (
+    "activations include whole gradients, "
+    "which ZeRO-2 and 3 hold until a pipeline's last micro-batch"
+)
 
 
 class AllocatorCounters:
-    """A device's memory: the allocator's counters, whose peaks outlive a reset, and the driver's."""
+    """A device's memory: the allocator's counters, whose peaks outlive a reset; the driver's."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -54,7 +57,7 @@ class AllocatorCounters:
 
 
 def reduces_late(module: nn.Module) -> bool:
-    """Whether FSDP holds whole gradients of this module to the step's end: a pipeline's stage does."""
+    """Whether FSDP holds this module's whole gradients to the step's end: a pipeline stage does."""
     part = getattr(module, "part", None)
     return isinstance(module, FSDPModule) and part is not None and not (part.first and part.last)
 
@@ -96,9 +99,9 @@ class AllocatorStep:
     def at_peak(self, held: Any) -> dict[str, int]:
         """Bytes by part at the moment of the peak; they add up to it.
 
-        Gathered weights, kernel workspaces and, in a pipeline, the whole gradients that FSDP has not
-        reduced yet count as activations; `other` was there before the step and is no tensor of model
-        or optimizer.
+        Gathered weights, kernel workspaces and, in a pipeline, the whole gradients that FSDP has
+        not reduced yet count as activations; `other` was there before the step and is no tensor of
+        model or optimizer.
         """
         lasting = held.weights + held.optimizer + held.buffers + held.buckets
         gradients = held.buckets or min(self._gradients, self._peak - self._before)

@@ -1,8 +1,9 @@
-"""A watchdog in every rank: when nothing moves for too long, it leaves the stacks and ends the rank.
+"""A watchdog in every rank: if nothing moves for too long, it writes the stacks and ends the rank.
 
 The watchdog is a Python thread, so it needs Python's lock. Should C code never give that back, a
-timer of faulthandler, which needs no lock, writes the stacks (.timer) and ends the rank. SIGTERM, which a
-launcher sends to the ranks that are left when one has ended, and crashes leave the stacks as well.
+timer of faulthandler, which needs no lock, writes the stacks (.timer) and ends the rank. SIGTERM,
+which a launcher sends to the ranks that are left when one has ended, and crashes leave the stacks
+as well.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Heartbeat:
             self._doing, self._waits = doing, waits
 
     def follow(self, steps: StepProgress, parts: Iterable[Any], stages: Iterable[Any] = ()) -> None:
-        """Take the steps of a clock as beats, and the start of every micro-batch in a model's parts.
+        """Take a clock's steps as beats, and the start of every micro-batch in a model's parts.
 
         A pipeline's `stages` beat after every forward and backward pass as well: all backward
         passes of a step may follow one another, without a forward pass between.

@@ -73,7 +73,7 @@ def keep_freed_memory() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its launcher dies; torchrun's workers outlive it otherwise."""
+    """Have Linux kill this process when its launcher dies; torchrun's workers would outlive it."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

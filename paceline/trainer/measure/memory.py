@@ -1,9 +1,9 @@
 """What a rank's memory is used for, by part, and its peaks by kind.
 
 Weights, gradients, optimizer state and buffers are sums over the tensors that this rank holds. What
-else is alive at the peak is watched in one early step: on a CPU by torch's memory tracker, on CUDA by
-the allocator's statistics. The watched step is slower, so its line says `tracked` and its time is no
-figure of the training.
+else is alive at the peak is watched in one early step: on a CPU by torch's memory tracker, on CUDA
+by the allocator's statistics. The watched step is slower, so its line says `tracked` and its time
+is no figure of the training.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from paceline.trainer.parallel.tensor import local
 SAMPLE_S = 0.002
 STACK_BYTES = 2**18
 DEVICE_EVERY = 20
-"""Of so many calls for the peaks one asks the driver, which takes longer than PyTorch's counters."""
+"""One of so many reads of the peaks asks the driver, which is slower than PyTorch's counters."""
 MOST_TRIES = 3
-"""Steps that are watched at most: fp16 may skip the first ones, which then have no whole gradient."""
+"""At most so many steps are watched: those that fp16 skips at first have no whole gradient."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class WatchedStep(Protocol):
 
 
 class MemoryWatch:
-    """Watches one step, and keeps the peaks; to be made before the model and after the process group.
+    """Watches one step, and keeps the peaks; made before the model and after the process group.
 
     `untracked` is why the tensors of a CPU step cannot be followed, None when they can. `limited`:
     memory will be limited, so what watching needs itself is loaded now.
@@ -220,7 +220,7 @@ class ResidentSampler:
 
 
 class Gradients:
-    """What is to be known of complete gradients after they are gone: nothing here keeps them alive."""
+    """What is known of complete gradients after they are gone: nothing here keeps them alive."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         tensors = [local(p.grad) for p in parameters(modules) if p.grad is not None]
@@ -272,7 +272,7 @@ def parameters(modules: Iterable[nn.Module]) -> list[Tensor]:
 
 
 def tables(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """Registered buffers, and tensors that modules keep as plain attributes, such as rotary tables."""
+    """Registered buffers, and tensors in modules' plain attributes, such as rotary tables."""
     found: dict[int, Tensor] = {}
     for module in modules:
         found |= {id(buffer): buffer for buffer in module.buffers()}

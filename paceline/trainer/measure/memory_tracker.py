@@ -1,7 +1,7 @@
 """What is alive at the peak of one training step, by torch's memory tracker.
 
-The tracker sees every tensor that an operation makes. It does not see what libraries allocate behind
-an operation: kernel workspaces and gloo's buffers show in the resident set alone.
+The tracker sees every tensor that an operation makes. It does not see what libraries allocate
+behind an operation: kernel workspaces and gloo's buffers show in the resident set alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ForwardPasses:
 
 
 class OneStepTracker(MemTracker):
-    """torch's tracker over an optimizer step of any number of micro-batches, without module figures."""
+    """torch's tracker over an optimizer step of any number of micro-batches, not by module."""
 
     def __init__(self) -> None:
         super().__init__()

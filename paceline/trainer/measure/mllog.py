@@ -43,9 +43,13 @@ class MllogFile:
         if isinstance(value, float) and not math.isfinite(value):
             value = None
         line = {
-            "namespace": "", "time_ms": int(self._clock() * 1000), "event_type": kind, "key": key,
-            "value": value, "metadata": {**place, **metadata},
-        }  # fmt: skip
+            "namespace": "",
+            "time_ms": int(self._clock() * 1000),
+            "event_type": kind,
+            "key": key,
+            "value": value,
+            "metadata": {**place, **metadata},
+        }
         with self._path.open("a") as file:
             file.write(f"{TOKEN} {json.dumps(line)}\n")
 

@@ -50,7 +50,7 @@ class CheckpointError(Exception):
 
 
 def outcome(error: BaseException) -> tuple[str, str, str]:
-    """(status, reason, cause) of an exception: oom, nan or failed, why in one sentence, whose fault.
+    """(status, reason, cause) of an exception: oom, nan or failed; why, as a sentence; whose fault.
 
     The cause is `peer_lost` where another rank's end is to blame, else `own_fault`.
     """

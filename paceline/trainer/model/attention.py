@@ -1,4 +1,4 @@
-"""Causal attention: PyTorch's kernels, and a blocked form that is faster on CPUs for short sequences.
+"""Causal attention: PyTorch's kernels, and a blocked form, faster on CPUs for short sequences.
 
 Shapes: B sequences of Tq queries and Tk >= Tq keys, N query heads in G-sized groups over K
 key/value heads, D wide. The last query sees all keys and each query before it one key less, so the
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LONGEST_BLOCKED = 1024
-"""Beyond this squared the CPU's fused kernel is as fast, and kept probabilities need Tq Tk memory."""
+"""Beyond this squared the CPU's fused kernel is as fast; kept probabilities need Tq Tk memory."""
 
 LONGEST_PLAIN = 256
 """As LONGEST_BLOCKED, where no mask saves anything."""
@@ -159,9 +159,15 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
 
 
 def part_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    *rest: Tensor, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *rest: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """This part's gradients of q, k and v, given the output and logarithms of all parts merged."""
     shape, queries, keys = k.shape, q.shape[1], k.shape[1]
     k, v = _for_kernel(q, k), _for_kernel(q, v)

@@ -101,7 +101,7 @@ EXCHANGES = {
 
 
 class _GatherKeys(torch.autograd.Function):
-    """Local keys and values -> those that the early chunk sees, and those that the late one sees."""
+    """Local keys and values -> those that the early chunk sees, those that the late one sees."""
 
     @staticmethod
     def forward(ctx: Any, k: Tensor, v: Tensor, cp: Axis) -> Views:

@@ -293,7 +293,7 @@ class Decoder(Network):
         return "embedding.weight" if tied else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of (B, T) targets."""
+        """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of the targets."""
         if self.part.first:
             x = self.embed(x)
         for block in self.blocks.values():
@@ -317,7 +317,7 @@ class Decoder(Network):
         return x
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """(B, t, H) and (B, T) targets -> scaled loss, a scalar that a replica's tensor ranks share."""
+        """(B, t, H), (B, T) targets -> scaled loss, a scalar shared by a replica's tensor ranks."""
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.project_out is not None:

@@ -1,4 +1,4 @@
-"""Matrix products in float8 through torchao: inputs, weights and gradients are scaled tensor by tensor.
+"""Matrix products in float8 by torchao: inputs, weights and gradients scaled tensor by tensor.
 
 Every product casts its two operands with a scale from their own largest value (e4m3 forward, e5m2
 for gradients) and gives its result in the compute dtype. Over a tensor-parallel axis the scales are
@@ -26,7 +26,7 @@ def float8_product(x: Tensor, weight: Tensor, settings: Float8Settings) -> Tenso
 
 @cache
 def float8_settings(device_type: str) -> Float8Settings:
-    """How a device multiplies; on a CPU the rounding is emulated. Raises ConfigError without torchao.
+    """How a device multiplies; a CPU emulates the rounding. Raises ConfigError without torchao.
 
     To be asked for before anything is compiled, because the compiler would follow the imports.
     """

@@ -5,8 +5,8 @@ MLP's ratio. With tensor parallelism N is this rank's share, and a Region says w
 with context parallelism a rank holds an equal part of the text and of the image.
 
 Two departures from the published weights' order, so that one cut serves every layer: the rows of
-`qkv` (q, k, v), of `linear1` (q, k, v, MLP) and the columns of `linear2` (attention, MLP) go head by
-head, so that any run of heads is one piece of a matrix; and rotary pairs lie half a head apart.
+`qkv` (q, k, v), of `linear1` (q, k, v, MLP) and the columns of `linear2` (attention, MLP) go head
+by head, so that any run of heads is one piece of a matrix; and rotary pairs lie half a head apart.
 Modulation is 27 % of all weights but runs once a sample, so tensor ranks cut its outputs and gather
 a few vectors instead of holding all of it.
 """
@@ -229,8 +229,9 @@ class MMDiT(Network):
     def fill(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
         """Initial values of a whole parameter.
 
-        Modulation and the last layer begin with 0, so that the blocks begin as identities; embedders
-        with N(0, 0.02); other matrices uniform in +-sqrt(6 / (in + out)) (Glorot and Bengio).
+        Modulation and the last layer begin with 0, so that the blocks begin as identities;
+        embedders with N(0, 0.02); other matrices uniform in +-sqrt(6 / (in + out)) (Glorot and
+        Bengio).
         """
         *_, layer, kind = name.split(".")
         if layer in ("modulation", "out"):

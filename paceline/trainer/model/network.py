@@ -33,7 +33,7 @@ class Network(nn.Module):
         return None
 
     def make_tables(self, device: torch.device) -> None:
-        """Compute what belongs to this rank's positions, once before training; nothing without such."""
+        """Compute what belongs to this rank's positions, if anything, once before training."""
 
     def fill(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
         """Initial values of a whole parameter: matrices from N(0, 0.02), norm weights 1, biases 0.

@@ -86,7 +86,7 @@ class _Passage:
 
 
 def _needed(step: int, cp: Axis, tokens: int) -> tuple[slice, slice]:
-    """Local queries, and keys that they all see, in the block of the rank `step` before this one."""
+    """Local queries, and keys that all of them see, in the block of the rank `step` before."""
     half = tokens // 2
     wrapped = step > cp.index
     return (slice(half, None), ALL) if wrapped else (ALL, slice(half))

@@ -45,7 +45,7 @@ def part_of(name: str, whole: Tensor, parameter: Tensor, mesh: Mesh) -> Tensor:
 
 
 def freeze(model: Network) -> None:
-    """Take the gradient from what an adapted model does not train, and keep that in the compute dtype."""
+    """Freeze what an adapted model does not train, and keep that in the compute dtype."""
     lora = model.setting.lora
     if lora is None:
         return

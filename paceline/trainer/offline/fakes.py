@@ -43,7 +43,7 @@ class BucketedGradients(nn.Module):
             self._exchanges = True
 
     def forward(self, *arguments: Tensor) -> Any:
-        """The module's; DDP lays its buckets out anew in the second step, the one that is followed."""
+        """The module's; DDP lays its buckets out anew in the second step, which is followed."""
         if self._exchanges:
             self._buckets = {p: torch.zeros_like(p, requires_grad=False) for p in self._trained}
         return self.module(*arguments)
@@ -54,7 +54,7 @@ class BucketedGradients(nn.Module):
 
 
 class FusedAttention(torch.autograd.Function):
-    """Flash attention: (B, N, Tq, D) over (B, K, Tk, D); keeps its inputs, output and a sum a row."""
+    """Flash attention: (B, N, Tq, D) over (B, K, Tk, D); keeps inputs, output and a sum a row."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

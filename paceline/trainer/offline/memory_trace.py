@@ -1,9 +1,12 @@
-"""Follows one optimizer step on tensors without memory: python -m paceline.trainer.offline.memory_trace '{"trainer": {...}, ...}'.
+"""Follows one optimizer step on tensors without memory.
 
-The question is {"trainer": trainer.json, "size": ranks, "ranks": [those that are followed]}. The process
-takes each rank's place in a world in which nothing is sent, builds the trainer's own model and trains two
-steps, the second under torch's memory tracker. A JSON line a rank: {"event": "trace", "rank", "torch",
-"kernels", "num_microbatches", "peak_bytes", "parts_bytes", "at_peak_bytes"}.
+Run as python -m paceline.trainer.offline.memory_trace '{"trainer": {...}, ...}'.
+
+The question is {"trainer": trainer.json, "size": ranks, "ranks": [those that are followed]}. The
+process takes each rank's place in a world in which nothing is sent, builds the trainer's own model
+and trains two steps, the second under torch's memory tracker. A JSON line a rank: {"event":
+"trace", "rank", "torch", "kernels", "num_microbatches", "peak_bytes", "parts_bytes",
+"at_peak_bytes"}.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from paceline.trainer.trainer import Trainer
 ENOUGH = 2
 """Micro-batches of a step outside pipelines: each more needs what the second did."""
 ROUNDS = (2, 3)
-"""Micro-batches a pipeline rank that are followed of longer steps. From there on memory grows evenly."""
+"""Followed micro-batches of longer steps per pipeline rank: from there on memory grows evenly."""
 NO_CHECKPOINT = {"every": None, "resume": None, "asynchronous": False}
 
 
@@ -81,17 +84,22 @@ def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
     """
     batch = count * raw["layout"]["micro_batch"] * raw["dp"]
     own = {
-        "global_batch": batch, "ramp_up": [], "compile": "none", "evaluation": None,
+        "global_batch": batch,
+        "ramp_up": [],
+        "compile": "none",
+        "evaluation": None,
         "initial_weights": None,
-    }  # fmt: skip
-    return parse_config({
-        **raw,
-        "training": {**raw["training"], **own},
-        "data": {**raw["data"], "source": "synthetic", "loss_mask": None},
-        "num_microbatches": count,
-        "checkpoint": NO_CHECKPOINT,
-        "mlperf": None,
-    })  # fmt: skip
+    }
+    return parse_config(
+        {
+            **raw,
+            "training": {**raw["training"], **own},
+            "data": {**raw["data"], "source": "synthetic", "loss_mask": None},
+            "num_microbatches": count,
+            "checkpoint": NO_CHECKPOINT,
+            "mlperf": None,
+        }
+    )
 
 
 def trace(config: TrainerConfig, rank: int, size: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def reduce(x: Tensor, axis: Axis) -> Tensor:
 
 
 def gather(x: Tensor, axis: Axis) -> Tensor:
-    """(B, T, ...) of every rank -> (B, n T, ...) in the axis' order; gradients are summed and cut."""
+    """(B, T, ...) of every rank -> (B, n T, ...) in axis order; gradients are summed and cut."""
     return x if axis.size == 1 else _Gather.apply(x, axis)
 
 

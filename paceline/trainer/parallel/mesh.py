@@ -1,7 +1,8 @@
 """The mesh of ranks: pipeline, data, context and tensor axes, the last one innermost.
 
 Ranks of one tensor group are neighbours, so they share a node; pipeline stages lie farthest apart.
-ZeRO spreads states over dp x cp: context-parallel ranks hold the same weights as data-parallel ones.
+ZeRO spreads states over dp x cp: context-parallel ranks hold the same weights as data-parallel
+ones.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def join_world(device_type: str, bind: bool = True) -> World:
     if device_type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"local rank {local_rank}: {torch.cuda.device_count()} GPUs are visible here, and every "
+                f"local rank {local_rank}: {torch.cuda.device_count()} GPUs are visible here, "
+                "and every "
                 "rank of a node needs one of its own"
             )
         device = torch.device("cuda", local_rank)
@@ -106,16 +108,21 @@ def collective_limit() -> timedelta | None:
 
 
 def rank0_store(rank: int, size: int, timeout: timedelta) -> TCPStore:
-    """The store through which ranks meet, at MASTER_ADDR alone: torch's own listens on every address."""
+    """The store where ranks meet, at MASTER_ADDR alone: torch's own listens on every address."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = -1
     if rank == 0:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, port), family=family, backlog=size).detach()
     return TCPStore(
-        address, port, size, rank == 0, timeout,
-        master_listen_fd=None if listener < 0 else listener, wait_for_workers=False,
-    )  # fmt: skip
+        address,
+        port,
+        size,
+        rank == 0,
+        timeout,
+        master_listen_fd=None if listener < 0 else listener,
+        wait_for_workers=False,
+    )
 
 
 def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:

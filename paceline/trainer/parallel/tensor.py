@@ -1,9 +1,9 @@
-"""Tensor parallelism: which parameter is cut along which dimension, and the region between the cuts.
+"""Tensor parallelism: which parameter is cut along which dimension; the region between cuts.
 
 Column-cut layers (q, k, v, up, gate) and the vocabulary keep whole inputs and parts of the outputs;
 row-cut ones (o, down) take parts of the inputs, so their outputs must be summed. Norms, positions,
-projections and the biases behind a sum are on every rank. An adapter is cut where its layer is: of a
-column-cut layer the second matrix, of a row-cut one the first; its other matrix is on every rank,
+projections and the biases behind a sum are on every rank. An adapter is cut where its layer is: of
+a column-cut layer the second matrix, of a row-cut one the first; its other matrix is on every rank,
 which sees but a part of what its gradient is summed from.
 """
 
@@ -20,8 +20,17 @@ from paceline.trainer.parallel.collectives import copy, gather, reduce, scatter
 from paceline.trainer.parallel.mesh import ALONE, Axis
 
 OUTPUTS = (
-    "q", "k", "v", "up", "gate", "embedding", "head", "qkv", "linear1", "modulation",
-)  # fmt: skip
+    "q",
+    "k",
+    "v",
+    "up",
+    "gate",
+    "embedding",
+    "head",
+    "qkv",
+    "linear1",
+    "modulation",
+)
 """Layers whose weight and bias are cut along the first dimension."""
 INPUTS = ("o", "down", "linear2")
 """Layers whose weight is cut along the second dimension."""
@@ -31,7 +40,7 @@ OF_HEADS = ("q_norm", "k_norm")
 
 @dataclass(frozen=True)
 class Region:
-    """Where a replica's tensor ranks hold parts; with `sequence` the stream outside is cut as well."""
+    """Where a replica's tensor ranks hold parts; `sequence` cuts the stream outside as well."""
 
     axis: Axis = ALONE
     sequence: bool = False

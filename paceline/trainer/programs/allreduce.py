@@ -1,8 +1,10 @@
-"""Measures all-reduce among ranks: python -m paceline.trainer.programs.allreduce '{"device": "cpu", "seconds": 1}', once a rank.
+"""Measures all-reduce among ranks.
 
-Rank 0 prints a JSON line per payload: {"event": "collective", ranks, bytes, bytes_per_s, bus_bytes_per_s,
-latency_s, n, spread, rates}. bytes_per_s is payload / time; bus_bytes_per_s is that times 2 (n - 1) / n, what
-each link carries, and so comparable between numbers of ranks.
+Run as python -m paceline.trainer.programs.allreduce '{"device": "cpu", "seconds": 1}', once a rank.
+
+Rank 0 prints a JSON line per payload: {"event": "collective", ranks, bytes, bytes_per_s,
+bus_bytes_per_s, latency_s, n, spread, rates}. bytes_per_s is payload / time; bus_bytes_per_s is
+that times 2 (n - 1) / n, what each link carries, and so comparable between numbers of ranks.
 """
 
 from __future__ import annotations

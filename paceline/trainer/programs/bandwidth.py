@@ -1,7 +1,9 @@
-"""Measures the rate at which memory is copied: python -m paceline.trainer.programs.bandwidth '{"device": "cpu", "seconds": 1}'.
+"""Measures the rate at which memory is copied.
 
-Prints a JSON line per size: {"event": "memory", bytes, bytes_per_s, n, spread, rates, ...}. A copy counts
-twice, once read and once written.
+Run as python -m paceline.trainer.programs.bandwidth '{"device": "cpu", "seconds": 1}'.
+
+Prints a JSON line per size: {"event": "memory", bytes, bytes_per_s, n, spread, rates, ...}. A copy
+counts twice, once read and once written.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ def measure_copy(device: torch.device, size_bytes: int, seconds: float) -> dict[
 def sustained(work: Any, amount: float, clock: Clock, seconds: float) -> list[float]:
     """The rate of `amount` of work in each of BLOCKS blocks, all together about `seconds` long.
 
-    Blocks are long beside what schedulers and power limits do, so that a throttled device cannot look
-    fast in the pauses between.
+    Blocks are long beside what schedulers and power limits do, so that a throttled device cannot
+    look fast in the pauses between.
     """
     elapsed(work, clock, 1)
     one_s = max(elapsed(work, clock, 1), 1e-6)

@@ -1,9 +1,12 @@
-"""Measures everything that a calibration needs beside steps: python -m paceline.trainer.programs.calibration SETTINGS, once per rank.
+"""Measures everything that a calibration needs beside steps.
 
-SETTINGS is a JSON object {device, dtype, products, attention, payloads, threads, seconds, matmul_precision}.
-All ranks do the same at the same time, so that they share cores, memory and links as ranks of a training
-do. Rank 0 prints the JSON lines of kernels and latency, of copies {"event": "memory"}, of collectives
-by payload and of how much of one is left beside products {"event": "overlap", "exposed"}.
+Run as python -m paceline.trainer.programs.calibration SETTINGS, once per rank.
+
+SETTINGS is a JSON object {device, dtype, products, attention, payloads, threads, seconds,
+matmul_precision}. All ranks do the same at the same time, so that they share cores, memory and
+links as ranks of a training do. Rank 0 prints the JSON lines of kernels and latency, of copies
+{"event": "memory"}, of collectives by payload and of how much of one is left beside products
+{"event": "overlap", "exposed"}.
 """
 
 from __future__ import annotations
@@ -40,8 +43,12 @@ def main(settings: dict[str, Any]) -> None:
     world = join_world(settings["device"])
     cuda = world.device.type == "cuda"
     name = torch.cuda.get_device_name(world.device) if cuda else cpu_name()
-    about = {"device_name": name, "torch": torch.__version__, "ranks": world.size,
-             "threads": torch.get_num_threads()}  # fmt: skip
+    about = {
+        "device_name": name,
+        "torch": torch.__version__,
+        "ranks": world.size,
+        "threads": torch.get_num_threads(),
+    }
     for line in lines(settings, world):
         if world.rank == 0:
             print(json.dumps({**line, **about}), flush=True)
@@ -100,9 +107,12 @@ def overlap(world: World, dtype: str) -> dict[str, Any]:
     shares = [(_once(both, payload) - alone_s) / exchange_s for _ in range(OVERLAPS)]
     exposed = min(1.0, max(0.0, median(shares)))
     return {
-        "event": "overlap", "exposed": exposed, "bytes": payload.numel() * 4, "n": OVERLAPS,
+        "event": "overlap",
+        "exposed": exposed,
+        "bytes": payload.numel() * 4,
+        "n": OVERLAPS,
         "spread": relative_spread([1 + share for share in shares]),
-    }  # fmt: skip
+    }
 
 
 def _median_of(work: Callable[[], object], on: torch.Tensor) -> float:

@@ -1,9 +1,11 @@
-"""Measures what is lost before any model: python -m paceline.trainer.programs.context_memory '{"device": "cpu", "size": 1024}'.
+"""Measures what is lost before any model.
+
+Run as python -m paceline.trainer.programs.context_memory '{"device": "cpu", "size": 1024}'.
 
 Prints a JSON line per stage and rank: {"event": "context", stage, rank, bytes, pool_bytes,
 device_name, torch}. On a CPU `bytes` is the resident set; on CUDA it is what the device has in use
-beyond what it had before, and `pool_bytes` the part that PyTorch's own pool holds. Started alone, or
-by `python -m torch.distributed.run`, one rank a device.
+beyond what it had before, and `pool_bytes` the part that PyTorch's own pool holds. Started alone,
+or by `python -m torch.distributed.run`, one rank a device.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def multiply(device: Any, size: int) -> None:
 
 
 def join(backend: str, device: Any) -> bool:
-    """Join the other ranks and exchange a number, which makes the communicator; False when alone."""
+    """Join the other ranks and exchange a number: this makes the communicator; False if alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
     import torch

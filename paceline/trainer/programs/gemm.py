@@ -1,9 +1,11 @@
-"""Measures the dense matrix rate that this machine reaches: python -m paceline.trainer.programs.gemm '{"device": "cpu", ...}'.
+"""Measures the dense matrix rate that this machine reaches.
 
-Takes one JSON object {device, dtypes, matmul_precision, threads, seconds} and prints a JSON line per
-shape and dtype: {"event": "gemm", dtype, shape [m, n, k], flops_per_s, statistic, n, spread,
-cpu_share, ...}, or {"event": "skipped", dtype, shape, reason}. A dtype takes about `seconds`, plus a
-few products of each shape.
+Run as python -m paceline.trainer.programs.gemm '{"device": "cpu", ...}'.
+
+Takes one JSON object {device, dtypes, matmul_precision, threads, seconds} and prints a JSON line
+per shape and dtype: {"event": "gemm", dtype, shape [m, n, k], flops_per_s, statistic, n, spread,
+cpu_share, ...}, or {"event": "skipped", dtype, shape, reason}. A dtype takes about `seconds`, plus
+a few products of each shape.
 """
 
 from __future__ import annotations

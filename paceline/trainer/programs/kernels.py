@@ -1,9 +1,11 @@
-"""Times a model's own products and attention, forward and backward: python -m paceline.trainer.programs.kernels SETTINGS.
+"""Times a model's own products and attention, forward and backward.
 
-SETTINGS is a JSON object {device, dtype, products: [[m, n, k], ...], attention: [[batch, seq_len, heads,
-kv_heads, head_dim], ...], threads, seconds}. Prints a JSON line each: {"event": "product" or "attention",
-"shape", "forward_s", "backward_s", "n", "spread", ...}. A product's backward pass are two, for the
-gradients of the input and of the weight.
+Run as python -m paceline.trainer.programs.kernels SETTINGS.
+
+SETTINGS is a JSON object {device, dtype, products: [[m, n, k], ...], attention: [[batch, seq_len,
+heads, kv_heads, head_dim], ...], threads, seconds}. Prints a JSON line each: {"event": "product" or
+"attention", "shape", "forward_s", "backward_s", "n", "spread", ...}. A product's backward pass are
+two, for the gradients of the input and of the weight.
 """
 
 from __future__ import annotations
@@ -50,10 +52,14 @@ def passes(settings: dict[str, Any], device: torch.device) -> Iterator[dict[str,
         forward, backward = make(shape, dtype, device)
         first, second = repeats(forward, device, share_s), repeats(backward, device, share_s)
         yield {
-            "event": kind, "shape": list(shape), "dtype": settings["dtype"],
-            "forward_s": median(first), "backward_s": median(second), "n": min(len(first), len(second)),
+            "event": kind,
+            "shape": list(shape),
+            "dtype": settings["dtype"],
+            "forward_s": median(first),
+            "backward_s": median(second),
+            "n": min(len(first), len(second)),
             "spread": max(relative_spread(first), relative_spread(second)),
-        }  # fmt: skip
+        }
 
 
 def repeats(work: Callable[[], object], device: torch.device, share_s: float) -> list[float]:

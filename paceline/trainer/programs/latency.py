@@ -1,7 +1,10 @@
-"""Times what starting one small operation takes: python -m paceline.trainer.programs.latency '{"device": "cpu", "seconds": 1}'.
+"""Times what starting one small operation takes.
 
-Prints one JSON line: {"event": "latency", "seconds", "n", "spread", ...}: the median time of one of many
-additions that follow each other, each too small for its work to count. A model's block has dozens of them.
+Run as python -m paceline.trainer.programs.latency '{"device": "cpu", "seconds": 1}'.
+
+Prints one JSON line: {"event": "latency", "seconds", "n", "spread", ...}: the median time of one of
+many additions that follow each other, each too small for its work to count. A model's block has
+dozens of them.
 """
 
 from __future__ import annotations
@@ -41,8 +44,11 @@ def launch_latency(device: torch.device, seconds: float) -> dict[str, Any]:
     while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() < end):
         found.append(elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW) / IN_A_ROW)
     return {
-        "event": "latency", "seconds": median(found), "n": len(found), "spread": relative_spread(found),
-    }  # fmt: skip
+        "event": "latency",
+        "seconds": median(found),
+        "n": len(found),
+        "spread": relative_spread(found),
+    }
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""One rank's part in the check of many nodes: python -m paceline.trainer.programs.node_check check.json, once per device.
+"""One rank's part in the check of many nodes.
 
-Writes JSON lines to check/rank-NNNNN.jsonl: `facts`, `rate` (matrix products, memory), `collective` (inside
-the node), `pair` (between two nodes), `fault` for a part that failed, and `end`. The exit code is 0 whatever
-is found: a node's fault must not end the others.
+Run as python -m paceline.trainer.programs.node_check check.json, once per device.
+
+Writes JSON lines to check/rank-NNNNN.jsonl: `facts`, `rate` (matrix products, memory), `collective`
+(inside the node), `pair` (between two nodes), `fault` for a part that failed, and `end`. The exit
+code is 0 whatever is found: a node's fault must not end the others.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ class NodeCheck:
         if self.size > 1:
             from paceline.trainer.parallel.mesh import join_world
 
-            # Bound to its device, NCCL would make every group by splitting the world's communicator:
-            # a node that falls silent would hold up the pairs of all others.
+            # Bound to its device, NCCL would make every group by splitting the world's
+            # communicator: a node that falls silent would hold up the pairs of all others.
             join_world(self.kind, bind=False)
             self.barrier()
         self.joined = self.size > 1
@@ -160,8 +162,8 @@ class NodeCheck:
     def group(self, ranks: list[int]) -> Any:
         """A group of some ranks, which nobody else waits for.
 
-        PyTorch names it after how many groups a rank has had, and ranks find each other by the name.
-        So a rank that sits out a round makes one of its own.
+        PyTorch names it after how many groups a rank has had, and ranks find each other by the
+        name. So a rank that sits out a round makes one of its own.
         """
         from torch import distributed as dist
 

@@ -1,4 +1,4 @@
-"""What a node says of itself: versions, cores, memory, disk, GPUs and their health, standard library only."""
+"""What a node says of itself: versions, cores, memory, disk, GPUs; standard library only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def node_facts(folder: str = ".") -> dict[str, Any]:
-    """Everything that decides speed or health, None for what cannot be told; takes below a second."""
+    """Everything that decides speed or health, None for what is unknown; takes below a second."""
     cores = usable_cores()
     return {
         "host": platform.node(),
@@ -96,7 +96,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def xids() -> list[dict[str, Any]] | None:
-    """The driver's error reports in the kernel's log, the last ones; None where it cannot be read."""
+    """The driver's last error reports in the kernel's log; None where it cannot be read."""
     text = _output(["dmesg"])
     if text is None:
         return None

@@ -1,9 +1,12 @@
-"""Times a few training steps of each of many layouts: python -m paceline.trainer.programs.step_times '{"file": CASES.json}', once per rank.
+"""Times a few training steps of each of many layouts.
+
+Run as python -m paceline.trainer.programs.step_times '{"file": CASES.json}', once per rank.
 
 The file holds {"cases": [{"name", "settings", "steps"}]} with a trainer's settings each, all of one
-number of ranks. They follow each other in the same processes, by the trainer's own loop. Rank 0 prints a
-JSON line a case: {"event": "steps", "name", "times_s": [...]}, a step's time being that of its slowest
-rank; the first steps, in which memory is touched and kernels are chosen, are among them.
+number of ranks. They follow each other in the same processes, by the trainer's own loop. Rank 0
+prints a JSON line a case: {"event": "steps", "name", "times_s": [...]}, a step's time being that of
+its slowest rank; the first steps, in which memory is touched and kernels are chosen, are among
+them.
 """
 
 from __future__ import annotations
@@ -73,9 +76,13 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
     corpus, times = load_corpus(config), StepTimer()
     trainer = Trainer(
-        config, make_replica(config, world, mesh, steps), world, steps,
-        times, masked=corpus.masked,  # type: ignore[arg-type]
-    )  # fmt: skip
+        config,
+        make_replica(config, world, mesh, steps),
+        world,
+        steps,
+        times,
+        masked=corpus.masked,  # type: ignore[arg-type]
+    )
     sampler = sampler_of(config, corpus.num_windows)
     loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda")
     try:
@@ -99,11 +106,17 @@ def slowest(times_s: list[float], world: World) -> list[float]:
 
 
 def mesh_of(config: TrainerConfig, world: World) -> Mesh:
-    """The layout's mesh; layouts of the same sizes share theirs, because groups are never given back."""
+    """The layout's mesh; layouts of the same sizes share one, because groups are never freed."""
     sizes = replace(
-        config.layout, vp=1, micro_batch=1, recompute="none", schedule="", cp_exchange="",
-        zero_stage=2 if config.layout.zero_stage >= 2 else 0, sequence_parallel=False,
-    )  # fmt: skip
+        config.layout,
+        vp=1,
+        micro_batch=1,
+        recompute="none",
+        schedule="",
+        cp_exchange="",
+        zero_stage=2 if config.layout.zero_stage >= 2 else 0,
+        sequence_parallel=False,
+    )
     return _shared_mesh(world, sizes, config.dp)
 
 

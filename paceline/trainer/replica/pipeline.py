@@ -98,11 +98,14 @@ class LocalStage(PipelineStage):
         """Called after every forward and backward pass of a micro-batch."""
         self.nothing = torch.empty(0, device=device)
         super().__init__(
-            part, index, num_stages, device,
+            part,
+            index,
+            num_stages,
+            device,
             input_args=traffic.input(index == 0),
             output_args=traffic.output(index == num_stages - 1),
             group=axis.group,
-        )  # fmt: skip
+        )
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._prepare_forward_infra(*args, **kwargs)
@@ -146,7 +149,7 @@ class LocalStage(PipelineStage):
         self.on_progress()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run the part of a split backward pass that comes later; the first stage's is all of it."""
+        """Run the later part of a split backward pass; on the first stage that is all of it."""
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self.on_progress()
 
@@ -210,7 +213,7 @@ class PipelineRunner:
         return torch.stack(losses).detach().sum() if losses else self.no_loss
 
     def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """As `step` without gradients, for any number of micro-batches; (M, B) `weights` of samples.
+        """As `step` without gradients, of any number of micro-batches; (M, B) `weights` of samples.
 
         Every stage takes all micro-batches in turn. What goes back to the first rank, for its next
         stage, is sent when this one is done: it would wait there for a receiver that sends as well.
@@ -239,8 +242,8 @@ class PipelineRunner:
         """A stage's inputs, one micro-batch after the other.
 
         The first rank takes in all that the last one has kept for it before it sends anything on:
-        NCCL does a rank's sends and receives in the order in which they were asked for, and the last
-        rank asks for its sends first.
+        NCCL does a rank's sends and receives in the order in which they were asked for, and the
+        last rank asks for its sends first.
         """
         if stage.is_first:
             return iter(tokens)

@@ -43,12 +43,12 @@ class Runner(Protocol):
         ...
 
     def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """The same of any number of micro-batches, without gradients; (M, B) `weights` of samples."""
+        """As `step` without gradients, of any number of micro-batches; (M, B) `weights`."""
         ...
 
 
 class Replica:
-    """This rank's parts of a model; the other kinds differ in what they exchange between replicas."""
+    """This rank's parts of a model; subclasses differ in what they exchange between replicas."""
 
     sharded = False
 
@@ -155,7 +155,7 @@ class Replica:
             self._exchange_tied()
 
     def _exchange_tied(self) -> None:
-        """The first and the last stage hold one weight: each adds the other's gradient to its own."""
+        """First and last stage hold one weight: each adds the other's gradient to its own."""
         pp = self.mesh.pp
         ends = {0: pp.size - 1, pp.size - 1: 0}
         gradient = dict(self._named_gradients()).get("embedding.weight")
@@ -164,10 +164,12 @@ class Replica:
         mine = local(gradient)
         other = torch.empty_like(mine)
         peer = pp.ranks[ends[pp.index]]
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, mine, peer, pp.group),
-            dist.P2POp(dist.irecv, other, peer, pp.group),
-        ])  # fmt: skip
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, mine, peer, pp.group),
+                dist.P2POp(dist.irecv, other, peer, pp.group),
+            ]
+        )
         for work in works:
             work.wait()
         mine.add_(other)
@@ -261,7 +263,7 @@ def compile_blocks(parts: list[Network]) -> None:
 
 
 def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
-    """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees blocks after use."""
+    """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees used blocks."""
     assert mesh.states is not None
     names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
     dtype = part.setting.dtype
@@ -281,7 +283,7 @@ def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
 def average_bucket(
     steps: StepClock, bucket: Any, group: dist.ProcessGroup | None
 ) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook: the mean over ranks; behind the last bucket there is only waiting."""
+    """DDP's communication hook: the mean over ranks; after the last bucket it only waits."""
     work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
     if bucket.is_last():
