@@ -117,7 +117,7 @@ class Checkpoints:
                 self._resume_random(reader, state)
             except CheckpointException as error:
                 raise ConfigError(
-                    f"{told(folder)}: is broken: {cause(error)}; go on from another checkpoint"
+                    f"{label(folder)}: is broken: {cause(error)}; go on from another checkpoint"
                 ) from error
         if self.scaler is not None and state["loss_scale"] is not None:
             self.scaler.restore(state["loss_scale"])
@@ -187,7 +187,7 @@ class Checkpoints:
             return
         if mine.keys() <= reader.read_metadata().state_dict_metadata.keys():
             self._load(mine, reader)
-            kinds = {key.split("/")[1]: found for key, found in mine.items()}
+            kinds = {key.split("/")[1]: value for key, value in mine.items()}
             restore_random(kinds, self.world.device)
 
     def _finish(self, writer: Writer, finish: Callable[[], Any]) -> None:
@@ -204,37 +204,37 @@ class Checkpoints:
 
     def _agreed(self, resume: Path) -> tuple[Path, dict[str, Any]]:
         """The checkpoint that the first rank finds and its state.json; so is its ConfigError."""
-        found: list[Any] = [None]
+        outcome: list[Any] = [None]
         if self.world.rank == 0:
             try:
                 folder = find_checkpoint(resume)
-                found = [(folder, self._checked(folder))]
+                outcome = [(folder, self._checked(folder))]
             except ConfigError as error:
-                found = [error]
+                outcome = [error]
             except OSError as error:
-                found = [ConfigError(f"{told(resume)}: cannot be read: {error.strerror}")]
+                outcome = [ConfigError(f"{label(resume)}: cannot be read: {error.strerror}")]
         if self._group is not None:
-            dist.broadcast_object_list(found, src=0, group=self._group)
-        if isinstance(found[0], ConfigError):
-            raise found[0]
-        return found[0]
+            dist.broadcast_object_list(outcome, src=0, group=self._group)
+        if isinstance(outcome[0], ConfigError):
+            raise outcome[0]
+        return outcome[0]
 
     def _checked(self, folder: Path) -> dict[str, Any]:
         """A checkpoint's state.json; raises ConfigError when this training cannot go on from it."""
-        state, asked = read_state(folder), self.config.training.steps
+        state, steps = read_state(folder), self.config.training.steps
         for part, mine in json.loads(json.dumps(self._facts)).items():
             for name, value in mine.items():
                 # A run reads no more of its text than all its steps need.
-                longer = name == "windows" and state["steps"] != asked
+                longer = name == "windows" and state["steps"] != steps
                 if state[part].get(name, value) != value and not longer:
                     raise ConfigError(
-                        f"{told(folder)}: {part}.{name} is {state[part][name]} there and {value} "
+                        f"{label(folder)}: {part}.{name} is {state[part][name]} there and {value} "
                         f"here; {REMEDIES.get(name, 'a training goes on as it began')}"
                     )
-        if state["step"] >= asked:
+        if state["step"] >= steps:
             raise ConfigError(
-                f"{told(folder)}: was saved after step {state['step']}, and training.steps {asked} "
-                "counts from the first step on; ask for more steps"
+                f"{label(folder)}: was saved after step {state['step']}, and training.steps {steps}"
+                " counts from the first step on; ask for more steps"
             )
         return state
 
@@ -303,19 +303,19 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
     spread = hasattr(optimizer, "optim")
     copies = mesh.replicate if replica.sharded else mesh.data
     tied = {part.tied_copy for part in replica.parts} if mine else set[str | None]()
-    found: dict[str, Tensor] = {}
+    by_key: dict[str, Tensor] = {}
     for i, (name, parameter) in enumerate(replica.named_parameters()):
         if name in tied:
             continue
         falls_to_me = not mine or i % copies.size == copies.index
         if falls_to_me:
-            found[f"{WEIGHTS}{name}"] = placed(name, parameter.detach(), mesh)
+            by_key[f"{WEIGHTS}{name}"] = placed(name, parameter.detach(), mesh)
         if parameter in states and (falls_to_me or spread):
             state = states[parameter]
-            found[f"step/{name}"] = state["step"]
+            by_key[f"step/{name}"] = state["step"]
             for moment in MOMENTS:
-                found[f"{moment}/{name}"] = placed(name, state[moment], mesh)
-    return found
+                by_key[f"{moment}/{name}"] = placed(name, state[moment], mesh)
+    return by_key
 
 
 def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
@@ -328,13 +328,13 @@ def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
     """Give AdamW the state that its first step would make; fp16 may skip the first steps."""
-    own = held_by(optimizer)
-    for group in own.param_groups:
+    adamw = held_by(optimizer)
+    for group in adamw.param_groups:
         for parameter in group["params"]:
-            if parameter not in own.state:
+            if parameter not in adamw.state:
                 step = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 moments = {name: torch.zeros_like(parameter.detach()) for name in MOMENTS}
-                own.state[parameter] = {"step": step, **moments}
+                adamw.state[parameter] = {"step": step, **moments}
 
 
 def find_checkpoint(path: Path, field: str = RESUME) -> Path:
@@ -364,11 +364,11 @@ def read_state(folder: Path) -> dict[str, Any]:
         whole, state = False, {}
     if not whole:
         what = "is broken or of another version; go on from another checkpoint"
-        raise ConfigError(f"{told(folder)}: {STATE} {what}")
+        raise ConfigError(f"{label(folder)}: {STATE} {what}")
     return state
 
 
-def told(path: Path) -> str:
+def label(path: Path) -> str:
     """How an error about what is resumed begins."""
     return f"{RESUME} {path}"
 

@@ -354,8 +354,8 @@ def _optional(kind: type[T], raw: Mapping[str, Any], name: str, where: str = "")
 
 
 def _build(kind: type[T], part: Mapping[str, Any], where: str) -> T:
-    known = fields(kind)  # type: ignore[arg-type]
-    missing = [f.name for f in known if f.name not in part and f.default is MISSING]
+    declared = fields(kind)  # type: ignore[arg-type]
+    missing = [f.name for f in declared if f.name not in part and f.default is MISSING]
     if missing:
         raise ConfigError(f"{where}{missing[0]}: is missing")
-    return kind(**{f.name: part[f.name] for f in known if f.name in part})
+    return kind(**{f.name: part[f.name] for f in declared if f.name in part})

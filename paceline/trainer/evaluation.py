@@ -95,10 +95,9 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
         if 0 in counted:
             raise ConfigError(
                 f"training.evaluation: no target of held-out sample {counted.index(0)} counts, "
-                "so there "
-                "is no mean over samples; see its loss_mask"
+                "so there is no mean over samples; see its loss_mask"
             )
         return 1 / torch.tensor(counted, dtype=torch.float64)
     times = torch.arange(num_samples) % TIMES
-    here = torch.bincount(times, minlength=TIMES).double()
-    return num_samples / ((here > 0).sum() * here[times])
+    counts = torch.bincount(times, minlength=TIMES).double()
+    return num_samples / ((counts > 0).sum() * counts[times])

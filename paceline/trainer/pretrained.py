@@ -29,7 +29,7 @@ def load_weights(replica: Replica, source: str) -> None:
     Raises ConfigError when it is missing or broken, or lacks a weight of that shape.
     """
     folder = find_checkpoint(Path(source), FIELD)
-    wanted = {
+    weights = {
         f"{WEIGHTS}{name}": placed(name, parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
     }
@@ -38,10 +38,10 @@ def load_weights(replica: Replica, source: str) -> None:
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     assert group is None or isinstance(group, dist.ProcessGroup)
     try:
-        found = _chosen(wanted, sizes_in(reader), folder)
+        chosen = _chosen(weights, sizes_in(reader), folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load(found, storage_reader=reader, process_group=group, no_dist=group is None)
+            load(chosen, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         raise ConfigError(f"{FIELD} {folder}: is broken: {cause(error)}") from error
     except (OSError, EOFError, UnpicklingError) as error:
@@ -50,17 +50,17 @@ def load_weights(replica: Replica, source: str) -> None:
 
 def sizes_in(reader: FileSystemReader) -> dict[str, torch.Size]:
     """The shape of every tensor of a checkpoint."""
-    known = reader.read_metadata().state_dict_metadata
+    entries = reader.read_metadata().state_dict_metadata
     return {
-        key: kept.size for key, kept in known.items() if isinstance(kept, TensorStorageMetadata)
+        key: kept.size for key, kept in entries.items() if isinstance(kept, TensorStorageMetadata)
     }
 
 
 def _chosen(
-    wanted: dict[str, Tensor], sizes: dict[str, torch.Size], folder: Path
+    weights: dict[str, Tensor], sizes: dict[str, torch.Size], folder: Path
 ) -> dict[str, Tensor]:
     """What the checkpoint has of what is wanted."""
-    for key, tensor in wanted.items():
+    for key, tensor in weights.items():
         if key not in sizes and key.rpartition(".")[2] in ADAPTERS:
             continue
         if key not in sizes:
@@ -70,4 +70,4 @@ def _chosen(
                 f"{FIELD} {folder}: {key.removeprefix(WEIGHTS)} is {tuple(sizes[key])} there and "
                 f"{tuple(tensor.shape)} here"
             )
-    return {key: tensor for key, tensor in wanted.items() if key in sizes}
+    return {key: tensor for key, tensor in weights.items() if key in sizes}

@@ -126,9 +126,9 @@ def evaluator_of(config: TrainerConfig, replica: Replica, world: World) -> Evalu
 
 def train_samples(config: TrainerConfig, corpus: Corpus) -> int:
     """Different samples at hand; of an endless source those that a whole training takes."""
-    known = corpus.num_samples if isinstance(corpus, LatentCorpus) else corpus.num_windows
-    if known is not None:
-        return known
+    num_samples = corpus.num_samples if isinstance(corpus, LatentCorpus) else corpus.num_windows
+    if num_samples is not None:
+        return num_samples
     training = config.training
     return BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
 

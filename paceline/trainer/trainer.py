@@ -91,8 +91,8 @@ class Trainer:
         self, num_windows: int | None, paused: Callable[[], AbstractContextManager[None]]
     ) -> int:
         """Get ready for checkpoints, and load one if asked to; the steps it has behind it."""
-        wanted = self.config.checkpoint
-        if wanted.every is None and wanted.resume is None:
+        settings = self.config.checkpoint
+        if settings.every is None and settings.resume is None:
             return 0
         from paceline.trainer.checkpoint import Checkpoints  # takes 0.1 s
 

@@ -76,8 +76,7 @@ class Sampler:
         if num_windows == 0:
             raise ConfigError(
                 "data: there is not one sample; "
-                "a packed one is seq_len + 1 tokens, so use more text "
-                "or shorter sequences"
+                "a packed one is seq_len + 1 tokens, so use more text or shorter sequences"
             )
         self.num_windows, self.dp, self.seed = num_windows, dp, seed
         self.sizes = BatchSizes(ramp_up, global_batch)

@@ -194,8 +194,8 @@ class Corpus(Protocol):
 def next_tokens(windows: list[Tensor], cp: Axis) -> tuple[Tensor, Tensor]:
     """(n, seq_len / cp) inputs and the tokens after them, from (seq_len + 1,) windows."""
     ids = torch.stack(windows)
-    here = rows(ids.shape[1] - 1, cp)
-    return ids[:, here], ids[:, here + 1]
+    positions = rows(ids.shape[1] - 1, cp)
+    return ids[:, positions], ids[:, positions + 1]
 
 
 def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
@@ -259,18 +259,18 @@ def load_validation(config: TrainerConfig) -> Corpus:
     if data.source == "tokens":
         tokens, mask = map_tokens(data, None), mask_of(data)
         part = slice(-need.amount, None) if apart else slice(need.amount)
-        found: Corpus = TokenCorpus(
+        corpus: Corpus = TokenCorpus(
             tokens[part], training.seq_len, vocab, None if mask is None else mask[part]
         )
     else:
         extent = split_off(data, apart)[1] if apart else WHOLE_SOURCE
-        found = text_corpus(config, data, 0, evaluation.samples, extent)
-    if (found.num_windows or 0) < evaluation.samples:
+        corpus = text_corpus(config, data, 0, evaluation.samples, extent)
+    if (corpus.num_windows or 0) < evaluation.samples:
         raise ConfigError(
             f"training.evaluation.samples {evaluation.samples}: {data.path or data.source} holds "
-            f"{found.num_windows}"
+            f"{corpus.num_windows}"
         )
-    return found
+    return corpus
 
 
 def mask_of(data: DataConfig) -> Tensor | None:

@@ -117,13 +117,12 @@ class EncodedFiles:
     def _map(self, file: str, name: str, count: int) -> Tensor:
         """(count, ...) of a file; raises ConfigError when it does not hold so much."""
         path, shape = self.folder / file, (count, *self.shapes[name])
-        wanted = prod(shape) * torch.bfloat16.itemsize
-        found = path.stat().st_size if path.is_file() else 0
-        if found != wanted:
+        needed_bytes = prod(shape) * torch.bfloat16.itemsize
+        size_bytes = path.stat().st_size if path.is_file() else 0
+        if size_bytes != needed_bytes:
             raise ConfigError(
-                f"data.path: {path} holds {found} bytes; "
-                f"{count} x {name} {self.shapes[name]} in bf16 "
-                f"are {wanted}"
+                f"data.path: {path} holds {size_bytes} bytes; "
+                f"{count} x {name} {self.shapes[name]} in bf16 are {needed_bytes}"
             )
         mapped = torch.from_file(str(path), shared=False, size=prod(shape), dtype=torch.bfloat16)
         return mapped.view(shape)

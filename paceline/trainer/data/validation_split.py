@@ -59,17 +59,16 @@ def too_little(where: str) -> ConfigError:
     """What is wrong when evaluation takes all there is."""
     return ConfigError(
         f"data: training.evaluation.samples leaves nothing of {where} to train on; "
-        "ask for fewer, or "
-        "give evaluation.path"
+        "ask for fewer, or give evaluation.path"
     )
 
 
 def _split_files(paths: list[Path], need: ValidationSize) -> tuple[Extent, Extent]:
     order = list(paths)
     random.Random(0).shuffle(order)
-    found = 0
-    while order and found < need.amount:
-        found += need.measure(order.pop().read_bytes())
+    amount = 0
+    while order and amount < need.amount:
+        amount += need.measure(order.pop().read_bytes())
     if not order:
         raise too_little("the standard library")
     kept = set(order)
@@ -98,10 +97,10 @@ def _shortest_end(data: DataConfig, start: int, need: ValidationSize) -> int | N
         tail = file.read()
     cut = _cutter(data)
     places = [*cut(tail)][1 if start else 0 :]  # the first one may be a piece of a record
-    found = 0
+    amount = 0
     for place, record in reversed(places):
-        found += need.measure(record, is_record=True)
-        if found >= need.amount:
+        amount += need.measure(record, is_record=True)
+        if amount >= need.amount:
             return start + place
     return None
 

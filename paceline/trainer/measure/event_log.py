@@ -27,11 +27,11 @@ class EventLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event; a float that JSON cannot say becomes null."""
-        known = {
+        fields = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()
         }
-        line = (json.dumps({"event": event, **known}) + "\n").encode()
+        line = (json.dumps({"event": event, **fields}) + "\n").encode()
         # A disk that fills takes a part of it; the rest then raises OSError.
         while line:
             line = line[os.write(self._file, line) :]

@@ -39,12 +39,12 @@ def resident_now() -> int | None:
 
 def placement() -> dict[str, Any]:
     """The cores that this rank may use, and what bound it to them (null where nothing did)."""
-    told = os.environ.get("PACELINE_BOUND")
+    binding = os.environ.get("PACELINE_BOUND")
     nodes = Path("/sys/devices/system/node").glob("node[0-9]*")
     return {
         "cores": core_text(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "numa_nodes": len(list(nodes)) or None,
-        "bound": json.loads(told) if told else None,
+        "bound": json.loads(binding) if binding else None,
     }
 
 

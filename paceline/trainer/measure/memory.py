@@ -96,9 +96,9 @@ class MemoryWatch:
             yield False
             return
         self._tries -= 1
-        found: list[Gradients] = []
+        gradients: list[Gradients] = []
         hooks = [
-            optimizer.register_step_pre_hook(lambda *_: found.append(Gradients(modules)))
+            optimizer.register_step_pre_hook(lambda *_: gradients.append(Gradients(modules)))
             for optimizer in optimizers
         ]
         before = resident_now()
@@ -110,10 +110,10 @@ class MemoryWatch:
         finally:
             for hook in hooks:
                 hook.remove()
-        whole = found[0] if found else None
+        whole = gradients[0] if gradients else None
         if whole is not None:
             self._tries = 0
-        self._record = self._told(held_bytes(modules, optimizers, whole), watched, resident)
+        self._record = self._fields(held_bytes(modules, optimizers, whole), watched, resident)
 
     def record(self) -> dict[str, Any]:
         """The memory event's fields, after a watched step."""
@@ -147,7 +147,7 @@ class MemoryWatch:
             self.untracked = f"this PyTorch's memory tracker is not the one that is known: {error}"
             return None
 
-    def _told(
+    def _fields(
         self, held: Held, watched: WatchedStep | None, resident: ResidentSampler
     ) -> dict[str, Any]:
         at_peak = watched.at_peak(held) if watched is not None else None
@@ -273,16 +273,16 @@ def parameters(modules: Iterable[nn.Module]) -> list[Tensor]:
 
 def tables(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Registered buffers, and tensors in modules' plain attributes, such as rotary tables."""
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for module in modules:
-        found |= {id(buffer): buffer for buffer in module.buffers()}
+        tensors |= {id(buffer): buffer for buffer in module.buffers()}
         for part in module.modules():
             for value in vars(part).values():
                 kept = value if isinstance(value, tuple | list) else (value,)
-                found |= {id(t): t for t in kept if isinstance(t, Tensor)}
+                tensors |= {id(t): t for t in kept if isinstance(t, Tensor)}
     for parameter in parameters(modules):
-        found.pop(id(parameter), None)
-    return list(found.values())
+        tensors.pop(id(parameter), None)
+    return list(tensors.values())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

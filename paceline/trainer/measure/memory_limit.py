@@ -46,7 +46,7 @@ def is_limited() -> bool:
 
 def data_bytes() -> int:
     """Private writable memory of this process, as RLIMIT_DATA counts it."""
-    found = re.search(r"^VmData:\s*(\d+) kB$", STATUS.read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^VmData:\s*(\d+) kB$", STATUS.read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
         raise ConfigError(f"memory_limit_bytes: {STATUS} does not say what memory is in use")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024

@@ -125,8 +125,8 @@ class MlperfRun:
             return
         self._over = True
         counts = {"step": step, "samples_count": samples}
-        known = {name: value for name, value in counts.items() if value is not None}
-        self._line(END, "run_stop", status="success" if reached else "aborted", **known)
+        metadata = {name: value for name, value in counts.items() if value is not None}
+        self._line(END, "run_stop", status="success" if reached else "aborted", **metadata)
 
     def _point(self, key: str, value: Any, **metadata: Any) -> None:
         if self._file is not None:
@@ -148,7 +148,7 @@ def settings(config: TrainerConfig) -> dict[str, Any]:
     training = config.training
     evaluation = training.evaluation
     assert evaluation is not None, "a timed run is evaluated"
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "seed": training.seed,
         "global_batch_size": training.global_batch,
         "gradient_accumulation_steps": config.num_microbatches,
@@ -170,10 +170,10 @@ def settings(config: TrainerConfig) -> dict[str, Any]:
         "context_parallelism": config.layout.cp,
     }
     if config.lora is not None:
-        found |= {"lora_rank": config.lora.rank, "lora_alpha": config.lora.alpha}
+        values |= {"lora_rank": config.lora.rank, "lora_alpha": config.lora.alpha}
     if isinstance(config.model, FluxConfig):
-        del found["max_sequence_length"]
-    return found
+        del values["max_sequence_length"]
+    return values
 
 
 def schedule(plan: LrScheduleConfig, lr: float, steps: int, batch: int) -> dict[str, Any]:

@@ -131,9 +131,9 @@ class Embedding(nn.Embedding):
             return functional.embedding(input, table).to(self.dtype)
         index = input - axis.index * table.shape[0]
         inside = (index >= 0) & (index < table.shape[0])
-        found = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
+        vectors = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
         # One rank alone has a token's row, so the sum is exact in any dtype.
-        return self.region.leave((found * inside.unsqueeze(-1)).to(self.dtype))
+        return self.region.leave((vectors * inside.unsqueeze(-1)).to(self.dtype))
 
 
 class Norm(nn.Module):
@@ -335,13 +335,14 @@ class Decoder(Network):
 
     def make_tables(self, device: torch.device) -> None:
         """Compute what belongs to this rank's positions; needed once before training."""
-        here = rows(self.setting.seq_len, self.setting.cp)
+        positions = rows(self.setting.seq_len, self.setting.cp)
         if self.model.positions == "rope":
-            cos, sin = rope_tables(self.model, here)
+            cos, sin = rope_tables(self.model, positions)
             dtype = self.setting.dtype
             self.rope = cos.to(device, dtype), sin.to(device, dtype)
         elif self.positions is not None:
-            self.places = self.setting.region.part(here + self.model.position_offset).to(device)
+            places = self.setting.region.part(positions + self.model.position_offset)
+            self.places = places.to(device)
 
 
 def use_float8(model: Network, device_type: str) -> None:

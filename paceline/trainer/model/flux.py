@@ -259,10 +259,10 @@ def rope_tables(model: FluxConfig, cp: Axis) -> tuple[Tensor, Tensor]:
     row, column = torch.meshgrid(rows, rows, indexing="ij")
     places = torch.stack([torch.zeros_like(row), row, column], dim=-1).flatten(0, 1)
     text = torch.zeros(model.text_len, 3, dtype=torch.float64)
-    here = torch.cat([own_part(text, cp), own_part(places, cp)])
+    coordinates = torch.cat([own_part(text, cp), own_part(places, cp)])
     angles = [
         torch.outer(
-            here[:, axis], model.rope_theta ** (-torch.arange(0, width, 2).double() / width)
+            coordinates[:, axis], model.rope_theta ** (-torch.arange(0, width, 2).double() / width)
         )
         for axis, width in enumerate(model.rope_axes)
     ]

@@ -150,9 +150,9 @@ def _sliced(logits: Tensor, targets: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
     a token is enough.
     """
     local = (targets - tp.index * logits.shape[1]).unsqueeze(1)
-    here = ((local >= 0) & (local < logits.shape[1])).to(logits.dtype)
+    inside = ((local >= 0) & (local < logits.shape[1])).to(logits.dtype)
     index = local.clamp(0, logits.shape[1] - 1)
-    at_target = logits.gather(1, index) * here
+    at_target = logits.gather(1, index) * inside
     largest = logits.amax(dim=1, keepdim=True)
     grad = logits.sub_(largest).exp_()
     mine = torch.cat([largest, grad.sum(dim=1, keepdim=True), at_target], dim=1)
@@ -160,5 +160,5 @@ def _sliced(logits: Tensor, targets: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
     largests, sums, at_targets = all_ranks.view(tp.size, *mine.shape).split(1, dim=2)
     log_sum = torch.logsumexp(largests + sums.log(), dim=0)
     losses = log_sum - at_targets.sum(dim=0)
-    grad.mul_(torch.exp(largest - log_sum)).scatter_add_(1, index, -here)
+    grad.mul_(torch.exp(largest - log_sum)).scatter_add_(1, index, -inside)
     return losses, grad

@@ -112,7 +112,7 @@ _to_empty, _item = nn.Module.to_empty, Tensor.item
 _concatenate: Any = getattr(DeviceMesh, "_concatenate", None)
 
 
-def one(tensor: Tensor) -> bool | float | int:
+def item_or_one(tensor: Tensor) -> bool | float | int:
     """`Tensor.item`; a tensor without memory holds a 1."""
     return 1.0 if isinstance(tensor, FakeTensor) else _item(tensor)
 
@@ -131,7 +131,7 @@ def substitutes(as_cuda: bool) -> Iterator[None]:
     with (
         patch.object(replica, "DistributedDataParallel", BucketedGradients),
         patch.object(nn.Module, "to_empty", materialised),
-        patch.object(Tensor, "item", one),
+        patch.object(Tensor, "item", item_or_one),
         patch.object(DeviceMesh, "_concatenate", concatenated, create=True),
     ):
         if not as_cuda:

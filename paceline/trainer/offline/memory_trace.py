@@ -48,8 +48,8 @@ def main(question: dict[str, Any]) -> None:
         raise ConfigError("; ".join(problems))
     counts = traced_counts(raw["layout"]["pp"], raw["num_microbatches"])
     for rank in question["ranks"]:
-        told = [trace(settings(raw, count), rank, size) for count in counts]
-        whole = grown(told, raw["num_microbatches"]) if len(told) > 1 else told[0]
+        traces = [trace(settings(raw, count), rank, size) for count in counts]
+        whole = grown(traces, raw["num_microbatches"]) if len(traces) > 1 else traces[0]
         print(json.dumps({"event": "trace", **whole}), flush=True)
 
 
@@ -61,14 +61,14 @@ def traced_counts(pp: int, num_microbatches: int) -> list[int]:
     return rounds if num_microbatches > rounds[-1] else [num_microbatches]
 
 
-def grown(told: list[dict[str, Any]], num_microbatches: int) -> dict[str, Any]:
+def grown(traces: list[dict[str, Any]], num_microbatches: int) -> dict[str, Any]:
     """What a longer step needs, each figure on the line through those of two shorter ones."""
-    first, last = told
-    counts = [one["num_microbatches"] for one in told]
+    first, last = traces
+    counts = [trace["num_microbatches"] for trace in traces]
     more = (num_microbatches - counts[1]) / (counts[1] - counts[0])
 
-    def at(one: int, other: int) -> int:
-        return round(other + more * (other - one))
+    def at(shorter: int, longer: int) -> int:
+        return round(longer + more * (longer - shorter))
 
     parts = {
         key: {name: at(first[key][name] or 0, value or 0) for name, value in last[key].items()}
@@ -83,7 +83,7 @@ def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
     Compiled blocks are followed uncompiled: the tracker does not see into them.
     """
     batch = count * raw["layout"]["micro_batch"] * raw["dp"]
-    own = {
+    overrides = {
         "global_batch": batch,
         "ramp_up": [],
         "compile": "none",
@@ -93,7 +93,7 @@ def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
     return parse_config(
         {
             **raw,
-            "training": {**raw["training"], **own},
+            "training": {**raw["training"], **overrides},
             "data": {**raw["data"], "source": "synthetic", "loss_mask": None},
             "num_microbatches": count,
             "checkpoint": NO_CHECKPOINT,

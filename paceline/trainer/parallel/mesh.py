@@ -78,8 +78,7 @@ def join_world(device_type: str, bind: bool = True) -> World:
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"local rank {local_rank}: {torch.cuda.device_count()} GPUs are visible here, "
-                "and every "
-                "rank of a node needs one of its own"
+                "and every rank of a node needs one of its own"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

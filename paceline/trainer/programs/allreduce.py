@@ -33,11 +33,11 @@ def main(settings: dict[str, Any]) -> None:
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else cpu_name()
     about = {"device_name": name, "torch": torch.__version__, "backend": world.backend}
     for size in payloads:
-        found = measure(
+        result = measure(
             world.device, world.size, size, settings.get("seconds", 1.0) / len(payloads)
         )
         if world.rank == 0:
-            print(json.dumps({"event": "collective", **found, **about}), flush=True)
+            print(json.dumps({"event": "collective", **result, **about}), flush=True)
     if world.backend is not None:
         dist.barrier()
         dist.destroy_process_group()

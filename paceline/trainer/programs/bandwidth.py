@@ -34,8 +34,8 @@ def main(settings: dict[str, Any]) -> None:
     }
     sizes = SIZES_BYTES[device.type]
     for size in sizes:
-        found = measure_copy(device, size, settings.get("seconds", 1.0) / len(sizes))
-        print(json.dumps({"event": "memory", **found, **about}), flush=True)
+        result = measure_copy(device, size, settings.get("seconds", 1.0) / len(sizes))
+        print(json.dumps({"event": "memory", **result, **about}), flush=True)
 
 
 def measure_copy(device: torch.device, size_bytes: int, seconds: float) -> dict[str, Any]:

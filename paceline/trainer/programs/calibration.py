@@ -61,8 +61,8 @@ def lines(settings: dict[str, Any], world: World) -> Iterator[dict[str, Any]]:
     device, share_s = world.device, settings.get("seconds", 8.0) / 4
     _together(world)
     large = LARGE[device.type]
-    found = measure_shape(settings["dtype"], large, device, clock_of(device), share_s / 2)
-    yield {"shape": list(large), "dtype": settings["dtype"], **found}
+    result = measure_shape(settings["dtype"], large, device, clock_of(device), share_s / 2)
+    yield {"shape": list(large), "dtype": settings["dtype"], **result}
     _together(world)
     yield {"event": "memory", **measure_copy(device, SIZES_BYTES[device.type][0], share_s / 2)}
     _together(world)
@@ -74,8 +74,8 @@ def lines(settings: dict[str, Any], world: World) -> Iterator[dict[str, Any]]:
     payloads = settings.get("payloads") or PAYLOADS_BYTES[device.type]
     for size in payloads:
         _together(world)
-        found = measure(device, world.size, size, share_s / 2 / len(payloads))
-        yield {"event": "collective", **found}
+        result = measure(device, world.size, size, share_s / 2 / len(payloads))
+        yield {"event": "collective", **result}
     _together(world)
     yield overlap(world, settings["dtype"])
 

@@ -54,7 +54,7 @@ def on_cuda(size: int) -> None:
 
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
-    one = torch.ones(1, device=device)
+    probe = torch.ones(1, device=device)
     torch.cuda.synchronize(device)
     properties = torch.cuda.get_device_properties(device)
     uuid = f"GPU-{properties.uuid}"  # pyright: ignore[reportAttributeAccessIssue]
@@ -70,7 +70,7 @@ def on_cuda(size: int) -> None:
     tell("product", read(), properties.name)
     if join("nccl", device):
         tell("group", read(), properties.name)
-    del one
+    del probe
 
 
 def multiply(device: Any, size: int) -> None:

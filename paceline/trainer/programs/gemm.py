@@ -92,9 +92,9 @@ def measure_dtype(
             reason = f"needs about {needed_s:.2g} s of which {left_s:.2g} s are left"
             yield {"event": "skipped", **line, "reason": reason}
             continue
-        found = measure_shape(dtype, shape, device, clock, left_s / (len(shapes) - index))
-        rate = max(rate, found.get("flops_per_s", 0.0))
-        yield {**line, **found}
+        result = measure_shape(dtype, shape, device, clock, left_s / (len(shapes) - index))
+        rate = max(rate, result.get("flops_per_s", 0.0))
+        yield {**line, **result}
 
 
 def measure_shape(
@@ -162,9 +162,9 @@ def product(dtype: str, shape: tuple[int, ...], device: torch.device) -> Callabl
     if dtype != "fp8":
         out = torch.empty(m, n, device=device, dtype=a.dtype)
         return lambda: torch.mm(a, b, out=out)
-    one = torch.ones((), device=device)
+    scale = torch.ones((), device=device)
     return lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
     )
 
 

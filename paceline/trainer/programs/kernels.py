@@ -67,11 +67,11 @@ def repeats(work: Callable[[], object], device: torch.device, share_s: float) ->
     clock = clock_of(device)
     elapsed(work, clock, 1)
     inner = max(1, round(REPEAT_S / max(elapsed(work, clock, 1), 1e-7)))
-    found: list[float] = []
+    times_s: list[float] = []
     end = time.perf_counter() + share_s
-    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() < end):
-        found.append(elapsed(work, clock, inner) / inner)
-    return found
+    while len(times_s) < FEWEST or (len(times_s) < MOST and time.perf_counter() < end):
+        times_s.append(elapsed(work, clock, inner) / inner)
+    return times_s
 
 
 def _product(

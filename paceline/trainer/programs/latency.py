@@ -30,24 +30,24 @@ def main(settings: dict[str, Any]) -> None:
     """Measure and print."""
     device = torch.device(settings["device"])
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    found = launch_latency(device, settings.get("seconds", 1.0))
+    latency = launch_latency(device, settings.get("seconds", 1.0))
     about = {"device_name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    print(json.dumps({**found, **about}), flush=True)
+    print(json.dumps({**latency, **about}), flush=True)
 
 
 def launch_latency(device: torch.device, seconds: float) -> dict[str, Any]:
     """Seconds from one small operation to the next."""
     numbers, clock = torch.ones(NUMBERS, device=device), clock_of(device)
     elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW)
-    found: list[float] = []
+    times_s: list[float] = []
     end = time.perf_counter() + seconds
-    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() < end):
-        found.append(elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW) / IN_A_ROW)
+    while len(times_s) < FEWEST or (len(times_s) < MOST and time.perf_counter() < end):
+        times_s.append(elapsed(lambda: numbers.add_(1.0), clock, IN_A_ROW) / IN_A_ROW)
     return {
         "event": "latency",
-        "seconds": median(found),
-        "n": len(found),
-        "spread": relative_spread(found),
+        "seconds": median(times_s),
+        "n": len(times_s),
+        "spread": relative_spread(times_s),
     }
 
 

@@ -23,20 +23,20 @@ SCHEMA = 1
 
 def main(path: str) -> int:
     """Do every part; what fails is told, and the next part begins."""
-    wanted = read_json(path)
+    settings = read_json(path)
     rank = int(os.environ.get("RANK", "0"))
     redirect_output("logs", rank)
     events = EventLog("check", rank)
-    NodeCheck(wanted, rank, events).run()
+    NodeCheck(settings, rank, events).run()
     return 0
 
 
 class NodeCheck:
     """One rank, its place, and where it writes."""
 
-    def __init__(self, wanted: dict[str, Any], rank: int, events: EventLog) -> None:
-        """`wanted` is {device, dtype, seconds, at_once, rounds: [[[node, node], ...], ...]}."""
-        self.wanted, self.rank, self.events = wanted, rank, events
+    def __init__(self, settings: dict[str, Any], rank: int, events: EventLog) -> None:
+        """`settings` is {device, dtype, seconds, at_once, rounds: [[[node, node], ...], ...]}."""
+        self.settings, self.rank, self.events = settings, rank, events
         self.local = int(os.environ.get("LOCAL_RANK", "0"))
         self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -72,7 +72,7 @@ class NodeCheck:
         """Meet the other ranks."""
         import torch
 
-        self.device = torch.device(self.wanted["device"], *([self.local] * (self.kind == "cuda")))
+        self.device = torch.device(self.settings["device"], *([self.local] * (self.kind == "cuda")))
         if self.size > 1:
             from paceline.trainer.parallel.mesh import join_world
 
@@ -85,7 +85,7 @@ class NodeCheck:
     @property
     def kind(self) -> str:
         """cpu or cuda."""
-        return self.wanted["device"]
+        return self.settings["device"]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -95,7 +95,7 @@ class NodeCheck:
 
     def rates(self) -> None:
         """Matrix products and memory, so many nodes at once as asked."""
-        at_once = self.wanted.get("at_once") or self.size
+        at_once = self.settings.get("at_once") or self.size
         num_nodes = self.size // self.ranks_per_node
         for first in range(0, num_nodes, at_once):
             if first <= self.node < first + at_once:
@@ -110,30 +110,30 @@ class NodeCheck:
         from paceline.trainer.programs.gemm import flops, product
 
         shape = (8192,) * 3 if self.kind == "cuda" else (1024,) * 3
-        work = product(self.wanted["dtype"], shape, self.device)
-        rates = sustained(work, flops(shape), clock_of(self.device), self.wanted["seconds"])
+        work = product(self.settings["dtype"], shape, self.device)
+        rates = sustained(work, flops(shape), clock_of(self.device), self.settings["seconds"])
         self.write("rate", what="gemm", value=median(rates), **scatter(rates))
 
     def memory(self) -> None:
         """The copy rate beyond the caches."""
         from paceline.trainer.programs.bandwidth import SIZES_BYTES, measure_copy
 
-        short = self.kind == "cpu" and self.wanted["seconds"] < 1
+        short = self.kind == "cpu" and self.settings["seconds"] < 1
         size = SIZES_BYTES[self.kind][0 if short else -1]
-        found = measure_copy(self.device, size, self.wanted["seconds"] / 2)
-        self.write("rate", what="memory", value=found.pop("bytes_per_s"), **found)
+        result = measure_copy(self.device, size, self.settings["seconds"] / 2)
+        self.write("rate", what="memory", value=result.pop("bytes_per_s"), **result)
 
     def inside(self) -> None:
         """All-reduce among the ranks of this node."""
         if self.ranks_per_node > 1:
             first = self.node * self.ranks_per_node
-            found = self.measure(list(range(first, first + self.ranks_per_node)))
-            self.write("collective", **found)
+            result = self.measure(list(range(first, first + self.ranks_per_node)))
+            self.write("collective", **result)
         self.barrier()
 
     def pairs(self) -> None:
         """All-reduce with the same rank of another node, round by round."""
-        for pairs in self.wanted.get("rounds", []):
+        for pairs in self.settings.get("rounds", []):
             partner = next(
                 (b if a == self.node else a for a, b in pairs if self.node in (a, b)), None
             )
@@ -154,10 +154,10 @@ class NodeCheck:
 
         small, _, large = PAYLOADS_BYTES[self.kind]
         group = self.group(ranks)
-        seconds = self.wanted["seconds"] / 2
-        found = measure(self.device, len(ranks), large, seconds, group)
+        seconds = self.settings["seconds"] / 2
+        result = measure(self.device, len(ranks), large, seconds, group)
         latency_s = measure(self.device, len(ranks), small, seconds / 10, group)["latency_s"]
-        return {**found, "latency_s": latency_s}
+        return {**result, "latency_s": latency_s}
 
     def group(self, ranks: list[int]) -> Any:
         """A group of some ranks, which nobody else waits for.

@@ -63,9 +63,9 @@ def node_facts(folder: str = ".") -> dict[str, Any]:
 
 def usable_cores() -> str:
     """Hardware threads that a rank may use here, `0-3,8`, whatever this one was bound to."""
-    told = json.loads(os.environ.get("PACELINE_BOUND", "{}")).get("host_cores")
-    if told is not None:
-        return told
+    cores = json.loads(os.environ.get("PACELINE_BOUND", "{}")).get("host_cores")
+    if cores is not None:
+        return cores
     if hasattr(os, "sched_getaffinity"):
         return core_text(os.sched_getaffinity(0))
     return core_text(range(os.cpu_count() or 1))
@@ -80,19 +80,19 @@ def num_cores(text: str) -> int:
 def gpus() -> list[dict[str, Any]]:
     """The GPUs with what their driver says of their health; empty without a driver."""
     named = _smi(GPU_FIELDS)
-    found: list[dict[str, Any]] = [
+    devices: list[dict[str, Any]] = [
         dict(zip(("name", "uuid", "driver", "memory", "address"), row, strict=True))
         for row in named
     ]
-    for fields in HEALTH_FIELDS if found else ():
-        if set(fields.values()) <= set(found[0]):
+    for fields in HEALTH_FIELDS if devices else ():
+        if set(fields.values()) <= set(devices[0]):
             continue
-        for gpu, told in zip(found, _smi(tuple(fields)), strict=False):
-            gpu.update(zip(fields.values(), map(_known, told), strict=True))
-    if found and "rows_pending" not in found[0]:
-        for gpu, told in zip(found, _smi(tuple(REMAPPED_ROWS), "remapped-rows"), strict=False):
-            gpu.update(zip(REMAPPED_ROWS.values(), map(_known, told), strict=True))
-    return found
+        for gpu, values in zip(devices, _smi(tuple(fields)), strict=False):
+            gpu.update(zip(fields.values(), map(_known, values), strict=True))
+    if devices and "rows_pending" not in devices[0]:
+        for gpu, values in zip(devices, _smi(tuple(REMAPPED_ROWS), "remapped-rows"), strict=False):
+            gpu.update(zip(REMAPPED_ROWS.values(), map(_known, values), strict=True))
+    return devices
 
 
 def xids() -> list[dict[str, Any]] | None:
@@ -100,8 +100,8 @@ def xids() -> list[dict[str, Any]] | None:
     text = _output(["dmesg"])
     if text is None:
         return None
-    found = [{"address": m[1], "xid": int(m[2])} for m in XID.finditer(text)]
-    return found[-MOST_XIDS:]
+    errors = [{"address": m[1], "xid": int(m[2])} for m in XID.finditer(text)]
+    return errors[-MOST_XIDS:]
 
 
 def _smi(fields: tuple[str, ...], about: str = "gpu") -> list[list[str]]:

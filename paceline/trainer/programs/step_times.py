@@ -56,8 +56,8 @@ def main(settings: dict[str, str]) -> None:
     for case in cases:
         times_s = slowest(train_case(case, world), world)
         if world.rank == 0:
-            found = {"event": "steps", "name": case["name"], "times_s": times_s}
-            print(json.dumps({**found, "torch": torch.__version__}), flush=True)
+            line = {"event": "steps", "name": case["name"], "times_s": times_s}
+            print(json.dumps({**line, "torch": torch.__version__}), flush=True)
     if world.size > 1:
         dist.barrier()
 
@@ -80,8 +80,8 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
         make_replica(config, world, mesh, steps),
         world,
         steps,
-        times,
-        masked=corpus.masked,  # type: ignore[arg-type]
+        times,  # type: ignore[arg-type]
+        masked=corpus.masked,
     )
     sampler = sampler_of(config, corpus.num_windows)
     loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda")
@@ -100,9 +100,9 @@ def slowest(times_s: list[float], world: World) -> list[float]:
     """Of every step, the time of the rank that took longest."""
     if world.size == 1:
         return times_s
-    found = torch.tensor(times_s, dtype=torch.float64, device=world.device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return found.tolist()
+    longest_s = torch.tensor(times_s, dtype=torch.float64, device=world.device)
+    dist.all_reduce(longest_s, op=dist.ReduceOp.MAX)
+    return longest_s.tolist()
 
 
 def mesh_of(config: TrainerConfig, world: World) -> Mesh:

@@ -84,8 +84,8 @@ def make_network(model: Model, setting: LayerSetting, part: ModelPart | None = N
 def check_parameters(whole: Network, config: TrainerConfig) -> None:
     """Raise ConfigError when the model is not of the size that it should have."""
     trainable = sum(p.numel() for p in whole.parameters() if p.requires_grad)
-    found = {"parameters": count_parameters(whole), "trainable": trainable}
-    for name, count in found.items():
+    counts = {"parameters": count_parameters(whole), "trainable": trainable}
+    for name, count in counts.items():
         expected = getattr(config, f"expected_{name}")
         if count != expected:
             raise ConfigError(f"expected_{name} {expected:,}: the model has {count:,} {name}")

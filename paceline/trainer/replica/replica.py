@@ -106,10 +106,10 @@ class Replica:
 
     def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """(L2 norm over the whole model's gradients, the loss that the last stage found)."""
-        mesh, own = self.mesh, self._own_gradients()
+        mesh, gradients = self.mesh, self._own_gradients()
         squares = torch.zeros_like(loss)
-        if own:
-            squares += torch.nn.utils.get_total_norm(own, foreach=True).square()
+        if gradients:
+            squares += torch.nn.utils.get_total_norm(gradients, foreach=True).square()
         sum_over(squares, mesh.tp)
         if self.sharded:
             sum_over(squares, mesh.shard)
