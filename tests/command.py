@@ -19,7 +19,7 @@ from tests import forks
 
 LIMIT_S = 900
 LIBRARIES = ("numpy", "scipy.stats", "altair", "jinja2", "sqlalchemy", "ruamel.yaml", "rich.table")
-PROGRAMS = ("paceline.__main__", "paceline.native", "paceline.trainer")
+PROGRAMS = ("paceline.__main__", "paceline.trainer")
 """What is started and never imported."""
 WARM_UP = (["recipes"], ["estimate", "llama31-8b", "--device", "H100", "--gpus", "8"])
 """What reads the files that come with the package, which each process reads once."""

@@ -192,7 +192,7 @@ def test_killing_the_controller_ends_the_ranks(tmp_path: Path):
     controller = tmp_path / "controller.py"
     controller.write_text(
         "import sys, time; from pathlib import Path\n"
-        "from tests.launchers.test_local import RANK, make_job, start\n"
+        "from tests.machines.test_local import RANK, make_job, start\n"
         f"start(make_job(RANK, '100', '0'), Path({str(tmp_path)!r}))\n"
         "time.sleep(120)\n"
     )

@@ -119,7 +119,7 @@ def test_hostile_names_break_neither_markdown_nor_xml_nor_terminal():
 
 
 @pytest.mark.parametrize(
-    ("found", "failures", "errors"),
+    ("comparison", "failures", "errors"),
     [
         (slower(), 1, 0),
         (undecided(), 0, 1),

@@ -81,18 +81,17 @@ def telemetry_of(folder: Path) -> Telemetry:
     return telemetry
 
 
-def sampler_of(agent: int, within_s: float = 60) -> psutil.Process:
-    """The agent's sampler, once it has begun."""
+def child_of(agent: int, file: str, within_s: float = 60) -> psutil.Process:
+    """The agent's process that runs a file, once it has begun."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         for child in psutil.Process(agent).children():
-            with contextlib.suppress(
-                psutil.NoSuchProcess
-            ):  # what the script itself starts is short
-                if SAMPLER in " ".join(child.cmdline()):
+            # What the script itself starts is short.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if file in " ".join(child.cmdline()):
                     return child
         time.sleep(0.02)
-    raise AssertionError("there is no sampler")
+    raise AssertionError(f"nothing runs {file}")
 
 
 def gone(process: psutil.Process, within_s: float = 30) -> bool:
@@ -141,15 +140,14 @@ def test_what_cannot_be_sampled_or_need_not_trains_all_the_same(tmp_path: Path, 
 def test_the_sampler_ends_with_its_agent_however_that_ends(tmp_path: Path, number: signal.Signals):
     root = make_root(tmp_path / "host")
     process = started(tmp_path, SLEEPING, root=root)
-    sampler = sampler_of(process.pid)
-    children = psutil.Process(process.pid).children()
+    sampler, rank = child_of(process.pid, SAMPLER), child_of(process.pid, "rank.py")
     try:
         process.send_signal(number)
         assert gone(sampler), "nobody is left to sample for"
     finally:
-        for child in children:  # nothing ends the ranks of an agent that was killed outright
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        # Nothing ends the ranks of an agent that was killed outright.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
         process.communicate(timeout=60)
     assert process.returncode == (143 if number == signal.SIGTERM else -9)
 
