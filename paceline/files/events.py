@@ -192,7 +192,8 @@ class EndEvent(Value):
 
 
 _NO_PROGRESS = re.compile(
-    r"no progress for (\S+) s (.*): (waiting for other ranks|not inside a collective)"
+    r"no progress for ([0-9.]+(?:e[+-]?[0-9]+)?) s (.*): "
+    r"(waiting for other ranks|not inside a collective)"
 )
 
 

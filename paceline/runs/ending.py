@@ -266,7 +266,9 @@ def _reason(end: EndEvent) -> str:
 
 
 def _no_progress(wait: EndEvent | None) -> str:
-    return f"no progress for {wait.silent_s:g} s {wait.doing}" if wait else "no progress"
+    if wait is None or wait.silent_s is None:
+        return "no progress"
+    return f"no progress for {wait.silent_s:g} s {wait.doing}"
 
 
 def _unexplained(evidence: EndEvidence) -> Ending:

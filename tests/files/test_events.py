@@ -181,6 +181,13 @@ def test_a_line_torn_by_a_restart_counts_and_one_at_the_end_does_not():
     assert read_rank([*lines(START, STEP), torn]).unread.lines == 0
 
 
+def test_an_older_end_line_whose_words_are_garbled_is_an_end_all_the_same():
+    garbled = "no progress for abc s in step 3: waiting for other ranks"
+    end = read_rank(lines(START, STEP, {**END, "status": "failed", "reason": garbled})).end
+
+    assert end is not None and (end.reason, end.cause) == (garbled, "own_fault")
+
+
 def test_numbers_that_no_machine_holds_make_a_line_invalid():
     huge = [f'{{"event": "step", "step": {"9" * 5000}}}\n', *lines({**STEP, "loss": 10**400})]
 

@@ -271,3 +271,9 @@ def test_exits_of_many_nodes_are_read_from_their_own_logs(tmp_path: Path):
     evidence = read_evidence(tmp_path, "native", 2, 1, False)
     assert list(evidence.exits.items()) == [(1, -9), (0, 1)]
     assert outcome(evidence) == ("failed", "rank 1 was killed by SIGKILL")
+
+
+def test_a_wait_of_unknown_length_is_told_without_it():
+    waiting = {**END, "status": "failed", "reason": None, "cause": "waiting"}
+    ranks = [read_rank(lines(START, STEP, waiting))] * 2
+    assert outcome(job(*ranks)) == ("failed", "no progress: every rank waits for others")

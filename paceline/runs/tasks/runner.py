@@ -227,17 +227,27 @@ class TaskRunner(ABC, Generic[Task, Kept]):
         self, tasks: TaskQueue[Task], task: Task, slot: JobSlot, outcome: TaskOutcome
     ) -> None:
         """Keep how a task ended, and see whether a host was lost by which it did."""
-        cluster, why = self._lost_cluster(task, slot, outcome), why_ended(outcome)
+        why = why_ended(outcome)
+        try:
+            cluster = self._lost_cluster(task, slot, outcome)
+        except KeyboardInterrupt:  # while Slurm is asked: what has ended counts all the same
+            self._keep(task, outcome, moved=False)
+            raise
         again = cluster is not None and self.losses.note(slot, self.key(task), why)
-        with self._lock:
-            if again:
+        if again:
+            with self._lock:
                 tasks.put_back(slot, task)
-            kept = self.keep(task, outcome, again)
-            if kept is not None:
-                self.observer.ended(task, kept)
+        self._keep(task, outcome, moved=again)
         if cluster:
             lost_slot = replace(slot, hosts=slot.hosts or cluster.hosts)
             self.observer.lost(lost_slot, why, slot in self.losses.lost)
+
+    def _keep(self, task: Task, outcome: TaskOutcome, moved: bool) -> None:
+        """Keep an outcome and tell the observer, one task at a time."""
+        with self._lock:
+            kept = self.keep(task, outcome, moved)
+            if kept is not None:
+                self.observer.ended(task, kept)
 
     def _lost_cluster(self, task: Task, slot: JobSlot, outcome: TaskOutcome) -> Cluster | None:
         """The cluster of which a host of the slot is lost; the end of its allocation ends all."""

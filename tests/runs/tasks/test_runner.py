@@ -186,3 +186,16 @@ def test_a_run_that_the_user_ended_ends_all_even_on_a_full_disk(
     monkeypatch.setattr(flow, "run", Runs(tmp_path, status="cancelled", full=full))
     assert runner.run_tasks(TaskQueue("xy")) is True and runner.stop.is_set()
     assert runner.stopped == ["x"] and runner.kept == []
+
+
+def test_ctrl_c_while_slurm_is_asked_keeps_what_has_ended(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def asked(_: Cluster) -> str | None:
+        raise KeyboardInterrupt
+
+    runner = letters(plan, tmp_path, JobSlot(1))
+    monkeypatch.setattr(flow, "run", Runs(tmp_path, status="failed"))
+    monkeypatch.setattr("paceline.runs.tasks.runner.allocation_fault", asked)
+    assert runner.run_tasks(TaskQueue("xy")) is True
+    assert runner.kept == [("x", False)]

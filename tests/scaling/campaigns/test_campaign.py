@@ -257,7 +257,7 @@ def test_a_resumed_campaign_tries_failed_sub_clusters_again(tmp_path: Path, flee
 def test_runs_that_are_too_short_for_a_figure_say_so_and_still_do_when_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tests.fleet.NUM_STEPS", 3)
+    monkeypatch.setattr("tests.scaling.fleet.NUM_STEPS", 3)
     going = run(tmp_path, made(tmp_path, campaign_request("node-[1-2]", "1")))
     assert going.halted and "a figure needs at least" in going.halted
     again = known_trials(tmp_path, going.campaign)

@@ -18,7 +18,7 @@ from tests.cli.test_errors import paceline
 
 DRIVER = """
 import sys
-from tests.fleet import Fleet
+from tests.scaling.fleet import Fleet
 run_s, down = float(sys.argv.pop(1)), set(sys.argv.pop(1).split())
 sys.modules["paceline.machines.ssh"] = Fleet(run_s=run_s, down=down)
 from paceline.cli import main
