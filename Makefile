@@ -17,7 +17,7 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := estimate layouts mlperf scaling
+PARALLEL_SUITES := estimate layouts mlperf runs scaling trainer
 SUITES := browser clusters numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
@@ -46,7 +46,9 @@ test: $(VENV)/.installed-tested ## run the tests, without the suites that have a
 test-estimate: ## step time and memory before a run, calibration
 test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
+test-runs: ## real runs from plan to report, repeats, comparisons, history
 test-scaling: ## campaigns on this machine alone, their analysis, checks of hosts
+test-trainer: ## the native trainer: its parts, small trainings, every way in which one can end
 $(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/$* $(PYTEST_ARGS)
 
@@ -58,7 +60,7 @@ test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
 
 .PHONY: test-busy
 test-busy: $(VENV)/.installed-tested ## the default tests and those of clusters, ROUNDS times beside four busy loops
-	$(BIN)/python tests/busy.py 4 $(ROUNDS) $(MAKE) test
+	$(BIN)/python tests/busy.py 4 $(ROUNDS) $(MAKE) test test-runs test-trainer
 	$(BIN)/python tests/busy.py 4 $(ROUNDS) $(MAKE) test-clusters
 
 .PHONY: test-gpu
