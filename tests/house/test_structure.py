@@ -1,4 +1,4 @@
-"""The numbers that keep the code small: file and function lengths, annotations, amount of tests."""
+"""The numbers that keep the code small: file and function lengths and annotations."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ def faults(root: Path) -> list[str]:
     functions = [f for _, tree, _ in source for f in ast.walk(tree) if isinstance(f, Function)]
     lengths = [length_of(function) for function in functions]
     typed = sum(map(is_annotated, functions)) / len(functions)
-    tests_per_source = sum(n for *_, n in tests) / sum(n for *_, n in source)
     found = [f"{path} has {n} lines, more than 400" for path, _, n in source + tests if n > 400]
     limits = [
         ("lines in the median file", median(files), "at most", 150),
         ("lines in the median function", median(lengths), "at most", 12),
         ("lines in the 95th percentile function", p95(lengths), "at most", 50),
         ("of the functions are fully annotated", typed, "at least", 0.97),
-        ("lines of tests per line of source", tests_per_source, "at least", 0.6),
     ]
     return found + [
         f"{value:.3g} {what}, {bound} {limit:g} wanted"
@@ -120,7 +118,6 @@ def test_a_sound_repository_has_no_faults(tmp_path: Path) -> None:
             {"paceline/a.py": function(3) * 9 + function(3, "def f(a) -> int:")},
             "0.95 of the functions are fully annotated, at least 0.97 wanted",
         ),
-        ({"tests/test_a.py": "a = 1\n" * 60}, "lines of tests per line of source, at least 0.6"),
     ],
 )
 def test_a_breach_is_found(tmp_path: Path, changed: dict[str, str], fault: str) -> None:
