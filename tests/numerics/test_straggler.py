@@ -13,7 +13,7 @@ from paceline.core.steps import Steps
 from paceline.files.events import read_rank
 from tests.trainer.example import settings, steps, train_alone
 
-RANKS, SLOW, STEPS = 4, 2, 34
+RANKS, SLOW, STEPS = 4, 2, 54
 STAGES = (0, 1, 2, 3)
 WORK_S = 0.08
 
