@@ -107,8 +107,8 @@ def test_the_packed_command_finds_its_recipes(wheel: Path, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
 
     assert done.returncode == 0, done.stderr
-    names = {path.stem for path in (ROOT / "paceline" / "recipes").glob("*.yaml")}
-    assert names <= set(re.findall(r'"([\w-]+)"', done.stdout))
+    names = {path.stem for path in (ROOT / "paceline/files/recipes").glob("*.yaml")}
+    assert names and names <= set(re.findall(r'"([\w-]+)"', done.stdout))
 
 
 def heavy_modules(code: str) -> set[str]:
