@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -31,20 +28,6 @@ GPT = {
 
 def read(**changes: str) -> PublishedMemory:
     return read_memory_row({**GPT, **changes})
-
-
-@pytest.fixture(scope="module")
-def rows(reference_data: Path) -> list[PublishedMemory]:
-    """All open rows that state memory or ran out of it."""
-    found: list[PublishedMemory] = []
-    table = reference_data / "references" / "measured_open.csv"
-    with table.open(encoding="utf-8") as lines:
-        for line in csv.DictReader(lines):
-            try:
-                found.append(read_memory_row(line))
-            except UnmodelledError:
-                continue
-    return found
 
 
 def test_a_row_is_read_with_its_tied_head_positions_and_device():
