@@ -22,6 +22,8 @@ def predict(specs: Sequence[RunSpec], evidence: Evidence | None) -> list[Predict
     Raises UserError where nothing can be expected: a processor without a calibration of such runs,
     a device or link without rates.
     """
+    if not specs:
+        return []
     dtypes = {spec.training.dtype for spec in specs}
     cluster, dtype = specs[0].cluster, specs[0].training.dtype
     if cluster.device == "cpu" and len(dtypes) > 1:

@@ -72,6 +72,7 @@ def test_nothing_is_expected_of_a_processor_that_is_not_calibrated(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"not calibrated .*`paceline calibrate` measures it"):
         predict([make_spec(), make_spec()], None)
+    assert predict([], None) == []
 
 
 def calibrated(ranks: int, threads: int, flops_per_s: float = 5e10) -> Calibration:
