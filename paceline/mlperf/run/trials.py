@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import Result
 from paceline.files.run_folder import (
     is_alive,
@@ -84,6 +84,10 @@ def opened(folder: Path, new: TrialSeries) -> TrialSeries:
     return series.model_copy(update=changed).up_to(max(new.wanted, len(series.trials)))
 
 
+class UnplannedTrialError(PacelineError):
+    """The machine lets no trial be prepared (exit code 2)."""
+
+
 @dataclass
 class TrialRunner(TaskRunner[TrialTask, TrialState]):
     """Trials of a series that go on; its file is written before and after each."""
@@ -92,11 +96,18 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
     series: TrialSeries = field(kw_only=True)
 
     def run_of(self, task: TrialTask, slot: JobSlot) -> TaskRun:
-        if self.series.drop_caches:
-            drop_caches()
-        plan = self.trials.planned(task.trial)
+        plan = self._planned(task.trial)
         self._write(task.trial.model_copy(update={"status": "running"}))
         return TaskRun(plan, self.series.name)
+
+    def _planned(self, trial: TrialState) -> Plan:
+        """The trial's plan, with caches dropped; what the machine refuses here ends the series."""
+        try:
+            if self.series.drop_caches:
+                drop_caches()
+            return self.trials.planned(trial)
+        except SystemFaultError as fault:  # the next trial would meet the same
+            raise UnplannedTrialError(fault.where, fault.what, remedy=fault.remedy) from fault
 
     def keep(self, task: TrialTask, outcome: TaskOutcome, moved: bool) -> TrialState:
         if not isinstance(outcome, Result):
@@ -125,7 +136,8 @@ def run_trials(trials: Trials, observer: TrialObserver) -> tuple[TrialSeries, bo
     """Run what is missing; the series as far as it came, and whether the user ended it.
 
     After a trial that fails the next one runs. KeyboardInterrupt ends the running trial cleanly and
-    then the series. Raises UserError when a trial cannot be planned.
+    then the series. Raises UserError when a trial cannot be planned, UnplannedTrialError where the
+    machine is to blame for that.
     """
     series = trials.series.model_copy(update={"controller": this_controller()})
     write_series(trials.folder, series)

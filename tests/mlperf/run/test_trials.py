@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
 from paceline.files.run_folder import read_value, this_controller, write_text
 from paceline.mlperf.rules import SIBLINGS
 from paceline.mlperf.run import trials as mlperf_trials
@@ -218,6 +218,19 @@ def test_an_interrupt_before_a_trial_began_leaves_it_to_be_run(
 
     assert interrupted and machine.seeds == []
     assert statuses(series) == ["cancelled", "waiting"] and series.controller is None
+
+
+def test_caches_that_the_machine_does_not_drop_end_the_series_with_a_system_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse() -> None:
+        raise SystemFaultError("--drop-caches", "drop_caches: Permission denied")
+
+    monkeypatch.setattr(mlperf_trials, "drop_caches", refuse)
+    with pytest.raises(PacelineError, match="Permission denied") as raised:
+        run_with(monkeypatch, tmp_path, 2, drop_caches=True)
+
+    assert raised.value.exit_code == EXIT_SYSTEM_FAULT
 
 
 def test_a_run_of_a_few_steps_that_make_no_figure_has_ended_all_the_same(
