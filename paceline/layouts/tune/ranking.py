@@ -82,7 +82,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         n_layouts=len(layouts),
         n_infeasible=refused,
         n_pruned=int((~every.fits).sum()),
-        bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {every.limit_bytes[0] / 1e9:.0f} GB",
+        bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {every.device_bytes[0] / 1e9:.0f} GB",
         layouts=_rows(best.pick(again), [layouts[row] for row in first[again]]),
         recipe_layout=_rows(estimated([spec.layout]).followed(), [spec.layout])[0]
         if runs
