@@ -55,7 +55,7 @@ class Member:
 
     @property
     def _settled(self) -> bool:
-        return self.window is None or self.averaged or self.window.state in ("steady", "drifting")
+        return self.window is None or self.window.settled
 
     @property
     def why_not(self) -> str:
@@ -173,7 +173,7 @@ class Pair:
 def figure(member: Member, name: str, at_mean: bool) -> float | None:
     """A metric of a run; `at_mean` gives what it is at the mean step instead of the median one."""
     value = finite_value(member.metrics.get(name))
-    if not at_mean or value is None:
+    if not at_mean or value is None or member.metrics[name].statistic == "at the mean step":
         return value
     if name == "step_time_s":
         return finite_value(member.metrics.get("step_time_mean_s"))

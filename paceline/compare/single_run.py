@@ -30,6 +30,10 @@ def single_run_verdict(
             kind="none",
             sentence=f"No comparable published figure: {why or 'the recipe names none'}.",
         )
+    if window.state == "uneven":
+        reference = comparable[0].reference
+        sentence = f"Undecided against {reference}: the run's steps keep to no one level."
+        return Verdict(kind="undecided", sentence=sentence)
     return _against(comparable[0])
 
 

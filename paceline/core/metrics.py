@@ -49,18 +49,18 @@ def _metric(
     return register
 
 
-@_metric("step_time_s", "Median steady step: what the machine can do.")
+@_metric("step_time_s", "Median steady step (mean if uneven): what the machine can do.")
 def _step_time(run: TimedRun) -> Metric:
-    t = run.times
+    low, high = run.interval_s or (None, None)
     return Metric(
-        value=t.median,
+        value=run.typical_step_s,
         unit="s",
-        n=t.n,
-        spread=t.relative_spread,
-        low=t.low,
-        high=t.high,
-        interval=WITHIN_RUN if t.low is not None else None,
-        statistic="median",
+        n=run.times.n,
+        spread=run.spread,
+        low=low,
+        high=high,
+        interval=WITHIN_RUN if low is not None else None,
+        statistic=run.statistic,
     )
 
 
@@ -99,7 +99,7 @@ def _tokens_per_s_per_device(run: TimedRun) -> Metric:
 @_metric("padded_tokens_per_s", "Token positions per second, padding included, all devices.")
 def _padded_tokens_per_s(run: TimedRun) -> Metric:
     seq_len, batch = run.seq_len, run.global_batch
-    rate = tokens_per_s(seq_len, batch, run.times.median) if seq_len and batch else None
+    rate = tokens_per_s(seq_len, batch, run.typical_step_s) if seq_len and batch else None
     return _rate(run, rate, "tokens/s", "seq_len", "global_batch")
 
 
@@ -116,7 +116,7 @@ def _real_token_fraction(run: TimedRun) -> Metric:
 @_metric("samples_per_s", "Sequences per second at the median step, all devices.")
 def _samples_per_s(run: TimedRun) -> Metric:
     batch = run.global_batch
-    rate = samples_per_s(batch, run.times.median) if batch else None
+    rate = samples_per_s(batch, run.typical_step_s) if batch else None
     return _rate(run, rate, "samples/s", "global_batch")
 
 
@@ -239,8 +239,9 @@ def _flops_rate(run: TimedRun, value: float | None, *needs: str) -> Metric:
 
 
 def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
-    """A rate at the median step, with the step time's interval turned round."""
-    t = run.times
+    """A rate at the typical step, with the step time's interval turned round."""
+    step_s = run.typical_step_s
+    low_s, high_s = run.interval_s or (None, None)
     if value is None:
         return Metric(
             value=None, unit=unit, note=run.facts.unknown(*needs) or "the log does not say"
@@ -248,12 +249,12 @@ def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
     return Metric(
         value=value,
         unit=unit,
-        n=t.n,
-        spread=t.relative_spread,
-        low=None if t.high is None else value * t.median / t.high,
-        high=None if t.low is None else value * t.median / t.low,
-        interval=WITHIN_RUN if t.low is not None else None,
-        statistic="at the median step",
+        n=run.times.n,
+        spread=run.spread,
+        low=None if high_s is None else value * step_s / high_s,
+        high=None if low_s is None else value * step_s / low_s,
+        interval=WITHIN_RUN if low_s is not None else None,
+        statistic=f"at the {run.statistic} step",
     )
 
 
@@ -275,7 +276,7 @@ def _share(
         value=None if rate is None else mfu(rate, limit),
         unit="fraction",
         n=run.times.n,
-        spread=run.times.relative_spread,
+        spread=run.spread,
         convention=facts.flops_convention,
         source=source,
         note=note,
@@ -308,7 +309,7 @@ def _fraction_of_step(run: TimedRun, name: str) -> Metric:
 
 def _real_tokens_per_s(run: TimedRun) -> float | None:
     tokens = _real_tokens(run)
-    return None if tokens is None else tokens / run.times.median
+    return None if tokens is None else tokens / run.typical_step_s
 
 
 def _real_tokens(run: TimedRun) -> float | None:

@@ -26,13 +26,19 @@ class WindowRecord(Value):
     last_step: int | None
     n: NonNegativeInt
     n_warmup: NonNegativeInt
-    state: Literal["steady", "short", "drifting", "none"]
+    state: Literal["steady", "short", "drifting", "uneven", "none"]
+    """Uneven: its steps keep to no one level, so that the mean step counts, not the median."""
     half_width_s: float | None = None
     """The band around the median in which a step counts as steady."""
     drift: float | None = None
     """Relative change of the step time over the window by the Theil-Sen slope."""
     global_batch: int | None = None
     seq_len: int | None = None
+
+    @property
+    def settled(self) -> bool:
+        """True when it has steps enough for a figure, or is the source's own figure."""
+        return self.rule == "as printed" or self.state in ("steady", "drifting", "uneven")
 
 
 class Metric(Value):

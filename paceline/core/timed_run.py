@@ -32,8 +32,33 @@ class TimedRun:
     """Reachable rate of all devices together, as probed on this machine."""
     achievable_source: str | None
     startup_s: float | None
+    uneven: bool = False
+    """True when the steps keep to no one level: then the mean step is the typical one."""
     no_peak: str | None = None
     """Why a peak that the data sheet does state is not this run's."""
+
+    @property
+    def typical_step_s(self) -> float:
+        """Seconds of the step that rates are told at: the median one, or the mean if uneven."""
+        return self.times.mean if self.uneven else self.times.median
+
+    @property
+    def statistic(self) -> str:
+        """Which step that is: `median` or `mean`."""
+        return "mean" if self.uneven else "median"
+
+    @property
+    def spread(self) -> float:
+        """Relative scatter of the step times: 1.4826 MAD / median, if uneven sigma / mean."""
+        if not self.uneven:
+            return self.times.relative_spread
+        return float(np.std(self.window["step_time_s"])) / self.times.mean
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """Within-run interval of the median step in seconds; None where there is none."""
+        t = self.times
+        return None if self.uneven or t.low is None or t.high is None else (t.low, t.high)
 
     @property
     def global_batch(self) -> float | None:
@@ -49,7 +74,7 @@ class TimedRun:
 
     @property
     def flops_per_s_per_device(self) -> float | None:
-        """Model FLOP/s of one device in the run's convention at the median step."""
+        """Model FLOP/s of one device in the run's convention at the typical step."""
         return self._per_device(model_flops_per_token)
 
     @property
@@ -64,7 +89,7 @@ class TimedRun:
         if not (x and convention and num_devices and seq_len and batch):
             return None
         flops = per_token(convention, x) * seq_len
-        return flops_per_s_per_device(flops, batch, self.times.median, num_devices)
+        return flops_per_s_per_device(flops, batch, self.typical_step_s, num_devices)
 
 
 def timed_run(
@@ -77,6 +102,7 @@ def timed_run(
     achievable_flops_per_s: float | None = None,
     achievable_source: str | None = None,
     startup_s: float | None = None,
+    uneven: bool = False,
     no_peak: str | None = None,
 ) -> TimedRun:
     """A TimedRun with the window's step times summarized; the window must not be empty."""
@@ -90,6 +116,7 @@ def timed_run(
         achievable_flops_per_s,
         achievable_source,
         startup_s,
+        uneven,
         no_peak,
     )
 

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.levels import two_levels
 from paceline.core.result import WindowRecord
 from paceline.core.stats import NORMAL_MAD, group_medians, mad_around
 from paceline.core.steps import FloatColumn, IntColumn, Steps
@@ -64,6 +65,8 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
         raise NoStepError(f"picks none of the {n_timed:,} timed steps")
     skipped = int(timed[: rows[0]].sum())
     state = "steady" if len(rows) >= MIN_STEADY else "short"
+    if two_levels(steps["step_time_s"][rows], resolution_s):
+        state = "uneven"
     record = _record(steps, rows, skipped, state, None, None)
     return Window(rows, record.model_copy(update={"rule": rule}))
 
@@ -105,6 +108,7 @@ def _asked_for(numbers: IntColumn, rule: str) -> npt.NDArray[np.bool_]:
 def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
     """The steady window of the longest stretch with one global batch and one sequence length.
 
+    Where its steps keep to no one level the window is uneven: good for a mean, not for a median.
     A step number that does not go on (a restart, another run in the same log) ends a stretch too.
     `resolution_s` is the step of the log's printed times. Steps without a time are left out.
     """
@@ -114,13 +118,15 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
         return Window(stretch, _record(steps, stretch, 0, "none", None, None))
     half_width = band_half_width(times, resolution_s)
     warmup = warmup_steps(times, half_width)
+    start = int(np.argmax(_inside(times, half_width))) if warmup is None else warmup
+    rows = _after(stretch, start)
     if warmup is None or len(times) - warmup < MIN_STEADY:
-        start = int(np.argmax(_inside(times, half_width))) if warmup is None else warmup
-        rows = _after(stretch, start)
-        return Window(rows, _record(steps, rows, start, "short", half_width, None))
-    rows = _after(stretch, warmup)
+        state = "short" if len(times) - start < MIN_STEADY else "uneven"
+        return Window(rows, _record(steps, rows, start, state, half_width, None))
     drift, noise = relative_drift(times[warmup:])
     state = "drifting" if abs(drift) > max(DRIFT_LIMIT, 3 * noise) else "steady"
+    if state == "steady" and two_levels(times[warmup:], resolution_s):
+        state = "uneven"
     return Window(rows, _record(steps, rows, warmup, state, half_width, drift))
 
 
@@ -203,7 +209,7 @@ def _record(
     steps: Steps,
     rows: Rows,
     n_warmup: int,
-    state: Literal["steady", "short", "drifting", "none"],
+    state: Literal["steady", "short", "drifting", "uneven", "none"],
     half_width_s: float | None,
     drift: float | None,
 ) -> WindowRecord:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.facts import Facts
+from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary, summarize
@@ -80,10 +81,18 @@ class SingleFigure:
 
 
 def figures_of(
-    facts: Facts, steps: Steps, window: Steps, log: LogContent, printed: bool = False
+    facts: Facts,
+    steps: Steps,
+    window: Steps,
+    log: LogContent,
+    printed: bool = False,
+    uneven: bool = False,
 ) -> LogFigures:
-    """The figures of a window with timed steps; `printed` = it is the log's one figure."""
-    run = log_run(facts, steps, window)
+    """The figures of a window with timed steps; `printed` = it is the log's one figure.
+
+    `uneven` = its steps keep to no one level: the mean step counts.
+    """
+    run = log_run(facts, steps, window, uneven)
     metrics = measure(run)
     if printed:
         metrics = {name: _as_printed(name, metric) for name, metric in metrics.items()}
@@ -100,7 +109,9 @@ def figures_of(
         conventions={
             "flops": facts.flops_convention or "unknown",
             "peak": f"dense data-sheet peak of one {device}",
-            "step_time": "mean of the whole run, as printed" if printed else "median of the window",
+            "step_time": "mean of the whole run, as printed"
+            if printed
+            else f"{run.statistic} of the window",
             "tokens": "real tokens where the recipe states the padding, else every position",
         },
         warnings=tuple(_warnings(run, log, printed)),
@@ -108,7 +119,12 @@ def figures_of(
 
 
 def figures_without_batch(
-    facts: Facts, window: Steps, log: LogContent, rates: dict[str, Metric], printed: bool
+    facts: Facts,
+    window: Steps,
+    log: LogContent,
+    rates: dict[str, Metric],
+    printed: bool,
+    uneven: bool = False,
 ) -> LogFigures | None:
     """The figures of a log that prints a throughput and no batch, as if a step had one sample.
 
@@ -123,12 +139,12 @@ def figures_without_batch(
     finite = np.isfinite(timed["step_time_s"])
     if not finite.all():  # A copy of everything that a long log need not pay for.
         timed = timed.select(finite)
-    figures = figures_of(of_one, timed, timed, log, printed)
+    figures = figures_of(of_one, timed, timed, log, printed, uneven)
     metrics = {name: m for name, m in figures.metrics.items() if name not in OF_STEPS}
     return replace(figures, metrics=metrics | rates)
 
 
-def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
+def log_run(facts: Facts, steps: Steps, window: Steps, uneven: bool = False) -> TimedRun:
     """The log as the metrics see it."""
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
@@ -138,6 +154,7 @@ def log_run(facts: Facts, steps: Steps, window: Steps) -> TimedRun:
         window,
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_source=peak.source if peak else None,
+        uneven=uneven,
     )
 
 
@@ -193,8 +210,11 @@ def _printed_rates(log: LogContent, facts: Facts) -> dict[str, Metric]:
     }
 
 
-def rates_of(facts: Facts, window: Steps) -> dict[str, Metric]:
-    """Rates as step lines print them, medians over the window; the total of all devices."""
+def rates_of(facts: Facts, window: Steps, uneven: bool = False) -> dict[str, Metric]:
+    """Rates as step lines print them, medians over the window; the total of all devices.
+
+    Of an uneven window it is the harmonic mean, n / sum(1 / r): that of the mean step.
+    """
     n = facts.num_devices
     columns = (
         ("samples_per_s", "samples_per_s", 1, "samples/s"),
@@ -203,15 +223,16 @@ def rates_of(facts: Facts, window: Steps) -> dict[str, Metric]:
     )
     rates: dict[str, Metric] = {}
     for name, column, factor, unit in columns:
-        values = window[column][np.isfinite(window[column])]
+        values = window[column][np.isfinite(window[column]) & (window[column] > 0)]
         if len(values) and factor:
             rate = summarize(values * factor)
+            typical = 1 / float(np.mean(1 / (values * factor))) if uneven else rate.median
             rates[name] = Metric(
-                value=_plain(rate.median),
+                value=_plain(typical),
                 unit=unit,
                 n=rate.n,
                 spread=rate.relative_spread,
-                statistic="median of the printed rates",
+                statistic=f"{'harmonic mean' if uneven else 'median'} of the printed rates",
             )
     return rates
 
@@ -253,7 +274,7 @@ def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Me
 def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedFigure]:
     """Printed figures that our own can be held against."""
     batch, length, n = run.global_batch, run.seq_len, run.facts.num_devices
-    samples = batch / run.times.median if batch else None
+    samples = batch / run.typical_step_s if batch else None
     tokens = samples * length / n if samples and length and n else None
     flops = run.flops_per_s_per_device
     peak = run.peak_flops_per_s
@@ -288,7 +309,7 @@ def _rounding(window: Steps, column: str) -> float | None:
 
 def _warnings(run: TimedRun, log: LogContent, printed: bool) -> list[str]:
     warnings: list[str] = []
-    step = log.resolution_s / run.times.median
+    step = log.resolution_s / run.typical_step_s
     if not printed and step > COARSE:
         warnings.append(
             f"the log prints step times in steps of {log.resolution_s:g} s, {step:.1%} of one step"
@@ -299,7 +320,9 @@ def _warnings(run: TimedRun, log: LogContent, printed: bool) -> list[str]:
             f"MFU {rate / peak:.0%} is more than a device can reach: model, device, number of "
             "devices, batch and length cannot all be right"
         )
-    if run.times.jitter_tax > JITTER_WARNING:
+    if run.uneven:
+        warnings.append(uneven_warning(run.window["step_time_s"]))
+    elif run.times.jitter_tax > JITTER_WARNING:
         warnings.append(f"spikes: the mean step is {run.times.jitter_tax:.0%} above the median")
     return warnings
 

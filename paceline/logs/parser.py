@@ -141,7 +141,8 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         steps_of_window = _without_overridden(steps.select(window.rows), user)
     notes += _contradictions(user, window.record)
     facts = _with_batch(facts, user, window.record)
-    rates = figure.rates if figure else rates_of(facts, steps_of_window)
+    uneven = window.record.state == "uneven"
+    rates = figure.rates if figure else rates_of(facts, steps_of_window, uneven)
     status, reason = _status(steps, log, file, bool(rates))
     document = ParsedLog(
         file=as_text(str(shown)),
@@ -155,11 +156,11 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         warnings=(*notes, *_warnings(file, log, window.record, printed)),
     )
     if steps_of_window.known("step_time_s"):
-        figures = figures_of(facts, steps, steps_of_window, log, printed)
+        figures = figures_of(facts, steps, steps_of_window, log, printed, uneven)
         times = step_times(figures.times, printed)
         document = _with_figures(document.model_copy(update={"step_time_s": times}), figures)
     elif rates:
-        per_sample = figures_without_batch(facts, steps_of_window, log, rates, printed)
+        per_sample = figures_without_batch(facts, steps_of_window, log, rates, printed, uneven)
         reported = reported_figures(steps_of_window, log)
         document = document.model_copy(update={"metrics": rates, "reported": reported})
         document = _with_figures(document, per_sample) if per_sample else _with_rates(document)

@@ -99,7 +99,10 @@ def _step_time(result: Result) -> Card:
         _named(result, "startup_s", "{} start-up"),
     ]
     text = value_text(metric) if finite_value(metric) is not None else "none"
-    return _card("Step time, median", text, metric, lines if text != "none" else _reason(metric))
+    statistic = (metric and metric.statistic) or "median"
+    return _card(
+        f"Step time, {statistic}", text, metric, lines if text != "none" else _reason(metric)
+    )
 
 
 def _limit(report: RunReport) -> Card:

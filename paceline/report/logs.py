@@ -160,7 +160,8 @@ def _figures(log: ParsedLog) -> Iterator[str]:
         interval = plus_minus(step)
         sure = f"; {interval_name(step)}" if interval else ""
         tax = metrics["jitter_tax"].value
-        mean = metrics["step_time_mean_s"].value if tax else None
+        of_median = tax and step.statistic == "median"
+        mean = metrics["step_time_mean_s"].value if of_median else None
         also = f", {significant(mean, DIGITS)} s mean" if mean is not None else ""
         value = f"{significant(step.value, DIGITS)} s a step{also}  {interval or ''}".rstrip()
         yield f"{value}      {window_words(window)}{sure}"

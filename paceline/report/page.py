@@ -97,7 +97,8 @@ def window_words(window: WindowRecord) -> str:
         return "no steps with a time"
     if window.rule == "as printed":
         return "one figure as the source prints it"
-    kind = {"steady": "steady steps", "drifting": "drifting steps"}.get(window.state, "steps")
+    kinds = {"steady": "steady steps", "drifting": "drifting steps", "uneven": "uneven steps"}
+    kind = kinds.get(window.state, "steps")
     kind = kind.removesuffix("s") if window.n == 1 else kind
     few = ", too few for a figure" if window.state == "short" else ""
     return f"{window.n:,} {kind} ({step_range(window)}{few})"

@@ -19,7 +19,11 @@ from paceline.report.theme import Look, chart_config
 
 HEIGHT = 250
 WARMUP, OUTSIDE, NO_WINDOW = "warm-up", "outside the window", "no window"
-WINDOW = {"drifting": "window (drifting)", "short": "window (too few steps)"}
+WINDOW = {
+    "drifting": "window (drifting)",
+    "uneven": "window (uneven)",
+    "short": "window (too few steps)",
+}
 """What a window is called that is not simply steady."""
 
 

@@ -149,9 +149,11 @@ def _step_time(result: Result) -> str:
     if _is_printed(result):
         mean = metrics.get("step_time_mean_s")
         return "" if finite_value(mean) is None else f"step {value_text(mean)} mean, as printed"
-    if finite_value(metrics.get("step_time_s")) is not None:
-        parts.append(f"step {value_text(metrics['step_time_s'])} median")
-    if finite_value(metrics.get("step_time_mean_s")) is not None:
+    step = metrics.get("step_time_s")
+    statistic = (step and step.statistic) or "median"
+    if step and finite_value(step) is not None:
+        parts.append(f"step {value_text(step)} {statistic}")
+    if finite_value(metrics.get("step_time_mean_s")) is not None and statistic == "median":
         jitter = finite_value(metrics.get("jitter_tax"))
         tax = f" ({written(jitter, 'fraction')} jitter)" if jitter is not None else ""
         parts.append(f"{value_text(metrics['step_time_mean_s'])} mean{tax}")

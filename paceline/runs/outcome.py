@@ -17,6 +17,7 @@ from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
 from paceline.core.facts import Facts
+from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
 from paceline.core.rank_memory import memory_by_part
 from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
@@ -146,7 +147,7 @@ def _result(
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
     places = [place for rank, log in sorted(ranks.items()) if (place := _place(rank, log))]
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
-    trusted = window is not None and window.record.state in ("steady", "drifting")
+    trusted = window is not None and window.record.settled
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
     comparisons = compare_with_references(facts, names, metrics)
     return Result(
@@ -178,7 +179,7 @@ def _result(
         warnings=(
             *_unread(ranks),
             *binding_warnings(places),
-            *(_checkpoints(merged.select(window.rows)) if window and trusted else ()),
+            *(_of_window(merged, window) if window and trusted else ()),
             *_warnings(record, window.record if window else None, metrics),
         ),
     )
@@ -202,6 +203,7 @@ def _measured(
         achievable_flops_per_s=record.achievable_flops_per_s,
         achievable_source=record.achievable_source,
         startup_s=max(ready) - started if ready and started else None,
+        uneven=window.record.state == "uneven",
         no_peak=no_peak,
     )
 
@@ -297,6 +299,12 @@ def _place(rank: int, log: RankLog) -> Place | None:
     )
 
 
+def _of_window(merged: Steps, window: Window) -> list[str]:
+    steps = merged.select(window.rows)
+    uneven = window.record.state == "uneven"
+    return [*([uneven_warning(steps["step_time_s"])] if uneven else []), *_checkpoints(steps)]
+
+
 def _checkpoints(window: Steps) -> list[str]:
     """What saving checkpoints did to the steady steps; empty when none waited for one."""
     waited = window["checkpoint_s"]
@@ -316,6 +324,7 @@ def _warnings(
     record: RunRecord, window: WindowRecord | None, metrics: Mapping[str, Metric]
 ) -> tuple[str, ...]:
     warnings = list(record.warnings)
+    uneven = window is not None and window.state == "uneven"
     if window and window.state == "drifting" and window.drift is not None:
         warnings.append(f"the step time drifts by {window.drift:+.1%} over the window")
     padded = record.spec is not None and record.spec.data.packing == "padded"
@@ -325,9 +334,9 @@ def _warnings(
             f"{LEAST_TIMED}; training.steps asks for more, and the data is gone over again"
         )
     jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")
-    if jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
+    if not uneven and jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
         warnings.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
-    if step and step.spread is not None and step.spread > SPREAD_WARNING:
+    if not uneven and step and step.spread is not None and step.spread > SPREAD_WARNING:
         warnings.append(
             f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
             "this machine, and the figures are uncertain"
