@@ -10,7 +10,8 @@ from paceline.engines import megatron
 from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.megatron_deepspeed import DIALECT
 from paceline.files.log_file import LogFile
-from paceline.logs.parser import detect
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import detect, parse_log
 from tests.engines.megatron_lines import MS, S, column, read, record
 from tests.engines.promises import check_read
 
@@ -161,3 +162,46 @@ def test_it_is_told_from_megatron_by_its_own_fields(changed: dict[str, str | Non
 )
 def test_records_of_megatron_are_not_taken_for_its_own(changed: dict[str, str | None]):
     assert not DIALECT.step_line.search(record(1, changed))
+
+
+def keyed(step: int, time_ms: float, average: float = 0.0) -> str:
+    """A step as Argonne's fork prints it, with DeepSpeed's own timer beside."""
+    timer = (
+        f"[2024-04-21 02:45:24,651] [INFO] [timer.py:260:stop] epoch=0/micro_step={step}/"
+        f"global_step={step}, RunningAvgSamplesPerSec={average}, CurrSamplesPerSec={average}, "
+        "MemAllocated=4.75GB, MaxMemAllocated=13.7GB\n"
+    )
+    return (timer if average else "") + (
+        f"[2024-09-16 22:59:19.28][INFO][training_log:661] -  iteration={step:8d}/  635782 | "
+        f"consumed_samples={768 * step:12d} | consumed_tokens={768 * 4096 * step:12d} | "
+        f"elapsed_time_per_iteration_ms={time_ms:.1f} | learning_rate=9.4372e-09 | "
+        "global_batch_size=  768 | lm loss=11.167250 | loss_scale=1.0 | grad_norm=6.363 | "
+        "actual_seqlen= 4096 | number_of_skipped_iterations=  0 | number_of_nan_iterations=  0 | "
+        f"samples_per_second={768e3 / time_ms:.3f} | tokens_per_gpu_per_second_tgs=4432.597 | "
+        "[LM]TFLOPs=20.30 | [DS]TFLOPs=26.18 |\n"
+    )
+
+
+def test_a_fork_that_writes_keys_and_values():
+    log = check_read(DIALECT, "".join(keyed(n, 3400.2 + n) for n in range(1, 30)).encode())
+
+    assert log.steps().index.tolist() == list(range(1, 30))
+    assert column(log, "step_time_s")[:2] == [3.4012, 3.4022]
+    assert set(column(log, "global_batch")) == {768} and set(column(log, "seq_len")) == {4096}
+    assert column(log, "loss")[0] == 11.16725 and column(log, "grad_norm")[0] == 6.363
+    assert column(log, "samples_per_s")[0] == 225.803
+    assert column(log, "tokens_per_s_per_device")[0] == 4432.597
+    assert column(log, "flops_per_s_per_device")[0] == 26.18 * TERA
+    assert log.facts["total_steps"] == 635_782 and log.facts["seq_len"] == 4096
+
+
+def test_lines_that_time_steps_win_over_a_running_average_that_is_named(tmp_path: Path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(keyed(n, 3420.2, average=321.1) for n in range(1, 30)))
+    document = parse_log(path, UserSettings()).document
+
+    assert document.engine == "megatron_deepspeed"
+    assert document.samples_per_s == pytest.approx(768 / 3.4202)
+    (other,) = document.disagreements
+    assert (other.figure, other.printed) == ("running_samples_per_s", 321.1)
+    assert "running average" in other.cause
