@@ -14,7 +14,7 @@ _ARGUMENT_MARKS = (b"--per_device_train_batch_size", b"--max_", b"model_name_or_
 _ARGUMENT = re.compile(
     rb"--(per_device_train_batch_size|gradient_accumulation_steps|max_seq_len|max_prompt_seq_len"
     rb"|max_answer_seq_len|(?:actor_)?zero_stage|(?:actor_)?model_name_or_path|dtype)"
-    rb"(?:', '|[ =])([^\s'\"]{1,400})"
+    rb"['\"]?(?:, |[ =])['\"]?([^\s'\"]{1,400})"
 )
 _HOST = re.compile(rb"^([^\s#]{1,255}) slots=(\d{1,6})[ \t\r]*$", re.MULTILINE)
 _WORLD = re.compile(rb"dist_world_size=(\d{1,9})")

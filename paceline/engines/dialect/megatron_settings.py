@@ -34,6 +34,12 @@ ARGUMENTS: dict[bytes, str] = {
 }
 """Arguments with whole numbers, and our names for them."""
 
+OLDER_ARGUMENTS: dict[bytes, str] = {
+    b"pipe_parallel_size": "pp",
+    b"train_batch_size": "global_batch",
+}
+"""Names of old Megatron-DeepSpeed and of DeepSpeed's configuration; the others go before them."""
+
 FLAGS = (b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8")
 DTYPES = {
     b"torch.bfloat16": "bf16",
@@ -90,6 +96,7 @@ class MegatronSettings:
     def __init__(self, log: LogContent) -> None:
         self._log = log
         self._flags: dict[bytes, bytes] = {}
+        self._older: dict[str, int] = {}
         self._parameters: dict[tuple[int, int], int] = {}
         self._billions: dict[bytes, float] = {}
 
@@ -118,6 +125,8 @@ class MegatronSettings:
     def finish(self) -> None:
         """Say what only the whole log tells."""
         facts, flags = self._log.facts, self._flags
+        for name, value in self._older.items():
+            facts.setdefault(name, value)
         if "num_heads" in facts and b"group_query_attention" in flags:
             groups = flags.get(b"num_query_groups", b"")
             grouped = flags[b"group_query_attention"] == b"True" and _is_count(groups)
@@ -143,6 +152,8 @@ class MegatronSettings:
                 self._flags[name] = value
             elif name in ARGUMENTS and _is_count(value):
                 self._log.facts[ARGUMENTS[name]] = int(value)
+            elif name in OLDER_ARGUMENTS and _is_count(value):
+                self._older[OLDER_ARGUMENTS[name]] = max(1, int(value))
 
     def _read_world(self, world: re.Match[bytes]) -> None:
         self._log.facts["num_devices"] = int(world[1])

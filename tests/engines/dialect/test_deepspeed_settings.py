@@ -21,6 +21,21 @@ def facts(text: str) -> dict[str, Fact]:
     return logs[0].facts
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--max_seq_len '512' --per_device_train_batch_size '24'",
+        "'--max_seq_len' '512' '--per_device_train_batch_size' '24'",
+        "'--max_seq_len', '512', '--per_device_train_batch_size', '24'",
+    ],
+)
+def test_the_quotes_of_pdsh_belong_to_no_value(words: str):
+    assert facts(f"cmd = pdsh -f 1024 -w a,b python main.py {words}; \n") == {
+        "seq_len": 512,
+        "micro_batch": 24,
+    }
+
+
 def test_the_launch_command_states_the_workload():
     command = (
         "[INFO] [runner.py:568:main] cmd = python -u main.py --data_path a/b --model_name_or_path "

@@ -103,6 +103,14 @@ def test_arguments_that_depend_on_each_other(
     assert settings(dump(**arguments)).facts == facts
 
 
+def test_older_names_count_where_the_usual_ones_are_missing():
+    older = dump(pipe_parallel_size=4, train_batch_size=1024, model_parallel_size=2)
+    assert settings(older).facts == {"tp": 2, "pp": 4, "global_batch": 1024}
+    assert settings(dump(pipe_parallel_size=0)).facts == {"pp": 1}
+    usual = dump(pipeline_model_parallel_size=8, global_batch_size=2048)
+    assert settings(usual + older).facts == {"tp": 2, "pp": 8, "global_batch": 2048}
+
+
 def test_a_line_of_arguments_a_piece_gives_the_same():
     text = dump(
         num_attention_heads=32, group_query_attention=True, num_query_groups=8, world_size=4
