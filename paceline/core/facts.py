@@ -39,7 +39,7 @@ class Facts(Value):
     packing: str | None = None
     """`packed` samples are windows of one line of tokens, `padded` ones records of their own."""
     loss_on: str | None = None
-    """Of padded samples: `all` positions, or the `text` alone."""
+    """Of padded or masked samples: `all` positions, or the `text` alone."""
     real_tokens_per_sample: PositiveFloat | None = None
     flops_convention: str | None = None
     nominal_parameters: PositiveFloat | None = None

@@ -214,7 +214,7 @@ def _comm_wait(run: TimedRun) -> Metric:
 
 @_metric("days_to_train", "Days for the recipe's total tokens at the mean step, no failures.")
 def _days_to_train(run: TimedRun) -> Metric:
-    total, tokens = run.facts.total_tokens, _real_tokens(run)
+    total, tokens = run.facts.total_tokens, _tokens_trained_on(run)
     if total is None:
         return Metric(value=None, unit="days", note="the recipe names no total of tokens")
     if tokens is None:
@@ -327,6 +327,19 @@ def _real_tokens(run: TimedRun) -> float | None:
         return counted
     padded = run.facts.packing == "padded"
     return batch * seq_len if batch and seq_len and not padded else None
+
+
+def _tokens_trained_on(run: TimedRun) -> float | None:
+    """Tokens of a step by which a training is as long as it is.
+
+    A foreign log of masked samples counts the targets of its loss, which are a part of the text:
+    then it is every position.
+    """
+    facts, batch, seq_len = run.facts, run.global_batch, run.seq_len
+    masked = facts.loss_on == "text" and facts.real_tokens_per_sample is None
+    if facts.origin == "imported" and masked and batch and seq_len:
+        return batch * seq_len
+    return _real_tokens(run)
 
 
 def _mean(column: FloatColumn) -> float | None:

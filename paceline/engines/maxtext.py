@@ -6,6 +6,9 @@ import math
 import re
 from collections.abc import Iterable
 
+import numpy as np
+
+from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB, TERA
 from paceline.engines.dialect.log_content import (
     Dialect,
@@ -23,6 +26,9 @@ from paceline.engines.dialect.records import (
 )
 
 __all__ = ["DIALECT"]
+
+FEWEST_UNMASKED = 0.9
+"""Targets over positions below which more than padding is left out of the loss."""
 
 _STEP = re.compile(
     rb"completed step: (\d{1,18}), seconds: "
@@ -44,8 +50,9 @@ _TORN = re.compile(rb"completed step: (?!\d{1,18}, seconds: [0-9.]{1,24},)")
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """Steps count from 0; `TFLOP/s` is of one device, `total_weights` the step's real tokens.
+    """Steps count from 0; `TFLOP/s` is of one device, `total_weights` the targets of the loss.
 
+    Without masks these are the step's tokens of text; `Tokens/s/device` is of all positions.
     While the batch ramps up, rates are left out of the line.
     """
     settings = _Settings()
@@ -63,6 +70,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             tokens=numbers(tokens),
             loss=numbers(loss),
         )
+        settings.count_targets(numbers(tokens), numbers(tokens_per_s), numbers(seconds))
         note_decimals(log, seconds)
     settings.keep(log)
 
@@ -88,6 +96,7 @@ _FACTS = {
     b"num_kv_heads": "num_kv_heads",
     b"vocab_size": "vocab_size",
 }
+_MASKING = (b"use_sft", b"use_dpo", b"use_grpo")
 _AXES = {
     "tp": (b"tensor", b"tensor_transpose", b"tensor_sequence"),
     "pp": (b"pipeline",),
@@ -102,6 +111,7 @@ class _Settings:
     def __init__(self) -> None:
         self._stated: dict[bytes, bytes] = {}
         self._planned_gib = self._in_use_gib = 0.0
+        self._targets = self._positions_per_device = 0.0
 
     def read(self, block: bytes) -> None:
         """Take what `block` says; a restart says it again."""
@@ -114,6 +124,14 @@ class _Settings:
             self._planned_gib = max(self._planned_gib, _largest(_PLANNED.findall(block)))
         if b"Using (GB) " in block:
             self._in_use_gib = max(self._in_use_gib, _largest(_IN_USE.findall(block)))
+
+    def count_targets(
+        self, targets: FloatColumn, positions_per_s: FloatColumn, times_s: FloatColumn
+    ) -> None:
+        """Take the targets and a device's positions of steps of which both are printed."""
+        sound = np.isfinite(targets) & np.isfinite(positions_per_s) & np.isfinite(times_s)
+        self._targets += float(targets[sound].sum())
+        self._positions_per_device += float(positions_per_s[sound] @ times_s[sound])
 
     def keep(self, log: LogContent) -> None:
         """Put into the log what was read."""
@@ -134,6 +152,7 @@ class _Settings:
             if stated.get(key, b"default").strip() not in (b"", b"default"):
                 log.facts[name] = excerpt(stated[key])
         self._keep_batch_and_dtype(log)
+        self._keep_masks(log)
         self._keep_memory(log)
 
     def _keep_batch_and_dtype(self, log: LogContent) -> None:
@@ -146,6 +165,19 @@ class _Settings:
             log.facts["dtype"] = "mxfp8" if b"mxfp8" in quantization else "fp8"
         elif b"dtype" in self._stated and not quantization.strip():
             log.facts["dtype"] = excerpt(self._stated[b"dtype"])
+
+    def _keep_masks(self, log: LogContent) -> None:
+        """Whether targets are masked: as configured, or as the counts of a tenth less say."""
+        positions = self._positions_per_device * int(log.facts.get("num_devices", 0))
+        share = self._targets / positions if positions else 1.0
+        stated = any(self._stated.get(name, b"").strip() == b"True" for name in _MASKING)
+        if stated or share < FEWEST_UNMASKED:
+            log.facts["loss_on"] = "text"
+            counted = f", {share:.1%} of the positions" if positions else ""
+            log.remark(
+                f"total_weights counts the targets that are not masked{counted}: tokens/s is of "
+                "these, samples/s and days are of all positions"
+            )
 
     def _keep_memory(self, log: LogContent) -> None:
         """GB are GiB here; what XLA plans goes before what is in use when training begins."""

@@ -201,6 +201,8 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
         if isinstance(facts.get(name), int | float) and int(facts[name]) > 0
     }
     notes: list[str] = []
+    if facts.get("loss_on") == "text":
+        understood["loss_on"] = "text"
     if "dtype" in facts:
         name = str(facts["dtype"]).lower()
         dtype = DTYPE_NAMES.get(name, name)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from paceline.core.units import GIB
 from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.maxtext import DIALECT
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import parse_log
 from tests.engines.promises import check_read
 
 CONFIGURATION = """\
@@ -117,12 +121,43 @@ def test_profiling_and_evaluation_lines_are_no_steps():
     assert check(text + line(6)).steps().index.tolist() == [6]
 
 
+@pytest.mark.parametrize(
+    ("settings", "counted", "share"),
+    [("Config param use_sft: True\n", 196_608, ", 50.0% of"), ("", 145_000, ", 36.9% of")],
+)
+def test_masked_targets_are_not_the_positions(
+    tmp_path: Path, settings: str, counted: int, share: str
+):
+    configuration = (
+        "Config param global_batch_size_to_train_on: 48\nConfig param max_target_length: 8192\n"
+        f"{settings}Num_devices: 8, shape (8,)\n"
+    )
+    path = tmp_path / "masked.log"
+    steps = "".join(line(n).replace("196608", str(counted)) for n in range(20))
+    path.write_text(configuration + steps)
+    # 48 x 8192 positions = 8 x 8671.794 tokens/s x 5.668 s
+    document = parse_log(path, UserSettings(total_tokens=1e9)).document
+
+    figures = {name: metric.value for name, metric in document.metrics.items()}
+    assert figures["tokens_per_s"] == pytest.approx(counted / 5.668)
+    assert figures["padded_tokens_per_s"] == pytest.approx(48 * 8192 / 5.668)
+    assert figures["samples_per_s"] == pytest.approx(48 / 5.668)
+    assert figures["days_to_train"] == pytest.approx(1e9 / (48 * 8192 / 5.668) / 86_400)
+    assert [w for w in document.warnings if share in w]
+
+
+def test_padding_alone_is_no_mask(tmp_path: Path):
+    log = check("Num_devices: 8, shape (8,)\n" + line(0).replace("196608", "380000"))
+    assert "loss_on" not in log.facts and not log.remarks
+
+
 def test_a_loss_that_is_no_number_is_infinite():
     assert np.isinf(check(line(1).replace("10.879", "nan")).steps()["loss"]).all()
 
 
 def test_the_configuration_is_kept():
-    log = check(CONFIGURATION + "number parameters: 68.977 billion\n" + line(0))
+    first = line(0).replace("196608", "6291456")
+    log = check(CONFIGURATION + "number parameters: 68.977 billion\n" + first)
     assert log.facts == {
         "global_batch": 896,
         "gradient_accumulation": 1,
