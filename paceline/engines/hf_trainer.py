@@ -17,7 +17,13 @@ from paceline.engines.dialect.hf_settings import RUNNING, complete_settings, pie
 from paceline.engines.dialect.hf_summary import TrainSummaries
 from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.engines.dialect.progress_bars import BarTimes
-from paceline.engines.dialect.records import Records, field, significant_step, watched
+from paceline.engines.dialect.records import (
+    Records,
+    field,
+    last_match,
+    significant_step,
+    watched,
+)
 
 __all__ = ["DIALECT"]
 
@@ -30,6 +36,7 @@ _EVENT = re.compile(
     rb"|(?<=\|) (\d{1,12}+)/(\d{1,12}+) \[[^\[\]{}<\r\n]{1,24}<[^\[\]{},\r\n]{1,24}, {1,4}"
     rb"([0-9.]{1,12}+|\?)(s/it|it/s))"
 )
+_RESUMED = re.compile(rb"Continuing training from global step (\d{1,12})(?!\d)")
 _RECORD = re.compile(rb"\{([^{}]{2,8000}+)\}")
 _TORN = re.compile(rb"\{['\"](?:loss|train_runtime)['\"]: [^{}]{0,8000}\Z")
 _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*")
@@ -101,6 +108,8 @@ class _Run:
     def read(self, text: bytes) -> None:
         """Take a piece of the log of one run."""
         read_settings(text, self._log)
+        if resumed := last_match(_RESUMED, text):
+            self._resumed_at = int(resumed[1])
         events = _events(text)
         if not events:
             return
@@ -113,6 +122,7 @@ class _Run:
                 self._entry(next(entries))
             elif b"'train_runtime': " in record:
                 self._summaries.add(record)
+                self._is_over = True
         self._rows.add_to(self._log)
 
     def end(self) -> None:
@@ -124,6 +134,7 @@ class _Run:
             log.facts.setdefault("total_steps", self._bar_total)
         complete_settings(log)
         self._summaries.keep(log)
+        self._keep_steps_done()
         log.resolution_s = self._resolution_s
         if self._timed_by_bar:
             log.resolution_s = log.resolution_s or self._bars.resolution_s
@@ -138,9 +149,22 @@ class _Run:
         self._bars = BarTimes()
         self._bar_total: int | None = None
         self._count = -1
+        self._resumed_at = 0
+        self._is_over = False
+        self._ended_at: int | None = None
         self._pending: Entry | None = None
         self._place: Place | None = None
         self._distance: int | None = None
+
+    def _keep_steps_done(self) -> None:
+        """The steps that the run time is of, and their exact rate: what is printed has two digits."""
+        figures, total = self._log.figures, self._log.facts.get("total_steps")
+        if "run_time_s" not in figures:
+            return
+        last = figures.pop("timed_steps", None) or self._ended_at or total
+        if isinstance(last, int | float) and last > self._resumed_at:
+            figures["timed_steps"] = last - self._resumed_at
+            figures["steps_per_s"] = figures["timed_steps"] / figures["run_time_s"]
 
     def _entry(self, entry: Entry) -> None:
         if self._pending is not None:
@@ -159,6 +183,8 @@ class _Run:
         if count < self._count:
             self._place = None
         self._count = count
+        # Behind its summary the bar is drawn once more, with the last step that was done.
+        self._ended_at = count if self._is_over else None
         if self._pending is not None:
             self._settle(count)
         if self._has_run_time:

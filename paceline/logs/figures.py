@@ -40,6 +40,9 @@ OF_STEPS = {
 OF_MANY_STEPS = {"step_time_p05_s", "step_time_p95_s"}
 """Metrics that one figure for the whole run does not tell."""
 
+PARTIAL, FULL = 0.2, 0.999
+"""Of a batch: so much may the last ones of epochs take off the mean, and so near it is whole."""
+
 MOST_DIGIT_LINES = 1000
 """Lines at the beginning of a window from which the digits of a printed figure are counted."""
 
@@ -167,13 +170,14 @@ def single_figure(
     """
     rates = _printed_rates(log, facts)
     has_steps = steps.known("step_time_s")
-    if not rates or (has_steps and (rule is not None or not kind.whole_run)):
+    per_s = log.figures.get("steps_per_s")
+    if not (rates or per_s) or (has_steps and (rule is not None or not kind.whole_run)):
         return None
     samples = rates["samples_per_s"].value if "samples_per_s" in rates else None
-    batch, per_s = facts.global_batch, log.figures.get("steps_per_s")
+    batch = facts.global_batch
     time = 1 / per_s if per_s else batch / samples if batch and samples else None
     number = int(log.figures.get("timed_steps", 0))
-    mean_batch = batch or (samples / per_s if samples and per_s else None)
+    mean_batch = _mean_batch(batch, samples, time)
     mean_step = (
         [Step(number, step_time_s=time, global_batch=mean_batch, seq_len=facts.seq_len)]
         if time
@@ -190,6 +194,19 @@ def single_figure(
         seq_len=facts.seq_len,
     )
     return SingleFigure(Steps.of(mean_step), Window(slice(0, len(mean_step)), record), rates)
+
+
+def _mean_batch(
+    batch: int | None, samples_per_s: float | None, time_s: float | None
+) -> float | None:
+    """Samples of the mean step: as printed rate and time make them, where no batch contradicts.
+
+    The last batch of an epoch may be a part, which makes the mean one a little smaller.
+    """
+    if not (samples_per_s and time_s):
+        return batch
+    mean = samples_per_s * time_s
+    return mean if batch is None or FULL - PARTIAL <= mean / batch < FULL else batch
 
 
 def _printed_rates(log: LogContent, facts: Facts) -> dict[str, Metric]:

@@ -143,7 +143,7 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
     facts = _with_batch(facts, user, window.record)
     uneven = window.record.state == "uneven"
     rates = figure.rates if figure else rates_of(facts, steps_of_window, uneven)
-    status, reason = _status(steps, log, file, bool(rates))
+    status, reason = _status(steps, log, file, bool(rates) or figure is not None)
     document = ParsedLog(
         file=as_text(str(shown)),
         engine=name,
