@@ -15,7 +15,7 @@ import numpy as np
 from paceline.core.steps import FloatColumn
 from paceline.engines.dialect.hf_settings import RUNNING, complete_settings, pieces, read_settings
 from paceline.engines.dialect.hf_summary import TrainSummaries
-from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.dialect.log_content import Dialect, Fact, LogContent
 from paceline.engines.dialect.progress_bars import BarTimes
 from paceline.engines.dialect.records import (
     Records,
@@ -92,6 +92,7 @@ class _Run:
     def __init__(self, log: LogContent) -> None:
         self._log = log
         self._summaries = TrainSummaries()
+        self._of_the_run_before: dict[str, Fact] = {}
         self._rows = _Rows()
         self._uncounted = 0
         self._has_run_time = self._timed_by_bar = False
@@ -103,6 +104,9 @@ class _Run:
         self._settle(0)
         self._rows.add_to(self._log, all_of_it=True)
         self._summaries.begin()
+        if self._is_over:
+            self._of_the_run_before = {}
+            self._log.figures.pop("timed_steps", None)
         self._begin()
 
     def read(self, text: bytes) -> None:
@@ -122,7 +126,7 @@ class _Run:
                 self._entry(next(entries))
             elif b"'train_runtime': " in record:
                 self._summaries.add(record)
-                self._is_over = True
+                self._end_run()
         self._rows.add_to(self._log)
 
     def end(self) -> None:
@@ -130,6 +134,7 @@ class _Run:
         log = self._log
         self._settle(0)
         self._rows.add_to(log, all_of_it=True)
+        log.facts = {**self._of_the_run_before, **log.facts}
         if self._bar_total is not None:
             log.facts.setdefault("total_steps", self._bar_total)
         complete_settings(log)
@@ -156,8 +161,14 @@ class _Run:
         self._place: Place | None = None
         self._distance: int | None = None
 
+    def _end_run(self) -> None:
+        """The run is over: what is stated from now on may be of another one."""
+        if not self._is_over:
+            self._is_over = True
+            self._of_the_run_before, self._log.facts = self._log.facts, {}
+
     def _keep_steps_done(self) -> None:
-        """The steps that the run time is of, and their exact rate: what is printed has two digits."""
+        """The steps that the run time is of, and their rate: what is printed has few digits."""
         figures, total = self._log.figures, self._log.facts.get("total_steps")
         if "run_time_s" not in figures:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -56,7 +56,12 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     While the batch ramps up, rates are left out of the line.
     """
     settings = _Settings()
-    for block in watched(blocks, log, torn=_TORN):
+    begun = 0
+    for block in _attempts(watched(blocks, log, torn=_TORN)):
+        if len(log) > begun and b"Config param " in block:
+            settings.keep(log)
+            log.begin_attempt()
+            settings, begun = _Settings(), len(log)
         settings.read(block)
         matches = _STEP.findall(block)
         if not matches:
@@ -73,6 +78,20 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         settings.count_targets(numbers(tokens), numbers(tokens_per_s), numbers(seconds))
         note_decimals(log, seconds)
     settings.keep(log)
+
+
+def _attempts(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks, divided where a configuration follows steps: there another attempt begins."""
+    for block in blocks:
+        begin = 0
+        while (step := block.find(b"completed step: ", begin)) >= 0:
+            config = block.find(b"Config param ", step)
+            if config < 0:
+                break
+            line = block.rfind(b"\n", begin, config) + 1
+            yield block[begin:line]
+            begin = line
+        yield block[begin:]
 
 
 _SETTING = re.compile(rb"Config param (\w{1,64}): ([^\r\n]{1,100})")

@@ -130,8 +130,7 @@ def _shows(block: bytes, kind: Dialect) -> bool:
 def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many: bool) -> Parsing:
     kind, log = dialect(name), LogContent()
     kind.read(file, log)
-    facts, notes = all_facts(user, name, log)
-    steps = completed_steps(log.steps(), facts, log)
+    facts, notes, steps = _of_one_attempt(user, name, log)
     figure = single_figure(log, facts, kind, steps, user.window)
     if figure is not None:
         steps_of_window, window, printed = figure.steps, figure.window, True
@@ -165,6 +164,24 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         document = document.model_copy(update={"metrics": rates, "reported": reported})
         document = _with_figures(document, per_sample) if per_sample else _with_rates(document)
     return Parsing(_with_convention(document, kind), steps, log, window)
+
+
+def _of_one_attempt(
+    user: UserSettings, name: str, log: LogContent
+) -> tuple[Facts, list[str], Steps]:
+    """Facts, notes on them, and steps; of several attempts' facts those that the window is of."""
+    facts, notes = all_facts(user, name, log)
+    steps = completed_steps(log.steps(), facts, log)
+    paced = paced_steps(steps)
+    if not log.has_attempts or not paced.known("step_time_s"):
+        return facts, notes, steps
+    try:
+        window = choose_window(paced, user.window or "auto", log.resolution_s)
+    except NoStepError:
+        return facts, notes, steps
+    log.facts = log.facts_of(int(np.arange(len(steps))[window.rows][-1]))
+    facts, notes = all_facts(user, name, log)
+    return facts, notes, completed_steps(log.steps(), facts, log)
 
 
 def _with_convention(document: ParsedLog, kind: Dialect) -> ParsedLog:

@@ -53,6 +53,9 @@ _COLUMNS = tuple((re.compile(name, re.I), column, divisor) for name, column, div
 _WANTED = re.compile(b"|".join([*(name for name, _, _ in COLUMNS), *map(re.escape, OTHERS)]), re.I)
 
 
+_ATTEMPT = re.compile(rb"(?=using world size: \d|-{8,60} arguments -{8,60})")
+"""What a program says when it begins, before its settings."""
+
 MOST_ITERATIONS = 1e9
 NO_STEPS: IntColumn = np.zeros(0, np.int64)
 
@@ -80,11 +83,13 @@ class IterationLog:
         self._num_skipped = self._num_nan = self._num_untimed = 0
         self._powers_w = [0.0, 0]
         self._shortest, self._longest = math.inf, 0.0
+        self._begun = 0
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
         """The records of `blocks`, piece by piece; pieces without any have an empty index."""
         rows, text = None, b""
-        for text in whole_records(blocks):
+        for text in _parts(whole_records(blocks)):
+            self._begin_attempt(text)
             self._settings.read(text)
             rows = self._fields.rows(text)
             yield self._batch(text, rows) if rows else Batch(text, NO_STEPS, {})
@@ -92,6 +97,16 @@ class IterationLog:
             self._log.torn = f"it breaks off within iteration {int(rows.numbers[-1]):,}"
         self._settings.finish()
         self._finish()
+
+    def _begin_attempt(self, text: bytes) -> None:
+        """Part the settings of this attempt from those of the steps so far, if it states any."""
+        if len(self._log) > self._begun and _ATTEMPT.match(text):
+            self._settings.finish()
+            self._keep_length()
+            self._log.begin_attempt()
+            self._settings = MegatronSettings(self._log)
+            self._shortest, self._longest = math.inf, 0.0
+            self._begun = len(self._log)
 
     def _batch(self, text: bytes, rows: Rows) -> Batch:
         self._note_totals(text, rows)
@@ -179,9 +194,7 @@ class IterationLog:
         log, (watts, lines) = self._log, self._powers_w
         if lines:
             log.figures["power_w_per_device"] = watts / lines
-        # A length that grows with the curriculum gives a mean that grows as well.
-        if self._shortest == self._longest and self._longest.is_integer():
-            log.facts.setdefault("seq_len", int(self._longest))
+        self._keep_length()
         for count, sentence in (
             (self._num_skipped, "skipped steps (overflow), whose time the printed times include"),
             (self._num_nan, "skipped steps with a NaN loss"),
@@ -189,6 +202,18 @@ class IterationLog:
         ):
             if count:
                 log.remark(f"{sentence}: {count:,}")
+
+    def _keep_length(self) -> None:
+        # A length that grows with the curriculum gives a mean that grows as well.
+        if self._shortest == self._longest and self._longest.is_integer():
+            self._log.facts.setdefault("seq_len", int(self._longest))
+
+
+def _parts(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """The texts, divided before what a program says when it begins."""
+    for text in texts:
+        begins = b"using world size: " in text or b" arguments -" in text
+        yield from filter(None, _ATTEMPT.split(text) if begins else [text])
 
 
 def _counts(texts: Sequence[bytes]) -> FloatColumn:

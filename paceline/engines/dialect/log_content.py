@@ -27,6 +27,7 @@ EXACT_INTEGERS = 2.0**53
 SHORTEST_STEP_S = 1e-9
 """What is shorter is a zero that was printed, or damage."""
 
+MOST_ATTEMPTS = 1000
 MOST_REMARKS = 20
 MOST_CHARACTERS = 200
 MOST_DIGITS = 40
@@ -58,6 +59,10 @@ class LogContent:
     out_of_memory: str | None = None
     """The line that tells of it."""
     _in_order: bool = False
+    _earlier_facts: list[dict[str, Fact]] = field(default_factory=list[dict[str, Fact]])
+    """Facts of the attempts before the last one."""
+    _attempt: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
+    """In which of the attempts a step was made."""
     _index: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
     _columns: dict[str, GrowingColumn] = field(default_factory=dict[str, GrowingColumn])
 
@@ -73,6 +78,7 @@ class LogContent:
         before = len(self._index)
         unsaid = np.broadcast_to(np.nan, len(index))
         self._index.extend(index)
+        self._attempt.extend(np.broadcast_to(np.int64(len(self._earlier_facts)), len(index)))
         for name, values in columns.items():
             assert len(values) == len(index), name
             if name not in self._columns:
@@ -83,9 +89,27 @@ class LogContent:
         for name in self._columns.keys() - columns.keys():
             self._columns[name].extend(unsaid)
 
+    def begin_attempt(self) -> None:
+        """What is stated from now on is of the steps to come, not of those so far."""
+        if len(self) and len(self._earlier_facts) < MOST_ATTEMPTS:
+            self._earlier_facts.append(self.facts)
+            self.facts = {}
+
+    @property
+    def has_attempts(self) -> bool:
+        """True when settings were stated anew between the steps."""
+        return bool(self._earlier_facts)
+
+    def facts_of(self, row: int) -> dict[str, Fact]:
+        """The facts of the attempt in which the step in this row was made."""
+        if not self._earlier_facts:
+            return self.facts
+        attempt = int(self._attempt.read()[row])
+        return [*self._earlier_facts, self.facts][attempt]
+
     def take_steps(self, other: LogContent, without: Collection[str] = ()) -> None:
         """Take over the steps of `other` in place of its own; `other` must not be used again."""
-        self._index = other._index
+        self._index, self._attempt = other._index, other._attempt
         self._columns = {
             name: column for name, column in other._columns.items() if name not in without
         }
@@ -135,7 +159,7 @@ class LogContent:
         return column.read() if column else np.broadcast_to(np.nan, len(self))
 
     def _keep(self, rows: Rows) -> None:
-        for column in (self._index, *self._columns.values()):
+        for column in (self._index, self._attempt, *self._columns.values()):
             column.keep(rows)
 
 

@@ -80,9 +80,17 @@ def _from_several_ranks(index: IntColumn) -> bool:
     ahead, back = distances[distances > 0], -distances[distances <= 0]
     if not len(ahead) or not len(back):
         return False
+    if _begin_alike(index):
+        return False
     near = back <= NEAR * float(np.median(ahead))
     _, counts = np.unique(index, return_counts=True)
     return float(near.mean()) >= MOSTLY and float((counts > 1).mean()) >= MOSTLY
+
+
+def _begin_alike(index: IntColumn) -> bool:
+    """True when every stretch of growing numbers begins with the same one, as short runs do."""
+    begins = np.append(True, index[1:] <= index[:-1])
+    return bool((index[begins] == index[0]).all())
 
 
 def _final(index: IntColumn) -> npt.NDArray[np.bool_]:

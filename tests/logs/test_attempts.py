@@ -1,0 +1,77 @@
+"""Several runs in one file: the settings of one are not those of the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.logs.facts import UserSettings
+from paceline.logs.parsed_log import ParsedLog
+from paceline.logs.parser import parse_log
+from tests.engines.megatron_lines import MS, record
+from tests.engines.test_hf_run_time import STATED
+from tests.engines.test_hf_trainer import entry, summary
+
+
+def parsed(tmp_path: Path, text: str) -> ParsedLog:
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    return parse_log(path, UserSettings()).document
+
+
+def megatron(world: int, length: int, batch: int, steps: int, time_s: float) -> str:
+    """A run whose lines do not say their batch."""
+    lines = [
+        record(n, {MS: f"{1000 * time_s:.1f}", "global batch size": None})
+        for n in range(1, steps + 1)
+    ]
+    return (
+        f"using world size: {world}, data-parallel-size: {world}, "
+        "tensor-model-parallel size: 1, pipeline-model-parallel size: 1 \n"
+        "------------------------ arguments ------------------------\n"
+        f"  global_batch_size ............................... {batch}\n"
+        f"  seq_length ...................................... {length}\n"
+        "-------------------- end of arguments ---------------------\n"
+    ) + b"".join(lines).decode()
+
+
+def maxtext(batch: int, steps: int, time_s: float) -> str:
+    return (
+        f"Config param global_batch_size_to_train_on: {batch}\n"
+        "Config param max_target_length: 4096\nNum_devices: 8, shape (8,)\n"
+    ) + "".join(f"completed step: {n}, seconds: {time_s}, loss: 2.5\n" for n in range(steps))
+
+
+@pytest.mark.parametrize("last_is_long", [False, True])
+def test_the_settings_are_those_of_the_steps(tmp_path: Path, last_is_long: bool):
+    long, short = megatron(64, 4096, 512, 30, 2.0), megatron(8, 2048, 128, 8, 1.0)
+    log = parsed(tmp_path, short + long if last_is_long else long + short)
+
+    assert (log.facts.num_devices, log.facts.seq_len) == (64, 4096)
+    assert log.samples_per_s == 256.0 and log.tokens_per_s == 256.0 * 4096
+
+
+@pytest.mark.parametrize("last_is_long", [False, True])
+def test_those_of_maxtext_too(tmp_path: Path, last_is_long: bool):
+    long, short = maxtext(64, 30, 2.0), maxtext(8, 8, 1.0)
+    log = parsed(tmp_path, short + long if last_is_long else long + short)
+
+    assert log.facts.global_batch == 64 and log.samples_per_s == 32.0
+
+
+def test_a_second_trainer_has_nothing_of_the_first(tmp_path: Path):
+    second = "***** Running training *****\n" + entry(0.5) + summary(100.0, 20.0)
+    text = STATED + entry(0.5) + summary(64.0, 15.625) + second
+    log = parsed(tmp_path, text.replace(", 'train_steps_per_second': 0.457", ""))
+
+    assert log.samples_per_s == 20.0
+    assert log.facts.global_batch is None and log.step_time_s is None
+
+
+def test_short_runs_one_after_the_other_are_no_ranks(tmp_path: Path):
+    run = "".join(record(n, {MS: f"{1000 + n}.0"}).decode() for n in range(1, 5))
+    log = parsed(tmp_path, run * 3)
+
+    assert log.n_steps == 12
+    assert [warning for warning in log.warnings if "start again, 2 x" in warning]
