@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
-from paceline.core.result import WindowRecord
+from paceline.core.result import Metric, WindowRecord
 from paceline.core.steps import Steps
 from paceline.core.window import (
     MIN_STEADY,
@@ -158,6 +158,7 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         figures = figures_of(facts, steps, steps_of_window, log, printed, uneven)
         times = step_times(figures.times, printed)
         document = _with_figures(document.model_copy(update={"step_time_s": times}), figures)
+        document = _with_printed_rates(document, rates, log)
     elif rates:
         per_sample = figures_without_batch(facts, steps_of_window, log, rates, printed, uneven)
         reported = reported_figures(steps_of_window, log)
@@ -230,6 +231,20 @@ def _with_figures(document: ParsedLog, figures: LogFigures) -> ParsedLog:
             }
         )
     )
+
+
+def _with_printed_rates(
+    document: ParsedLog, rates: dict[str, Metric], log: LogContent
+) -> ParsedLog:
+    """`document` with printed rates in place of those that do not follow from the steps.
+
+    Beside the batch of one device, of a number that is not known, a rate may be of one device too.
+    """
+    if "micro_batch" in log.facts and document.facts.num_devices is None:
+        return document
+    known = {name for name, metric in document.metrics.items() if metric.value is not None}
+    printed = {name: rate for name, rate in rates.items() if name not in known}
+    return _with_rates(document.model_copy(update={"metrics": {**document.metrics, **printed}}))
 
 
 def _with_rates(document: ParsedLog) -> ParsedLog:

@@ -113,7 +113,9 @@ class IterationLog:
         index, columns = whole_numbers(rows.numbers), self._columns(rows)
         self._count_power(rows)
         self._mark_overflows(rows, columns)
-        timed = ~np.isnan(columns.get("step_time_s", np.full(len(index), np.nan)))
+        unsaid = np.full(len(index), np.nan)
+        timed = ~np.isnan(columns.get("step_time_s", unsaid))
+        timed |= ~np.isnan(columns.get("samples_per_s", unsaid))
         if not timed.all():
             self._num_untimed += len(index) - int(timed.sum())
             index, columns = index[timed], {name: c[timed] for name, c in columns.items()}
