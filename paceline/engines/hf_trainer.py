@@ -33,7 +33,7 @@ LARGEST_STEP = 2.0**53
 
 _EVENT = re.compile(
     rb"[{|](?:(?<=\{)([^{}]{2,8000}+)\}"
-    rb"|(?<=\|) (\d{1,12}+)/(\d{1,12}+) \[[^\[\]{}<\r\n]{1,24}<[^\[\]{},\r\n]{1,24}, {1,4}"
+    rb"|(?<=\|) (\d{1,12}+)/(\d{1,12}+) \[([^\[\]{}<\r\n]{1,24})<[^\[\]{},\r\n]{1,24}, {1,4}"
     rb"([0-9.]{1,12}+|\?)(s/it|it/s))"
 )
 _RESUMED = re.compile(rb"Continuing training from global step (\d{1,12})(?!\d)")
@@ -95,7 +95,7 @@ class _Run:
         self._of_the_run_before: dict[str, Fact] = {}
         self._rows = _Rows()
         self._uncounted = 0
-        self._has_run_time = self._timed_by_bar = False
+        self._has_run_time = self._timed_by_bar = self._timed_by_seconds = False
         self._resolution_s = 0.0
         self._begin()
 
@@ -119,9 +119,9 @@ class _Run:
             return
         records = _plain([event[0] for event in events])
         entries = _entries([record for record in records if b"'loss': " in record])
-        for record, (_, count, total, rate, unit) in zip(records, events, strict=True):
+        for record, (_, count, total, *shown) in zip(records, events, strict=True):
             if not record:
-                self._bar(int(count), int(total), rate, unit)
+                self._bar(int(count), int(total), *shown)
             elif b"'loss': " in record:
                 self._entry(next(entries))
             elif b"'train_runtime': " in record:
@@ -144,7 +144,8 @@ class _Run:
         if self._timed_by_bar:
             log.resolution_s = log.resolution_s or self._bars.resolution_s
             log.facts.pop("log_interval", None)
-            log.remark("step times follow from the moving average that the bar prints")
+            source = "whole seconds" if self._timed_by_seconds else "moving average"
+            log.remark(f"step times follow from the {source} that the bar prints")
         if self._uncounted > 1:
             log.remark(
                 f"{self._uncounted:,} lines with a loss carry no step number: counted one by one"
@@ -187,7 +188,7 @@ class _Run:
         else:
             self._pending = entry
 
-    def _bar(self, count: int, total: int, rate: bytes, unit: bytes) -> None:
+    def _bar(self, count: int, total: int, elapsed: bytes, rate: bytes, unit: bytes) -> None:
         """The first bar behind an entry is drawn again because of it: it has the entry's step."""
         if total != self._bar_total and not self._is_of_the_run(total):
             return
@@ -200,10 +201,11 @@ class _Run:
             self._settle(count)
         if self._has_run_time:
             return
-        time_s = self._bars.step_time_s(count, rate, unit)
+        time_s = self._bars.step_time_s(count, rate, unit, elapsed)
         if self._place is not None:
             self._rows.put(count, time_s, math.nan, math.nan, math.nan)
             self._timed_by_bar |= time_s == time_s
+            self._timed_by_seconds |= self._bars.are_sparse
 
     def _is_of_the_run(self, total: int) -> bool:
         """Whether a bar of `total` is the run's: as stated, else the first one behind an entry."""
@@ -304,10 +306,10 @@ class _Rows:
 
 
 def _events(text: bytes) -> list[tuple[bytes, ...]]:
-    """Dictionaries and bars in their order: its text, or the bar's count, total, rate and unit."""
+    """Dictionaries and bars in their order: text, or count, total, elapsed time, rate, unit."""
     if b"s/it" in text or b"it/s" in text:
         return _EVENT.findall(text)
-    return [(record, b"", b"", b"", b"") for record in _RECORD.findall(text)]
+    return [(record, b"", b"", b"", b"", b"") for record in _RECORD.findall(text)]
 
 
 def _plain(records: list[bytes]) -> list[bytes]:

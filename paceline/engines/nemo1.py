@@ -1,5 +1,8 @@
 """NeMo 1's log: a progress bar, drawn again and again, with the step's figures in its brackets.
 
+Older versions time no step there; then the bar's own rate, which Lightning averages over the whole
+run, is the one figure.
+
 Numbers of five digits and more are printed with three where that is shorter: `2e+3`, `2.56e+5`.
 """
 
@@ -16,6 +19,7 @@ from paceline.engines.dialect.log_content import (
     EXACT_INTEGERS,
     Dialect,
     LogContent,
+    decimal_step,
     numbers,
     whole_numbers,
 )
@@ -29,10 +33,17 @@ DIGITS = 3
 
 
 _KEY = b"train_step_timing"
+_LOSS_KEY = b"reduced_train_loss="
 _TIME = _KEY + rb"[^=,\]\n]{0,8}="
 _BAR = re.compile(
     rb"(\d\d{0,11}+)(?:/(\d{1,12}+)|it)? \[([^\[\]\n]{0,3000}" + _TIME + rb"[^\[\]\n]{1,600})\]"
 )
+_BARE = re.compile(
+    rb"(\d\d{0,11}+)(?:/(\d{1,12}+)|it)? \[[0-9:]{4,12}<[^,\[\]\n]{1,24}, {1,4}"
+    rb"([0-9.]{1,12})(s/it|it/s)(, [^\[\]\n]{0,600}" + _LOSS_KEY + rb"[^\[\]\n]{1,600})\]"
+)
+"""A bar that times no step."""
+
 _TORN = re.compile(rb"\d \[\d[^\[\]]{1,60}<[^\[\]]{0,200}, [a-z_]{4,30}=[^\]]{0,3000}\Z")
 
 _INDEX = field(rb"global_step=")
@@ -53,10 +64,17 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     `samples/sec` is of all devices, `peak_memory_usage` the reserved peak in bytes. The batch
     follows from consumed_samples.
     """
-    settings, positions, batches = NemoSettings(re.compile(_KEY)), _Positions(), _Batches(log)
+    begins = re.compile(_KEY + b"|" + _LOSS_KEY)
+    settings, positions, batches = NemoSettings(begins), _Positions(), _Batches(log)
+    rate = None
     for block in watched(blocks, log, ENDS, _TORN):
         settings.read(block)
         if _KEY not in block:
+            bare = _BARE.findall(_lines_with_bars(block)) if _LOSS_KEY in block else []
+            if bare:
+                counts, totals, rates, units, fields = zip(*bare, strict=True)
+                _add(log, Records(fields), positions, batches, counts, totals)
+                rate = rates[-1], units[-1]
             continue
         bars = _BAR.findall(_lines_with_bars(block))
         if bars:
@@ -65,12 +83,28 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     settings.keep(log)
     positions.keep(log)
     batches.keep(log)
+    if rate:
+        _keep_rate(log, *rate)
+
+
+def _keep_rate(log: LogContent, rate: bytes, unit: bytes) -> None:
+    """The bar's own rate, where no step is timed."""
+    value = numbers([rate]).item()
+    if log.steps().known("step_time_s") or not 0 < value < math.inf:
+        return
+    log.figures["steps_per_s"] = 1 / value if unit == b"s/it" else value
+    last = decimal_step(rate)
+    log.resolution_s = last if unit == b"s/it" else last / value**2
+    log.remark(
+        f"no step is timed: {rate.decode()} {unit.decode()} is the bar's mean of all steps so far, "
+        "the first ones included"
+    )
 
 
 def _lines_with_bars(block: bytes) -> bytes:
     """The bars of a block, one a line; a printed `^M` stands for a terminal's carriage return."""
     lines = block.replace(b"\r", b"\n").replace(b"^M", b"\n").split(b"\n")
-    return b"\n".join([line for line in lines if _KEY in line])
+    return b"\n".join([line for line in lines if _KEY in line or _LOSS_KEY in line])
 
 
 def _add(
@@ -233,7 +267,9 @@ def _whole_quotient(amount: float, parts: int) -> int | None:
 
 DIALECT = Dialect(
     title="NeMo 1",
-    marks=(_KEY,),
-    step_line=re.compile(_TIME + rb"[0-9]"),
+    marks=(_KEY, _LOSS_KEY),
+    step_line=re.compile(
+        _TIME + rb"[0-9]|(?:s/it|it/s), [^\[\]\r\n]{0,600}" + _LOSS_KEY + rb"[0-9nNi-]"
+    ),
     read=read,
 )

@@ -27,9 +27,19 @@ __all__ = ["DIALECT"]
 DIGITS = 4
 """Significant digits of every printed figure; zeros at the end are left out."""
 
+MOST_LINES = 16
+"""A record goes on over no more lines than this."""
+
 _BEGIN = b"Training epoch "
 _STEP = re.compile(rb"iteration (\d{1,18})/(\d{1,18}) \| ((?=[A-Za-z_]{2,40}: ).*)")
 _TORN = re.compile(rb"iteration \d{1,18}/\d{1,18} \|(?!.{0,4000}train_step_timing in s: [0-9])")
+
+_FIELD = rb" \| [A-Za-z_][\w ]{1,40}: -?(?:[0-9][0-9.eE+-]{0,24}|nan|inf)"
+_WHOLE = re.compile(rb"\d{1,9}, iteration \d{1,18}/\d{1,18}(?:" + _FIELD + rb"){2,40} ?")
+_GOES_ON = re.compile(
+    rb"^ ?(?:\||:|[0-9.eE+-]{1,24}(?: ?\||$)|[A-Za-z_][\w ]{0,40}: -?[0-9.])", re.MULTILINE
+)
+"""A line that may go on with the record of the line before."""
 
 _GLOBAL_STEP = field(rb"global_step: ")
 _FIELDS = {
@@ -54,7 +64,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     for block in watched(blocks, log, ENDS, _TORN):
         settings.read(block)
         # What other processes print may stand before a record without a line end.
-        steps = _STEP.findall(block.replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN))
+        text = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(_BEGIN, b"\n" + _BEGIN)
+        steps = _STEP.findall(_unwrapped(text))
         if not steps:
             continue
         iterations, lasts, fields = zip(*steps, strict=True)
@@ -67,6 +78,25 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         log.facts["total_steps"] = max(1, int(lasts[-1]) + from_zero)
         note_resolution(log, columns, DIGITS)
     settings.keep(log)
+
+
+def _unwrapped(text: bytes) -> bytes:
+    """`text` with every record on one line that a terminal has wrapped over several."""
+    if not _GOES_ON.search(text):
+        return text
+    first, *records = text.split(_BEGIN)
+    return first + b"".join(_BEGIN + _joined(record) for record in records)
+
+
+def _joined(record: bytes) -> bytes:
+    """A record and what follows it, with the lines joined that together make up whole fields."""
+    lines = record.split(b"\n", MOST_LINES)
+    for n in range(len(lines), 1, -1):
+        for space in (b"", b" "):
+            joined = space.join(lines[:n])
+            if _WHOLE.fullmatch(joined):
+                return b"\n".join([joined, *lines[n:], b""])
+    return record
 
 
 def _index(steps: Sequence[bytes] | None, iterations: Sequence[bytes]) -> IntColumn:
@@ -83,9 +113,10 @@ DIALECT = Dialect(
     title="NeMo 2",
     marks=(b"reduced_train_loss: ", b"train_step_timing in s: "),
     step_line=re.compile(
-        rb"iteration \d{1,18}/\d{1,18} \| [^\r\n]{0,400}?"
+        rb"iteration \d{1,18}/\d{1,18} \| [^}{]{0,400}?"
         rb"(?:reduced_train_loss|train_step_timing in s): "
     ),
     read=read,
     convention="full-attention",
+    begins=_BEGIN,
 )

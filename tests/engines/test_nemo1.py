@@ -9,6 +9,8 @@ import pytest
 
 from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.nemo1 import DIALECT
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import parse_log
 from tests.engines.promises import check_read, read
 
 REAL = "logs/nemo1_progressbar_variants.log"
@@ -48,6 +50,33 @@ def bar(
         f"consumed_samples={shown(float(batch * (step + 1)))}, "
         f"train_step_timing in s={shown(seconds)}]"
     )
+
+
+def bare(step: int, rate: str = "41.36s/it") -> str:
+    """The bar of older versions, which times no step."""
+    return (
+        f"Epoch 0:   1%|          | {step + 1}/77225 [9:07:58<878:01:48, {rate}, loss=3.1, v_num=, "
+        f"reduced_train_loss=3.090, global_step={shown(float(step))}, "
+        f"consumed_samples={shown(2048.0 * (step + 1))}]\n"
+    )
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [("41.36s/it", 41.36), (" 2.50it/s", 0.4)])
+def test_the_bar_alone_is_the_mean_of_the_run(tmp_path: Path, rate: str, seconds: float):
+    path = tmp_path / "train.log"
+    path.write_text("".join(bare(step, rate) for step in range(785, 795)))
+    document = parse_log(path, UserSettings()).document
+
+    assert (document.engine, document.status, document.n_steps) == ("nemo1", "ok", 10)
+    assert document.window is not None and document.window.rule == "as printed"
+    assert document.step_time_s is not None
+    assert document.step_time_s.median == pytest.approx(seconds)
+    assert [w for w in document.warnings if "mean of all steps so far" in w]
+
+
+def test_a_bar_that_times_its_step_goes_before_its_rate():
+    log = check(bare(3) + bar(4, 2.5))
+    assert "steps_per_s" not in log.figures and log.steps()["step_time_s"][-1] == 2.5
 
 
 def check(text: str) -> LogContent:

@@ -45,6 +45,26 @@ def test_the_real_log_is_read_as_a_person_reads_it(reference_data: Path):
     assert log.torn is None
 
 
+@pytest.mark.parametrize("width", [80, 100, 133])
+@pytest.mark.parametrize("other", ["", "Saving checkpoint: done\n"])
+def test_records_that_a_terminal_has_wrapped(width: int, other: str):
+    texts = [line(step, 6 + step / 100) for step in range(40)]
+    wrapped = "".join(
+        "\n".join(text[k : k + width] for k in range(0, len(text), width)) + other for text in texts
+    )
+    whole, log = check("".join(texts)).steps(), check(wrapped).steps()
+
+    assert DIALECT.step_line.search(wrapped.encode())
+    assert log.index.tolist() == whole.index.tolist()
+    for name in ("step_time_s", "loss", "global_batch"):
+        assert log[name].tolist() == whole[name].tolist()
+
+
+def test_lines_wrapped_between_words():
+    record = line(3).replace(" | train", "\n| train").replace(" | global_step", " |\nglobal_step")
+    assert check(record + line(4)).steps()["step_time_s"].tolist() == [6.0, 6.0]
+
+
 def test_the_flops_may_be_missing():
     steps = check("".join(line(step) for step in range(5))).steps()
     assert steps.index.tolist() == [0, 1, 2, 3, 4]
