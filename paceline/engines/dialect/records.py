@@ -6,6 +6,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -16,7 +17,6 @@ NUMBER = rb"(-?(?:nan|inf)|[-+0-9.eE]{1,24})"
 """A number as programs print it in their step lines."""
 
 OUT_OF_MEMORY = (
-    b"OutOfMemoryError",
     b"oom-kill",
     b"oom_kill",
     b"std::bad_alloc",
@@ -24,11 +24,27 @@ OUT_OF_MEMORY = (
 )
 """What programs and kernels write only when memory has run out."""
 
+ERROR_CLASS = b"OutOfMemoryError"
+
+MOST_BEFORE = 200
+
 LARGEST_SETTING = 1 << 62
 
 OF_NUMBERS = b"0123456789.,eE+-"
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _LINE_END = re.compile(rb"[\r\n]|\Z")
+
+_ERROR = re.compile(ERROR_CLASS + rb"(?!\w)")
+_NAMED = re.compile(
+    rb"(?:[\w.:]{0,80}OutOfMemoryError"
+    rb"|(?:CUDA|HIP|[NX]PU)(?: driver)?(?: error:)? out of memory)\Z"
+)
+"""What people write about as well: a class, or a message without what follows it."""
+
+_BEFORE_PROSE = re.compile(rb"(?:[a-z]{1,20}[,;]? {1,2}|[(\"'`])\Z")
+"""A word or a bracket: before a message stand a line's beginning, a prefix or an error's name."""
+
+_BEHIND_PROSE = re.compile(rb" [a-z]")
 
 # Warnings have these words too, so their neighbours count. A literal at the front of a pattern is
 # searched many times faster than a choice of words: hence the looks back.
@@ -133,11 +149,26 @@ def watched(
 
 
 def out_of_memory_line(text: bytes) -> str | None:
-    """The first line that tells of memory that ran out, or None; warnings of it do not count."""
+    """The first line that tells of memory that ran out, or None; warnings of it do not count.
+
+    Nor does what only speaks of it: prose, advice, source code.
+    """
     places = [at for at in map(text.find, OUT_OF_MEMORY) if at >= 0]
-    if match := _RAN_OUT.search(text):
-        places.append(match.start())
+    for sign in (_RAN_OUT, _ERROR):
+        messages = (match for match in sign.finditer(text) if not _is_prose(text, match))
+        places += [match.start() for match in islice(messages, 1)]
     return _line_at(text, min(places)) if places else None
+
+
+def _is_prose(text: bytes, sign: re.Match[bytes]) -> bool:
+    """Whether the words around a sign only speak of memory that runs out."""
+    line = max(text.rfind(b"\n", 0, sign.start()), text.rfind(b"\r", 0, sign.start())) + 1
+    words = text[max(line, sign.end() - MOST_BEFORE) : sign.end()]
+    named = _NAMED.search(words)
+    if named is None:
+        return False
+    before = _BEFORE_PROSE.search(words[: named.start()])
+    return before is not None or _BEHIND_PROSE.match(text, sign.end()) is not None
 
 
 def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:

@@ -105,6 +105,12 @@ HARMLESS = (
     b"UserWarning: to prevent out of memory set expandable_segments:True",
     b"Out of memory estimates are printed every 100 steps",
     b"Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB. This is no failure.",
+    b"If you see torch.OutOfMemoryError, lower the micro-batch or shard the optimizer.",
+    b"except torch.cuda.OutOfMemoryError:",
+    b"OutOfMemoryErrors of the last run are gone",
+    b"Hint: batches of 8 gave CUDA out of memory on this card (XPU out of memory as well).",
+    b"[rank0]: HIP out of memory errors often come from fragmentation",
+    b"# avoids 'CUDA error: out of memory' in the first step",
     b"room for zoom: killed process 7, can't allocate memory pool names, bad_alloc_retries=0",
 )
 
