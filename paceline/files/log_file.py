@@ -19,6 +19,10 @@ RECORD_BYTES = 1 << 14
 
 GZIP_MAGIC = b"\x1f\x8b"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+FIRST_BYTES = 1 << 12
+"""From which the encoding of a log is told."""
+MANY, FEW = 0.6, 0.1
+"""Share of zeros among the one and the other half of the bytes of UTF-16 that is mostly ASCII."""
 
 
 class LogFile:
@@ -135,3 +139,15 @@ def _first_end(data: bytes) -> int:
 def _last_end(data: bytes) -> int:
     """The place behind the last line end, or 0 when there is none."""
     return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+
+
+def utf16(beginning: bytes) -> str | None:
+    """The name that `iconv` has for UTF-16 text that begins so, with a mark or without; or None."""
+    if beginning[:2] in UTF16_MARKS:
+        return "UTF-16"
+    even, odd = (
+        half.count(0) / len(half) if half else 0.0 for half in (beginning[::2], beginning[1::2])
+    )
+    if odd >= MANY and even <= FEW:
+        return "UTF-16LE"
+    return "UTF-16BE" if even >= MANY and odd <= FEW else None

@@ -27,7 +27,7 @@ from paceline.core.window import (
 )
 from paceline.engines import dialect, dialects
 from paceline.engines.dialect.log_content import Dialect, LogContent
-from paceline.files.log_file import UTF16_MARKS, LogFile
+from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
 from paceline.logs.completion import completed_steps, paced_steps
 from paceline.logs.facts import UserSettings, all_facts
 from paceline.logs.figures import (
@@ -343,8 +343,9 @@ def _unreadable(path: Path) -> str | None:
     if not stat.S_ISREG(mode):
         return "it is no regular file; to read a pipe give - as the path"
     with path.open("rb") as file:
-        if file.read(2) in UTF16_MARKS:
-            return "it is UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
+        encoding = utf16(file.read(FIRST_BYTES))
+    if encoding:
+        return f"it is UTF-16 text; convert it with `iconv -f {encoding} -t UTF-8`"
     return None
 
 

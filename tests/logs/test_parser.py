@@ -330,3 +330,21 @@ def test_the_count_of_printed_flops_is_named(tmp_path: Path):
     assert log.conventions["printed_flops"] == "causal in current versions of Megatron-LM"
     silent = parsed(tmp_path, megatron_log(steady()), LLAMA)
     assert "printed_flops" not in silent.conventions
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_is_named_with_a_mark_and_without(tmp_path: Path, encoding: str):
+    path = tmp_path / "a.log"
+    path.write_bytes(megatron_log([1.0] * 20).encode(encoding))
+    log = parse_log(path, UserSettings()).document
+
+    assert log.status == "unreadable" and "UTF-16" in str(log.reason)
+    name = {"utf-16": "UTF-16", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE"}[encoding]
+    assert f"iconv -f {name} -t" in str(log.reason)
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 9000, b"\0a" * 3 + b"plain text " * 99])
+def test_zeros_alone_are_no_utf16(tmp_path: Path, damage: bytes):
+    path = tmp_path / "a.log"
+    path.write_bytes(damage + b"\n" + megatron_log([1.0] * 20).encode())
+    assert parse_log(path, UserSettings()).document.status == "ok"

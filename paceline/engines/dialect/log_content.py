@@ -58,6 +58,8 @@ class LogContent:
     """Why the log is only a part of what was written, or None."""
     out_of_memory: str | None = None
     """The line that tells of it."""
+    _num_odd: int = 0
+    """Step times that are no time."""
     _in_order: bool = False
     _earlier_facts: list[dict[str, Fact]] = field(default_factory=list[dict[str, Fact]])
     """Facts of the attempts before the last one."""
@@ -84,6 +86,7 @@ class LogContent:
             if name not in self._columns:
                 self._columns[name] = _unsaid_column(name, before)
             if name == "step_time_s":
+                self._num_odd += int(((values < SHORTEST_STEP_S) | np.isinf(values)).sum())
                 values = np.where(values >= SHORTEST_STEP_S, values, np.nan)
             self._columns[name].extend(values)
         for name in self._columns.keys() - columns.keys():
@@ -113,6 +116,7 @@ class LogContent:
         self._columns = {
             name: column for name, column in other._columns.items() if name not in without
         }
+        self._num_odd = other._num_odd
         self.resolution_s = other.resolution_s or self.resolution_s
 
     def remark(self, sentence: str) -> None:
@@ -132,6 +136,8 @@ class LogContent:
         """
         self._put_in_order()
         n = len(self)
+        if self._num_odd:
+            self.remark(f"step times that are zero, negative or no number: {self._num_odd:,}")
         return Steps(
             self._index.read(),
             np.broadcast_to(np.int64(1), n),

@@ -107,6 +107,15 @@ def test_a_restart_is_kept_and_said():
     assert log.remarks[0].startswith("the step numbers start again, 1 x (a restart")
 
 
+def test_times_that_are_none_are_said():
+    log = LogContent()
+    times = numbers([b"1.5", b"nan", b"-0.5", b"", b"0", b"1.5"])
+    log.add_steps(np.arange(6), step_time_s=times)
+
+    assert int(np.isfinite(log.steps()["step_time_s"]).sum()) == 2
+    assert log.remarks == ["step times that are zero, negative or no number: 3"]
+
+
 def test_swapped_neighbours_are_said():
     log = log_of(1, 3, 2, 4, 6, 5)
     log.steps()
