@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from paceline.compare.comparability import Likeness, fair_metric, likeness
+from paceline.compare.comparability import (
+    Likeness,
+    fair_metric,
+    likeness,
+    window_difference,
+)
 from paceline.compare.contrast import compare_metrics
 from paceline.compare.doubts import (
     Remarks,
@@ -69,6 +75,10 @@ def judge(
         allowed=allowed,
         published=baseline.published,
     )
+    if not baseline.published:
+        windows = ([member.taken_from for member in side.used] for side in sides.each)
+        of_figures = window_difference(*windows)
+        alike = replace(alike, differences=(*alike.differences, *of_figures))
     blank = _with_settings(_without_figures(sides, "", margin), alike, allowed)
     refused = [d for d in alike.differences if d.key not in allowed]
     if refused:
