@@ -99,11 +99,12 @@ def likeness(
         ours, theirs = batches if key == "global_batch" else _both(baseline, candidate, key)
         if published and key in ("model", "layout", "recompute"):
             ours, theirs = _stated_parts(baseline, ours, theirs, key)
-        if published and key in MAY_BE_UNSTATED and not any(ours):
+        slowed = key == "profiled" and _PROFILED in (*ours, *theirs)
+        if published and key in MAY_BE_UNSTATED and not any(ours) and not slowed:
             unstated.append(key)
         elif not any((*ours, *theirs)):
             unknown.append(key)
-        elif len(_distinct((*ours, *theirs))) > 1 or (key == "profiled" and _PROFILED in ours):
+        elif slowed or len(_distinct((*ours, *theirs))) > 1:
             differences.append(_difference(key, ours, theirs))
     return Likeness(tuple(differences), tuple(unknown), tuple(unstated), rule)
 

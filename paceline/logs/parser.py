@@ -27,9 +27,10 @@ from paceline.core.window import (
 )
 from paceline.engines import dialect, dialects
 from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.dialect.profilers import profile_watched
 from paceline.files.log_file import UTF16_MARKS, LogFile
 from paceline.logs.completion import completed_steps, paced_steps
-from paceline.logs.facts import UserSettings, all_facts
+from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
     LogFigures,
     figures_of,
@@ -39,6 +40,7 @@ from paceline.logs.figures import (
     single_figure,
 )
 from paceline.logs.parsed_log import LogStatus, ParsedLog, step_times
+from paceline.logs.path_facts import NO_PATH, path_facts
 
 LOOK_ON_BLOCKS = 12
 """Blocks read beyond the first step line, in which a more specific dialect may still show."""
@@ -129,8 +131,9 @@ def _shows(block: bytes, kind: Dialect) -> bool:
 
 def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many: bool) -> Parsing:
     kind, log = dialect(name), LogContent()
-    kind.read(file, log)
-    facts, notes = all_facts(user, name, log)
+    kind.read(profile_watched(file, log), log)
+    place = NO_PATH if shown == STANDARD_INPUT else path_facts(shown)
+    facts, notes = all_facts(user, name, log, place)
     steps = completed_steps(log.steps(), facts, log)
     figure = single_figure(log, facts, kind, steps, user.window)
     if figure is not None:
@@ -151,6 +154,7 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         n_steps=len(steps),
         window=window.record if window.record.n or printed else None,
         facts=facts,
+        sources=path_sources(user, facts, log, place),
         num_bytes=file.num_bytes,
         warnings=(*notes, *_warnings(file, log, window.record, printed)),
     )

@@ -187,6 +187,7 @@ FACT_NAMES = {
     "model": "the model's name as the log writes it",
     "framework_version": "version of the framework",
     "lora_rank": "rank of the adapters",
+    "profiled": "which profiler was attached",
     "submitter": "who submitted the run as a result, as the log writes it",
     "platform": "the system's name as the log writes it",
 }
