@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.mllog import MlRecord, records
 from paceline.engines.dialect.mlperf_system import System
 from paceline.files.log_file import UTF16_MARKS, LogFile
@@ -33,6 +32,8 @@ class RunLog:
     trials: list[LoggedTrial] = field(default_factory=list[LoggedTrial])
     num_devices: int | None = None
     device: str | None = None
+    doubt: str | None = None
+    """Who says otherwise about the devices, in one sentence."""
     broken_off: str | None = None
     """Why the file could not be read to its end."""
     unreadable: str | None = None
@@ -89,11 +90,11 @@ def read_log(path: Path) -> RunLog:
     except OSError as error:
         log.unreadable = error.strerror or str(error)
     log.broken_off = file.broken_off
-    logged = LogContent()
-    system.keep(logged)
-    devices, device = logged.facts.get("num_devices"), logged.facts.get("device")
-    log.num_devices = devices if isinstance(devices, int) else None
-    log.device = device if isinstance(device, str) else None
+    platforms = (trial.texts.get("submission_platform") for trial in log.trials)
+    platform = next(filter(None, platforms), None)
+    if devices := system.devices(platform, _description_of(path.parent)):
+        log.num_devices, log.doubt = devices.num_devices, devices.doubt
+    log.device = system.accelerator
     return log
 
 

@@ -56,9 +56,7 @@ def test_the_path_goes_before_the_recipe_and_doubts_another_model(tmp_path: Path
     recipe = UserSettings(recipe="llama31-8b")
     document = placed(tmp_path, "results/25.01/fp8/70b/64", recipe)
     assert document.facts.dtype == "fp8"
-    assert any(
-        "the path says 70b, the model named has 8.03B" in w for w in document.warnings
-    )
+    assert any("the path says 70b, the model named has 8.03B" in w for w in document.warnings)
 
 
 def test_the_folder_of_traced_runs_says_that_they_are(tmp_path: Path):

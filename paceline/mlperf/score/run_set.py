@@ -13,8 +13,9 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.files.recipe import load_recipe
 from paceline.logs.parser import as_text
+from paceline.logs.peak_doubt import peak_doubt
 from paceline.mlperf.logged_trial import PLACEHOLDER, LoggedTrial
-from paceline.mlperf.result_logs import RunLog, described_devices, run_logs
+from paceline.mlperf.result_logs import RunLog, described_accelerator, described_devices, run_logs
 from paceline.mlperf.rules import (
     DEFAULT_RULESET,
     MOST_INITIALISATION_MINUTES,
@@ -59,7 +60,13 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         **_system_and_model(place, trials, logs, num_devices, benchmark),
         warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
     )
-    return _scored(bare, benchmark, _gaps(logs))
+    return _with_peak_doubt(_scored(bare, benchmark, _gaps(logs)))
+
+
+def _with_peak_doubt(score: Score) -> Score:
+    """`score` with a warning where its FLOP/s are more than its devices reach in any dtype."""
+    doubt = peak_doubt(score.model_flops_per_s_per_device, score.device, None)
+    return score.model_copy(update={"warnings": (*score.warnings, *filter(None, [doubt]))})
 
 
 @dataclass(frozen=True)
@@ -276,7 +283,8 @@ def _system_and_model(
         "num_devices": num_devices
         or next((log.num_devices for log in logs if log.num_devices), None)
         or described_devices(place),
-        "device": next((log.device for log in logs if log.device), None),
+        "device": next((log.device for log in logs if log.device), None)
+        or described_accelerator(place),
         "flops_per_sample": flops,
         "convention": convention,
     }
@@ -300,6 +308,7 @@ def _warnings(
             yield f"no log states its {key}"
         elif len(values) > 1:
             yield f"the logs have different values of {key}: {_few(sorted(values))}"
+    yield from dict.fromkeys(log.doubt for log in logs if log.doubt)
     counts = {log.num_devices for log in logs if log.num_devices}
     if len(counts) > 1:
         yield f"the logs speak of different numbers of devices: {_few(map(str, sorted(counts)))}"
