@@ -260,6 +260,8 @@ def _status(
         return "ok", None
     if len(steps):
         return "not-a-training-log", "it has step lines without a time or a throughput"
+    if log.ended:
+        return "not-a-training-log", "it came to its end and tells no step time and no throughput"
     return "truncated", "it ends before the first step time"
 
 
