@@ -68,7 +68,7 @@ class LoggedTrial:
 
     @property
     def median_samples_per_s(self) -> float | None:
-        """Median of the stated samples/s, else global batch / median time of steps, or of blocks."""
+        """Median of the stated samples/s, else global batch / median time of steps, else blocks."""
         if self.rates:
             return median(self.rates)
         if (times := self.step_times_s or self.block_times_s) and self.global_batch:
@@ -87,8 +87,8 @@ class LoggedTrial:
             return "failed", f"run_stop has status {self.stop_status or 'not stated'}"
         if not self.evaluations:
             return "failed", "run_stop says success, but there is no evaluation before it"
-        best = min(result for _, result in self.evaluations)
-        if not any(0 < result <= benchmark.target for _, result in self.evaluations):
+        best = benchmark.best(result for _, result in self.evaluations)
+        if not any(benchmark.reached_by(result) for _, result in self.evaluations):
             return "failed", (
                 f"run_stop says success, but the best evaluation is {best:.6g} "
                 f"and the target {benchmark.target:g}"

@@ -23,6 +23,8 @@ OTHERS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
 """Any other name: one file may hold several runs."""
 MOST_FILES = 1000
 
+_RULESET = re.compile(rb"(?:--ruleset[ =]|MLPERF_RULESET=)[\"']?([1-9]\d?\.\d\.\d)\b")
+
 
 @dataclass
 class RunLog:
@@ -32,6 +34,8 @@ class RunLog:
     trials: list[LoggedTrial] = field(default_factory=list[LoggedTrial])
     num_devices: int | None = None
     device: str | None = None
+    ruleset: str | None = None
+    """The rules that its launch script names, `6.0.0`."""
     doubt: str | None = None
     """Who says otherwise about the devices, in one sentence."""
     broken_off: str | None = None
@@ -86,7 +90,7 @@ def read_log(path: Path) -> RunLog:
             if opened.read(2) in UTF16_MARKS:
                 log.unreadable = "it is UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
                 return log
-        log.trials = trials_of(_lines(file, system))
+        log.trials = trials_of(_lines(file, system, log))
     except OSError as error:
         log.unreadable = error.strerror or str(error)
     log.broken_off = file.broken_off
@@ -127,9 +131,11 @@ def _description_of(place: Path) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def _lines(file: LogFile, system: System) -> Iterator[MlRecord | None]:
+def _lines(file: LogFile, system: System, log: RunLog) -> Iterator[MlRecord | None]:
     for block in file:
         system.read(block)
+        if log.ruleset is None and (match := _RULESET.search(block)):
+            log.ruleset = match[1].decode("ascii")
         yield from records([block])
 
 

@@ -127,7 +127,7 @@ class StepLines:
             log.facts["log_interval"] = interval
 
     def _step_at(self, samples: int) -> int:
-        """The number of a step that states samples alone; without a batch such lines are counted."""
+        """The number of a step that states samples alone; without a batch they are counted."""
         self._counted += 1
         batch = self.blocks.global_batch
         return samples // batch if batch else self._counted

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import FlopsInput, flops_per_sample
@@ -17,11 +16,11 @@ from paceline.logs.peak_doubt import peak_doubt
 from paceline.mlperf.logged_trial import PLACEHOLDER, LoggedTrial
 from paceline.mlperf.result_logs import RunLog, described_accelerator, described_devices, run_logs
 from paceline.mlperf.rules import (
-    DEFAULT_RULESET,
     MOST_INITIALISATION_MINUTES,
     Benchmark,
+    Ruleset,
     benchmark_named,
-    round_in,
+    settled_ruleset,
 )
 from paceline.mlperf.score.convergence import held_against, references, rulesets
 from paceline.mlperf.score.counted_runs import (
@@ -32,6 +31,7 @@ from paceline.mlperf.score.counted_runs import (
 )
 from paceline.mlperf.score.energy import energy_of, mean_energy_j
 from paceline.mlperf.score.score import COUNTED, Score, ScoredRun
+from paceline.mlperf.score.stated_scaling import stated_scaling
 
 NamedTrials = list[tuple[str, LoggedTrial]]
 
@@ -42,11 +42,12 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
     Raises UserError for a place without MLPerf logs or with two benchmarks, and for a ruleset that
     is unknown or does not have the benchmark.
     """
-    rules = _ruleset(place, ruleset)
+    if ruleset is not None:
+        _check_known(ruleset)
     logs = run_logs(place)
     trials = [(_name(log, at), trial) for log in logs for at, trial in enumerate(log.trials, 1)]
     benchmark = benchmark_named(_benchmark(place, trials), str(place))
-    _check_round(benchmark, rules)
+    rules = _ruleset(place, ruleset, benchmark, logs)
     runs = [*_runs(logs, benchmark), *_unreadable(logs)]
     bare = Score(
         folder=as_text(str(place)),
@@ -60,53 +61,37 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         **_system_and_model(place, trials, logs, num_devices, benchmark),
         warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
     )
-    return _with_peak_doubt(_scored(bare, benchmark, _gaps(logs)))
+    scored = _scored(bare, benchmark, _gaps(logs))
+    doubts = (
+        stated_scaling(place, scored.scaling_factor, scored.olympic_mean_minutes),
+        peak_doubt(scored.model_flops_per_s_per_device, scored.device, None),
+    )
+    warnings = (*scored.warnings, *(doubt for doubt in doubts if doubt))
+    return scored.model_copy(update={"warnings": warnings})
 
 
-def _with_peak_doubt(score: Score) -> Score:
-    """`score` with a warning where its FLOP/s are more than its devices reach in any dtype."""
-    doubt = peak_doubt(score.model_flops_per_s_per_device, score.device, None)
-    return score.model_copy(update={"warnings": (*score.warnings, *filter(None, [doubt]))})
-
-
-@dataclass(frozen=True)
-class _Ruleset:
-    name: str
-    origin: Literal["option", "path", "default"]
-    warnings: tuple[str, ...] = ()
-
-
-def _ruleset(place: Path, option: str | None) -> _Ruleset:
-    """The ruleset that is asked for, else that of the round in the path, else the default."""
+def _check_known(ruleset: str) -> None:
     names = rulesets()
-    if option is not None:
-        if option not in names:
-            raise UserError(
-                f"--ruleset {option}",
-                "is not known",
-                allowed=", ".join(names),
-                remedy=did_you_mean(option, names) or None,
-            )
-        return _Ruleset(option, "option")
-    if in_path := round_in(place):
-        folder, ruleset = in_path
-        if ruleset in names:
-            return _Ruleset(ruleset, "path")
-        why = (
-            f"the path speaks of {folder}, whose references are not known: {DEFAULT_RULESET} is "
-            "used"
-        )
-        return _Ruleset(DEFAULT_RULESET, "default", (why,))
-    return _Ruleset(DEFAULT_RULESET, "default")
-
-
-def _check_round(benchmark: Benchmark, rules: _Ruleset) -> None:
-    names = rulesets(benchmark.name)
-    if benchmark.sibling_of is None and rules.name not in names:
-        origin = " (from the path)" if rules.origin == "path" else ""
+    if ruleset not in names:
         raise UserError(
-            f"--ruleset {rules.name}{origin}", f"has no {benchmark.name}", allowed=", ".join(names)
+            f"--ruleset {ruleset}",
+            "is not known",
+            allowed=", ".join(names),
+            remedy=did_you_mean(ruleset, names) or None,
         )
+
+
+def _ruleset(
+    place: Path, option: str | None, benchmark: Benchmark, logs: Sequence[RunLog]
+) -> Ruleset:
+    """The ruleset that is asked for, else what logs, path and benchmark say."""
+    names = rulesets() if benchmark.sibling_of else rulesets(benchmark.name)
+    if option is None:
+        stated = [log.ruleset for log in logs if log.ruleset]
+        return settled_ruleset(place, stated, rulesets(), names)
+    if option not in names:
+        raise UserError(f"--ruleset {option}", f"has no {benchmark.name}", allowed=", ".join(names))
+    return Ruleset(option, "option")
 
 
 def _name(log: RunLog, trial: int) -> str:
@@ -273,10 +258,8 @@ def _system_and_model(
     benchmark: Benchmark,
 ) -> dict[str, Any]:
     """What the logs say of the system and the model, where some says it."""
-    recipe = load_recipe(benchmark.recipe, benchmark.variant)
-    convention, seq_len = recipe.flops_convention, recipe.training.seq_len
-    flops = flops_per_sample(convention, FlopsInput(recipe.model, seq_len, lora=recipe.lora))
     return {
+        **_model(benchmark),
         "system": _stated(trials, "submission_platform"),
         "organisation": _stated(trials, "submission_org"),
         "division": _stated(trials, "submission_division"),
@@ -285,9 +268,17 @@ def _system_and_model(
         or described_devices(place),
         "device": next((log.device for log in logs if log.device), None)
         or described_accelerator(place),
-        "flops_per_sample": flops,
-        "convention": convention,
     }
+
+
+def _model(benchmark: Benchmark) -> dict[str, Any]:
+    """FLOPs of a sample and how they are counted, where there is a recipe of the model."""
+    if not benchmark.recipe:
+        return {}
+    recipe = load_recipe(benchmark.recipe, benchmark.variant)
+    convention, seq_len = recipe.flops_convention, recipe.training.seq_len
+    flops = flops_per_sample(convention, FlopsInput(recipe.model, seq_len, lora=recipe.lora))
+    return {"flops_per_sample": flops, "convention": convention}
 
 
 def _stated(trials: NamedTrials, key: str) -> str | None:
