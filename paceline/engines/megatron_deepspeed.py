@@ -30,6 +30,7 @@ DIALECT = Dialect(
     marks=(b"elapsed time per iteration (", b" | consumed samples: "),
     step_line=_OWN_FIELD,
     read=read,
+    end_marker="[after training is done]",
     precedence=3,
     convention="megatron-deepspeed",
 )

@@ -156,5 +156,6 @@ DIALECT = Dialect(
     marks=(TOKEN,),
     step_line=re.compile(rb':::MLLOG \{[^\r\n]{0,200}?"time_ms"'),
     read=read,
+    end_marker="run_stop",
     precedence=1,
 )

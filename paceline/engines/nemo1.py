@@ -236,4 +236,5 @@ DIALECT = Dialect(
     marks=(_KEY,),
     step_line=re.compile(_TIME + rb"[0-9]"),
     read=read,
+    end_marker="`Trainer.fit` stopped",
 )

@@ -30,6 +30,7 @@ from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.engines.dialect.profilers import profile_watched
 from paceline.files.log_file import UTF16_MARKS, LogFile
 from paceline.logs.completion import completed_steps, paced_steps
+from paceline.logs.ending import missing_end
 from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
     LogFigures,
@@ -156,7 +157,11 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         facts=facts,
         sources=path_sources(user, facts, log, place),
         num_bytes=file.num_bytes,
-        warnings=(*notes, *_warnings(file, log, window.record, printed)),
+        warnings=(
+            *notes,
+            *_warnings(file, log, window.record, printed),
+            *([] if file.broken_off else missing_end(kind, log, steps)),
+        ),
     )
     if steps_of_window.known("step_time_s"):
         figures = figures_of(facts, steps, steps_of_window, log, printed)
