@@ -33,7 +33,8 @@ def score(
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="Rules of which round; default that in the path (v5.1), else 5.1.0.",
+            help="Rules of which round; default what the logs state, then the path (v5.1), else "
+            "5.1.0.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +102,8 @@ def check(
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="Rules of which round; default that in the path (v5.1), else 5.1.0.",
+            help="Rules of which round; default what the logs state, then the path (v5.1), else "
+            "5.1.0.",
             show_default=False,
         ),
     ] = None,

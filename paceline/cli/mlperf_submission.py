@@ -10,7 +10,7 @@ import typer
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
-from paceline.mlperf.rules import BENCHMARKS
+from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY
 from paceline.mlperf.submission.package import Package, PackageRequest
 from paceline.mlperf.submission.package import package as make
 from paceline.mlperf.submission.system_description import describe
@@ -123,7 +123,7 @@ def _codes(code: list[str]) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for text in code:
         name, equals, folder = text.partition("=")
-        named = name in BENCHMARKS and bool(equals)
+        named = name in (BENCHMARKS | SCORED_ONLY) and bool(equals)
         key = name if named else ""
         if key in folders:
             raise UserError(

@@ -30,9 +30,12 @@ KEYS: dict[str, str] = {
     "data": "kind of data",
     "packing": "whether samples are windows of one line of tokens or padded records; what their "
     "loss counts",
-    "profiled": "whether a profiler was attached",
+    "profiled": "whether a profiler was attached, which slows a run",
 }
 """What must be equal before a verdict, in the order in which differences are told."""
+
+OF_FIGURES: dict[str, str] = {"window": "whether a figure is of the last step alone or of many"}
+"""What must be equal of the figures themselves, beside the settings of their runs."""
 
 MAY_BE_UNSTATED = frozenset(
     {"layout", "recompute", "matmul_precision", "data", "packing", "profiled"}
@@ -96,13 +99,26 @@ def likeness(
         ours, theirs = batches if key == "global_batch" else _both(baseline, candidate, key)
         if published and key in ("model", "layout", "recompute"):
             ours, theirs = _stated_parts(baseline, ours, theirs, key)
-        if published and key in MAY_BE_UNSTATED and not any(ours):
+        slowed = key == "profiled" and _PROFILED in (*ours, *theirs)
+        if published and key in MAY_BE_UNSTATED and not any(ours) and not slowed:
             unstated.append(key)
         elif not any((*ours, *theirs)):
             unknown.append(key)
-        elif len(_distinct((*ours, *theirs))) > 1 or (key == "profiled" and _PROFILED in ours):
+        elif slowed or len(_distinct((*ours, *theirs))) > 1:
             differences.append(_difference(key, ours, theirs))
     return Likeness(tuple(differences), tuple(unknown), tuple(unstated), rule)
+
+
+def window_difference(
+    baseline: Sequence[str | None], candidate: Sequence[str | None]
+) -> tuple[Difference, ...]:
+    """The difference in what steps the sides' figures are of, where every run states that."""
+    ours, theirs = (
+        [None if word is None else _word(word) for word in side] for side in (baseline, candidate)
+    )
+    if None in (*ours, *theirs) or len(_distinct((*ours, *theirs))) < 2:
+        return ()
+    return (_difference("window", ours, theirs),)
 
 
 def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:

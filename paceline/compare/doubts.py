@@ -55,9 +55,7 @@ def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
     }
     if len(rules) > 1:
         remarks.doubt(f"windows chosen by different rules: {', '.join(sorted(rules))}")
-    for member in sides.baseline.used if sides.baseline.published else ():
-        if member.window and not member.averaged:
-            remarks.notes.append(f"the source takes its figure from: {member.window.rule}")
+    _remark_on_last_steps(sides, remarks)
     for member in (m for side in sides.each for m in side.used):
         if member.window and member.window.state == "drifting" and member.window.drift is not None:
             remarks.doubt(f"{member.name} drifts by {member.window.drift:+.1%} over its window")
@@ -70,6 +68,21 @@ def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
             "all runs of one side came before all of the other: a slow change of the machine would "
             "look the same; interleaved runs tell them apart"
         )
+
+
+def _remark_on_last_steps(sides: Pair, remarks: Remarks) -> None:
+    """Say whose figure is one step, and where a published one is taken another way than ours."""
+    published = sides.baseline.used if sides.baseline.published else ()
+    for member in published:
+        if member.window and not member.averaged:
+            remarks.notes.append(f"the source takes its figure from: {member.window.rule}")
+    for member in sides.candidate.used if published else ():
+        if member.of_last_step and not any(row.of_last_step for row in published):
+            remarks.doubt(f"{member.name} is judged by its last step, the source by many")
+    for side in sides.each:
+        alone = [m.name for m in side.used if m.of_last_step and not side.published]
+        if alone and len(side.used) < MIN_REPEATS:
+            remarks.doubt(f"{', '.join(alone)}: one step (n = 1), of which no spread is known")
 
 
 def left_out(sides: Pair) -> tuple[str, ...]:

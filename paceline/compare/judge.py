@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from paceline.compare.comparability import Likeness, fair_metric, likeness
+from paceline.compare.comparability import (
+    Difference,
+    Likeness,
+    fair_metric,
+    likeness,
+    window_difference,
+)
 from paceline.compare.contrast import compare_metrics
 from paceline.compare.doubts import (
     Remarks,
@@ -69,17 +76,26 @@ def judge(
         allowed=allowed,
         published=baseline.published,
     )
+    if not baseline.published:
+        windows = ([member.taken_from for member in side.used] for side in sides.each)
+        of_figures = window_difference(*windows)
+        alike = replace(alike, differences=(*alike.differences, *of_figures))
     blank = _with_settings(_without_figures(sides, "", margin), alike, allowed)
     refused = [d for d in alike.differences if d.key not in allowed]
     if refused:
         differing = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in refused)
-        refusal = f"{sides.names} are not comparable: {differing}."
+        slow = " A profiler slows a run: its figures are not valid." if _profiled(refused) else ""
+        refusal = f"{sides.names} are not comparable: {differing}.{slow}"
         return blank.model_copy(update={"verdict": "not comparable", "sentence": refusal})
     remarks = Remarks()
     remark_on_runs(sides, alike, remarks)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
     comparisons = compare_metrics(baseline, candidate, primary, margin)
     return _verdict(blank, sides, comparisons, remarks)
+
+
+def _profiled(differences: Sequence[Difference]) -> bool:
+    return any(d.key == "profiled" and "yes" in d.baseline + d.candidate for d in differences)
 
 
 def _verdict(

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 from paceline.compare.comparability import Likeness, likeness
-from paceline.compare.sides import AS_PRINTED, Member, Side, figure
+from paceline.compare.sides import Member, Side, figure
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
 from paceline.core.printed import read_printed
-from paceline.core.result import Metric, ReferenceComparison, WindowRecord
+from paceline.core.result import AS_PRINTED, Metric, ReferenceComparison, WindowRecord
 from paceline.files import references
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.references import Row

@@ -12,10 +12,18 @@ import numpy as np
 from paceline.compare.directions import RATES
 from paceline.compare.significance import MIN_REPEATS
 from paceline.core.facts import Facts
-from paceline.core.result import Metric, Status, WindowRecord, finite_value
+from paceline.core.result import (
+    AS_PRINTED,
+    LAST_STEP,
+    Metric,
+    Status,
+    WindowRecord,
+    finite_value,
+)
 from paceline.core.steps import FloatColumn
 
-AS_PRINTED = "as printed"
+LAST_STEPS = (LAST_STEP, "last step")
+"""How a run and a published table say that the last step alone is their figure."""
 MOST_DECIMALS = 6
 OUTLYING_RANGES = 5
 """An outlier is a repeat further from the others than this many of their ranges."""
@@ -49,13 +57,25 @@ class Member:
         return self.window is not None and self.window.rule == AS_PRINTED
 
     @property
+    def of_last_step(self) -> bool:
+        """True when the last step alone is the figure, by a rule that was asked for."""
+        return self.window is not None and self.window.rule in LAST_STEPS
+
+    @property
+    def taken_from(self) -> str | None:
+        """Which steps the figure stands for, in words; None = nobody said."""
+        if self.window is None:
+            return None
+        return "the last step" if self.of_last_step else "many steps"
+
+    @property
     def usable(self) -> bool:
         """True when the run ended well and has figures from enough steady steps."""
         return self.status == "ok" and bool(self.metrics) and self._settled
 
     @property
     def _settled(self) -> bool:
-        return self.window is None or self.window.settled
+        return self.window is None or self.window.judgeable
 
     @property
     def why_not(self) -> str:

@@ -16,6 +16,11 @@ FINAL: frozenset[str] = frozenset({"ok", "oom", "timeout", "nan", "failed", "can
 """Statuses that a controller writes when it is done; `incomplete` is found by others."""
 
 
+AS_PRINTED = "as printed"
+LAST_STEP = "last"
+"""Rules by which a figure without a spread may be judged: its source defines it so."""
+
+
 class WindowRecord(Value):
     """Which steps a figure is taken from, and by which rule."""
 
@@ -36,9 +41,13 @@ class WindowRecord(Value):
     seq_len: int | None = None
 
     @property
-    def settled(self) -> bool:
-        """True when it has steps enough for a figure, or is the source's own figure."""
-        return self.rule == "as printed" or self.state in ("steady", "drifting", "uneven")
+    def judgeable(self) -> bool:
+        """Whether a verdict may rest on it: steady steps, or a rule of one figure."""
+        return self.rule in (AS_PRINTED, LAST_STEP) or self.state in (
+            "steady",
+            "drifting",
+            "uneven",
+        )
 
 
 class Metric(Value):

@@ -286,6 +286,7 @@ DIALECT = Dialect(
         rb"Throughput: [0-9.]{1,24} samples/sec|SamplesPerSec=[0-9]|, Samples/sec: [0-9.]"
     ),
     read=read,
+    end_marker="exits successfully",
     precedence=8,
     convention="megatron-deepspeed",
     whole_run=True,

@@ -346,5 +346,6 @@ DIALECT = Dialect(
         rb"[^{}]{1,2000}?['\"](?:learning_rate|epoch)['\"]: "
     ),
     read=read,
+    end_marker="Training completed, or train_runtime",
     whole_run=True,
 )

@@ -34,6 +34,7 @@ DIALECT = Dialect(
         rb"(?:consumed samples|elapsed time)"
     ),
     read=read,
+    end_marker="[after training is done]",
     precedence=4,
     convention="causal",
 )

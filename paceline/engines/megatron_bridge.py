@@ -25,6 +25,7 @@ DIALECT = Dialect(
     marks=(b"Step Time : ",),
     step_line=re.compile(rb"Step Time : [0-9.]{1,24}s GPU utilization: "),
     read=read,
+    end_marker="[after training is done]",
     precedence=2,
     convention="causal",
 )

@@ -79,6 +79,7 @@ DIALECT = Dialect(
     marks=(b"elapsed time per iteration (", b" | consumed samples: ", _KEYED),
     step_line=_OWN_FIELD,
     read=read,
+    end_marker="[after training is done]",
     precedence=3,
     convention="megatron-deepspeed",
 )

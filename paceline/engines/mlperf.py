@@ -55,6 +55,7 @@ class _Run:
         self._lines = StepLines()
         self._markers: dict[str, MlRecord] = {}
         self._last_eval: MlRecord | None = None
+        self._rate: float | None = None
         self._unread = 0
         self._over = False
         self._cancelled: str | None = None
@@ -101,6 +102,8 @@ class _Run:
             self._lines.blocks.end((record.count("step"), record.count("samples_count")))
         elif key == "eval_accuracy":
             self._last_eval = record
+        elif key == "overall_throughput":
+            self._rate = number(record.value)
 
     @property
     def _has_run(self) -> bool:
@@ -132,6 +135,8 @@ class _Run:
             self._log.torn = f"it has no {' and no '.join(missing)} line{why}"
         if stop:
             self._keep_ending(stop)
+        if self._rate and 0 < self._rate < inf and not len(self._log):
+            figures["samples_per_s"] = self._rate
 
     def _keep_ending(self, stop: MlRecord) -> None:
         log = self._log
@@ -151,5 +156,6 @@ DIALECT = Dialect(
     marks=(TOKEN,),
     step_line=re.compile(rb':::MLLOG \{[^\r\n]{0,200}?"time_ms"'),
     read=read,
+    end_marker="run_stop",
     precedence=1,
 )

@@ -272,4 +272,5 @@ DIALECT = Dialect(
         _TIME + rb"[0-9]|(?:s/it|it/s), [^\[\]\r\n]{0,600}" + _LOSS_KEY + rb"[0-9nNi-]"
     ),
     read=read,
+    end_marker="`Trainer.fit` stopped",
 )

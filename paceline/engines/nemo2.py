@@ -117,6 +117,7 @@ DIALECT = Dialect(
         rb"(?:reduced_train_loss|train_step_timing in s): "
     ),
     read=read,
+    end_marker="`Trainer.fit` stopped",
     convention="full-attention",
     begins=_BEGIN,
 )

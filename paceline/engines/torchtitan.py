@@ -173,5 +173,6 @@ DIALECT = Dialect(
     marks=(b"loss: ", b"global_avg_loss"),
     step_line=_STEP_LINE,
     read=read,
+    end_marker="Training completed",
     convention="full-attention",
 )

@@ -18,6 +18,7 @@ from paceline.engines import dialect
 from paceline.engines.dialect.log_content import LAYOUT_FACTS, Fact, LogContent
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe
+from paceline.logs.path_facts import NO_PATH, PathFacts
 
 DTYPE_NAMES = {
     "bfloat16": "bf16",
@@ -81,9 +82,12 @@ class UserSettings:
             ) from error
 
 
-def all_facts(user: UserSettings, engine: str | None, log: LogContent) -> tuple[Facts, list[str]]:
+def all_facts(
+    user: UserSettings, engine: str | None, log: LogContent, place: PathFacts = NO_PATH
+) -> tuple[Facts, list[str]]:
     """Every fact with its best source, and sentences on contradictions and on names not known.
 
+    The log's `place` goes before the recipe, and behind the log and the user.
     Raises UserError for a model, recipe, device, dtype or convention that is not known.
     """
     stated, notes = _log_facts(log.facts)
@@ -92,9 +96,15 @@ def all_facts(user: UserSettings, engine: str | None, log: LogContent) -> tuple[
         return user.facts, [*notes, *_contradictions(added, stated, COMPARED)]
     added, open_points = _user_facts(user)
     notes += [*open_points, *_contradictions(added, stated, (*COMPARED, *SIZES))]
-    base = _recipe_facts(user.recipe, added.get("num_devices", stated.get("num_devices")))
-    merged = {"flops_convention": "causal", **base, **stated, **added}
-    notes += _another_model(merged.get("model"), log.facts.get("num_parameters"))
+    notes += place.notes(stated, added)
+    known = {**place.values, **stated, **added}
+    base = _recipe_facts(user.recipe, known.get("num_devices"))
+    merged = {"flops_convention": "causal", **base, **known}
+    if model := merged.get("model"):
+        # A named model's own nominal size counts, not the rounder one of a path.
+        merged["nominal_parameters"] = {**base, **added}.get("nominal_parameters")
+        notes += place.another_model(model)
+    notes += _another_model(model, log.facts.get("num_parameters"))
     layout = _layout(base.get("layout"), log.facts)
     world_size = merged.get("num_devices")
     if layout and world_size and world_size % layout.model_devices:
@@ -107,6 +117,21 @@ def all_facts(user: UserSettings, engine: str | None, log: LogContent) -> tuple[
         {**merged, "layout": layout, "engine": engine, "origin": "imported"}
     )
     return facts, notes
+
+
+def path_sources(
+    user: UserSettings, facts: Facts, log: LogContent, place: PathFacts
+) -> dict[str, str]:
+    """`path` for each of `facts` that the log's place alone states."""
+    if user.facts is not None:
+        return {}
+    stated, added = _log_facts(log.facts)[0], _user_facts(user)[0]
+    of_path = place.values.keys() - stated.keys() - added.keys()
+    return {
+        name: "path"
+        for name in place.values
+        if name in of_path and getattr(facts, name) is not None
+    }
 
 
 def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
@@ -203,6 +228,8 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
     if facts.get("loss_on") == "text":
         understood["loss_on"] = "text"
+    if facts.get("profiled"):
+        understood["profiled"] = True
     if "dtype" in facts:
         name = str(facts["dtype"]).lower()
         dtype = DTYPE_NAMES.get(name, name)

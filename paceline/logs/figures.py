@@ -19,6 +19,7 @@ from paceline.engines.dialect.log_content import Dialect, LogContent
 from paceline.logs.completion import completed_steps
 from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit
 from paceline.logs.parsed_log import Disagreement
+from paceline.logs.peak_doubt import peak_doubt
 from paceline.machines.placement import find_device
 
 COARSE = 0.005
@@ -117,7 +118,7 @@ def figures_of(
             else f"{run.statistic} of the window",
             "tokens": "real tokens where the recipe states the padding, else every position",
         },
-        warnings=tuple(_warnings(run, log, printed)),
+        warnings=tuple(_warnings(run, log, printed, reported.get("tflops_per_device", 0.0) * TERA)),
     )
 
 
@@ -324,19 +325,20 @@ def _rounding(window: Steps, column: str) -> float | None:
     return min((last_digit(_plain(value)) for value in positive), default=None)
 
 
-def _warnings(run: TimedRun, log: LogContent, printed: bool) -> list[str]:
+def _warnings(
+    run: TimedRun, log: LogContent, printed: bool, reported_flops_per_s: float
+) -> list[str]:
     warnings: list[str] = []
     step = log.resolution_s / run.typical_step_s
     if not printed and step > COARSE:
         warnings.append(
             f"the log prints step times in steps of {log.resolution_s:g} s, {step:.1%} of one step"
         )
-    rate, peak = run.flops_per_s_per_device, run.peak_flops_per_s
-    if rate and peak and rate > peak:
-        warnings.append(
-            f"MFU {rate / peak:.0%} is more than a device can reach: model, device, number of "
-            "devices, batch and length cannot all be right"
-        )
+    facts = run.facts
+    if doubt := peak_doubt(run.flops_per_s_per_device, facts.device, facts.dtype):
+        warnings.append(doubt)
+    elif doubt := peak_doubt(reported_flops_per_s, facts.device, facts.dtype):
+        warnings.append(f"the log's own figure: {doubt}")
     if run.uneven:
         warnings.append(uneven_warning(run.window["step_time_s"]))
     elif run.times.jitter_tax > JITTER_WARNING:

@@ -62,6 +62,8 @@ class ParsedLog(Value):
     metrics: dict[str, Metric] = {}
     conventions: dict[str, str] = {}
     facts: Facts = Facts(origin="imported")
+    sources: dict[str, str] = {}
+    """`path` for each fact that neither the user nor the log states, but the folders above it."""
     num_bytes: NonNegativeInt = 0
     """Size of the text, after decompression."""
     warnings: tuple[str, ...] = ()

@@ -27,9 +27,11 @@ from paceline.core.window import (
 )
 from paceline.engines import dialect, dialects
 from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.dialect.profilers import profile_watched
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
 from paceline.logs.completion import completed_steps, paced_steps
-from paceline.logs.facts import UserSettings, all_facts
+from paceline.logs.ending import missing_end
+from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
     LogFigures,
     figures_of,
@@ -39,6 +41,7 @@ from paceline.logs.figures import (
     single_figure,
 )
 from paceline.logs.parsed_log import LogStatus, ParsedLog, step_times
+from paceline.logs.path_facts import NO_PATH, PathFacts, path_facts
 
 LOOK_ON_BLOCKS = 12
 """Blocks read beyond the first step line, in which a more specific dialect may still show."""
@@ -129,8 +132,9 @@ def _shows(block: bytes, kind: Dialect) -> bool:
 
 def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many: bool) -> Parsing:
     kind, log = dialect(name), LogContent()
-    kind.read(file, log)
-    facts, notes, steps = _of_one_attempt(user, name, log)
+    kind.read(profile_watched(file, log), log)
+    place = NO_PATH if shown == STANDARD_INPUT else path_facts(shown)
+    facts, notes, steps = _of_one_attempt(user, name, log, place)
     figure = single_figure(log, facts, kind, steps, user.window)
     if figure is not None:
         steps_of_window, window, printed = figure.steps, figure.window, True
@@ -151,8 +155,13 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
         n_steps=len(steps),
         window=window.record if window.record.n or printed else None,
         facts=facts,
+        sources=path_sources(user, facts, log, place),
         num_bytes=file.num_bytes,
-        warnings=(*notes, *_warnings(file, log, window.record, printed)),
+        warnings=(
+            *notes,
+            *_warnings(file, log, window.record, printed),
+            *([] if file.broken_off else missing_end(kind, log, steps)),
+        ),
     )
     if steps_of_window.known("step_time_s"):
         figures = figures_of(facts, steps, steps_of_window, log, printed, uneven)
@@ -168,10 +177,10 @@ def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many
 
 
 def _of_one_attempt(
-    user: UserSettings, name: str, log: LogContent
+    user: UserSettings, name: str, log: LogContent, place: PathFacts
 ) -> tuple[Facts, list[str], Steps]:
     """Facts, notes on them, and steps; of several attempts' facts those that the window is of."""
-    facts, notes = all_facts(user, name, log)
+    facts, notes = all_facts(user, name, log, place)
     steps = completed_steps(log.steps(), facts, log)
     paced = paced_steps(steps)
     if not log.has_attempts or not paced.known("step_time_s"):
@@ -181,7 +190,7 @@ def _of_one_attempt(
     except NoStepError:
         return facts, notes, steps
     log.facts = log.facts_of(int(np.arange(len(steps))[window.rows][-1]))
-    facts, notes = all_facts(user, name, log)
+    facts, notes = all_facts(user, name, log, place)
     return facts, notes, completed_steps(log.steps(), facts, log)
 
 
@@ -289,6 +298,8 @@ def _status(
         return "ok", None
     if len(steps):
         return "not-a-training-log", "it has step lines without a time or a throughput"
+    if log.ended:
+        return "not-a-training-log", "it came to its end and tells no step time and no throughput"
     return "truncated", "it ends before the first step time"
 
 

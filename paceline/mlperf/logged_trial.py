@@ -32,6 +32,9 @@ class LoggedTrial:
     rates: list[float] = field(default_factory=list[float])
     """Samples/s where a line states them."""
     step_times_s: list[float] = field(default_factory=list[float])
+    """Of single steps, which state a loss of their own."""
+    block_times_s: list[float] = field(default_factory=list[float])
+    """Means of the steps between two evaluations, of which the first may hold a start."""
     num_unread: int = 0
     """Result lines that hold no whole record."""
 
@@ -65,11 +68,11 @@ class LoggedTrial:
 
     @property
     def median_samples_per_s(self) -> float | None:
-        """Median of the stated samples/s, else global batch / median step time."""
+        """Median of the stated samples/s, else global batch / median time of steps, else blocks."""
         if self.rates:
             return median(self.rates)
-        if self.step_times_s and self.global_batch:
-            return self.global_batch / median(self.step_times_s)
+        if (times := self.step_times_s or self.block_times_s) and self.global_batch:
+            return self.global_batch / median(times)
         return None
 
     def fault(self, benchmark: Benchmark) -> tuple[Literal["failed", "aborted"], str] | None:
@@ -84,8 +87,8 @@ class LoggedTrial:
             return "failed", f"run_stop has status {self.stop_status or 'not stated'}"
         if not self.evaluations:
             return "failed", "run_stop says success, but there is no evaluation before it"
-        best = min(result for _, result in self.evaluations)
-        if not any(0 < result <= benchmark.target for _, result in self.evaluations):
+        best = benchmark.best(result for _, result in self.evaluations)
+        if not any(benchmark.reached_by(result) for _, result in self.evaluations):
             return "failed", (
                 f"run_stop says success, but the best evaluation is {best:.6g} "
                 f"and the target {benchmark.target:g}"
@@ -153,7 +156,9 @@ def _take_progress(trial: LoggedTrial, line: MlRecord) -> None:
         if _is_number(line.value):
             trial.evaluations.append((whole(line.metadata.get("samples_count")), float(line.value)))
     elif line.key == "tracked_stats" and isinstance(line.value, Mapping):
-        for name, series in (("throughput", trial.rates), ("train_step_time", trial.step_times_s)):
+        of_one = "reduced_train_loss" in line.value
+        times = trial.step_times_s if of_one else trial.block_times_s
+        for name, series in (("throughput", trial.rates), ("train_step_time", times)):
             figure = line.value.get(name)
             if _is_number(figure) and figure > 0:
                 series.append(float(figure))

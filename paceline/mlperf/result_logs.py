@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.dialect.mllog import MlRecord, records
 from paceline.engines.dialect.mlperf_system import System
 from paceline.files.log_file import UTF16_MARKS, LogFile
@@ -24,6 +23,8 @@ OTHERS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
 """Any other name: one file may hold several runs."""
 MOST_FILES = 1000
 
+_RULESET = re.compile(rb"(?:--ruleset[ =]|MLPERF_RULESET=)[\"']?([1-9]\d?\.\d\.\d)\b")
+
 
 @dataclass
 class RunLog:
@@ -33,6 +34,10 @@ class RunLog:
     trials: list[LoggedTrial] = field(default_factory=list[LoggedTrial])
     num_devices: int | None = None
     device: str | None = None
+    ruleset: str | None = None
+    """The rules that its launch script names, `6.0.0`."""
+    doubt: str | None = None
+    """Who says otherwise about the devices, in one sentence."""
     broken_off: str | None = None
     """Why the file could not be read to its end."""
     unreadable: str | None = None
@@ -85,15 +90,15 @@ def read_log(path: Path) -> RunLog:
             if opened.read(2) in UTF16_MARKS:
                 log.unreadable = "it is UTF-16 text; convert it with `iconv -f UTF-16 -t UTF-8`"
                 return log
-        log.trials = trials_of(_lines(file, system))
+        log.trials = trials_of(_lines(file, system, log))
     except OSError as error:
         log.unreadable = error.strerror or str(error)
     log.broken_off = file.broken_off
-    logged = LogContent()
-    system.keep(logged)
-    devices, device = logged.facts.get("num_devices"), logged.facts.get("device")
-    log.num_devices = devices if isinstance(devices, int) else None
-    log.device = device if isinstance(device, str) else None
+    platforms = (trial.texts.get("submission_platform") for trial in log.trials)
+    platform = next(filter(None, platforms), None)
+    if devices := system.devices(platform, _description_of(path.parent)):
+        log.num_devices, log.doubt = devices.num_devices, devices.doubt
+    log.device = system.accelerator
     return log
 
 
@@ -126,9 +131,11 @@ def _description_of(place: Path) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def _lines(file: LogFile, system: System) -> Iterator[MlRecord | None]:
+def _lines(file: LogFile, system: System, log: RunLog) -> Iterator[MlRecord | None]:
     for block in file:
         system.read(block)
+        if log.ruleset is None and (match := _RULESET.search(block)):
+            log.ruleset = match[1].decode("ascii")
         yield from records([block])
 
 

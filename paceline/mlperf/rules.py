@@ -7,8 +7,10 @@ compliance_checker and the numbers of runs in rcp_checker.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.mlperf.eligibility import NOT_A_RESULT
@@ -18,14 +20,24 @@ NOT_A_METRIC = "model FLOP/s are not an official MLPerf metric"
 DEFAULT_RULESET = "5.1.0"
 RULESET_ORIGINS = {
     "option": "as asked for",
+    "logs": "as the logs state",
     "path": "the round in the path",
+    "benchmark": "the latest round with the benchmark",
     "default": "the default",
 }
 """Where a ruleset comes from, in words."""
+_UNKNOWN_ROUND = "whose references are not known"
 MOST_INITIALISATION_MINUTES = 30.0
 """In the closed division; what exceeds it has to be timed."""
 
-_ROUND = re.compile(r"(?:.*[_-])?v(\d{1,2})\.(\d{1,2})")
+RulesetOrigin = Literal["option", "logs", "path", "benchmark", "default"]
+
+# A system's name may end in a number of its own: `box_n1_v5.0`.
+_ROUND = re.compile(
+    r"(?:(?:[a-z]{1,20}[_-]){0,4}(?:training|results|round|mlperf|submissions?)[_-])?"
+    r"v(\d{1,2})\.(\d{1,2})",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +47,24 @@ class Benchmark:
     name: str
     num_runs: int
     target: float
-    """Largest evaluation result (a loss) that counts as converged."""
-    recipe: str
+    """The evaluation result that counts as converged: the largest loss, or the least accuracy."""
+    recipe: str = ""
+    """Ours of its model; empty for one that is scored here and not run."""
     variant: str | None = None
     sibling_of: str | None = None
     """The benchmark whose structure it has in small; it is none itself."""
+    more_is_better: bool = False
+    """Whether its evaluations are accuracies, not losses."""
+    allowed_samples: int = 0
+    """By which the convergence test lets a submission's mean be less than chance explains."""
+
+    def reached_by(self, result: float) -> bool:
+        """Whether an evaluation with this result ends a run."""
+        return result >= self.target if self.more_is_better else 0 < result <= self.target
+
+    def best(self, results: Iterable[float]) -> float:
+        """The evaluation result that is nearest to the target or farthest beyond it."""
+        return max(results) if self.more_is_better else min(results)
 
     @property
     def label(self) -> str:
@@ -60,6 +85,17 @@ BENCHMARKS = {
         Benchmark("flux1", 10, 0.586, "flux1-schnell"),
     )
 }
+SCORED_ONLY = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark("gpt_oss_20b", 10, 3.34),
+        Benchmark("deepseekv3_671b", 3, 3.6),
+        Benchmark("llama31_405b", 3, 5.6, allowed_samples=46_080),
+        Benchmark("dlrmv4", 10, 0.75, more_is_better=True),
+        Benchmark("qwen35_397b_grpo", 3, 0.69, more_is_better=True),
+    )
+}
+"""Benchmarks whose logs are scored, and of whose models there is no recipe."""
 SIBLINGS = {
     small.name: small
     for small in (
@@ -82,15 +118,62 @@ SIBLINGS = {
 
 def benchmark_named(name: str, where: str) -> Benchmark:
     """The benchmark called `name`; raises UserError that speaks of `where` for an unknown one."""
-    benchmarks = BENCHMARKS | SIBLINGS
+    benchmarks = BENCHMARKS | SCORED_ONLY | SIBLINGS
     if name not in benchmarks:
         raise UserError(
             where,
             f"benchmark {name!r} is not known here",
-            allowed=", ".join(BENCHMARKS),
+            allowed=", ".join((*BENCHMARKS, *SCORED_ONLY)),
             remedy=did_you_mean(name, benchmarks) or None,
         )
     return benchmarks[name]
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """The rules of a round, and why it is this one."""
+
+    name: str
+    origin: RulesetOrigin
+    warnings: tuple[str, ...] = ()
+
+
+def settled_ruleset(
+    place: Path, stated: Iterable[str], known: Sequence[str], having: Sequence[str]
+) -> Ruleset:
+    """The ruleset that the logs state, else that of the round in the path, else the default.
+
+    `known` are those that there are, oldest first, `having` those of them with the benchmark:
+    another one is passed over with a warning.
+    """
+    in_path, in_logs = round_in(place), sorted(set(stated))
+    proposals: list[tuple[RulesetOrigin, str, str]] = []
+    if len(in_logs) == 1:
+        proposals.append(("logs", in_logs[0], f"the logs state ruleset {in_logs[0]}"))
+    if in_path:
+        proposals.append(("path", in_path[1], f"the path speaks of {in_path[0]}"))
+    possible = having or known
+    usable: list[tuple[RulesetOrigin, str]] = [
+        (origin, name) for origin, name, _ in proposals if name in possible
+    ]
+    if not usable:
+        usable = (
+            [("default", DEFAULT_RULESET)]
+            if DEFAULT_RULESET in possible
+            else [("benchmark", possible[-1])]
+        )
+    origin, name = usable[0]
+    warnings = [
+        f"{words}, {'which does not have the benchmark' if told in known else _UNKNOWN_ROUND}: "
+        f"{name} is used"
+        for _, told, words in proposals
+        if told not in possible
+    ]
+    if len(in_logs) > 1:
+        warnings.append(f"the logs state different rulesets ({', '.join(in_logs)}): {name} is used")
+    if len(usable) > 1 and usable[1][1] != name:
+        warnings.append(f"{proposals[1][2]}, the logs state ruleset {name}, which is used")
+    return Ruleset(name, origin, tuple(warnings))
 
 
 def round_in(place: Path) -> tuple[str, str] | None:

@@ -66,6 +66,8 @@ def log_lines(log: ParsedLog) -> Iterator[str]:
     yield one_line(" · ".join([log.file, *_setup(log.facts, log.window)]))
     if log.status != "ok":
         yield one_line(f"  {log.status}: {log.reason}")
+    if log.sources:
+        yield f"  from its path: {', '.join(_from_path(log))}"
     yield from (f"  {line}" for line in _figures(log))
     for finding in log.disagreements:
         yield f"  ! {disagreement_text(finding)}"
@@ -151,6 +153,16 @@ def _setup(facts: Facts, window: WindowRecord | None) -> Iterator[str]:
     batch = facts.global_batch or (window.global_batch if window else None)
     if batch:
         yield f"global batch {batch:,} sequences"
+
+
+def _from_path(log: ParsedLog) -> Iterator[str]:
+    """The facts that the log's place alone states."""
+    for name in log.sources:
+        value = getattr(log.facts, name)
+        if name == "nominal_parameters":
+            yield f"{count(value)} parameters"
+        else:
+            yield f"{name.replace('_', ' ')} {'yes' if value is True else value}"
 
 
 def _figures(log: ParsedLog) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.compare.comparability import KEYS
+from paceline.compare.comparability import KEYS, OF_FIGURES
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.environment import environment_items
@@ -44,7 +44,7 @@ class Gate:
 
     def __post_init__(self) -> None:
         for key in self.allowed:
-            _check_choice("--allow", key, KEYS)
+            _check_choice("--allow", key, {**KEYS, **OF_FIGURES})
         for name in self.metrics:
             _check_choice("--metric", name, METRICS)
 

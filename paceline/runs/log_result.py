@@ -65,7 +65,7 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
     log, facts = parsing.document, record.known
     status = RUN_STATUS.get(log.status, "failed")
     window = log.window
-    trusted = window if window and window.settled else None
+    trusted = window if window and window.judgeable else None
     comparisons = compare_with_references(facts, _references(facts), log.metrics)
     stated = parsing.log.facts
     return Result(

@@ -147,7 +147,7 @@ def _result(
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
     places = [place for rank, log in sorted(ranks.items()) if (place := _place(rank, log))]
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
-    trusted = window is not None and window.record.settled
+    trusted = window is not None and window.record.judgeable
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
     comparisons = compare_with_references(facts, names, metrics)
     return Result(

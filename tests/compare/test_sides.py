@@ -21,8 +21,10 @@ def test_a_side_with_too_many_failures_is_invalid_and_says_which():
 
 
 def test_a_run_without_steady_steps_does_not_count():
-    short = WindowRecord(rule="last", first_step=9, last_step=9, n=1, n_warmup=8, state="short")
+    short = WindowRecord(rule="35:44", first_step=9, last_step=9, n=1, n_warmup=8, state="short")
     assert not member("a", window=short).usable
+    last = short.model_copy(update={"rule": "last"})
+    assert member("a", window=last).usable and member("a", window=last).of_last_step
     average = short.model_copy(update={"rule": "as printed"})
     assert member("a", window=average).usable and member("a", window=average).averaged
 

@@ -227,8 +227,8 @@ class TestPublicLogs:
 
         assert log.facts["num_devices"] == 64
         assert log.remarks == [
-            "the launched configuration has 8 x 8 devices, the system description 1 x 8: "
-            "the former is used"
+            "the witnesses of the devices disagree (8 hosts in the launch line, 1 x 8 by the "
+            "system description, 8 x 8 by the configuration's name): 8 x 8 is used"
         ]
 
 

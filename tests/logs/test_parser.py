@@ -318,6 +318,18 @@ def test_more_than_a_device_can_reach_is_doubted(tmp_path: Path):
     assert not any("more than a device can reach" in warning for warning in log.warnings)
 
 
+def test_without_a_dtype_the_narrowest_ones_peak_is_doubted(tmp_path: Path):
+    user = replace(LLAMA, device="H100", dtype=None)
+    low, high = (
+        parsed(tmp_path, megatron_log(steady(), tflops=printed), replace(user, num_devices=n))
+        for n, printed in ((8, 1183.6), (1, 1183.6))
+    )
+    assert not any("can reach" in warning for warning in low.warnings)
+    assert any("of the dense peak in fp8, is more than" in warning for warning in high.warnings)
+    printed = parsed(tmp_path, megatron_log(steady(), tflops=2500), user)
+    assert any(warning.startswith("the log's own figure: 2,500") for warning in printed.warnings)
+
+
 def test_a_figure_that_happens_to_be_round_is_still_held_against_ours(tmp_path: Path):
     tflops = [1196.3, 1199.7, 1200.0, 1200.0, 1200.0, 1200.4, 1202.8]
     lines = [megatron_line(n, 5.7, tflops=v) for n, v in enumerate(tflops, start=1)]

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TARGETS = {"llama2_70b_lora": 0.925, "llama31_8b": 3.3, "flux1": 0.586}
+TARGETS = {
+    "llama2_70b_lora": 0.925,
+    "llama31_8b": 3.3,
+    "flux1": 0.586,
+    "gpt_oss_20b": 3.34,
+    "deepseekv3_671b": 3.6,
+}
 EPOCH_MS = 1_760_000_000_000
 
 

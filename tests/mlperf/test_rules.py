@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.files.recipe import load_recipe
-from paceline.mlperf.rules import BENCHMARKS, benchmark_named, round_in
+from paceline.mlperf.rules import BENCHMARKS, benchmark_named, round_in, settled_ruleset
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -38,3 +38,39 @@ def test_the_innermost_folder_that_names_a_round_counts(
     place: str, expected: tuple[str, str] | None
 ):
     assert round_in(Path(place)) == expected
+
+
+KNOWN = ["5.0.0", "5.1.0", "6.0.0", "6.1.0"]
+
+
+@pytest.mark.parametrize(
+    ("place", "stated", "having", "expected"),
+    [
+        ("/x/v5.0/runs", ["6.0.0"], KNOWN, ("6.0.0", "logs")),
+        ("/x/v5.0/runs", [], KNOWN, ("5.0.0", "path")),
+        ("/x/v5.1/org/results/PowerEdge_n1_v5.0/flux1", [], KNOWN, ("5.1.0", "path")),
+        ("/x/box_n1_v5.0/flux1", [], KNOWN, ("5.1.0", "default")),
+        ("/x/v5.0/runs", [], ["5.1.0", "6.0.0"], ("5.1.0", "default")),
+        ("/x/runs", [], ["6.0.0", "6.1.0"], ("6.1.0", "benchmark")),
+        ("/x/runs", ["5.1.0"], ["6.0.0", "6.1.0"], ("6.1.0", "benchmark")),
+        ("/x/runs", ["5.1.0", "6.0.0"], KNOWN, ("5.1.0", "default")),
+        ("/x/runs", [], [], ("5.1.0", "default")),
+    ],
+)
+def test_the_ruleset_is_the_logs_then_the_folders_of_those_with_the_benchmark(
+    place: str, stated: list[str], having: list[str], expected: tuple[str, str]
+):
+    settled = settled_ruleset(Path(place), stated, KNOWN, having)
+    assert (settled.name, settled.origin) == expected
+
+
+def test_what_is_passed_over_is_said():
+    settled = settled_ruleset(Path("/x/v2.7/runs"), ["5.0.0"], KNOWN, ["6.0.0"])
+    assert settled.warnings == (
+        "the logs state ruleset 5.0.0, which does not have the benchmark: 6.0.0 is used",
+        "the path speaks of v2.7, whose references are not known: 6.0.0 is used",
+    )
+    both = settled_ruleset(Path("/x/v5.0/runs"), ["6.0.0"], KNOWN, KNOWN)
+    assert both.warnings == (
+        "the path speaks of v5.0, the logs state ruleset 6.0.0, which is used",
+    )

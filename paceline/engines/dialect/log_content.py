@@ -187,6 +187,8 @@ class Dialect:
     """How the FLOP/s that it prints are counted; None when it prints none or it depends."""
     whole_run: bool = False
     """True when the framework's own figure for the whole run goes before its step lines."""
+    end_marker: str | None = None
+    """What the program prints when it has come to its end, for people; None when it is nothing."""
     begins: bytes | None = None
     """A literal that begins a record which may go on in the next lines: it is not torn apart."""
 
@@ -218,6 +220,7 @@ FACT_NAMES = {
     "framework_version": "version of the framework",
     "lora_rank": "rank of the adapters",
     "loss_on": "`text` where masks leave targets out of the loss, and so out of the token counts",
+    "profiled": "which profiler was attached",
     "submitter": "who submitted the run as a result, as the log writes it",
     "platform": "the system's name as the log writes it",
 }

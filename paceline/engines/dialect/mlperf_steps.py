@@ -1,8 +1,9 @@
 """Step times, throughputs and losses among MLPerf's result lines.
 
 They stand in `tracked_stats` (losses also in `train_loss`), which no rule fixes. A step time is of
-one single step where the line has both `step` and `samples_count`; else it is, like a throughput,
-the mean of the block since the last evaluation.
+one single step where the line has both `step` and `samples_count`, or, since round 6.0, the step's
+own `reduced_train_loss` and `samples_count`; else it is, like a throughput, the mean of the block
+since the last evaluation. Both may stand in one log, from different ranks.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class StepLines:
         """Whether some speed was told."""
         self.blocks = _Blocks()
         self._single = LogContent()
+        self._counted = 0
         self._rows: list[tuple[bytes, bytes, bytes]] = []
 
     def single_steps(self, block: bytes) -> bytes:
@@ -105,8 +107,11 @@ class StepLines:
         loss = next((number(stats[name]) for name in LOSSES if name in stats), None)
         if record.key == "train_loss":
             loss = number(cast("object", record.value))
-        if time is not None and place[0] is not None and place[1] is not None:
-            self._begin_single(b"%d" % place[0], _text(time), _text(loss))
+        step, samples = place
+        if step is None and samples is not None and "reduced_train_loss" in stats:
+            step = self._step_at(samples)
+        if time is not None and step is not None and samples is not None:
+            self._begin_single(b"%d" % step, _text(time), _text(loss))
         else:
             self._take(place, *(nan if value is None else value for value in (time, rate, loss)))
 
@@ -120,6 +125,12 @@ class StepLines:
         log.take_steps(chosen)
         if interval:
             log.facts["log_interval"] = interval
+
+    def _step_at(self, samples: int) -> int:
+        """The number of a step that states samples alone; without a batch they are counted."""
+        self._counted += 1
+        batch = self.blocks.global_batch
+        return samples // batch if batch else self._counted
 
     def _begin_single(self, step: bytes, time: bytes, loss: bytes) -> None:
         self.begun = True

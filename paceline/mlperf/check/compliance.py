@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.logs.parser import as_text
@@ -31,7 +30,7 @@ from paceline.mlperf.check.tiny_rules import (
 )
 from paceline.mlperf.check.wording import finding, incomplete_records, unread_finding
 from paceline.mlperf.result_logs import RunLog, run_logs
-from paceline.mlperf.rules import DEFAULT_RULESET, SIBLINGS, UNOFFICIAL, round_in
+from paceline.mlperf.rules import SIBLINGS, UNOFFICIAL, RulesetOrigin, settled_ruleset
 
 
 def check(place: Path, ruleset: str | None = None) -> Check:
@@ -41,9 +40,11 @@ def check(place: Path, ruleset: str | None = None) -> Check:
     a place without MLPerf logs.
     """
     version = checker_version()
-    chosen, origin = chosen_ruleset(place, ruleset, checker_rulesets())
+    if ruleset is not None:
+        chosen_ruleset(place, ruleset, checker_rulesets())
     with tempfile.TemporaryDirectory(prefix="paceline-mlperf-") as folder:
         logs = run_logs(place)
+        chosen, origin = chosen_ruleset(place, ruleset, checker_rulesets(), logs)
         files = [checked_log(log, chosen, Path(folder)) for log in logs]
     statuses = {file.status for file in files}
     failed, whole = "failed" in statuses, statuses == {"passed"}
@@ -68,9 +69,9 @@ def _label(logs: Iterable[RunLog], ruleset: str) -> str:
 
 
 def chosen_ruleset(
-    place: Path, option: str | None, rulesets: list[str]
-) -> tuple[str, Literal["option", "path", "default"]]:
-    """The ruleset that is asked for, else that of the round in the path, else the default.
+    place: Path, option: str | None, rulesets: list[str], logs: Sequence[RunLog] = ()
+) -> tuple[str, RulesetOrigin]:
+    """The ruleset that is asked for, else what logs, path and benchmark say.
 
     Raises UserError for one that is not in `rulesets`.
     """
@@ -83,8 +84,10 @@ def chosen_ruleset(
                 remedy=did_you_mean(option, rulesets) or None,
             )
         return option, "option"
-    _, ruleset = round_in(place) or ("", None)
-    return (ruleset, "path") if ruleset in rulesets else (DEFAULT_RULESET, "default")
+    names = [trial.benchmark for log in logs for trial in log.trials if trial.benchmark]
+    stated = [log.ruleset for log in logs if log.ruleset]
+    settled = settled_ruleset(place, stated, rulesets, checker_rulesets(next(iter(names), None)))
+    return settled.name, settled.origin
 
 
 def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from paceline.core.value import Value
-from paceline.mlperf.rules import UNOFFICIAL
+from paceline.mlperf.rules import UNOFFICIAL, RulesetOrigin
 
 FileStatus = Literal["passed", "failed", "broken", "unreadable"]
 CheckStatus = Literal["passed", "failed", "broken"]
@@ -41,7 +41,7 @@ class Check(Value):
     place: str
     kind: Literal["logs", "description", "submission"] = "logs"
     ruleset: str
-    ruleset_from: Literal["option", "path", "default"]
+    ruleset_from: RulesetOrigin
     checker: str
     official: Literal[False] = False
     label: str = UNOFFICIAL

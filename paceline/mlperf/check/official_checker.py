@@ -43,12 +43,19 @@ def checker_version() -> str:
         ) from error
 
 
-def checker_rulesets() -> list[str]:
-    """Rounds of MLPerf Training whose rules the installed package has, oldest first."""
+def checker_rulesets(benchmark: str | None = None) -> list[str]:
+    """Rounds of MLPerf Training whose rules the installed package has, oldest first.
+
+    With a `benchmark` those alone that have it in the closed division; none for an unknown one.
+    """
     package = util.find_spec("mlperf_logging")
     places = package.submodule_search_locations if package else None
     folders = [path for place in places or () for path in Path(place).glob("*/training_?.?.?")]
-    names = {path.name.removeprefix("training_") for path in folders if path.is_dir()}
+    folders = [path for path in folders if path.is_dir()]
+    if benchmark is not None:
+        rules_file = f"closed_{benchmark}.yaml"
+        folders = [path for path in folders if rules_file in {p.name for p in path.iterdir()}]
+    names = {path.name.removeprefix("training_") for path in folders}
     names = {name for name in names if all(part.isdigit() for part in name.split("."))}
     return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
@@ -25,7 +25,6 @@ from paceline.mlperf.compare.strong_scaling import (
     point_of_score,
     scaling_steps,
 )
-from paceline.mlperf.result_logs import described_accelerator
 from paceline.mlperf.rules import UNOFFICIAL
 from paceline.mlperf.score.score import Score
 
@@ -126,7 +125,7 @@ def compare(
     compared, points = [], []
     for place, read in zip(places, scores, strict=True):
         itself = _published_itself(place, published)
-        score = _completed(read, place, itself)
+        score = _completed(read, itself)
         kind = accelerator_kind(
             accelerator or score.device or (itself.accelerator if itself else None)
         )
@@ -162,14 +161,11 @@ def _published_itself(place: Path, published: Sequence[PublishedScore]) -> Publi
     return None
 
 
-def _completed(score: Score, place: Path, itself: PublishedScore | None) -> Score:
-    """The score with the accelerators of the submission's description, where the logs have none."""
-    changes: dict[str, Any] = {}
+def _completed(score: Score, itself: PublishedScore | None) -> Score:
+    """The score with its published number of accelerators, where the logs have none."""
     if score.num_devices is None and itself:
-        changes["num_devices"] = itself.gpus
-    if score.device is None and (name := described_accelerator(place)):
-        changes["device"] = name
-    return score.model_copy(update=changes)
+        return score.model_copy(update={"num_devices": itself.gpus})
+    return score
 
 
 def _compared(

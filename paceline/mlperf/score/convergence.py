@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 
 from paceline.core.value import Value
 from paceline.files.references import ConvergencePoint, source
-from paceline.mlperf.rules import SIBLINGS
+from paceline.mlperf.rules import SCORED_ONLY, SIBLINGS
 
 SIGNIFICANCE = 0.05
 POINTS = "mlperf-rcp"
@@ -55,17 +55,20 @@ class ConvergenceReference:
     stdev: float
     num_runs: int
     """Reference runs behind the mean, as the test counts them."""
+    allowed_samples: int = 0
+    """By which the rules lower the least mean of this benchmark."""
 
     def least_mean(self, num_submitted: int) -> float:
         """mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m) samples: where a one-sided t-test turns.
 
+        Less what the rules allow the benchmark beside.
         t(q, f) is the quantile of Student's distribution with f degrees of freedom; n are the
         reference's runs, m those of the submission without its fastest and slowest; both are taken
         to have the reference's deviation.
         """
         n, m = self.num_runs, num_submitted - 2
         quantile = float(stdtrit(n + m - 2, 1 - SIGNIFICANCE))
-        return self.mean - quantile * self.stdev * sqrt(1 / n + 1 / m)
+        return self.mean - quantile * self.stdev * sqrt(1 / n + 1 / m) - self.allowed_samples
 
 
 def olympic_mean(values: Sequence[float]) -> float:
@@ -179,13 +182,14 @@ def _lookup(
 
 def _reference(point: ConvergencePoint) -> ConvergenceReference:
     """Mean without the extremes, deviation with them, as the official tool takes both."""
-    samples = point.samples_to_target
+    samples, rules = point.samples_to_target, SCORED_ONLY.get(point.benchmark)
     return ConvergenceReference(
         batches=(point.global_batch,),
         global_batch=point.global_batch,
         mean=olympic_mean(samples),
         stdev=pstdev(samples),
         num_runs=len(samples) - 2,
+        allowed_samples=rules.allowed_samples if rules else 0,
     )
 
 
@@ -199,4 +203,5 @@ def _interpolated(
         mean=below.mean + share * (above.mean - below.mean),
         stdev=below.stdev + share * (above.stdev - below.stdev),
         num_runs=num_runs,
+        allowed_samples=below.allowed_samples,
     )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.files.recipe import load_recipe
 from paceline.logs.parser import as_text
+from paceline.logs.peak_doubt import peak_doubt
 from paceline.mlperf.logged_trial import PLACEHOLDER, LoggedTrial
-from paceline.mlperf.result_logs import RunLog, described_devices, run_logs
+from paceline.mlperf.result_logs import RunLog, described_accelerator, described_devices, run_logs
 from paceline.mlperf.rules import (
-    DEFAULT_RULESET,
     MOST_INITIALISATION_MINUTES,
     Benchmark,
+    Ruleset,
     benchmark_named,
-    round_in,
+    settled_ruleset,
 )
 from paceline.mlperf.score.convergence import held_against, references, rulesets
 from paceline.mlperf.score.counted_runs import (
@@ -31,6 +31,7 @@ from paceline.mlperf.score.counted_runs import (
 )
 from paceline.mlperf.score.energy import energy_of, mean_energy_j
 from paceline.mlperf.score.score import COUNTED, Score, ScoredRun
+from paceline.mlperf.score.stated_scaling import stated_scaling
 
 NamedTrials = list[tuple[str, LoggedTrial]]
 
@@ -41,11 +42,12 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
     Raises UserError for a place without MLPerf logs or with two benchmarks, and for a ruleset that
     is unknown or does not have the benchmark.
     """
-    rules = _ruleset(place, ruleset)
+    if ruleset is not None:
+        _check_known(ruleset)
     logs = run_logs(place)
     trials = [(_name(log, at), trial) for log in logs for at, trial in enumerate(log.trials, 1)]
     benchmark = benchmark_named(_benchmark(place, trials), str(place))
-    _check_round(benchmark, rules)
+    rules = _ruleset(place, ruleset, benchmark, logs)
     runs = [*_runs(logs, benchmark), *_unreadable(logs)]
     bare = Score(
         folder=as_text(str(place)),
@@ -59,47 +61,37 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         **_system_and_model(place, trials, logs, num_devices, benchmark),
         warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
     )
-    return _scored(bare, benchmark, _gaps(logs))
+    scored = _scored(bare, benchmark, _gaps(logs))
+    doubts = (
+        stated_scaling(place, scored.scaling_factor, scored.olympic_mean_minutes),
+        peak_doubt(scored.model_flops_per_s_per_device, scored.device, None),
+    )
+    warnings = (*scored.warnings, *(doubt for doubt in doubts if doubt))
+    return scored.model_copy(update={"warnings": warnings})
 
 
-@dataclass(frozen=True)
-class _Ruleset:
-    name: str
-    origin: Literal["option", "path", "default"]
-    warnings: tuple[str, ...] = ()
-
-
-def _ruleset(place: Path, option: str | None) -> _Ruleset:
-    """The ruleset that is asked for, else that of the round in the path, else the default."""
+def _check_known(ruleset: str) -> None:
     names = rulesets()
-    if option is not None:
-        if option not in names:
-            raise UserError(
-                f"--ruleset {option}",
-                "is not known",
-                allowed=", ".join(names),
-                remedy=did_you_mean(option, names) or None,
-            )
-        return _Ruleset(option, "option")
-    if in_path := round_in(place):
-        folder, ruleset = in_path
-        if ruleset in names:
-            return _Ruleset(ruleset, "path")
-        why = (
-            f"the path speaks of {folder}, whose references are not known: {DEFAULT_RULESET} is "
-            "used"
-        )
-        return _Ruleset(DEFAULT_RULESET, "default", (why,))
-    return _Ruleset(DEFAULT_RULESET, "default")
-
-
-def _check_round(benchmark: Benchmark, rules: _Ruleset) -> None:
-    names = rulesets(benchmark.name)
-    if benchmark.sibling_of is None and rules.name not in names:
-        origin = " (from the path)" if rules.origin == "path" else ""
+    if ruleset not in names:
         raise UserError(
-            f"--ruleset {rules.name}{origin}", f"has no {benchmark.name}", allowed=", ".join(names)
+            f"--ruleset {ruleset}",
+            "is not known",
+            allowed=", ".join(names),
+            remedy=did_you_mean(ruleset, names) or None,
         )
+
+
+def _ruleset(
+    place: Path, option: str | None, benchmark: Benchmark, logs: Sequence[RunLog]
+) -> Ruleset:
+    """The ruleset that is asked for, else what logs, path and benchmark say."""
+    names = rulesets() if benchmark.sibling_of else rulesets(benchmark.name)
+    if option is None:
+        stated = [log.ruleset for log in logs if log.ruleset]
+        return settled_ruleset(place, stated, rulesets(), names)
+    if option not in names:
+        raise UserError(f"--ruleset {option}", f"has no {benchmark.name}", allowed=", ".join(names))
+    return Ruleset(option, "option")
 
 
 def _name(log: RunLog, trial: int) -> str:
@@ -266,20 +258,27 @@ def _system_and_model(
     benchmark: Benchmark,
 ) -> dict[str, Any]:
     """What the logs say of the system and the model, where some says it."""
-    recipe = load_recipe(benchmark.recipe, benchmark.variant)
-    convention, seq_len = recipe.flops_convention, recipe.training.seq_len
-    flops = flops_per_sample(convention, FlopsInput(recipe.model, seq_len, lora=recipe.lora))
     return {
+        **_model(benchmark),
         "system": _stated(trials, "submission_platform"),
         "organisation": _stated(trials, "submission_org"),
         "division": _stated(trials, "submission_division"),
         "num_devices": num_devices
         or next((log.num_devices for log in logs if log.num_devices), None)
         or described_devices(place),
-        "device": next((log.device for log in logs if log.device), None),
-        "flops_per_sample": flops,
-        "convention": convention,
+        "device": next((log.device for log in logs if log.device), None)
+        or described_accelerator(place),
     }
+
+
+def _model(benchmark: Benchmark) -> dict[str, Any]:
+    """FLOPs of a sample and how they are counted, where there is a recipe of the model."""
+    if not benchmark.recipe:
+        return {}
+    recipe = load_recipe(benchmark.recipe, benchmark.variant)
+    convention, seq_len = recipe.flops_convention, recipe.training.seq_len
+    flops = flops_per_sample(convention, FlopsInput(recipe.model, seq_len, lora=recipe.lora))
+    return {"flops_per_sample": flops, "convention": convention}
 
 
 def _stated(trials: NamedTrials, key: str) -> str | None:
@@ -300,6 +299,7 @@ def _warnings(
             yield f"no log states its {key}"
         elif len(values) > 1:
             yield f"the logs have different values of {key}: {_few(sorted(values))}"
+    yield from dict.fromkeys(log.doubt for log in logs if log.doubt)
     counts = {log.num_devices for log in logs if log.num_devices}
     if len(counts) > 1:
         yield f"the logs speak of different numbers of devices: {_few(map(str, sorted(counts)))}"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from paceline.core.telemetry import Energy
 from paceline.core.value import Value
-from paceline.mlperf.rules import UNOFFICIAL
+from paceline.mlperf.rules import UNOFFICIAL, RulesetOrigin
 from paceline.mlperf.score.convergence import Convergence
 
 RunStatus = Literal["success", "failed", "aborted", "duplicate", "unreadable"]
@@ -53,7 +53,7 @@ class Score(Value):
     organisation: str | None
     division: str | None
     ruleset: str
-    ruleset_from: Literal["option", "path", "default"]
+    ruleset_from: RulesetOrigin
     official: Literal[False] = False
     label: str = UNOFFICIAL
     status: ScoreStatus

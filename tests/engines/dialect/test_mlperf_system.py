@@ -55,7 +55,61 @@ def test_what_was_launched_goes_before_what_one_node_sees():
     log = read(LAUNCH + described(number_of_nodes="1"))
 
     assert log.facts["num_devices"] == 72 and log.facts["device"] == "NVIDIA GB300"
-    assert "18 x 4 devices, the system description 1 x 4" in log.remarks[0]
+    assert "1 x 4 by the system description" in log.remarks[0]
+    assert log.remarks[0].endswith(": 18 x 4 is used")
+
+
+REUSED = ":::DLPAL reg/image:1 174 4 host[2-5] 'unknown' DGXH200_1x8x1xtp1pp1cp2\n"
+"""A configuration for one node, launched on four."""
+
+
+def test_hosts_go_before_the_name_of_a_configuration_that_was_reused():
+    log = LogContent(facts={"platform": "4xNVIDIA H200"})
+    system = System()
+    system.read((REUSED + described(number_of_nodes="4", accelerators_per_node="8")).encode())
+    system.keep(log)
+
+    assert (log.facts["num_devices"], log.facts["cp"]) == (32, 2)
+    assert log.remarks == [
+        "the witnesses of the devices disagree (4 hosts in the launch line, 4 x 8 by the system "
+        "description, 1 x 8 by the configuration's name, 4 by the platform's name): 4 x 8 is used"
+    ]
+
+
+def test_without_hosts_the_description_goes_before_a_name_of_fewer_nodes():
+    launch = ":::DLPAL DGXH200_1x8x1xtp1pp1cp2\n"
+
+    log = read(launch + described(number_of_nodes="4", accelerators_per_node="8"))
+
+    assert log.facts["num_devices"] == 32 and "1 x 8 by the configuration's name" in log.remarks[0]
+
+
+def test_a_name_tells_the_devices_that_a_node_was_started_with():
+    log = read(LAUNCH + described(accelerators_per_node="8"))
+
+    assert log.facts["num_devices"] == 72 and "18 x 8 by the system description" in log.remarks[0]
+
+
+def test_a_submitted_description_goes_before_the_name_and_behind_the_hosts():
+    system, submitted = System(), {"number_of_nodes": "4", "accelerators_per_node": "8"}
+    system.read(b":::DLPAL DGXH200_1x8x1xtp1pp1cp2\n")
+
+    devices = system.devices(submitted=submitted)
+
+    assert devices is not None and devices.num_devices == 32
+    later = System()
+    later.read(REUSED.replace("174 4", "174 2").encode())
+    hosts = later.devices(submitted=submitted)
+    assert hosts is not None and hosts.num_devices == 16 and "2 hosts" in str(hosts.doubt)
+
+
+def test_a_platform_that_counts_the_devices_of_a_node_is_no_contradiction():
+    log = LogContent(facts={"platform": "8xNVIDIA H200"})
+    system = System()
+    system.read(REUSED.replace("174 4", "174 1").encode())
+    system.keep(log)
+
+    assert log.facts["num_devices"] == 8 and log.remarks == []
 
 
 @pytest.mark.parametrize("nodes", ["", "x", "0", "-1", 18, None, "٣", "9" * 30])

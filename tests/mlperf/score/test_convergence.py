@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.mlperf.rules import BENCHMARKS
+from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY, benchmark_named
 from paceline.mlperf.score.convergence import (
     ConvergenceReference,
     held_against,
@@ -98,7 +98,8 @@ def test_a_larger_batch_has_no_reference():
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "ruleset"), [(b, r) for b in BENCHMARKS for r in rulesets(b)]
+    ("benchmark", "ruleset"),
+    [(b, r) for b in (*BENCHMARKS, *SCORED_ONLY) for r in rulesets(b)],
 )
 def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
     benchmark: str, ruleset: str
@@ -106,6 +107,7 @@ def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
     tool = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
     official = tool.RCP_Checker("training", ruleset, benchmark, False)
     points, chance = references(benchmark, ruleset), Random(7)
+    num_runs = benchmark_named(benchmark, "").num_runs
     largest = points[-1].global_batch
     statuses: set[str] = set()
     for _ in range(40):
@@ -113,12 +115,13 @@ def test_made_up_submissions_are_judged_as_the_official_tool_judges_them(
         centre = min(points, key=lambda r: abs(r.global_batch - batch)).mean * chance.uniform(
             0.9, 1.2
         )
-        samples = [float(int(centre * chance.uniform(0.95, 1.05))) for _ in range(10)]
+        samples = [float(int(centre * chance.uniform(0.95, 1.05))) for _ in range(num_runs)]
         samples[0] = chance.choice([samples[0], 1e9])
         passed, factor = official._eval_submission_record(
             official_record(official, batch), list(samples), ""
         )
-        convergence = held_against(points, batch, [inf if s == 1e9 else s for s in samples], 10)
+        counted = [inf if s == 1e9 else s for s in samples]
+        convergence = held_against(points, batch, counted, num_runs)
         assert (convergence.status == "passed") == passed
         if passed:
             assert convergence.scaling_factor == pytest.approx(factor, rel=1e-12)

@@ -120,6 +120,24 @@ def test_devices_come_from_the_logs_or_from_the_system_description(tmp_path: Pat
     assert score(folder).num_devices == 24
 
 
+def test_hosts_and_description_go_before_a_configuration_that_was_reused(tmp_path: Path):
+    folder = submission(tmp_path / "results/box/llama2_70b_lora", [5.0] * 10, samples=3600)
+    for path in folder.iterdir():
+        text = path.read_text().replace("1 2 host[1-2] cluster config_2x8", "1 4 h[2-5] c box_1x8")
+        path.write_text(text)
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems/box.json").write_text(
+        '{"number_of_nodes": "4", "accelerators_per_node": "8",'
+        ' "accelerator_model_name": "NVIDIA H100"}'
+    )
+    scored = score(folder)
+    assert scored.num_devices == 32
+    assert "1 x 8 by the configuration's name" in "; ".join(scored.warnings)
+    assert not any("can reach" in warning for warning in scored.warnings)
+    few = score(folder, num_devices=2)
+    assert any("dense peak in fp8, is more than a device can reach" in w for w in few.warnings)
+
+
 @pytest.mark.parametrize("failed", [{"minutes": None}, {"status": "aborted"}, {"quality": 2.0}])
 def test_one_failed_run_is_dropped_and_two_leave_no_score(tmp_path: Path, failed: dict[str, Any]):
     folder = submission(tmp_path, TEN)

@@ -1,0 +1,100 @@
+"""What a log's place says: `results/<version>/<dtype>/<size>/<GPUs>/` of NVIDIA's recipes.
+
+Source: the results path of NVIDIA's dgxc-benchmarking, llama3.1/README_70b.md of v25.01, which also
+keeps traced runs apart (`<version>-nccl-trace`) and puts profiles into `nsys/` beside the logs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from paceline.core.shape import Shape, num_parameters
+from paceline.core.units import count
+
+SAME_SIZE = 0.15
+"""A size in a path is a name: 8b stands for 8.03 billion parameters, 1b for 1.24."""
+SCALES = {"b": 1e9, "m": 1e6}
+MOST_REPORTS = 10_000
+
+_RESULTS = re.compile(
+    r"/(?P<dtype>bf16|fp16|fp32|fp8)/(?P<size>\d{1,4}(?:\.\d{1,2})?)(?P<unit>[bm])"
+    r"/(?P<devices>[1-9]\d{0,5})(?=/)",
+    re.IGNORECASE,
+)
+_TRACED = re.compile(r"/([^/]*-nccl-trace|nsys_profile|torch_profile)(?=/)", re.IGNORECASE)
+_REPORT_OF_JOB = re.compile(r"_\d+g_(\d+)_")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class PathFacts:
+    """Settings by the names of Facts, and why the run is taken for a profiled one."""
+
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    size: str | None = None
+    """The model's size as the path writes it."""
+    why_profiled: str | None = None
+
+    def notes(self, stated: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+        """Sentences on a profile, and on contradictions to the log and to the user."""
+        if self.why_profiled:
+            yield self.why_profiled
+        for name, value in self.values.items():
+            words = name.replace("_", " ")
+            if name in given and given[name] != value:
+                yield f"{words} {given[name]} was given; the path says {value}"
+            elif name in stated and stated[name] != value:
+                yield f"{words} {value} by the path; the log says {stated[name]}, which is used"
+
+    def another_model(self, model: Shape | None) -> Iterator[str]:
+        """A sentence when the model that is named has not the path's size."""
+        if model is None or "nominal_parameters" not in self.values:
+            return
+        named = num_parameters(model)
+        if abs(self.values["nominal_parameters"] / named - 1) > SAME_SIZE:
+            yield f"the path says {self.size}, the model named has {count(named)} parameters"
+
+
+NO_PATH = PathFacts()
+"""Of a log whose place says nothing, or is not known."""
+
+
+def path_facts(path: Path) -> PathFacts:
+    """What the folders above `path` say, the innermost that fit; nothing where none do."""
+    place = path.absolute().as_posix()
+    matches = list(_RESULTS.finditer(place))
+    why = _why_profiled(path, place)
+    values: dict[str, Any] = {"profiled": True} if why else {}
+    if not matches:
+        return PathFacts(values, why_profiled=why)
+    match = matches[-1]
+    values |= {
+        "dtype": match["dtype"].lower(),
+        "num_devices": int(match["devices"]),
+        "nominal_parameters": float(match["size"]) * SCALES[match["unit"].lower()],
+    }
+    return PathFacts(values, match["size"] + match["unit"], why)
+
+
+def _why_profiled(path: Path, place: str) -> str | None:
+    if match := _TRACED.search(place):
+        return f"profiled: the folder {match[1]} is that of traced runs"
+    if report := _report_of(path):
+        return f"profiled: nsys/{report} is of this job"
+    return None
+
+
+def _report_of(path: Path) -> str | None:
+    """A profile beside the log whose job number stands in the log's name."""
+    numbers = set(_NUMBER.findall(path.name))
+    try:
+        names = [p.name for p in islice((path.parent / "nsys").glob("*.nsys-rep"), MOST_REPORTS)]
+    except OSError:
+        return None
+    jobs = ((name, _REPORT_OF_JOB.search(name)) for name in sorted(names))
+    return next((name for name, job in jobs if job and job[1] in numbers), None)
