@@ -157,11 +157,10 @@ class Cluster(Value):
     @field_validator("hosts")
     @classmethod
     def _names_of_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for name in hosts:
-            try:
-                check_name(name)
-            except UserError as error:
-                raise ValueError(str(error)) from error
+        try:
+            hosts = tuple(check_name(name) for name in hosts)
+        except UserError as error:
+            raise ValueError(str(error)) from error
         if twice := first_repeated(hosts):
             raise ValueError(f"{twice} is named twice")
         return hosts
