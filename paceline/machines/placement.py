@@ -70,6 +70,7 @@ class Request:
     """Where `checkpoint.resume` seeks a run by name."""
 
 
+_NO_PEAK = ("is not in the catalog", "is a slice of a device, whose peak is not the slice's")
 _UNSEEN = "and what the hosts have is not seen from here"
 _NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
 
@@ -219,5 +220,5 @@ def _gpus(
         notices += [f"device {name}: {match.note}"] if match.note else []
         name = match.device.name
     except UserError:
-        notices.append(f"device {name} is not in the catalog, so there is no MFU")
+        notices.append(f"device {name} {_NO_PEAK[' MIG' in name]}, so there is no MFU")
     return local_cluster(inventory, name, first["memory_bytes"], count), notices
