@@ -184,6 +184,10 @@ def test_the_published_clusters_have_their_published_sizes():
     assert lambda_cluster.devices_per_node * per_device * 8 == 3200e9
     assert catalog.cluster("Jean Zay V100 32g").world_size == 8
     assert catalog.cluster("dgx-h100").launcher == "slurm"
+    rack = catalog.cluster("lambda-gb300-nvl72")
+    assert (rack.world_size, rack.device, rack.inter_link) == (72, "GB300", "InfiniBand-XDR")
+    assert catalog.cluster("gb200-nvl72").world_size == 72
+    assert catalog.cluster("lambda-1cc-b200").world_size == 8
 
 
 def test_a_cluster_file_may_use_any_name_of_its_parts(tmp_path: Path):
