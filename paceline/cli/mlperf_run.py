@@ -18,6 +18,7 @@ from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 from paceline.core.units import significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
+from paceline.mlperf.rules import TRIAL_VARIANT
 from paceline.mlperf.run.request import SeriesRequest, answer, plan_trials, standing
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
@@ -171,8 +172,10 @@ def _end(series_answer: SeriesAnswer, form: TableFormat) -> None:
 def _announce(series: TrialSeries) -> None:
     ended = len(series.trials) - len(series.missing)
     already = f", of which {ended} have ended" if ended else ""
+    other = f" · variant {series.variant}" if series.variant != TRIAL_VARIANT else ""
     typer.echo(
-        f"{series.benchmark}: {len(series.trials)} trials{already} · {series.label}", err=True
+        f"{series.benchmark}{other}: {len(series.trials)} trials{already} · {series.label}",
+        err=True,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Literal
 
@@ -31,6 +32,9 @@ SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE|_PWD$|_PAT
 URL_PASSWORD = re.compile(r"://[^\s/]*:\S*@")
 """As a proxy's address may have it, under a name that tells nothing."""
 REDACTED = "(redacted)"
+
+CONTAINER_PYTHON = "python3"
+"""As the image itself finds it."""
 
 INTERFACE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 
@@ -104,7 +108,11 @@ class SlurmSettings(Value):
     reservation: str | None = None
     constraint: str | None = None
     gres: str | None = None
-    """Generic resources a node; None asks for the GPUs of the run."""
+    """Generic resources a node; None asks for the GPUs of the run, `none` leaves the option out."""
+    cpus_per_task: PositiveInt | None = None
+    """CPUs a node, because there is one task a node."""
+    hint: str | None = None
+    """How CPUs are used, for example `nomultithread`."""
     exclude: tuple[str, ...] = ()
     segment: PositiveInt | None = None
     """Nodes that must lie in one block of the network."""
@@ -142,18 +150,17 @@ class Cluster(Value):
     ssh: SshSettings = SshSettings()
     slurm: SlurmSettings = SlurmSettings()
     python: str | None = None
-    """Interpreter on the nodes; None is the one that runs Paceline."""
+    """Interpreter on the nodes; None is the one that runs Paceline, in a container its python3."""
     threads_per_device: PositiveInt | None = None
     env: dict[str, str] = {}
 
     @field_validator("hosts")
     @classmethod
     def _names_of_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for name in hosts:
-            try:
-                check_name(name)
-            except UserError as error:
-                raise ValueError(str(error)) from error
+        try:
+            hosts = tuple(check_name(name) for name in hosts)
+        except UserError as error:
+            raise ValueError(str(error)) from error
         if twice := first_repeated(hosts):
             raise ValueError(f"{twice} is named twice")
         return hosts
@@ -184,6 +191,16 @@ class Cluster(Value):
     def world_size(self) -> int:
         """Devices, one rank each."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def in_container(self) -> bool:
+        """Whether programs run in an image, which has none of the paths of this machine."""
+        return self.launcher == "slurm" and self.slurm.container_image is not None
+
+    @property
+    def interpreter(self) -> str:
+        """What runs a job's programs."""
+        return self.python or (CONTAINER_PYTHON if self.in_container else sys.executable)
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from ipaddress import IPv6Address
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
@@ -19,7 +21,8 @@ MOST_RANGES = 8
 """Ranges in one name: a rack, a shelf, a node and a few more."""
 MOST_SHOWN = 60
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_IPV6 = re.compile(r"\[?([0-9A-Fa-f:.]{2,45})\]?")
 _RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)", re.DOTALL)
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _COMMA = re.compile(r",(?![^\[]*\])")
@@ -37,11 +40,20 @@ class Host(Value):
 
 
 def check_name(name: str, where: str = "host") -> str:
-    """`name` itself; raises UserError when it is no host name, address or alias of ssh."""
-    if _NAME.fullmatch(name) and name.count(":") != 1:  # which is a port, or slots
+    """`name` itself, an IPv6 address in its usual spelling and without brackets.
+
+    Raises UserError when it is no host name, address or alias of ssh. An address has no zone
+    (`%eth0`): it would mean another host on each machine.
+    """
+    if _NAME.fullmatch(name):
         return name
+    if (match := _IPV6.fullmatch(name)) and name.startswith("[") == name.endswith("]"):
+        with suppress(ValueError):
+            return IPv6Address(match[1]).compressed
     raise UserError(
-        where, f"{name!r} is no host name", allowed="letters, digits, . _ - and the : of IPv6"
+        where,
+        f"{name!r} is no host name",
+        allowed="letters, digits, . _ - or an IPv6 address (fd00::5, [fd00::5]:8 with 8 slots)",
     )
 
 
@@ -127,7 +139,9 @@ def _hosts_of(words: str, where: str) -> list[Host]:
         if match is None or match[1] is None:
             raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")
         slots += [] if word.startswith("max_") else [int(match[1])]
-    if name.count(":") == 1 and (match := _SLOTS.search(name)):
+    # After brackets, or the only one: in an address without brackets the last part is no number.
+    ends_address = name.startswith("[") or name.count(":") == 1
+    if ends_address and (match := _SLOTS.search(name)):
         name, slots = name[: match.start()], [int(match[2]), *slots]
     if 0 in slots or len(slots) > 1:
         what = "has no slots" if 0 in slots else "names its slots twice"

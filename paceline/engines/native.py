@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -131,7 +130,7 @@ def _layout_problems(spec: RunSpec) -> list[str]:
 
 def missing(spec: RunSpec) -> str | None:
     """torch or torchao, when it is not beside Paceline and no other interpreter is named."""
-    if spec.cluster.python is not None:
+    if spec.cluster.python is not None or spec.cluster.in_container:
         return None
     needed = (
         {"torch": "native", "torchao": "fp8"}
@@ -149,7 +148,7 @@ def job(spec: RunSpec, name: str) -> Job:
     files = {**program_files("main"), SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"}
     return Job(
         name=name,
-        python=spec.cluster.python or sys.executable,
+        python=spec.cluster.interpreter,
         program=(PROGRAM_FOLDER, SETTINGS_FILE),
         env=_environment(spec),
         files=files,

@@ -68,8 +68,11 @@ class Request:
     """Which hosts, and how programs start there."""
     runs_dir: Path | None = field(default=None, compare=False)
     """Where `checkpoint.resume` seeks a run by name."""
+    devices_per_node: int | None = None
+    """Devices used of every node of `cluster`; None uses them all."""
 
 
+_NO_PEAK = ("is not in the catalog", "is a slice of a device, whose peak is not the slice's")
 _UNSEEN = "and what the hosts have is not seen from here"
 _NAME_THEM = "--cluster FILE names them (device: H100-SXM, devices_per_node: 8)"
 
@@ -105,11 +108,15 @@ def choose_cluster(
     slots = sorted({host.slots for host in where.hosts[: where.nodes] if host.slots})
     if request.cluster is not None:
         cluster = placed(_named_cluster(request, request.cluster), where)
+        if request.devices_per_node is not None:
+            return _part_of_nodes(cluster, request.devices_per_node), []
         if slots and slots[0] < cluster.devices_per_node:
             raise UserError(
                 "hosts",
                 f"have {slots[0]} slots, and a node of cluster {cluster.name} "
                 f"{cluster.devices_per_node} devices",
+                remedy="correct the slots; a part of each node is measured by "
+                f"`paceline scale --gpus-per-node {slots[0]}`",
             )
         return cluster, []
     if where.kind(os.environ) == "local":
@@ -174,6 +181,16 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
     return cluster.model_copy(update=changes)
 
 
+def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:
+    """`cluster` with `count` devices used of each node; raises UserError where it has fewer."""
+    if count > cluster.devices_per_node:
+        raise UserError(
+            f"--gpus-per-node {count}",
+            f"a node of cluster {cluster.name} has {cluster.devices_per_node} devices",
+        )
+    return cluster.model_copy(update={"devices_per_node": count})
+
+
 def _this_machine(
     request: Request, recipe: Recipe, inventory: dict[str, Any]
 ) -> tuple[Cluster, list[str]]:
@@ -219,5 +236,5 @@ def _gpus(
         notices += [f"device {name}: {match.note}"] if match.note else []
         name = match.device.name
     except UserError:
-        notices.append(f"device {name} is not in the catalog, so there is no MFU")
+        notices.append(f"device {name} {_NO_PEAK[' MIG' in name]}, so there is no MFU")
     return local_cluster(inventory, name, first["memory_bytes"], count), notices

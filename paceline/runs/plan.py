@@ -24,7 +24,7 @@ from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request, choose_cluster, find_device
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.slurm import client
+from paceline.machines.slurm import client, user_variables
 
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 BUSY_LIMIT = 0.2
@@ -74,6 +74,8 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     _check(spec, request.force)
     notices += busy_notice(machine)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
+    if cluster.launcher == "slurm" and cluster.slurm.allocation is None:
+        notices += user_variables.remarks(job, os.environ)
     return Plan(spec, job, machine, tuple(notices))
 
 

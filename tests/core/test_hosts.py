@@ -35,6 +35,8 @@ names = st.lists(
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
         ("10.0.0.1, 10.0.0.2", ["10.0.0.1", "10.0.0.2"]),
         ("fe80::1", ["fe80::1"]),
+        ("::1,[::1],FD00:0::5", ["::1", "::1", "fd00::5"]),
+        ("fd00::[1-2]", ["fd00::1", "fd00::2"]),
     ],
 )
 def test_ranges_stand_for_hosts_in_their_order(text: str, hosts: list[str]):
@@ -74,6 +76,11 @@ def test_neighbours_become_a_range():
         "a|b",
         "node-1:8",
         "é",
+        "fd00::1%eth0",
+        "[fd00::1",
+        "fd00::12345",
+        "a:b:c",
+        "[node-1]",
     ],
 )
 def test_what_a_shell_or_ssh_could_read_otherwise_is_no_host_name(name: str):
@@ -111,6 +118,8 @@ def test_a_range_that_is_none_or_too_large_is_refused(text: str):
         ("node-1:4\nnode-2 slots=4 max_slots=8", [("node-1", 4), ("node-2", 4)]),
         ("node-[1-2] slots=2", [("node-1", 2), ("node-2", 2)]),
         ("fe80::1", [("fe80::1", None)]),
+        ("::1\nfd00::5 slots=8\n[fd00::6]:4\n", [("::1", None), ("fd00::5", 8), ("fd00::6", 4)]),
+        ("[fd00::7] slots=2", [("fd00::7", 2)]),
     ],
 )
 def test_hostfiles_of_deepspeed_mpi_and_the_plain_kind(
@@ -126,6 +135,7 @@ def test_hostfiles_of_deepspeed_mpi_and_the_plain_kind(
         ("a\nb\na\n", "hosts:3: a was named in line 1 before"),
         ("node[1-3]\nnode2", "hosts:2: node2 was named in line 1"),
         ("Node-1\nnode-1", "hosts:2: node-1 was named in line 1"),
+        ("fd00::5\n[FD00:0:0::5]:8", "hosts:2: fd00::5 was named in line 1"),
         ("node[1,1]", "hosts:1: node1 was named in line 1"),
         ("a slots=0", "hosts:1: has no slots"),
         ("a slots=" + "9" * 5000, "hosts:1: 'slots=9"),

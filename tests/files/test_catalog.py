@@ -24,7 +24,9 @@ def signs_of_sparsity(device: Device) -> list[str]:
     if half is None:
         return []
     ranges = {"fp16": (1, 1), "bf16": (1, 1), "fp8": (1.9, 2.1), "mxfp8": (1.9, 2.1)}
-    ranges |= {"nvfp4": (3.9, 6.1), "fp32": (0.02, 0.15)}
+    ranges |= {"nvfp4": (3.9, 6.1), "fp32": (0.02, 0.3)}
+    if device.name.startswith("RTX"):  # half the rate with FP32 accumulation, down to fp8
+        ranges |= {"nvfp4": (7.9, 8.1), "fp32": (0.45, 0.55)}
     ratios = {dtype: value / half for dtype, value in rate.items()}
     return [d for d, ratio in ratios.items() if not ranges[d][0] <= ratio <= ranges[d][1]]
 
@@ -79,6 +81,47 @@ def test_every_figure_of_a_device_has_a_source(device: Device):
     assert (device.memory_bytes is None) == (device.memory_source is None)
     if device.context_bytes:
         assert "Context" in (device.note or "")
+
+
+# Dense TFLOP/s, GB/s and W as the sources print them; `/ 2` where only a sparse figure is printed.
+PRINTED = [
+    ("RTX-4090", "Ada", {"fp32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 660.6 / 2}, 1008, 450),
+    ("RTX-5090", "Blackwell", {"fp32": 104.8, "bf16": 209.5, "fp8": 419, "nvfp4": 1676}, 1792, 575),
+    ("L4", "L4", {"fp32": 30.3, "bf16": 242 / 2, "fp8": 485 / 2}, 300, 72),
+    ("L40S", "L40S", {"fp32": 91.6, "bf16": 362.05, "fp8": 1466 / 2}, 864, 350),
+    ("A10", "A10", {"fp32": 31.2, "fp16": 125, "bf16": 250 / 2}, 600, 150),
+    ("T4", "T4", {"fp32": 8.1, "fp16": 65}, 300, 70),
+    ("H20", "aiconfigurator", {"fp16": 148, "bf16": 148}, 4000, 500),
+    ("H800-SXM", "H100", {"fp32": 67, "bf16": 1979 / 2, "fp8": 3958 / 2}, 3350, 700),
+    ("MI350X", "MI350X", {"fp32": 144.2, "bf16": 2306.9, "fp8": 4613.7}, 8000, 1000),
+    ("GB10", "Hot Chips|Spark", {"fp32": 31, "nvfp4": 1000 / 2}, 273, 140),
+    ("TPU-v5e", "TPU v5e", {"bf16": 197}, 819, None),
+    ("TPU-v5p", "TPU v5p", {"bf16": 459}, 2765, None),
+    ("TPU-v6e", "TPU v6e", {"bf16": 918}, 1638, None),
+    ("TPU-v7", "TPU7x", {"bf16": 2307, "fp8": 4614}, 7380, None),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "tflops", "gbs", "watts"), PRINTED)
+def test_a_device_has_the_figures_of_its_own_sheet(
+    name: str, source: str, tflops: dict[str, float], gbs: float, watts: float | None
+):
+    device = DEVICES[name]
+    for dtype, printed in tflops.items():
+        peak = device.peaks[dtype]  # type: ignore[index]
+        assert peak.flops_per_s == pytest.approx(printed * TERA, rel=1e-3)
+        assert re.search(source, peak.source)
+    assert (device.memory_bytes_per_s, device.power_w) == (gbs * 1e9, watts)
+
+
+@pytest.mark.parametrize("name", ["RTX-4090", "RTX-5090", "L4", "L40S", "A10", "T4"])
+def test_figures_at_the_boost_clock_are_marked(name: str):
+    assert "boost" in (DEVICES[name].note or "").lower()
+
+
+def test_a_dtype_that_no_source_states_has_no_peak():
+    assert "bf16" not in DEVICES["GB10"].peaks and "bf16" not in DEVICES["T4"].peaks
+    assert "fp8" not in DEVICES["TPU-v6e"].peaks
 
 
 def test_a_device_without_a_data_sheet_has_no_peak():
@@ -141,6 +184,10 @@ def test_the_published_clusters_have_their_published_sizes():
     assert lambda_cluster.devices_per_node * per_device * 8 == 3200e9
     assert catalog.cluster("Jean Zay V100 32g").world_size == 8
     assert catalog.cluster("dgx-h100").launcher == "slurm"
+    rack = catalog.cluster("lambda-gb300-nvl72")
+    assert (rack.world_size, rack.device, rack.inter_link) == (72, "GB300", "InfiniBand-XDR")
+    assert catalog.cluster("gb200-nvl72").world_size == 72
+    assert catalog.cluster("lambda-1cc-b200").world_size == 8
 
 
 def test_a_cluster_file_may_use_any_name_of_its_parts(tmp_path: Path):

@@ -46,6 +46,16 @@ def column(folder: Path, file: str, name: str) -> list[str]:
         ("V100-SXM2-32GB", "V100-SXM2-32GB"),
         ("GB200-186GB", "GB200"),
         ("NVIDIA Blackwell GPU (B200-SXM-180GB)", "B200"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H800", "H800-SXM"),
+        ("NVIDIA GB10", "GB10"),
+        ("TPU v5 lite", "TPU-v5e"),
+        ("TPU v5", "TPU-v5p"),
+        ("TPU v6 lite", "TPU-v6e"),
+        ("TPU7x-Ironwood", "TPU-v7"),
     ],
 )
 def test_what_drivers_and_tables_print_names_one_device(printed: str, name: str):
@@ -93,9 +103,11 @@ def test_a_bare_family_is_its_first_device():
         "",
         "GPU",
         "NVIDIA",
-        "H800",
-        "H20",
-        "RTX 4090",
+        "RTX 4090 D",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA A10G",
+        "NVIDIA L40",
+        "TPU v4",
         "Intel Gaudi 3",
         "Tesla V100S-PCIE-32GB",
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
@@ -197,7 +209,13 @@ def test_an_unstated_link_is_taken_as_something_and_noted(written: str, name: st
 
 @pytest.mark.parametrize(
     "device, generation",
-    [("V100", "NVLink2"), ("A100", "NVLink3"), ("H200", "NVLink4"), ("GB300", "NVLink5-NVL72")],
+    [
+        ("V100", "NVLink2"),
+        ("A100", "NVLink3"),
+        ("H200", "NVLink4"),
+        ("GB300", "NVLink5-NVL72"),
+        ("H800", "NVLink4-H800"),
+    ],
 )
 def test_the_device_tells_an_unstated_nvlink_generation(device: str, generation: str):
     assert catalog.find_link("NVLink", catalog.device(device)).link is LINKS[generation]

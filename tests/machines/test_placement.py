@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_slots_say_how_many_gpus_of_a_host_are_used():
     request = Request("tiny-llama", where=Where(hosts))
     cluster, _ = choose_cluster(request, load_recipe("tiny-llama", None, ()), machine)
     assert (cluster.nodes, cluster.devices_per_node) == (2, 4)
+
+
+@pytest.mark.parametrize("slots", [None, 1, 8])
+def test_a_part_of_a_clusters_nodes_is_used_whatever_this_machine_has(slots: int | None):
+    hosts = tuple(Host(name=name, slots=slots) for name in "ab")
+    for count in (1, 8):
+        request = Request(
+            "tiny-llama", cluster="lambda-1cc-h100", devices_per_node=count, where=Where(hosts)
+        )
+        spec = make_plan(request).spec
+        assert (spec.cluster.device, spec.cluster.nodes) == ("H100-SXM", 2)
+        assert (spec.cluster.devices_per_node, spec.world_size) == (count, 2 * count)
+    with pytest.raises(UserError, match=r"--gpus-per-node 9: a node of cluster .* has 8 devices"):
+        make_plan(replace(request, devices_per_node=9))
 
 
 def test_unequal_slots_are_refused():

@@ -17,7 +17,15 @@ INTER = {"volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9}
 PCIE = {"volta": "PCIe-3", "ampere": "PCIe-4", "hopper": "PCIe-5"}
 """What cards have among each other; bridges between pairs do not count."""
 XGMI = ("MI300X", "MI325X")
-"""Families whose links inside a node the catalog states."""
+"""Families that are linked one by one inside a node."""
+OF_FAMILY = {
+    **dict.fromkeys(XGMI, "xGMI-MI300"),
+    "H800": "NVLink4-H800",
+    "TPU-v5e": "ICI-v5e", "TPU-v5p": "ICI-v5p", "TPU-v6e": "ICI-v6e", "TPU-v7": "ICI-v7",
+    "T4": "PCIe-3", "A10": "PCIe-4", "L4": "PCIe-4", "L40S": "PCIe-4",
+    "RTX4090": "PCIe-4", "RTX5090": "PCIe-5",
+}  # fmt: skip
+"""What devices of a family have inside a node, where their generation does not tell it."""
 FALLBACK_LINK = 25e9
 _BANDWIDTH = re.compile(
     r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)"
@@ -61,8 +69,8 @@ def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate
     stated = stated_bytes_per_s(name, 1) if name else None
     if stated and match is None:
         return Rate(stated)
-    link = PCIE.get(generation) if "PCIe" in device.name else None
-    link = "xGMI-MI300" if device.family in XGMI else link
+    card = PCIE.get(generation) if "PCIe" in device.name else None
+    link = card or OF_FAMILY.get(device.family)
     usual = INTRA.get(generation, FALLBACK_LINK)
     usual = (catalog.link(link).bytes_per_s or usual) if link else usual
     note = f"links inside a node are taken as {usual / 1e9:g} GB/s"

@@ -22,6 +22,8 @@ SIOCGIFADDR = 0x8915
 """Linux's request for an interface's address: 16 bytes of name, then sockaddr_in, whose IPv4
 address begins after family and port (2 bytes each), at byte 20."""
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") -> dict[str, Any]:
     """Everything that is checked before a job starts; None where it is unknown."""
@@ -42,7 +44,18 @@ def facts(folder: str, nonce: str, interface: str, peer: str, server: str = "") 
             (name for name, address in addresses.items() if address == server), None
         ),
         "interfaces": sorted(addresses),
+        "machine": machine(),
+        "addresses": sorted(a for a in addresses.values() if not a.startswith("127.")),
     }
+
+
+def machine() -> str:
+    """This start of the kernel and this host's own name: two hosts may share either."""
+    try:
+        boot = BOOT_ID.read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{boot} {socket.gethostname()}"
 
 
 def torch_version() -> str | None:

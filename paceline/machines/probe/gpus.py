@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,22 +21,32 @@ def gpus() -> list[dict[str, Any]]:
             "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
             "cuda_driver": _cuda_version(),
         }
-        devices = [{**_gpu(handle), **system} for handle in _handles()]
+        pairs = [(handle, {**_gpu(handle), **system}) for handle in _handles()]
+        devices = [device for _, device in pairs]
+        slices = [part for handle, device in pairs for part in _slices(handle, device)]
     finally:
         pynvml.nvmlShutdown()
-    return visible(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible(devices, os.environ.get("CUDA_VISIBLE_DEVICES"), slices)
 
 
-def visible(devices: list[dict[str, Any]], visible_devices: str | None) -> list[dict[str, Any]]:
+def visible(
+    devices: list[dict[str, Any]],
+    visible_devices: str | None,
+    slices: Sequence[dict[str, Any]] = (),
+) -> list[dict[str, Any]]:
     """Those that CUDA_VISIBLE_DEVICES = `visible_devices` leaves, in its order; None leaves all.
 
     An entry is an index or the beginning of a UUID that only one device has. As in CUDA, the first
-    entry that names no device ends the list, and naming a device twice leaves none. NVML knows only
-    whole devices, so a MIG slice names none. Indices follow the PCI bus, which is CUDA's own order
-    where all devices are alike.
+    entry that names no device ends the list, and naming a device twice leaves none. Where a MIG
+    slice is named first, a program sees that one alone, whatever follows. Indices follow the PCI
+    bus, which is CUDA's own order where all devices are alike.
     """
     if visible_devices is None:
         return devices
+    first = visible_devices.partition(",")[0].strip()
+    if first.startswith("MIG-"):
+        named = [part for part in slices if (part["uuid"] or "").startswith(first)]
+        return named if len(named) == 1 else []
     chosen: list[int] = []
     for entry in (part.strip() for part in visible_devices.split(",")):
         index = _index(devices, entry)
@@ -64,6 +74,26 @@ def _handles() -> Iterator[Any]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         with suppress(pynvml.NVMLError):
             yield pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def _slices(handle: Any, device: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The MIG slices of a device: it with their name, UUID and memory; its power is not theirs."""
+    import pynvml
+
+    try:
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        return
+    for index in range(most):
+        with suppress(pynvml.NVMLError):
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            yield {
+                **device,
+                "name": _text(pynvml.nvmlDeviceGetName(part)),
+                "uuid": _text(pynvml.nvmlDeviceGetUUID(part)),
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(part).total,
+                "power_limit_w": None,
+            }
 
 
 def _cuda_version() -> str | None:

@@ -21,6 +21,7 @@ from paceline.machines.slurm.states import (
     parse_sacct,
     parse_squeue,
 )
+from paceline.machines.slurm.user_variables import passed_on
 
 LIMIT_S = 60.0
 """How long a command may take; a busy controller needs many seconds."""
@@ -33,8 +34,6 @@ QUEUE_LIMIT_S = 20.0
 _SETTINGS: dict[str, dict[str, str]] = {}
 """What each cluster says of itself, by its SLURM_CONF."""
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-SITE = ("ACCOUNT", "PARTITION", "QOS", "RESERVATION", "CONSTRAINT")
-"""A site's own defaults, for what a job does not say itself."""
 
 
 def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -143,8 +142,7 @@ def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, s
 
     Left out are what would change its options, and secrets that the run does not name.
     """
-    site_settings = job.cluster.slurm.model_dump() if job and job.cluster else {}
-    site = {f"SBATCH_{name}" for name in SITE if site_settings.get(name.lower()) is None}
+    site = passed_on(job, os.environ) if job else set[str]()
     kept = {
         name: value
         for name, value in os.environ.items()

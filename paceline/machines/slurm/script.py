@@ -25,6 +25,8 @@ ATTEMPTS_FOLDER = "attempts"
 MAY_BE_THERE = ("mlperf", "telemetry")
 """Folders that only some runs leave; a new start would write over what the last one left."""
 
+NO_GRES = "none"
+"""For sites without generic resources, and those that give GPUs by another option."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -59,6 +61,7 @@ def step_script(job: Job, allocation: str) -> str:
     """job.sh for a run that is one step of the allocation numbered `allocation`."""
     cluster = _cluster(job)
     number = checked("allocation", allocation)
+    cpus = "" if cluster.slurm.cpus_per_task else "--cpus-per-task=$((cpus / nodes)) "
     all_hosts = f'mapfile -t -n {job.nodes} hosts < <(scontrol show hostnames "$list")'
     lines = [
         "#!/usr/bin/env bash",
@@ -68,7 +71,7 @@ def step_script(job: Job, allocation: str) -> str:
         hosts_line(cluster, all_hosts),
         *address_lines(cluster, f"--jobid={number} "),
         f"port={rendezvous_port('/'.join([job.name, *cluster.hosts]))}",
-        *step_lines(job, f"--jobid={number} --exact --cpus-per-task=$((cpus / nodes)) ", "exec "),
+        *step_lines(job, f"--jobid={number} --exact {cpus}", "exec "),
     ]
     return "\n".join(lines) + "\n"
 
@@ -119,6 +122,8 @@ def batch_options(job: Job) -> list[str]:
         "reservation": site.reservation,
         "constraint": site.constraint,
         "gres": _gres(job),
+        "cpus-per-task": site.cpus_per_task,
+        "hint": site.hint,
         "exclude": ",".join(site.exclude) or None,
         "segment": site.segment,
         "time": minutes,
@@ -151,7 +156,7 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
         "--ntasks-per-node=1",
         "--export=ALL",
         "--kill-on-bad-exit=1",
-        "--cpu-bind=none",
+        *cpu_words(cluster),
     ]
     if where and (gres := _gres(job)):
         words.append(f"--gres={checked('gres', gres)}")
@@ -164,6 +169,19 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
         f"{first}srun {where}{shlex.join(words)} {placed}{_container(cluster)}\\",
         f'  bash -c {shlex.quote(_NODE)} node "$address" "$port" >>{log} 2>&1',
     ]
+
+
+def cpu_words(cluster: Cluster) -> list[str]:
+    """The CPUs of a step, which srun does not take from the job's `--cpus-per-task` (from 22.05).
+
+    srun takes `--hint` in place of `--cpu-bind`, and then binds to as many CPUs as it is told:
+    without a number to a single one. So the hint is the job's alone unless the number is known.
+    """
+    site = cluster.slurm
+    if site.cpus_per_task is None:
+        return ["--cpu-bind=none"]
+    bind = f"--hint={checked('hint', site.hint)}" if site.hint else "--cpu-bind=none"
+    return [f"--cpus-per-task={site.cpus_per_task}", bind]
 
 
 def address_lines(cluster: Cluster, where: str) -> list[str]:
@@ -234,7 +252,7 @@ def _container(cluster: Cluster) -> str:
 def _gres(job: Job) -> str | None:
     cluster = _cluster(job)
     if cluster.slurm.gres is not None:
-        return cluster.slurm.gres
+        return None if cluster.slurm.gres == NO_GRES else cluster.slurm.gres
     return None if cluster.device == "cpu" else f"gpu:{job.devices_per_node}"
 
 

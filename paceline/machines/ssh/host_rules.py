@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
@@ -50,6 +51,15 @@ class HostCheck(Value):
     server_address: str | None = None
     """The address at which it was reached."""
     interfaces: tuple[str, ...] = ()
+    machine: str | None = None
+    """The start of its kernel and its own name, which two hosts hardly share."""
+    addresses: tuple[str, ...] = ()
+    """Of all its interfaces but loopback, IPv4."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether it was reached by no network, as tunnels and tests reach hosts."""
+        return self.server_address is None or is_loopback(self.server_address)
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,28 @@ class Questions:
 def judged(checks: Sequence[HostCheck], questions: Questions) -> tuple[HostCheck, ...]:
     """The checks with the first rule that each host breaks."""
     usual = {name: _usual(checks, name) for name in ("python", "torch")}
-    return tuple(_judge(check, usual, questions) for check in checks)
+    return _twins_named([_judge(check, usual, questions) for check in checks])
+
+
+def _twins_named(checks: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
+    """The checks, with a fault for each host that another name before it stands for as well.
+
+    One machine has one start of its kernel, one name of its own and one set of addresses. Virtual
+    hosts on one kernel differ in the others; hosts that were all reached by loopback tell nothing.
+    """
+    first: dict[tuple[str | None, tuple[str, ...]], HostCheck] = {}
+    named: list[HostCheck] = []
+    for check in checks:
+        twin = first.setdefault((check.machine, check.addresses), check)
+        known = check.machine and check.addresses
+        if twin is check or not known or check.fault or (check.on_loopback and twin.on_loopback):
+            named.append(check)
+            continue
+        name = (check.machine or "").rpartition(" ")[2]
+        fault = f"is the same machine as {twin.host}: {name} at {', '.join(check.addresses)}"
+        remedy = "name every machine once"
+        named.append(check.model_copy(update={"fault": fault, "remedy": remedy}))
+    return tuple(named)
 
 
 def _judge(check: HostCheck, usual: Mapping[str, str | None], questions: Questions) -> HostCheck:
@@ -148,6 +179,11 @@ def _usual(checks: Sequence[HostCheck], name: str) -> str | None:
     """The version that most hosts have."""
     counts = Counter(getattr(check, name) for check in checks if check.python)
     return counts.most_common(1)[0][0] if counts else None
+
+
+def is_loopback(address: str | None) -> bool:
+    """Whether an address leads nowhere but to the host itself."""
+    return address is not None and ip_address(address.partition("%")[0]).is_loopback
 
 
 def raise_for_faults(checks: Sequence[HostCheck]) -> None:

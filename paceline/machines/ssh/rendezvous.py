@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from ipaddress import ip_address
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.run import Job
@@ -14,6 +13,7 @@ from paceline.machines.node.script import rendezvous_port
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.checks import ANSWER_LIMIT_S, HostCheck
 from paceline.machines.ssh.fanout import Fanout
+from paceline.machines.ssh.host_rules import is_loopback
 
 PORTS_TRIED = 16
 LOOPBACK = "127.0.0.1"
@@ -77,8 +77,3 @@ def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:
     if job.nodes == 1 or chosen or not check.reached_on or not is_loopback(check.own_address):
         return {}
     return {"GLOO_SOCKET_IFNAME": check.reached_on}
-
-
-def is_loopback(address: str | None) -> bool:
-    """Whether an address leads nowhere but to the host itself."""
-    return address is not None and ip_address(address.partition("%")[0]).is_loopback

@@ -27,6 +27,7 @@ from paceline.mlperf.rules import (
 from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.series import SERIES_FILE, SeriesAnswer, TrialSeries, TrialState, status_of
 from paceline.mlperf.run.tiny_data import Prepared, Showing, prepared
+from paceline.mlperf.run.trial_variant import TrialVariant, trial_variant
 from paceline.mlperf.run.trials import Trials
 from paceline.mlperf.score.convergence import reference_at
 from paceline.mlperf.score.expected_time import ExpectedTime, MeasuredSpeed, expected_time
@@ -97,13 +98,13 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
     benchmark = benchmark_of(request)
     if request.drop_caches:
         mlperf_trials.check_cache_drop()
-    batch = _global_batch(request, benchmark)
-    data = _data(request, benchmark, batch, show)
+    variant = _variant(request, benchmark)
+    data = _data(request, benchmark, variant.plan.spec.training.global_batch, show)
     fixed = (*data.overrides, *_labels(request, benchmark), *request.run.overrides)
     base = replace(
         request.run,
         recipe=benchmark.recipe,
-        variant=TRIAL_VARIANT,
+        variant=variant.name,
         timeout_s=request.trial_limit_s,
     )
 
@@ -112,7 +113,9 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
             f"training.seed={trial.seed}",
             f"mlperf.cache_cleared={str(request.drop_caches).lower()}",
         )
-        return _never_again(make_plan(replace(base, overrides=(*fixed, *of_trial))))
+        plan = make_plan(replace(base, overrides=(*fixed, *of_trial)))
+        notices = (variant.notice, *plan.notices) if variant.notice else plan.notices
+        return _never_again(replace(plan, notices=notices))
 
     first = planned(TrialState(number=0, seed=0))
     if request.drop_caches and first.spec.cluster.launcher != "local":
@@ -131,7 +134,7 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
         benchmark=benchmark.name,
         label=SYNTHETIC if request.synthetic else benchmark.label,
         recipe=benchmark.recipe,
-        variant=TRIAL_VARIANT,
+        variant=variant.name,
         overrides=request.run.overrides,
         key=first.spec.key,
         synthetic=request.synthetic,
@@ -155,18 +158,15 @@ def _never_again(plan: Plan) -> Plan:
     return replace(plan, spec=spec, job=bound(engine(spec.engine).job(spec, plan.job.name)))
 
 
-def _global_batch(request: SeriesRequest, benchmark: Benchmark) -> int:
-    """Samples of a step with the user's own settings.
+def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:
+    """What trials run with the user's own settings.
 
     Raises UserError for a machine without room, before anything is said of data.
     """
     # Random samples have no mask.
     overrides = [text for text in request.run.overrides if MASK not in text]
     changes = ("data.source=synthetic", "data.path=null", *overrides)
-    plan = make_plan(
-        replace(request.run, recipe=benchmark.recipe, variant=TRIAL_VARIANT, overrides=changes)
-    )
-    return plan.spec.training.global_batch
+    return trial_variant(replace(request.run, recipe=benchmark.recipe, overrides=changes))
 
 
 def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:

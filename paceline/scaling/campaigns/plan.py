@@ -64,9 +64,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     recipe = load_recipe(options.request.recipe, options.request.variant, options.request.overrides)
     request = on_slurm(options.request, options.sizes != "1")
     if options.devices_per_node and request.cluster:
-        raise UserError(
-            "--gpus-per-node", "is settled by --cluster", remedy="leave one of them out"
-        )
+        request = replace(request, devices_per_node=max(options.devices_per_node))
     cluster, _ = choose_cluster(request, recipe, inventory())
     hosts = hosts_of(request, cluster)
     devices = tuple(sorted({*options.devices_per_node})) or (cluster.devices_per_node,)
@@ -181,6 +179,7 @@ def _request_on(request: Request, nodes: int, count: int, batch: int) -> Request
     return replace(
         request,
         devices=None if request.cluster else count,
+        devices_per_node=count if request.cluster else None,
         overrides=(*request.overrides, f"training.global_batch={batch}"),
         where=replace(request.where, hosts=hosts, nodes=nodes),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,7 +138,7 @@ def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
     """Hosts on which nothing can be started, and why."""
     if cluster.launcher == "ssh":
         questions = Questions(
-            cluster.python or sys.executable, folder, cluster.interface, cluster.world_size
+            cluster.interpreter, folder, cluster.interface, cluster.world_size
         )
         checks = check_hosts(cluster.hosts, questions, cluster.ssh)
         return {check.host: check.fault for check in checks if check.fault}
@@ -173,7 +172,7 @@ def _job(cluster: Cluster, request: CheckRequest) -> Job:
     return bound(
         Job(
             name="paceline-check",
-            python=cluster.python or sys.executable,
+            python=cluster.interpreter,
             program=(PROGRAM_FOLDER, QUESTION_FILE),
             env={"PYTHONUNBUFFERED": "1", **with_secrets(cluster.env, os.environ)},
             files=files,

@@ -72,3 +72,19 @@ def test_power_is_what_a_device_has_for_its_arithmetic():
     assert machine("H100-PCIe").power < 0.7 and machine("H100-SXM").power == pytest.approx(
         1, rel=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "rate"),
+    [
+        ("H800", 200e9), ("H800-PCIe", 63.015e9), ("TPU v6e", 400e9), ("L40S", 31.508e9),
+        ("T4", 15.754e9), ("RTX 5090", 63.015e9), ("MI300X", 448e9), ("H20", 450e9),
+    ],
+)  # fmt: skip
+def test_a_family_with_links_of_its_own_is_not_given_its_generations(device: str, rate: float):
+    assert machine(device).intra_bytes_per_s == rate
+
+
+@pytest.mark.parametrize("device", ["RTX 4090", "L4", "A10", "T4", "TPU v5p", "MI350X"])
+def test_a_family_that_nothing_was_fitted_to_has_the_wider_prior(device: str):
+    assert machine(device).generation == "other"

@@ -8,8 +8,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from paceline.machines.placement import find_device
+from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.gpus import gpus, visible
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.plan import make_plan
 
 FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
 
@@ -35,6 +37,24 @@ FOUND = [{"uuid": uuid} for uuid in ("GPU-aa11", "GPU-aa22", "GPU-bb33", None)]
 )
 def test_the_visible_devices_are_those_that_cuda_would_show(setting: str | None, left: list[int]):
     assert visible(FOUND, setting) == [FOUND[i] for i in left]
+
+
+SLICES = [{"uuid": uuid} for uuid in ("MIG-0a1b", "MIG-0a2c", "MIG-GPU-aa11/1/0")]
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        ("MIG-0a1b", [0]),
+        ("MIG-0a2c,MIG-0a1b", [1]),  # a program sees one slice, the first
+        ("MIG-0a1b,0", [0]),
+        ("MIG-GPU-aa11/1/0", [2]),  # older drivers
+        ("MIG-0a", []),  # names two
+        ("MIG-ffff", []),
+    ],
+)
+def test_a_slice_that_is_named_first_is_all_that_is_seen(setting: str, left: list[int]):
+    assert visible(FOUND, setting, SLICES) == [SLICES[i] for i in left]
 
 
 def test_a_machine_without_devices_shows_none():
@@ -107,6 +127,55 @@ def test_a_device_that_is_cut_in_slices_is_not_taken_for_a_whole_one(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda _: [0, 1])  # after the next reset
     (gpu,) = gpus()
     assert (gpu["name"], gpu["memory_bytes"]) == ("NVIDIA H100 80GB HBM3", 80 * 2**30)
+
+
+def test_a_slice_has_a_name_and_memory_of_its_own_and_no_peak(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    answers = {  # of the device (0) and of its slices, as NVML gives them
+        "nvmlDeviceGetName": {0: "NVIDIA A100-SXM4-40GB", 7: "NVIDIA A100-SXM4-40GB MIG 3g.20gb"},
+        "nvmlDeviceGetUUID": {0: "GPU-aa", 7: "MIG-b7", 8: "MIG-b8"},
+        "nvmlDeviceGetMemoryInfo": {7: SimpleNamespace(total=19968 * 2**20)},
+        "nvmlDeviceGetMigMode": {0: [1, 1]},
+        "nvmlDeviceGetMaxMigDeviceCount": {0: 7},
+        "nvmlDeviceGetEnforcedPowerLimit": {0: 400_000},
+    }
+    answer_as_a_driver(monkeypatch)
+
+    def refuse(*_: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    for name, by_handle in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda h, by=by_handle: by[h] if h in by else refuse())
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", lambda _, i: 7 + i if i < 1 else refuse()
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-b7")
+    (gpu,) = gpus()
+    assert (gpu["name"], gpu["memory_bytes"]) == (
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        19968 * 2**20,
+    )
+    assert gpu["power_limit_w"] is None and find_device(gpu["name"]) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa")
+    (gpu,) = gpus()
+    assert gpu["name"] == "NVIDIA A100-SXM4-40GB MIG"
+
+
+def test_a_run_on_a_slice_takes_the_slice_and_says_why_it_has_no_mfu():
+    machine = {
+        **inventory(),
+        "gpus": [{"name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "memory_bytes": 20e9}],
+        "packages": {"torch": "2.13.0"},
+    }
+    plan = make_plan(Request("tiny-llama"), machine)
+    cluster = plan.spec.cluster
+    assert (cluster.device, cluster.devices_per_node, cluster.device_memory_bytes) == (
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        1,
+        20e9,
+    )
+    assert any("slice of a device" in note and "no MFU" in note for note in plan.notices)
 
 
 def test_a_device_that_is_lost_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch):

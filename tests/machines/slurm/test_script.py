@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, SlurmSettings
+from paceline.core.layout import Layout
 from paceline.core.run import Job
+from paceline.engines import native
 from paceline.machines import slurm
+from paceline.machines.node.script import render_node
 from paceline.machines.slurm.script import array_script, restart_lines
+from tests.example import make_spec
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EVERYTHING: dict[str, Any] = {
@@ -148,7 +153,17 @@ HOSTILE = [
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize(
     "name",
-    ["partition", "account", "qos", "reservation", "constraint", "gres", "exclude", "allocation"],
+    [
+        "partition",
+        "account",
+        "qos",
+        "reservation",
+        "constraint",
+        "gres",
+        "hint",
+        "exclude",
+        "allocation",
+    ],
 )
 def test_values_that_slurm_could_read_otherwise_are_refused(name: str, value: str) -> None:
     if name == "allocation" and not value:
@@ -178,3 +193,41 @@ def test_folders_that_slurm_would_rename_are_refused(tmp_path: Path, name: str) 
     slurm.check_folder(tmp_path / "$(touch owned); it's")
     with pytest.raises(UserError):
         slurm.check_folder(tmp_path / "a:b", container=True)
+
+
+def steps_of(job: Job) -> str:
+    return "\n".join(line for line in slurm.render(job).splitlines() if "srun " in line)
+
+
+def test_cpus_and_their_hint_are_asked_of_the_job_and_of_its_step() -> None:
+    text = slurm.render(job := make_job(cpus_per_task=40, hint="nomultithread"))
+    assert "#SBATCH --cpus-per-task=40\n#SBATCH --hint=nomultithread\n" in text
+    assert "--cpus-per-task=40 --hint=nomultithread " in steps_of(job)
+    assert "--cpu-bind" not in steps_of(job), "srun refuses a hint beside it"
+
+
+def test_a_hint_without_a_number_of_cpus_would_bind_a_step_to_one() -> None:
+    job = make_job(hint="nomultithread")
+    assert "#SBATCH --hint=nomultithread\n" in slurm.render(job)
+    assert "--cpu-bind=none" in steps_of(job) and "--hint" not in steps_of(job)
+
+
+def test_a_step_of_an_allocation_takes_the_cpus_that_the_site_says() -> None:
+    (line,) = steps_of(make_job(allocation="4711", cpus_per_task=40)).splitlines()
+    assert line.count("--cpus-per-task") == 1 and "--cpus-per-task=40" in line
+
+
+def test_no_generic_resources_are_asked_for_where_the_site_says_none() -> None:
+    for job in (make_job(gres="none"), make_job(gres="none", allocation="4711")):
+        assert "gres" not in slurm.render(job)
+
+
+def test_an_image_has_its_own_python_unless_one_is_named() -> None:
+    cluster = make_job(container_image="nvcr.io#nvidia/pytorch:24.10").cluster
+    assert cluster and cluster.interpreter == "python3"
+    assert cluster.model_copy(update={"python": "/opt/py"}).interpreter == "/opt/py"
+    assert cluster.model_copy(update={"launcher": "ssh"}).interpreter == sys.executable
+    spec = make_spec(cluster=cluster, layout=Layout(micro_batch=1))
+    job = native.job(spec, "x")
+    assert "exec python3 agent.py" in render_node(job) and sys.executable not in render_node(job)
+    assert native.missing(spec) is None

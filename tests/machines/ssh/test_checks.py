@@ -83,6 +83,38 @@ def test_the_odd_version_is_named_and_not_the_usual_one():
     ]
 
 
+def test_two_names_of_one_machine_are_one_error_that_names_both():
+    here = {"machine": "boot-1 alpha", "addresses": ("10.0.0.1", "10.1.0.1")}
+    checks = [
+        changed(host="a", server_address="10.0.0.1", **here),
+        changed(
+            host="b", server_address="10.0.0.2", machine="boot-2 beta", addresses=("10.0.0.2",)
+        ),
+        changed(host="alias", server_address="10.1.0.1", **here),
+    ]
+    after = judged(checks, QUESTIONS)
+    assert [bool(check.fault) for check in after] == [False, False, True]
+    message = "alias: is the same machine as a: alpha at 10.0.0.1, 10.1.0.1; name every"
+    with pytest.raises(SystemFaultError, match=message):
+        raise_for_faults(after)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"machine": "boot-1 beta"},  # virtual hosts share a kernel
+        {"machine": "boot-2 alpha"},  # clones share a name, and behind a router the address
+        {"addresses": ("10.0.0.2",)},
+        {"server_address": "127.0.0.1"},  # with the first reached so too: tunnels
+    ],
+)
+def test_hosts_that_share_less_are_not_taken_for_one(other: dict[str, object]):
+    at = {"server_address": "127.0.0.1"} if "server_address" in other else {}
+    first = {"server_address": "10.0.0.1", "machine": "boot-1 alpha", "addresses": ("10.0.0.1",)}
+    checks = [changed(host="a", **{**first, **at}), changed(host="b", **{**first, **other})]
+    assert not any(check.fault for check in judged(checks, QUESTIONS))
+
+
 def test_one_error_names_every_host_at_fault():
     checks = [
         *(changed(host=f"node-{i:03}", fault="does not answer", remedy="look") for i in range(3)),

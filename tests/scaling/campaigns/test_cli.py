@@ -174,6 +174,21 @@ def test_a_dry_run_shows_every_round_and_makes_nothing(tmp_path: Path):
     assert not list(tmp_path.glob("*/campaign.json"))
 
 
+@pytest.mark.parametrize("slots", ["", " slots=1", " slots=8"])
+def test_the_row_of_one_gpu_is_planned_from_a_head_node_without_one(tmp_path: Path, slots: str):
+    (tmp_path / "hosts").write_text("".join(f"node-{n}{slots}\n" for n in (1, 2)))
+    place = ("--hosts", str(tmp_path / "hosts"), "--cluster", "lambda-1cc-h100")
+    done = paceline(
+        *("scale", "opt-350m-sft", *place, "--gpus-per-node", "1,8", "--sizes", "1,2"),
+        *("--dry-run", "--format", "csv"),
+        runs=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(",")[:3] for line in done.stdout.splitlines()[1:]]
+    assert rows == [["1", "1", "1"], ["2", "1", "8"], ["3", "2", "16"]]
+    assert "H100-SXM" in done.stderr
+
+
 def test_a_reference_stands_in_the_page_of_a_campaign(
     finished: tuple[Path, str, str], tmp_path: Path
 ):

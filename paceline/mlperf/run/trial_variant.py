@@ -1,0 +1,62 @@
+"""Which of a recipe's trial variants runs in a place: the plain one, else the first that can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.core.errors import UserError
+from paceline.files.recipe import full_key, load_recipe
+from paceline.machines.placement import Request
+from paceline.mlperf.rules import TRIAL_VARIANT
+from paceline.runs.plan import Plan, make_plan
+
+SETTLES = ("layout.", "training.global_batch", "devices")
+"""Overrides with which users settle the layout themselves: no other one is looked for."""
+
+
+@dataclass(frozen=True)
+class TrialVariant:
+    """The variant that trials run, its plan, and why it is not the plain one."""
+
+    name: str
+    plan: Plan
+    notice: str | None = None
+
+
+def trial_variant(request: Request) -> TrialVariant:
+    """`mlperf-trial` of the request's recipe, else the first `mlperf-trial-*` that can run there.
+
+    Raises UserError of the plain variant where none can, with what was tried.
+    """
+    try:
+        plan = make_plan(replace(request, variant=TRIAL_VARIANT))
+        return TrialVariant(TRIAL_VARIANT, plan)
+    except UserError as refusal:
+        keys = [full_key(text.partition("=")[0]) for text in request.overrides]
+        if any(key.startswith(SETTLES) for key in keys):
+            raise
+        return _other(request, refusal)
+
+
+def _other(request: Request, refusal: UserError) -> TrialVariant:
+    names = load_recipe(request.recipe).variants
+    others = [name for name in names if name.startswith(f"{TRIAL_VARIANT}-")]
+    for name in others:
+        try:
+            plan = make_plan(replace(request, variant=name))
+        except UserError:
+            continue
+        layout, batch = plan.spec.layout, plan.spec.training.global_batch
+        sizes = f"tp {layout.tp} pp {layout.pp} cp {layout.cp} dp {plan.spec.dp}"
+        notice = (
+            f"variant {name} is taken ({sizes}, zero {layout.zero_stage}, {batch:,} samples a "
+            f"step), because {TRIAL_VARIANT} cannot run there: {refusal.what}"
+        )
+        return TrialVariant(name, plan, notice)
+    tried = f"nor can {', '.join(others)}; " if others else ""
+    raise UserError(
+        refusal.where,
+        refusal.what,
+        allowed=refusal.allowed,
+        remedy=f"{tried}{refusal.remedy or ''}".removesuffix("; ") or None,
+    ) from refusal
