@@ -39,7 +39,7 @@ _STEP = re.compile(
 _TORN = re.compile(
     rb"step \d{1,18} \| epoch \d{1,9} \| loss [^|]{1,32}\| grad_norm "
     rb"(?!.{0,400}(?:tps [0-9.]{1,24}[( ]|time [0-9.]{1,24}s))"
-    rb'|\{"step": \d{1,18}, "epoch": [^}]{0,8000}\Z'
+    rb'|\{"step": \d{1,18}, "epoch": [^{}]{0,8000}\Z'
 )
 _FIELDS = {
     "loss": (field(rb"loss "), json_field(rb"loss")),

@@ -26,7 +26,7 @@ DECIMAL = 0.01
 _RECORD = re.compile(
     rb'\{"current_steps": (\d{1,18}), "total_steps": (\d{1,18}), ("loss": [^{}\r\n]{1,4000})\}'
 )
-_TORN = re.compile(rb'\{"current_steps": [^}]{0,4000}\Z')
+_TORN = re.compile(rb'\{"current_steps": [^{}]{0,4000}\Z')
 _FIELDS = {"loss": json_field(rb"loss"), "grad_norm": json_field(rb"grad_norm")}
 _MEMORY = {
     "allocated_bytes": json_field(rb"vram_allocated"),

@@ -106,7 +106,7 @@ class _Settings:
     def read(self, text: bytes) -> None:
         """Take what `text` says; a restart says it again."""
         log = self._log
-        for name, value in _SETTING.findall(text):
+        for name, value in _SETTING.findall(text) if b" = " in text else ():
             keep_whole_numbers(log, _FACTS, [(name, value)])
             if name == b"dtype":
                 log.facts["dtype"] = value.decode("ascii")
