@@ -63,11 +63,12 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """
     world = 0
     for block in watched(blocks, log, torn=_TORN):
-        for text in _AS_STATED.split(without_colours(block).replace(b"\r", b"\n")):
-            if match := _WORLD.match(text):
+        text = without_colours(block).replace(b"\r", b"\n")
+        for part in _AS_STATED.split(text) if b"World size: " in text else (text,):
+            if match := _WORLD.match(part):
                 world = int(match[1])
                 keep_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[1])])
-            _add_steps(text, world, log)
+            _add_steps(part, world, log)
 
 
 def _add_steps(text: bytes, world: int, log: LogContent) -> None:

@@ -33,11 +33,13 @@ AGAINST = (
     "whatever the device"
 )
 
-_AS_STATED = re.compile(rb"(?=tokens per iteration will be: )")
+STATED = b"tokens per iteration will be: "
 """What is stated here holds for the steps behind it."""
 
+_AS_STATED = re.compile(rb"(?=" + STATED + rb")")
+
 _STEP = re.compile(
-    rb"(?<![\w`'\"(])iter (\d{1,18}): loss "
+    rb"iter (?<![\w`'\"(]iter )(\d{1,18}): loss "
     + NUMBER
     + rb", time ([0-9.]{1,24})ms(?:, mfu (-?[0-9.]{1,24})%)?+(?=[ \t]{0,8}(?:[\r\n,]|\Z))"
 )
@@ -49,9 +51,10 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     log.facts["log_interval"] = 1
     settings = _Settings(log)
     for block in watched(blocks, log, torn=_TORN):
-        for text in _AS_STATED.split(without_colours(block)):
-            settings.read(text)
-            _add_steps(text, settings.tokens, log)
+        text = without_colours(block)
+        for part in _AS_STATED.split(text) if STATED in text else (text,):
+            settings.read(part)
+            _add_steps(part, settings.tokens, log)
     settings.finish()
 
 
