@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from paceline.core.steps import FloatColumn
+from paceline.core.units import GIB
 from paceline.engines.dialect.hf_settings import RUNNING, complete_settings, pieces, read_settings
 from paceline.engines.dialect.hf_summary import TrainSummaries
-from paceline.engines.dialect.log_content import Dialect, Fact, LogContent
+from paceline.engines.dialect.log_content import Dialect, Fact, LogContent, numbers
 from paceline.engines.dialect.progress_bars import BarTimes
 from paceline.engines.dialect.records import (
     Records,
@@ -43,10 +44,17 @@ _LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*"
 _FIELDS = {
     "loss": _LOSS,
     "grad_norm": re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),
-    "tokens": field(rb"'num_input_tokens_seen': '?"),
+    "tokens": field(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
     "step": field(rb"'step': '?"),
     "run_time_s": field(rb"'train_runtime': '?"),
 }
+"""Totals of tokens since the run began are called so by the Trainer itself, TRL and axolotl."""
+
+_OWN_TIME = (field(rb"'iteration_time_s': '?"), field(rb"'step_time': '?"))
+_MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
+OWN_TIME = (
+    "step times are TRL's own `step_time`: generation and both passes, not the optimizer's update"
+)
 
 
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
@@ -75,9 +83,9 @@ def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield held
 
 
-Entry = tuple[float, float, float, float, float, float]
+Entry = tuple[float, float, float, float, float, float, float]
 """Loss, gradient norm, tokens of all devices since the run began, step number, seconds since the
-run began, the unit in which these are printed; NaN = the dictionary does not say."""
+run began, seconds of a step, the unit of the former; NaN = the dictionary does not say."""
 
 
 Place = tuple[int, bool, float, float]
@@ -114,6 +122,8 @@ class _Run:
         read_settings(text, self._log)
         if resumed := last_match(_RESUMED, text):
             self._resumed_at = int(resumed[1])
+        for memory in _MEMORY.findall(text):
+            self._log.peak("allocated", float(numbers([memory])[0]) * GIB)
         events = _events(text)
         if not events:
             return
@@ -236,7 +246,7 @@ class _Run:
         return stated if isinstance(stated, int) and 0 < stated < 1 << 31 else 1
 
     def _put(self, entry: Entry, index: int, certain: bool) -> None:
-        loss, grad_norm, all_tokens, _, run_time_s, unit_s = entry
+        loss, grad_norm, all_tokens, _, run_time_s, own_time_s, unit_s = entry
         before = self._place
         if before is None and certain and index == 1:
             before = START
@@ -252,6 +262,9 @@ class _Run:
             if math.inf > run_time_s > before[2]:
                 time_s = (run_time_s - before[2]) / steps
                 self._resolution_s = unit_s / steps
+        if time_s != time_s and self._bar_total is None and math.inf > own_time_s > 0:
+            time_s = own_time_s
+            self._log.remark(OWN_TIME)
         if certain or self._rows.can_take(index):
             self._rows.put(index, time_s, loss, grad_norm, tokens)
         else:
@@ -324,10 +337,10 @@ def _plain(records: list[bytes]) -> list[bytes]:
 
 def _entries(records: list[bytes]) -> Iterator[Entry]:
     entries = Records(records)
-    columns = entries.columns(_FIELDS)
+    columns = entries.columns(_FIELDS) | entries.either({"step_time_s": _OWN_TIME})
     nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
-    values = [columns.get(name, nothing).tolist() for name in _FIELDS]
-    times = values[-1]
+    values = [columns.get(name, nothing).tolist() for name in (*_FIELDS, "step_time_s")]
+    times = values[-2]
     units = list(map(_unit, records, times)) if "run_time_s" in columns else times
     return zip(*values, units, strict=True)
 

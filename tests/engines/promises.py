@@ -98,6 +98,12 @@ def check_parse(path: Path) -> dict[str, Any]:
     return document
 
 
+def parsed(path: Path, text: str) -> dict[str, Any]:
+    """What the verb answers for a log of this text, written to `path`."""
+    path.write_bytes(text.encode())
+    return check_parse(path)
+
+
 def _is_sound(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= LONGEST_TEXT and value.isprintable()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
 
-from paceline.core.steps import FloatColumn, Steps
+from tests.engines.recent_samples import RECENT_SAMPLES
+from tests.engines.sample import RunningTotal, Sample
 
 NOISE = (
     b"node-07:4711:4711 [3] NCCL INFO Channel 05/0 : 3[3] -> 4[4] via P2P/CUMEM/read\n",
@@ -30,28 +30,6 @@ PREFIXES = (
     b"\x1b[36m[rank0]:\x1b[0m ",
 )
 """What launchers put in front of every line."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """How the log of one dialect is made, and how the time of a step is found in what is read."""
-
-    line: Callable[[int, float], bytes]
-    """The record of a step: its number and its seconds."""
-    head: bytes = b""
-    tail: bytes = b""
-    first: int = 1
-    every: int = 1
-    """Distance of the step numbers that the log prints."""
-    digits: float = 1e-3
-    """By how much a printed time may differ from the true one, as a part of it."""
-    seconds: Callable[[Steps], FloatColumn] = lambda steps: steps["step_time_s"]
-    prefixed: bool = True
-    """False where a line is JSON of its own file, so that nothing ever stands before it."""
-
-    def numbers(self, n: int) -> range:
-        """The numbers of the first n steps."""
-        return range(self.first, self.first + n * self.every, self.every)
 
 
 def log_parts(
@@ -166,15 +144,13 @@ class _HfTrainer:
     """A dictionary, then the bar drawn again; `train_runtime` in it is a running total."""
 
     def __init__(self) -> None:
-        self._number, self._run_time_s = 0, 0.0
+        self._run_time = RunningTotal()
 
     def __call__(self, number: int, seconds: float) -> bytes:
-        if number != self._number + 1:
-            self._run_time_s = (number - 1) * seconds
-        self._number, self._run_time_s = number, self._run_time_s + seconds
+        run_time_s = self._run_time.after(number, seconds)
         return (
             f"{{'loss': {9.5 - number * 1e-7:.4f}, 'grad_norm': 1.25, 'learning_rate': 5e-05, "
-            f"'epoch': {number / 100:.2f}, 'train_runtime': {self._run_time_s:.4f}}}\n"
+            f"'epoch': {number / 100:.2f}, 'train_runtime': {run_time_s:.4f}}}\n"
             f"  0%|          | {number}/9000000 [00:12<02:15, {seconds:5.2f}s/it]\r"
         ).encode()
 
@@ -306,5 +282,6 @@ SAMPLES = {
         tail=_mlperf_event("INTERVAL_END", "run_stop", None, 1_759_866_621_073),
     ),
     "native": Sample(_native, NATIVE_HEAD, prefixed=False),
+    **RECENT_SAMPLES,
 }
 """One for every dialect, by the name of its engine."""

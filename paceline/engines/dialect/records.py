@@ -64,6 +64,11 @@ def field(name: bytes) -> re.Pattern[bytes]:
     return re.compile(name + NUMBER + rb"[^\n]*")
 
 
+def json_field(name: bytes) -> re.Pattern[bytes]:
+    """As `field`, for `name` in a JSON object, where numbers may be `NaN` and `Infinity`."""
+    return re.compile(rb'"' + name + rb'": (-?(?:NaN|Infinity)|[-+0-9.eE]{1,24})[^\n]*')
+
+
 class Records:
     """Records of one kind, one line each, whose fields are found by name in whatever order."""
 
@@ -104,6 +109,25 @@ class Records:
                     earlier = columns.get(name, column)
                     columns[name] = np.where(np.isnan(earlier), column, earlier)
         return columns
+
+
+def ratio(amount: FloatColumn, rate: FloatColumn) -> FloatColumn:
+    """amount / rate, unknown where either is unknown, infinite or not above 0."""
+    quotient = np.full(len(rate), np.nan)
+    sound = np.isfinite(amount) & np.isfinite(rate) & (amount > 0) & (rate > 0)
+    return np.divide(amount, rate, out=quotient, where=sound)
+
+
+def product_of(first: FloatColumn, second: FloatColumn) -> FloatColumn:
+    """first x second, unknown where either is unknown, infinite or not above 0."""
+    value = np.full(len(first), np.nan)
+    sound = np.isfinite(first) & np.isfinite(second) & (first > 0) & (second > 0)
+    return np.multiply(first, second, out=value, where=sound)
+
+
+def above_zero(values: FloatColumn) -> FloatColumn:
+    """`values`, unknown where they are negative: how programs print that they do not know."""
+    return np.where(values >= 0, values, np.nan)
 
 
 def note_resolution(log: LogContent, columns: Mapping[str, FloatColumn], digits: int) -> None:

@@ -1,0 +1,111 @@
+"""NeMo Automodel's log: `step 9 | epoch 0 | loss ... | tps 11278.56(1409.82/gpu) | ...`.
+
+Also its `training.jsonl`. Followed: `recipes/llm/train_ft.py` and `components/loggers/` of
+NVIDIA-NeMo/Automodel, 2025-2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.units import GIB
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    decimal_step,
+    whole_numbers,
+)
+from paceline.engines.dialect.records import (
+    NUMBER,
+    Records,
+    field,
+    json_field,
+    keep_whole_numbers,
+    ratio,
+    watched,
+    without_colours,
+)
+
+__all__ = ["DIALECT"]
+
+_STEP = re.compile(
+    rb"step (\d{1,18}) \| epoch \d{1,9} \| (loss [^|\r\n]{1,32}\| grad_norm [^\r\n]*)"
+    rb'|\{"step": (\d{1,18}), "epoch": \d{1,9}, "timestamp": "[^"\r\n]{1,60}", '
+    rb"([^{}\r\n]{1,8000})\}"
+)
+_TORN = re.compile(
+    rb"step \d{1,18} \| epoch \d{1,9} \| loss [^|]{1,32}\| grad_norm "
+    rb"(?!.{0,400}(?:tps [0-9.]{1,24}[( ]|time [0-9.]{1,24}s))"
+    rb'|\{"step": \d{1,18}, "epoch": [^{}]{0,8000}\Z'
+)
+_FIELDS = {
+    "loss": (field(rb"loss "), json_field(rb"loss")),
+    "grad_norm": (field(rb"grad_norm "), json_field(rb"grad_norm")),
+}
+_MEMORY = {"allocated_bytes": (field(rb"mem:? "), json_field(rb"mem"))}
+_TIME = re.compile(rb"\| time ([0-9.]{1,24})s[^\n]*")
+_OTHERS = {
+    "tps": (field(rb"\| tps "), json_field(rb"tps")),
+    "of_rank": (re.compile(rb"\(" + NUMBER + rb"/gpu\)[^\n]*"), json_field(rb"tps_per_gpu")),
+    "tokens": (json_field(rb"num_tokens_per_step"),),
+}
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps as printed, from 0; `tps` is of all devices, without the padding at the end.
+
+    What is printed as of a GPU is of a data- and context-parallel rank, so it is a device's only
+    where nothing else is parallel: the number of devices comes from `World size`. The JSON form
+    has the tokens of a step, and so its time: tokens / tps.
+    """
+    world = 0
+    for block in watched(blocks, log, torn=_TORN):
+        text = without_colours(block).replace(b"\r", b"\n")
+        for part in _AS_STATED.split(text) if b"World size: " in text else (text,):
+            if match := _WORLD.match(part):
+                world = int(match[1])
+                keep_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[1])])
+            _add_steps(part, world, log)
+
+
+def _add_steps(text: bytes, world: int, log: LogContent) -> None:
+    """The steps of a text, run by `world` devices, 0 where that is not known."""
+    steps = [(a or c, b or d) for a, b, c, d in _STEP.findall(text)]
+    steps = [(n, fields) for n, fields in steps if fields[:5] == b"loss " or b'"loss": ' in fields]
+    if not steps:
+        return
+    index, fields = zip(*steps, strict=True)
+    records = Records(fields)
+    columns = records.either(_FIELDS) | records.either(_MEMORY, GIB)
+    columns |= records.columns({"step_time_s": _TIME})
+    unsaid = np.full(len(index), np.nan)
+    rates = dict.fromkeys(_OTHERS, unsaid) | records.either(_OTHERS)
+    timed = columns.get("step_time_s", unsaid)
+    columns["tokens"] = rates["tokens"]
+    columns["step_time_s"] = np.where(np.isnan(timed), ratio(rates["tokens"], rates["tps"]), timed)
+    if times := [t for t in records.texts(_TIME) or () if t]:
+        log.resolution_s = decimal_step(times[-1])
+    if world:
+        columns["tokens_per_s_per_device"] = rates["tps"] / world
+    else:
+        columns["tokens_per_s_per_device"] = rates["of_rank"]
+        log.remark("tokens/s of a GPU are of a data-parallel rank, as the log has no World size")
+    log.add_steps(whole_numbers(index), **columns)
+
+
+_WORLD = re.compile(rb"World size: (\d{1,9})")
+_AS_STATED = re.compile(rb"(?=World size: \d)")
+"""What is stated here holds for the steps behind it."""
+
+DIALECT = Dialect(
+    title="NeMo Automodel",
+    marks=(b" | grad_norm ", b'"timestamp": "'),
+    step_line=re.compile(
+        rb"step \d{1,18} \| epoch \d{1,9} \| loss [-0-9nai.]{1,24} \| grad_norm [-0-9nai.]{1,24} "
+        rb'|\{"step": \d{1,18}, "epoch": \d{1,9}, "timestamp": "[^"\r\n]{1,60}", "'
+    ),
+    read=read,
+)

@@ -1,0 +1,94 @@
+"""LLaMA-Factory's `trainer_log.jsonl`: one object a log interval, with clocks since the beginning.
+
+What it prints on the terminal are Hugging Face Trainer's lines. Followed: `train/callbacks.py` of
+hiyouga/LLaMA-Factory, 2024-2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.steps import FloatColumn
+from paceline.core.units import GIB
+from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
+from paceline.engines.dialect.records import Records, json_field, keep_whole_numbers, ratio, watched
+from paceline.engines.dialect.running_total import RunningTotals
+
+__all__ = ["DIALECT"]
+
+ENDS = b'"percentage": 100.0,'
+DECIMAL = 0.01
+"""Unit of the printed tokens/s."""
+
+_RECORD = re.compile(
+    rb'\{"current_steps": (\d{1,18}), "total_steps": (\d{1,18}), ("loss": [^{}\r\n]{1,4000})\}'
+)
+_TORN = re.compile(rb'\{"current_steps": [^{}]{0,4000}\Z')
+_FIELDS = {"loss": json_field(rb"loss"), "grad_norm": json_field(rb"grad_norm")}
+_MEMORY = {
+    "allocated_bytes": json_field(rb"vram_allocated"),
+    "reserved_bytes": json_field(rb"vram_reserved"),
+}
+_TOKENS = json_field(rb"total_tokens")
+_RATE = json_field(rb"throughput")
+_CLOCK = re.compile(rb'"elapsed_time": "((?:\d{1,5} days?, )?\d{1,2}:\d\d:\d\d)"[^\n]*')
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps count from 1; `throughput` is the mean since the beginning and not taken as a rate.
+
+    Tokens over that mean are the seconds so far, finer than `elapsed_time`, which has whole ones.
+    Records without a loss, of evaluations and of the end, are passed over.
+    """
+    totals = RunningTotals(3)
+    for block in watched(blocks, log, ENDS, _TORN):
+        steps = _RECORD.findall(block)
+        if not steps:
+            continue
+        index, lasts, fields = zip(*steps, strict=True)
+        records = Records(fields)
+        columns = records.columns(_FIELDS) | records.columns(_MEMORY, GIB)
+        unsaid = np.full(len(index), np.nan)
+        tokens, rates = (
+            records.columns({"it": pattern}).get("it", unsaid) for pattern in (_TOKENS, _RATE)
+        )
+        fine_s, clock_s = ratio(tokens, rates), _seconds(records, len(index))
+        numbers_of_steps = whole_numbers(index)
+        new, (fine, whole, per_step) = totals.rates(
+            numbers_of_steps, np.stack([fine_s, clock_s, tokens])
+        )
+        columns = {name: column[new] for name, column in columns.items()}
+        columns["step_time_s"] = np.where(np.isnan(fine), whole, fine)
+        columns["tokens"] = per_step
+        log.add_steps(numbers_of_steps[new], **columns)
+        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        is_fine = bool(np.isfinite(fine_s[-1]))
+        unit_s = DECIMAL * float(fine_s[-1] / rates[-1]) if is_fine else 1.0
+        log.resolution_s = unit_s / totals.distance
+
+
+def _seconds(records: Records, length: int) -> FloatColumn:
+    """`1 day, 2:03:04` in seconds; NaN where no clock is printed."""
+    return numbers([_clock(text) for text in records.texts(_CLOCK) or [b""] * length])
+
+
+def _clock(text: bytes) -> bytes:
+    if not text:
+        return text
+    days, _, time = text.rpartition(b" ")
+    hours, minutes, seconds = map(int, time.split(b":"))
+    whole_days = int(days.split()[0]) if days else 0
+    return b"%d" % (86400 * whole_days + 3600 * hours + 60 * minutes + seconds)
+
+
+DIALECT = Dialect(
+    title="LLaMA-Factory",
+    marks=(b'{"current_steps": ',),
+    step_line=re.compile(
+        rb'\{"current_steps": \d{1,18}, "total_steps": \d{1,18}, "loss": [-0-9NI]'
+    ),
+    read=read,
+)

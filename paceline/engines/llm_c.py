@@ -1,0 +1,111 @@
+"""llm.c's log: a table of settings, then `step    1/19560 | loss ... | 4688.25 ms | ...`.
+
+Followed: `train_gpt2.cu` and its reference `train_gpt2.py` of karpathy/llm.c, 2024.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.core.units import MIB
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    decimal_step,
+    excerpt,
+    whole_numbers,
+)
+from paceline.engines.dialect.records import (
+    Records,
+    above_zero,
+    field,
+    keep_whole_numbers,
+    watched,
+    without_colours,
+)
+
+__all__ = ["DIALECT"]
+
+ENDS = b"total average iteration time: "
+
+_STEP = re.compile(
+    rb"step {1,12}(\d{1,18})/(\d{1,18}) \| ((?:train )?loss [^\r\n]{1,80}? norm [^\r\n]*)"
+)
+_TORN = re.compile(rb"step {1,12}\d{1,18}/\d{1,18} \| (?:train )?loss (?!.{0,200}tok/s)")
+_FIELDS = {"loss": field(rb"loss "), "grad_norm": field(rb"norm ")}
+_TIME = re.compile(rb"[|(] {0,8}([0-9.]{1,24}) ms[^\n]*")
+_MFU = re.compile(rb"\| {0,8}(-?[0-9.]{1,24})% \w{2,8} MFU[^\n]*")
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps count from 1; milliseconds and MFU are of the very step, MFU of one device.
+
+    `tok/s` is a moving average over all devices and is left out.
+    """
+    log.facts["log_interval"] = 1
+    for block in watched(blocks, log, ENDS, _TORN):
+        text = without_colours(block).replace(b"\r", b"\n")
+        _read_settings(text, log)
+        steps = _STEP.findall(text)
+        if not steps:
+            continue
+        index, lasts, fields = zip(*steps, strict=True)
+        records = Records(fields)
+        columns = records.columns(_FIELDS) | records.columns({"step_time_s": _TIME}, 1e-3)
+        if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
+            columns["mfu"] = above_zero(mfu)
+        log.add_steps(whole_numbers(index), **columns)
+        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        if times := [t for t in records.texts(_TIME) or () if t]:
+            log.resolution_s = decimal_step(times[-1]) / 1e3
+
+
+_ROW = re.compile(
+    rb"\| (micro batch size B|sequence length T|total batch size|num_processes|zero_stage|device"
+    rb"|precision|padded_vocab_size Vp|num_layers L|num_heads NH|channels C|num_parameters) {1,24}"
+    rb"\| ([^|\r\n]{1,80}?) {1,60}\|"
+)
+_ACCUMULATION = re.compile(rb"=> setting grad_accum_steps=(\d{1,12})")
+_MEMORY = re.compile(rb"device memory usage: (\d{1,12}) MiB")
+_FACTS = {
+    b"micro batch size B": "micro_batch",
+    b"sequence length T": "seq_len",
+    b"num_processes": "num_devices",
+    b"zero_stage": "zero_stage",
+    b"padded_vocab_size Vp": "vocab_size",
+    b"num_layers L": "num_layers",
+    b"num_heads NH": "num_heads",
+    b"channels C": "hidden_size",
+    b"num_parameters": "num_parameters",
+    b"total": "global_batch",
+    b"accumulation": "gradient_accumulation",
+}
+
+
+def _read_settings(text: bytes, log: LogContent) -> None:
+    """Keep what the table says; the total batch is in tokens."""
+    for name, value in _ROW.findall(text):
+        keep_whole_numbers(log, _FACTS, [(name, value)])
+        if name in (b"device", b"precision"):
+            fact = "device" if name == b"device" else "dtype"
+            log.facts[fact] = excerpt(value.lower() if fact == "dtype" else value)
+        elif name == b"total batch size" and value.isdigit():
+            length = log.facts.get("seq_len")
+            samples, rest = divmod(int(value[:18]), length) if isinstance(length, int) else (0, 1)
+            keep_whole_numbers(log, _FACTS, [(b"total", b"%d" % samples)] if not rest else [])
+    for steps in _ACCUMULATION.findall(text):
+        keep_whole_numbers(log, _FACTS, [(b"accumulation", steps)])
+    for used in _MEMORY.findall(text):
+        log.peak("used", int(used) * MIB)
+
+
+DIALECT = Dialect(
+    title="llm.c",
+    marks=(b" tok/s",),
+    step_line=re.compile(
+        rb"step {1,12}\d{1,18}/\d{1,18} \| (?:train )?loss {1,4}[0-9ni-][^|\r\n]{0,40}\| norm "
+        rb"[^\r\n]{1,120}? ms[ ,|]"
+    ),
+    read=read,
+)

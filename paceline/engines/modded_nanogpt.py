@@ -1,0 +1,93 @@
+"""modded-nanogpt's log: `step:20/1750 train_time:2900ms step_avg:145.00ms`, a running total.
+
+Followed: `train_gpt.py` of KellerJordan/modded-nanogpt, 2024-2026, and what was made of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.units import MIB
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    decimal_step,
+    excerpt,
+    numbers,
+    whole_numbers,
+)
+from paceline.engines.dialect.records import (
+    NUMBER,
+    Records,
+    keep_whole_numbers,
+    last_match,
+    watched,
+    without_colours,
+)
+from paceline.engines.dialect.running_total import RunningTotals
+
+__all__ = ["DIALECT"]
+
+ENDS = b"peak memory "
+
+_STEP = re.compile(
+    rb"step:(\d{1,18})/(\d{1,18}) ((?:[a-z_|][^\r\n]{0,160}? )?)train_time:([0-9.]{1,24})(ms|s)"
+    rb"(?: \|)? step_avg:"
+)
+_TORN = re.compile(rb"step:\d{1,18}/\d{1,18} (?!.{0,400}step_avg:[0-9na.]{1,24}ms)")
+_LOSS = re.compile(rb"(?:train_loss:|\| loss )" + NUMBER + rb"[^\n]*")
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps as counted when they are done, from 1; times are differences of `train_time`.
+
+    `step_avg` is the mean since the clock was started, and is left out. Evaluations do not run on
+    that clock; lines of older versions, which set it back at step 10, tell no time there.
+    """
+    totals = RunningTotals()
+    for block in watched(blocks, log, ENDS, _TORN):
+        text = without_colours(block).replace(b"\r", b"\n")
+        _read_settings(text, log)
+        steps = _STEP.findall(text)
+        if not steps:
+            continue
+        index, lasts, fields, clock, units = zip(*steps, strict=True)
+        seconds = numbers(clock) / np.where(np.array(units) == b"ms", 1e3, 1.0)
+        numbers_of_steps = whole_numbers(index)
+        new, (times,) = totals.rates(numbers_of_steps, seconds[None, :])
+        columns = Records(fields).columns({"loss": _LOSS})
+        columns = {name: column[new] for name, column in columns.items()} | {"step_time_s": times}
+        log.add_steps(numbers_of_steps[new], **columns)
+        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        unit_s = decimal_step(clock[-1]) / (1e3 if units[-1] == b"ms" else 1.0)
+        log.resolution_s = unit_s / totals.distance
+
+
+_PEAK = re.compile(
+    rb"peak memory (?:allocated|consumption): (\d{1,12}) MiB(?: reserved: (\d{1,12}) MiB)?"
+)
+_DEVICE = re.compile(rb"\| {1,4}0  ((?:NVIDIA|Tesla|AMD) [^|\n]{2,40}?) {2,40}(?:On|Off|N/A) ")
+
+
+def _read_settings(text: bytes, log: LogContent) -> None:
+    """Keep what `nvidia-smi`, whose table stands at the top, and the last line say."""
+    for allocated, reserved in _PEAK.findall(text):
+        log.peak("allocated", int(allocated) * MIB)
+        if reserved:
+            log.peak("reserved", int(reserved) * MIB)
+    if match := last_match(_DEVICE, text):
+        log.facts["device"] = excerpt(match[1])
+
+
+DIALECT = Dialect(
+    title="modded-nanogpt",
+    marks=(b"train_time:",),
+    step_line=re.compile(
+        rb"step:\d{1,18}/\d{1,18} (?:[a-z_|][^\r\n]{0,160}? )?train_time:[0-9.]{1,24}m?s"
+        rb"(?: \|)? step_avg:"
+    ),
+    read=read,
+)

@@ -1,0 +1,156 @@
+"""nanochat's log: `step 00100/21400 (0.47%) | loss: ... | dt: 480.12ms | tok/sec: ... | mfu: ...`.
+
+Followed: `scripts/base_train.py` and `chat_sft.py` of karpathy/nanochat, 2025-2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.core.units import MIB
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    decimal_step,
+    excerpt,
+    numbers,
+    whole_numbers,
+)
+from paceline.engines.dialect.records import (
+    Records,
+    above_zero,
+    field,
+    keep_whole_numbers,
+    last_match,
+    product_of,
+    watched,
+    without_colours,
+)
+
+__all__ = ["DIALECT"]
+
+ENDS = b"Total training time: "
+
+_STEP = re.compile(rb"step (\d{1,18})(?:/(\d{1,18}))? \([^|()\r\n]{1,24}\) \| (loss: [^\r\n]*)")
+_TORN = re.compile(rb"step \d{1,18}/\d{1,18} \([0-9.%]{1,12}\) \| loss: (?!.{0,400}tok/sec: [0-9])")
+_FIELDS = {"loss": field(rb"loss: "), "grad_norm": field(rb"grad norm: ")}
+_TIME = field(rb"\| dt: ")
+_RATE = field(rb"\| tok/sec: ")
+_MFU = field(rb"mfu: ")
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps count from 0; `dt` is of the very step, `tok/sec` of all devices, MFU of one."""
+    settings = _Settings(log)
+    for block in watched(blocks, log, ENDS, _TORN):
+        text = without_colours(block).replace(b"\r", b"\n")
+        settings.read(text)
+        steps = _STEP.findall(text)
+        if not steps:
+            continue
+        index, lasts, fields = zip(*steps, strict=True)
+        records = Records([line.replace(b",", b"") for line in fields])
+        columns = records.columns(_FIELDS) | records.columns({"step_time_s": _TIME}, 1e-3)
+        if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
+            columns["mfu"] = above_zero(mfu)
+        rates = records.columns({"rate": _RATE}).get("rate")
+        if rates is not None and "step_time_s" in columns:
+            columns["tokens"] = product_of(rates, columns["step_time_s"])
+        log.add_steps(whole_numbers(index), **columns)
+        log.remark("the losses are moving averages")
+        if lasts[-1]:
+            keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        if times := [t for t in records.texts(_TIME) or () if t]:
+            log.resolution_s = decimal_step(times[-1]) / 1e3
+    settings.finish()
+
+
+_BATCH = re.compile(rb"Total batch size ([0-9,]{1,24}) => gradient accumulation steps: (\d{1,9})")
+_OF_RANK = re.compile(rb"Tokens / micro-batch / rank: (\d{1,9}) x (\d{1,9}) = ")
+_OF_ALL = re.compile(rb"Tokens / micro-batch: ([0-9,]{1,24})")
+_DEVICE = re.compile(rb"GPU: ([^|\n]{1,80}?) \| Peak FLOPS \(BF16\): ([0-9.e+]{1,16})")
+_PARAMETERS = re.compile(rb"(?:Number of parameters|total {19}): ([0-9,]{1,24})")
+_CONFIG = re.compile(rb'"(n_layer|n_head|n_kv_head|n_embd|vocab_size)": (\d{1,12})')
+_DTYPE = re.compile(rb"COMPUTE_DTYPE: torch\.([a-z0-9]{1,16})")
+_PEAK = re.compile(rb"Peak memory usage: ([0-9.]{1,16})MiB")
+_FACTS = {
+    b"n_layer": "num_layers",
+    b"n_head": "num_heads",
+    b"n_kv_head": "num_kv_heads",
+    b"n_embd": "hidden_size",
+    b"vocab_size": "vocab_size",
+    b"parameters": "num_parameters",
+    b"micro": "micro_batch",
+    b"length": "seq_len",
+    b"accumulation": "gradient_accumulation",
+    b"devices": "num_devices",
+    b"batch": "global_batch",
+}
+
+
+class _Settings:
+    """The lines before the first step and after the last; a restart says them again."""
+
+    def __init__(self, log: LogContent) -> None:
+        self._log = log
+        self._stated: dict[re.Pattern[bytes], re.Match[bytes]] = {}
+        self._fp8 = False
+
+    def read(self, text: bytes) -> None:
+        """Take what `text` says."""
+        log = self._log
+        for pattern in (_BATCH, _OF_RANK, _OF_ALL, _DEVICE, _PARAMETERS, _DTYPE):
+            if match := last_match(pattern, text):
+                self._stated[pattern] = match
+        self._fp8 |= b"FP8 training enabled" in text
+        keep_whole_numbers(log, _FACTS, _CONFIG.findall(text) if b'": ' in text else ())
+        for memory in _PEAK.findall(text):
+            peak = numbers([memory]).item()
+            if peak > 0:
+                log.peak("allocated", peak * MIB)
+
+    def finish(self) -> None:
+        """Put into the log what was read."""
+        log, stated = self._log, self._stated
+        if parameters := stated.get(_PARAMETERS):
+            keep_whole_numbers(log, _FACTS, [(b"parameters", parameters[1])])
+        self._keep_batch()
+        if dtype := stated.get(_DTYPE):
+            log.facts["dtype"] = dtype[1].decode("ascii")
+        if self._fp8:
+            log.facts["dtype"] = "fp8"
+        if device := stated.get(_DEVICE):
+            log.facts["device"] = excerpt(device[1])
+            log.remark(f"the log's MFU is against a peak of {device[2].decode()} FLOP/s")
+
+    def _keep_batch(self) -> None:
+        """Batches are stated in tokens: of a rank and micro-batch, of all ranks, of a step."""
+        rank, every, step = (self._stated.get(p) for p in (_OF_RANK, _OF_ALL, _BATCH))
+        statements: list[tuple[bytes, bytes]] = []
+        if rank:
+            statements += [(b"micro", rank[1]), (b"length", rank[2])]
+            if every:
+                statements.append((b"devices", _quotient(every[1], int(rank[1]) * int(rank[2]))))
+            if step:
+                statements.append((b"batch", _quotient(step[1], int(rank[2]))))
+        if step:
+            statements.append((b"accumulation", step[2]))
+        keep_whole_numbers(self._log, _FACTS, statements)
+
+
+def _quotient(total: bytes, part: int) -> bytes:
+    """`total` / `part` in digits, empty where that is no whole number."""
+    count, rest = divmod(int(total.replace(b",", b"") or 0), part) if part else (0, 1)
+    return b"" if rest else b"%d" % count
+
+
+DIALECT = Dialect(
+    title="nanochat",
+    marks=(b"| tok/sec: ",),
+    step_line=re.compile(
+        rb"step \d{1,18}(?:/\d{1,18})? \([^|()\r\n]{1,24}\) \| loss: [^\r\n]{1,200}?\| dt: "
+        rb"[0-9.]{1,24}ms \| tok/sec: "
+    ),
+    read=read,
+)

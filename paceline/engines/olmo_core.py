@@ -1,0 +1,118 @@
+"""OLMo-core's log: a line `[step=10/1000,epoch=1,...]`, and under it one line a metric.
+
+Followed: `train/callbacks/console_logger.py` and `speed_monitor.py` of allenai/OLMo-core, to 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.steps import FloatColumn
+from paceline.core.units import GIB, TERA
+from paceline.engines.dialect.log_content import Dialect, LogContent, excerpt, whole_numbers
+from paceline.engines.dialect.records import (
+    Records,
+    field,
+    keep_whole_numbers,
+    last_match,
+    ratio,
+    watched,
+    without_colours,
+)
+from paceline.engines.dialect.running_total import RunningTotals
+
+__all__ = ["DIALECT"]
+
+BEGINS = b"[step="
+MOST_BYTES = 8000
+"""What stands further behind the beginning of a record is not a part of it."""
+
+DECIMALS = {10.0: 1e-2, 1.0: 1e-3}
+"""Batches a second from which they are printed in steps of what; below 1 in steps of 0.0001."""
+
+_RECORD = re.compile(rb"\[step=(\d{1,18})/([0-9,]{1,24}|\?\?\?),epoch=[^\]\n]{1,80}\]")
+_FIELDS = {
+    "loss": field(rb"train/CE loss="),
+    "grad_norm": field(rb"optim/total grad norm="),
+    "tokens_per_s_per_device": field(rb"throughput/device/TPS="),
+}
+_MEMORY = {"reserved_bytes": field(rb"GPU reserved mem \(GiB\)=")}
+_RATES = {"flops_per_s_per_device": field(rb"throughput/device/TFLOPs_per_GPU=")}
+_PER_CENT = {"mfu": field(rb"throughput/device/MFU(?: \(%\))?=")}
+_BATCHES_PER_S = field(rb"throughput/device/BPS=")
+_TOKENS = field(rb"throughput/total tokens=")
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps count from 1; rates are of one device and of the very step that is printed.
+
+    The time is 1 / BPS. The figures called `(actual avg)` are running means and are left out.
+    """
+    totals = RunningTotals()
+    log.facts["log_interval"] = 1
+    for block in watched(blocks, log, ENDS):
+        _read_settings(block, log)
+        heads, bodies = _records(block.replace(b"\r", b"\n"))
+        told = [n for n, body in enumerate(bodies) if b"throughput/" in body or b"loss=" in body]
+        if not told:
+            continue
+        records = Records([bodies[n].replace(b",", b"") for n in told])
+        index = whole_numbers([heads[n][1] for n in told])
+        columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
+        columns |= records.columns(_PER_CENT, 0.01) | records.columns(_MEMORY, GIB)
+        columns |= _times(records, log)
+        seen = records.columns({"tokens": _TOKENS}).get("tokens", np.full(len(index), np.nan))
+        new, (tokens,) = totals.rates(index, seen[None, :])
+        columns = {name: column[new] for name, column in columns.items()} | {"tokens": tokens}
+        log.add_steps(index[new], **columns)
+        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", heads[told[-1]][2])])
+
+
+def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:
+    """The head of each record, and its metrics: what stands before the next line with a head."""
+    heads, bodies = list(_RECORD.finditer(text)), list[bytes]()
+    for head in heads:
+        following = text.find(BEGINS, head.end())
+        end = text.rfind(b"\n", head.end(), following) if following >= 0 else len(text)
+        body = text[head.end() : min(max(end, head.end()), head.end() + MOST_BYTES)]
+        bodies.append(without_colours(body).replace(b"\n", b" "))
+    return heads, bodies
+
+
+def _times(records: Records, log: LogContent) -> dict[str, FloatColumn]:
+    """Seconds a step, and the step in which they are printed."""
+    rates = records.columns({"rate": _BATCHES_PER_S}).get("rate")
+    if rates is None:
+        return {}
+    times = ratio(np.ones(len(rates)), rates)
+    known = np.flatnonzero(np.isfinite(times))
+    if len(known):
+        rate = float(rates[known[-1]])
+        decimal = next((step for least, step in DECIMALS.items() if rate > least), 1e-4)
+        log.resolution_s = decimal / rate**2
+    return {"step_time_s": times}
+
+
+ENDS = b"Training complete"
+
+_DEVICE = re.compile(rb"Device: ([^,\n]{1,80}), Device peak FLOPS: (\d{1,20})")
+
+
+def _read_settings(text: bytes, log: LogContent) -> None:
+    if b"Device peak FLOPS: " in text and (match := last_match(_DEVICE, text)):
+        log.facts["device"] = excerpt(match[1])
+        log.remark(f"the log's MFU is against a peak of {int(match[2]):.4g} FLOP/s")
+
+
+DIALECT = Dialect(
+    title="OLMo-core",
+    marks=(b"throughput/device/", b"train/CE loss="),
+    step_line=re.compile(
+        rb"(?:throughput/device/(?:TPS|BPS)|throughput/total tokens|train/CE loss)=[0-9ni-]"
+    ),
+    read=read,
+    begins=BEGINS,
+)

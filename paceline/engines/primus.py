@@ -1,0 +1,41 @@
+"""Primus' log: Megatron's iteration records behind `[date][rank-7/8][INFO ] [trainer.py:1234] :`.
+
+What Primus starts of torchtitan and MaxText prints lines that their own dialects read. Followed:
+`modules/trainer/megatron/trainer.py` and `core/utils/logger.py` of AMD-AGI/Primus, 2025-2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.engines.dialect.iteration_log import IterationLog
+from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.dialect.records import keep_whole_numbers, last_match
+
+__all__ = ["DIALECT"]
+
+_COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m){0,2}"
+_HEAD = rb"rank-(\d{1,9})/(\d{1,9})" + _COLOUR + rb"\]\[" + _COLOUR + rb"[A-Z]{4,8} {0,4}"
+_RECORD = _HEAD + rb"[^|\r\n]{0,160}?iteration {1,24}\d{1,18}/ {0,24}\d{1,18} {0,4}\|"
+_STEP = re.compile(_RECORD)
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """As Megatron-LM; of `13372.8/13364.7` the first is the step's, the second a running mean.
+
+    TFLOP/s follow Megatron-LM's count from 2026 on, and one of Primus' own before.
+    """
+    for batch in IterationLog(log).batches(blocks):
+        log.add_steps(batch.index, **batch.columns)
+        if match := last_match(_STEP, batch.text):
+            keep_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[2])])
+
+
+DIALECT = Dialect(
+    title="Primus",
+    marks=(b"rank-",),
+    step_line=re.compile(_RECORD.replace(rb"(\d{1,9})", rb"\d{1,9}")),
+    read=read,
+    precedence=2,
+)

@@ -1,0 +1,104 @@
+"""verl's log: one line a step, `step:1 - actor/pg_loss:0.01 - ... - perf/throughput:3283.3`.
+
+Followed: `utils/logger/aggregate_logger.py`, `trainer/ppo/metric_utils.py` and the SFT trainers of
+volcengine/verl, 2024-2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.steps import FloatColumn
+from paceline.core.units import GIB
+from paceline.engines.dialect.device_count import device_count
+from paceline.engines.dialect.log_content import (
+    Dialect,
+    LogContent,
+    decimal_step,
+    whole_numbers,
+)
+from paceline.engines.dialect.records import Records, field, ratio, watched, without_colours
+
+__all__ = ["DIALECT"]
+
+ENDS = b"Final validation metrics"
+
+_STEP = re.compile(rb"step:(\d{1,18}) - ([^\r\n]*)")
+_TORN = re.compile(rb"step:\d{1,18} - (?!.{0,60000} - (?:perf/throughput|train/time\(s\)):[0-9])")
+_NUMPY = re.compile(rb":np\.\w{2,12}\(([^()\s]{1,40})\)")
+_TIMES = (
+    field(rb" - perf/time_per_step:"),
+    field(rb" - timing_s/step:"),
+    field(rb" - train/time\(s\):"),
+)
+_EITHER = {
+    "step_time_s": _TIMES,
+    "loss": (field(rb" - actor/pg_loss:"), field(rb" - train/loss:")),
+    "grad_norm": (field(rb" - actor/grad_norm:"), field(rb" - train/grad_norm:")),
+    "tokens": (field(rb" - perf/total_num_tokens:"), field(rb" - train/global_tokens:")),
+    "tokens_per_s_per_device": (field(rb" - perf/throughput:"),),
+    "mfu": (field(rb" - train/mfu:"),),
+}
+_MEMORY = {
+    "allocated_bytes": field(rb" - perf/max_memory_allocated_gb:"),
+    "reserved_bytes": field(rb" - perf/max_memory_reserved_gb:"),
+}
+_TIMED = re.compile(rb" - (?:perf/time_per_step|timing_s/step|train/time\(s\)):")
+
+OF_A_WHOLE_STEP = (
+    "a step of reinforcement learning is timed from generation to the update: its tokens are those "
+    "of prompts and responses, and the printed MFU of single phases is left out"
+)
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps count from 1; tokens/s are of one device and of the whole step, generation included.
+
+    Lines of validations have no time and are passed over.
+    """
+    for block in watched(blocks, log, ENDS, _TORN):
+        text = without_colours(block)
+        text = _NUMPY.sub(rb":\1", text) if b":np." in text else text
+        steps = [
+            (number, b" - " + fields)
+            for number, fields in _STEP.findall(text)
+            if _TIMED.search(b" - " + fields)
+        ]
+        if not steps:
+            continue
+        index, fields = zip(*steps, strict=True)
+        records = Records(fields)
+        columns = records.either(_EITHER) | records.columns(_MEMORY, GIB)
+        log.add_steps(whole_numbers(index), **columns)
+        _count_devices(columns, log)
+        if "tokens_per_s_per_device" in columns:
+            log.remark(OF_A_WHOLE_STEP)
+        if times := next((t for t in map(records.texts, _TIMES) if t and t[-1]), None):
+            log.resolution_s = decimal_step(times[-1])
+
+
+def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:
+    """Tokens / seconds over the tokens/s of one device, at the last step that prints all three."""
+    names = ("tokens", "step_time_s", "tokens_per_s_per_device")
+    if not all(name in columns for name in names):
+        return
+    tokens, times, of_one = (columns[name] for name in names)
+    of_all = ratio(tokens, times)
+    known = np.flatnonzero(np.isfinite(of_all) & np.isfinite(of_one) & (of_one > 0))
+    if len(known):
+        count = device_count(float(of_all[known[-1]]), float(of_one[known[-1]]))
+        if count is not None:
+            log.facts["num_devices"] = count
+
+
+DIALECT = Dialect(
+    title="verl",
+    marks=(b" - perf/time_per_step:", b" - timing_s/step:", b" - train/time(s):"),
+    step_line=re.compile(
+        rb" - (?:perf/time_per_step|timing_s/step|train/time\(s\)):(?:np\.\w{2,12}\()?[0-9]"
+    ),
+    read=read,
+)

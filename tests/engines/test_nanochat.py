@@ -1,0 +1,116 @@
+"""nanochat's lines, older and newer, and what it prints before them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.core.units import MIB
+from paceline.engines.dialect.log_content import LogContent
+from paceline.engines.nanochat import DIALECT
+from tests.engines.promises import check_read, parsed
+from tests.engines.recent_samples import NANOCHAT_HEAD
+
+
+# After scripts/base_train.py of karpathy/nanochat, 2025-10 to 2026.
+def line(step: int, ms: float = 480.12, rate: str = "1,091,993", loss: str = "5.123456") -> str:
+    return (
+        f"step {step:05d}/21400 (0.47%) | loss: {loss} | lrm: 1.00 | dt: {ms:.2f}ms | "
+        f"tok/sec: {rate} | bf16_mfu: 47.10 | epoch: 1 pq: 3 rg: 12 | total time: 0.80m | "
+        "eta: 2.5m\n"
+    )
+
+
+def check(text: str) -> LogContent:
+    return check_read(DIALECT, text.encode())
+
+
+def test_a_line_is_read_to_its_figures():
+    log = check(line(100))
+    steps = log.steps()
+    assert steps.index.tolist() == [100] and log.facts["total_steps"] == 21_400
+    assert steps["step_time_s"] == pytest.approx([0.48012])
+    assert steps["loss"] == pytest.approx([5.123456]) and steps["mfu"] == pytest.approx([0.471])
+    assert steps["tokens"] == pytest.approx([524_288], rel=1e-4)
+    assert log.resolution_s == pytest.approx(1e-5)
+    assert log.remarks == ["the losses are moving averages"]
+
+
+def test_the_line_of_2025_has_a_gradient_norm():
+    text = line(7).replace("| lrm:", "| grad norm: 0.1234 | lrm:").replace("bf16_mfu", "mfu")
+    assert DIALECT.step_line.search(text.encode())
+    steps = check(text).steps()
+    assert steps["grad_norm"] == pytest.approx([0.1234]) and steps["mfu"] == pytest.approx([0.471])
+
+
+def test_a_line_without_a_total_drawn_again_in_place():
+    text = (
+        "\rstep 00010 (1.0%) | loss: 5.123456 | lrm: 1.00 | dt: 300ms | tok/sec: 1,747,626 | "
+        "mfu: 40.1% | epoch: 1 | remaining: 290s    "
+    )
+    assert DIALECT.step_line.search(text.encode())
+    steps = check(text).steps()
+    assert steps["step_time_s"] == pytest.approx([0.3]) and steps["mfu"] == pytest.approx([0.401])
+
+
+def test_the_lines_before_the_first_step_are_kept():
+    log = check(NANOCHAT_HEAD.decode() + line(0))
+    assert log.facts == {
+        "device": "NVIDIA H100 80GB HBM3",
+        "dtype": "bfloat16",
+        "micro_batch": 32,
+        "seq_len": 2048,
+        "num_devices": 8,
+        "global_batch": 256,
+        "gradient_accumulation": 1,
+        "total_steps": 21_400,
+    }
+    assert "the log's MFU is against a peak of 9.89e+14 FLOP/s" in log.remarks
+
+
+def test_the_model_and_its_size_are_kept():
+    text = (
+        'Model config:\n{\n  "sequence_len": 2048,\n  "vocab_size": 65536,\n  "n_layer": 20,\n'
+        '  "n_head": 10,\n  "n_kv_head": 10,\n  "n_embd": 1280\n}\n'
+        f"Parameter counts:\n{'total':24s}: 560,988,160\n"
+        "✓ FP8 training enabled (tensorwise scaling)\n"
+    )
+    facts = check(NANOCHAT_HEAD.decode() + text + line(0)).facts
+    assert facts["num_parameters"] == 560_988_160 and facts["num_layers"] == 20
+    assert facts["hidden_size"] == 1280 and facts["dtype"] == "fp8"
+
+
+def test_its_last_words_are_kept():
+    log = check(line(1) + "Peak memory usage: 75422.02MiB\nTotal training time: 77.00m\n")
+    assert log.memory_bytes["allocated"] == pytest.approx(75422.02 * MIB)
+    assert log.ended == "Total training time: 77.00m"
+
+
+def test_a_line_that_breaks_off_is_torn():
+    text = line(1) + line(2)
+    log = check(text[: text.rindex("0.12ms")])
+    assert log.torn is not None
+    assert np.isnan(log.steps()["step_time_s"]).tolist() == [False, True]
+
+
+def test_the_figures_of_a_whole_log(tmp_path):
+    text = NANOCHAT_HEAD.decode() + "".join(line(n) for n in range(40))
+    document = parsed(tmp_path / "a.log", text)
+    assert document["engine"] == "nanochat" and document["status"] == "ok"
+    assert document["step_time_s"]["median"] == pytest.approx(0.48012, rel=1e-4)
+    assert document["tokens_per_s"] == pytest.approx(524_288 / 0.48012, rel=1e-4)
+
+
+def test_a_log_without_its_head_has_the_printed_rate(tmp_path):
+    document = parsed(tmp_path / "a.log", "".join(line(n) for n in range(40)))
+    assert document["tokens_per_s"] == pytest.approx(1_091_993, rel=1e-4)
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path):
+    text = line(1) + line(2, loss="nan")
+    assert parsed(tmp_path / "a.log", text)["status"] == "nan"
+
+
+def test_a_table_of_such_figures_is_no_log(tmp_path):
+    text = "| step 100 | loss: 5.1 | dt: 480ms | tok/sec: 1,092,000 |\n" * 9
+    assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

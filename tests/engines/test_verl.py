@@ -1,0 +1,106 @@
+"""verl's lines: a step of reinforcement learning, and one of supervised tuning."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.units import GIB
+from paceline.engines.dialect.log_content import LogContent
+from paceline.engines.verl import DIALECT, OF_A_WHOLE_STEP
+from tests.engines.promises import check_read, parsed
+
+
+# After aggregate_logger.py, metric_utils.py and the SFT trainers of volcengine/verl, 2024-2026.
+def line(step: int, seconds: float = 48.5, loss: str = "np.float64(0.0123)") -> str:
+    return (
+        f"(TaskRunner pid=4711) step:{step} - actor/entropy:0.43 - actor/pg_loss:{loss} - "
+        "actor/grad_norm:np.float64(0.25) - perf/mfu/actor:0.21 - perf/mfu/ref:0.3 - "
+        "perf/max_memory_allocated_gb:54.25 - perf/max_memory_reserved_gb:61.5 - "
+        f"critic/score/mean:0.5 - timing_s/gen:16.2 - timing_s/step:{seconds} - "
+        f"timing_per_token_ms/gen:0.17 - perf/total_num_tokens:1589248 - "
+        f"perf/time_per_step:{seconds} - perf/throughput:{1_589_248 / seconds / 16}\n"
+    )
+
+
+def check(text: str) -> LogContent:
+    return check_read(DIALECT, text.encode())
+
+
+def test_a_line_is_read_to_its_figures():
+    log = check(line(1))
+    steps = log.steps()
+    assert steps.index.tolist() == [1]
+    assert steps["step_time_s"] == pytest.approx([48.5])
+    assert steps["tokens"].tolist() == [1_589_248.0]
+    assert steps["tokens_per_s_per_device"] == pytest.approx([1_589_248 / 48.5 / 16])
+    assert steps["loss"] == pytest.approx([0.0123]) and steps["grad_norm"] == pytest.approx([0.25])
+    assert steps["allocated_bytes"] == pytest.approx([54.25 * GIB])
+    assert steps["reserved_bytes"] == pytest.approx([61.5 * GIB])
+
+
+def test_what_a_step_is_is_said_and_the_mfu_of_a_phase_is_not_its_own():
+    log = check(line(1))
+    assert log.remarks == [OF_A_WHOLE_STEP]
+    assert not log.steps().known("mfu")
+
+
+def test_the_devices_follow_from_the_two_rates():
+    assert check(line(1)).facts == {"num_devices": 16}
+
+
+def test_the_line_of_2024_has_three_decimals_and_only_timings():
+    text = (
+        "step:7 - actor/pg_loss:-0.012 - actor/grad_norm:0.250 - timing_s/gen:16.200 - "
+        "timing_s/step:48.500\n"
+    )
+    assert DIALECT.step_line.search(text.encode())
+    log = check(text)
+    assert log.steps()["step_time_s"] == pytest.approx([48.5])
+    assert log.steps()["loss"] == pytest.approx([-0.012])
+    assert log.resolution_s == pytest.approx(1e-3)
+
+
+def test_supervised_tuning_prints_its_own_time():
+    text = (
+        "step:7 - train/loss:0.912 - train/grad_norm:1.25 - train/lr(1e-3):0.01 - "
+        "train/time(s):1.234 - train/global_tokens:65536 - train/mfu:0.412\n"
+    )
+    assert DIALECT.step_line.search(text.encode())
+    log = check(text)
+    steps = log.steps()
+    assert steps["step_time_s"] == pytest.approx([1.234])
+    assert steps["loss"] == pytest.approx([0.912]) and steps["mfu"] == pytest.approx([0.412])
+    assert steps["tokens"].tolist() == [65_536.0]
+    assert log.remarks == []
+
+
+def test_validations_are_no_steps():
+    text = "step:0 - val-core/openai/gsm8k/reward/mean@1:0.32\n"
+    assert check(text + line(1) + text.replace("step:0", "step:1")).steps().index.tolist() == [1]
+
+
+def test_a_bar_beside_it_is_no_step_time():
+    bar = "Training Progress:   1%|          | 1/435 [01:50<5:30:00, 110.0s/it]\r"
+    assert check(bar + line(1) + bar + line(2)).steps()["step_time_s"].tolist() == [48.5] * 2
+
+
+def test_the_figures_of_a_whole_log(tmp_path):
+    document = parsed(tmp_path / "a.log", "".join(line(n) for n in range(1, 31)))
+    assert document["engine"] == "verl" and document["status"] == "ok"
+    assert document["step_time_s"]["median"] == pytest.approx(48.5, rel=1e-4)
+    assert document["tokens_per_s"] == pytest.approx(1_589_248 / 48.5, rel=1e-4)
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path):
+    text = line(1) + line(2, loss="np.float64(nan)")
+    assert parsed(tmp_path / "a.log", text)["status"] == "nan"
+
+
+def test_a_line_that_breaks_off_is_torn():
+    text = line(1) + line(2)
+    assert check(text[: text.rindex("perf/throughput") + 8]).torn is not None
+
+
+def test_a_list_of_such_figures_is_none(tmp_path):
+    text = "- perf/time_per_step: mean=28.3 min=25.3\n- timing_s/step: mean=28.3\nstep:3 - x:1\n"
+    assert parsed(tmp_path / "a.log", text * 9)["status"] == "not-a-training-log"
