@@ -6,18 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_serializer,
-    field_validator,
-)
+from pydantic import NonNegativeFloat, PositiveFloat, field_serializer, field_validator
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LauncherName = Literal["local", "ssh", "slurm"]
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]

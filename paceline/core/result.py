@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Literal
 
-from pydantic import NonNegativeInt
-
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, Value
 
 Status = Literal[
     "queued", "running", "ok", "oom", "timeout", "nan", "failed", "incomplete", "cancelled"

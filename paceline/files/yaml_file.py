@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -15,6 +16,9 @@ from paceline.core.errors import UserError, did_you_mean
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Document = dict[str, Any]
+LARGEST_BYTES = 1 << 22
+MOST_NODES = 100_000
+"""Of a document with all its aliases written out."""
 
 
 def read_document(path: Path) -> Document:
@@ -23,9 +27,13 @@ def read_document(path: Path) -> Document:
     YAML 1.2: `1e12` is a number, `no` is a word, duplicate keys are refused.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"cannot be read: {error}") from error
+    if len(content) > LARGEST_BYTES:
+        raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes, so no recipe")
     try:
         document = YAML(typ="rt").load(text)
     except DuplicateKeyError as error:
@@ -38,6 +46,7 @@ def read_document(path: Path) -> Document:
         raise UserError(str(path), "is not YAML that can be read: nested too deeply") from error
     if not isinstance(document, dict):
         raise UserError(str(path), "holds no mapping", allowed="`key: value` lines")
+    _refuse_bomb(document, str(path))
     return cast(Document, document)
 
 
@@ -52,9 +61,37 @@ def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
 def parse_value(text: str, where: str) -> Any:
     """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
     try:
-        return plain(YAML(typ="rt").load(text)) if text.strip() else None
+        value = YAML(typ="rt").load(text) if text.strip() else None
+        _refuse_bomb(value, where)
+        return plain(value)
     except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(where, "the value is not YAML") from error
+
+
+def _refuse_bomb(document: Any, where: str) -> None:
+    """Raise UserError for a document that aliases make huge, or that holds itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        # A node that an alias names again is the same object: counted once, added every time.
+        if isinstance(node, dict | list):
+            if id(node) not in sizes:
+                sizes[id(node)] = MOST_NODES  # met again inside itself
+                inside = node.values() if isinstance(node, dict) else node
+                sizes[id(node)] = 1 + sum(map(size, cast(Iterable[Any], inside)))
+            return sizes[id(node)]
+        return 1
+
+    try:
+        too_large = size(document) >= MOST_NODES
+    except RecursionError:
+        too_large = True
+    if too_large:
+        raise UserError(
+            where,
+            f"its aliases and lists come to {MOST_NODES:,} values or more",
+            remedy="write out what is meant",
+        )
 
 
 def plain(node: Any) -> Any:

@@ -244,7 +244,13 @@ def _launch_and_wait(
     local = plan.spec.cluster.launcher == "local"
     job_launcher.prepare(plan.job, folder)
     kills_before = oom_kills()
-    record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
+    record = record.model_copy(
+        update={
+            "status": "running",
+            "launched_unix": time.time(),
+            "launched_monotonic_s": time.monotonic(),
+        }
+    )
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
     try:

@@ -59,7 +59,7 @@ def test_a_record_survives_the_round_trip(tmp_path: Path):
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path):
     path = tmp_path / "a.json"
     write_text(path, "old")
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(UserError, match="cannot be written as UTF-8"):
         write_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

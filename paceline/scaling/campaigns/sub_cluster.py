@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from paceline.compare.over_time.repeats import has_figure
 from paceline.core.node_groups import GroupThroughput, Purpose
 from paceline.core.result import Result, Status
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.run_folder import (
     RUN_FILE,
     RunRecord,
