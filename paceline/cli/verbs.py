@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.panels import group_options
-from paceline.core.value import LARGEST_INT
+from paceline.core import interrupts
+from paceline.core.units import LARGEST_INT
 
 LARGEST_NUMBER = 1e100
 """Of an option; no quantity comes near it, and its square is still a number."""
@@ -51,7 +52,8 @@ class Verb:
     def function(self) -> Any:
         """What runs the verb, with its options as parameters."""
         module, _, name = self.source.partition(":")
-        return getattr(import_module(f"{__package__}.{module}"), name)
+        with interrupts.held():
+            return getattr(import_module(f"{__package__}.{module}"), name)
 
 
 VERBS: dict[str, tuple[Verb, ...]] = {

@@ -10,6 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, field_serializer, field_va
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
+from paceline.core.secrets import REDACTED, is_secret
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LauncherName = Literal["local", "ssh", "slurm"]
@@ -17,13 +18,6 @@ Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""
-
-
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE|_PWD$|_PAT$", re.IGNORECASE)
-"""Names of variables whose values are written into no file, no argument and no report."""
-URL_PASSWORD = re.compile(r"://[^\s/]*:\S*@")
-"""As a proxy's address may have it, under a name that tells nothing."""
-REDACTED = "(redacted)"
 
 INTERFACE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 
@@ -177,11 +171,6 @@ class Cluster(Value):
     def world_size(self) -> int:
         """Devices, one rank each."""
         return self.nodes * self.devices_per_node
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is to be kept out of files, arguments and reports."""
-    return bool(SECRET_NAME.search(name) or URL_PASSWORD.search(value))
 
 
 def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

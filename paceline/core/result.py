@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import field_validator
 
 from paceline.core.value import NonNegativeInt, Value
 
@@ -51,6 +53,12 @@ class Metric(Value):
     convention: str | None = None
     source: str | None = None
     note: str | None = None
+
+    @field_validator("value", "spread", "low", "high", mode="before")
+    @classmethod
+    def _unknown_where_not_finite(cls, number: Any) -> Any:
+        # What was measured beside it must not be lost to one figure that came to NaN.
+        return None if isinstance(number, float) and not isfinite(number) else number
 
 
 def finite_value(metric: Metric | None) -> float | None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-LARGEST_INT = 2**53
-"""JSON's readers keep larger whole numbers inexactly, and databases not at all."""
+from paceline.core.units import LARGEST_INT
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.secrets import redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -99,12 +100,15 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
     """Write `text`, or its parts, so that a reader sees the old file or the new, never a part.
 
     A link is followed; what is no regular file (a device, a pipe) is written into and stays.
+    Secrets are left out.
     """
+    parts = [text] if isinstance(text, str) else text
+    text = (redact(part, os.environ) for part in parts)
     try:
         target = path.resolve() if path.is_symlink() else path
         if target.exists() and not target.is_file():
             with target.open("w", encoding="utf-8") as file:
-                file.writelines([text] if isinstance(text, str) else text)
+                file.writelines(text)
             return
         _replace(target, text)
     except OSError as error:
@@ -118,12 +122,12 @@ def write_value(path: Path, value: BaseModel) -> None:
     write_text(path, value.model_dump_json(indent=2) + "\n")
 
 
-def _replace(path: Path, text: str | Iterable[str]) -> None:
+def _replace(path: Path, text: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+            file.writelines(text)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

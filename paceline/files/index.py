@@ -32,15 +32,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import FINAL, Metric, Result
-from paceline.core.value import LARGEST_INT
-from paceline.files.run_folder import (
-    RESULT_FILE,
-    RUN_FILE,
-    RunRecord,
-    read_record,
-    read_value,
-    run_folders,
-)
+from paceline.core.units import LARGEST_INT
+from paceline.files.documents import read_value
+from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_record, run_folders
 
 Evaluate = Callable[[Path], Result]
 """Computes a run's result from its raw files; the caller gives it, because it lies above."""

@@ -27,7 +27,7 @@ from paceline.core.node_groups import Purpose
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
 from paceline.core.value import PositiveInt, Value
-from paceline.files.documents import read_json, read_value, write_text, write_value
+from paceline.files.documents import read_json, read_value
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -39,7 +39,6 @@ LOGS_FOLDER = "logs"
 LAUNCHER_LOG = "launcher.log"
 REPORT_FILE = "report.html"
 
-__all__ = ["read_json", "read_value", "write_text", "write_value"]
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}-")
 
 
@@ -127,7 +126,13 @@ class RunRecord(Value):
 
 def runs_root(option: Path | None) -> Path:
     """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
-    return (option or Path(os.environ.get("PACELINE_RUNS") or "runs")).expanduser()
+    path = option or Path(os.environ.get("PACELINE_RUNS") or "runs")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            str(path), "names a user without a home", remedy="give the folder's whole path"
+        ) from error
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:

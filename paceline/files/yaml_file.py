@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -13,6 +13,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.secrets import has_secret
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Document = dict[str, Any]
@@ -52,8 +53,16 @@ def read_document(path: Path) -> Document:
 
 def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
     """`document` as a `model`; raises UserError that names line, allowed and nearest values."""
+    content = plain(document)
+    for path in _secrets(content):
+        line = line_of(document, path)
+        raise UserError(
+            f"{where}:{line}" if line else where,
+            f"{'.'.join(map(str, path))}: holds what looks like a secret",
+            remedy="keep it in an environment variable, which is written into no file",
+        )
     try:
-        return model.model_validate(plain(document))
+        return model.model_validate(content)
     except ValidationError as error:
         raise _explain(error.errors(), model, document, where) from error
 
@@ -66,6 +75,20 @@ def parse_value(text: str, where: str) -> Any:
         return plain(value)
     except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(where, "the value is not YAML") from error
+
+
+def _secrets(node: Any, path: tuple[int | str, ...] = ()) -> Generator[tuple[int | str, ...]]:
+    """Where strings have the form of a secret, other than values of `env`."""
+    if isinstance(node, str):
+        if has_secret(node):
+            yield path
+    elif isinstance(node, dict):
+        for key, value in cast(Document, node).items():
+            if key != "env":
+                yield from _secrets(value, (*path, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(cast(list[Any], node)):
+            yield from _secrets(value, (*path, index))
 
 
 def _refuse_bomb(document: Any, where: str) -> None:
@@ -162,7 +185,7 @@ def _sentence(
         return f"{error['input']!r} is not one of the choices", expected
     message = error["msg"].removeprefix("Value error, ")
     value = error["input"]
-    suffix = "" if isinstance(value, dict | list) else f", not {value!r}"
+    suffix = "" if isinstance(value, dict | list) or "env" in loc else f", not {value!r}"
     return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None
 
 

@@ -32,13 +32,13 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.window import MIN_STEADY, Window, steady_window
+from paceline.files.documents import read_json
 from paceline.files.events import RankLog, StartEvent
 from paceline.files.run_folder import (
     INVENTORY_FILE,
     SCRIPT_FILE,
     RunRecord,
     current_status,
-    read_json,
     read_record,
     run_files,
 )

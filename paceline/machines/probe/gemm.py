@@ -20,8 +20,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Dtype
 from paceline.core.run import MatmulPrecision
 from paceline.core.value import Value
-from paceline.files.documents import read_text
-from paceline.files.run_folder import write_value
+from paceline.files.documents import read_text, write_value
 from paceline.machines.probe.program import probe_lines
 
 SECONDS_PER_DTYPE = 1.0

@@ -19,7 +19,7 @@ from paceline.core.host_split import Split
 from paceline.core.node_groups import Purpose, ScalingKind
 from paceline.core.run import RunSpec
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.files.run_folder import read_value, write_value
+from paceline.files.documents import read_value, write_value
 from paceline.runs.tasks.slot import on_hosts
 
 CAMPAIGN_FILE = "campaign.json"

@@ -18,8 +18,8 @@ from paceline.core.errors import IncompleteError, UserError
 from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.host_split import split_rounds
 from paceline.core.run import Job
-from paceline.files.documents import read_text
-from paceline.files.run_folder import new_folder, read_value, write_value
+from paceline.files.documents import read_text, read_value, write_value
+from paceline.files.run_folder import new_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation
