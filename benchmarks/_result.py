@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.stats import summarize
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import BUSY_LIMIT
 

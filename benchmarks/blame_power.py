@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.procedure import simulate
 from paceline.scaling.analysis.simulation import Fault, SimulatedCluster

@@ -43,7 +43,7 @@ from paceline.estimate.calibrate.weighting import case_here, weighed
 from paceline.estimate.fit.interval import bounds, log_sd
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines.probe.inventory import inventory
 
 MOST_MEDIAN = 0.10

@@ -18,7 +18,7 @@ from math import comb
 from pathlib import Path
 from statistics import median
 
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines import local
 from paceline.machines.placement import Request
 from paceline.machines.probe.inventory import cpu

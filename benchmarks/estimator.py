@@ -33,7 +33,7 @@ from paceline.estimate.fit.interval import bounds, log_sd, residual_sd
 from paceline.estimate.fit.posterior import fit, predict
 from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
 from paceline.estimate.model.case import Cases, Floats, cases_of
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 
 MOST_MAPE, MOST_MEDIAN, COVERAGE = 0.12, 0.12, (0.70, 0.90)
 MANY_ROWS = 10

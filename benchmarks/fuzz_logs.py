@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engines import dialects
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

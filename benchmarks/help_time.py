@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 
 LIMIT = 2.5
 HELP = [sys.executable, "-m", "paceline", "--help"]

@@ -40,7 +40,8 @@ from paceline.estimate.memory.published import (
 )
 from paceline.estimate.model.case import Case, Floats, cases_of
 from paceline.estimate.run_case import with_memory
-from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_value
+from paceline.files.documents import read_value
+from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord
 
 MOST_MEDIAN, NATIVE_PEAK = 0.10, 0.10
 OOM_SOURCE = "tr3m-1B3"

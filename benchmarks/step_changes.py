@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from paceline.compare.over_time.step_changes import fit_series
 from paceline.core.steps import FloatColumn
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from tests.compare.over_time.step_series import (
     NOISE,
     drifting,

@@ -19,7 +19,8 @@ from typing import Any
 from _result import Surroundings, keep
 
 from paceline.cli.mlperf_run import TrialsDisplay
-from paceline.files.run_folder import runs_root, write_text
+from paceline.files.documents import write_text
+from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
 from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.run.request import NAMES, SeriesRequest, plan_trials

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from tests.core.series import (
     RULES,
     SCENARIOS,

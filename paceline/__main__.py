@@ -1,6 +1,31 @@
-"""`python -m paceline` is the `paceline` command."""
+"""The `paceline` command: it owns Ctrl-C and SIGTERM from its first instruction on."""
 
-from paceline.cli import main
+import _signal  # pyright: ignore[reportMissingImports]
+
+# Until there is a handler, signals wait; the standard module would have to be loaded first.
+_signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT, _signal.SIGTERM))
+
+import signal  # noqa: E402
+import sys  # noqa: E402
+
+from paceline.core import interrupts  # noqa: E402
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; an interrupt at any moment ends it with 130 and no traceback."""
+    interrupts.take_over()
+    try:
+        with interrupts.held():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            from paceline.cli import main as command_line
+        command_line()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        interrupts.ignore()
+
 
 if __name__ == "__main__":
     main()

@@ -20,10 +20,11 @@ from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.result import Result
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
 from paceline.estimate.calibrate.calibration import Calibration
+from paceline.files.documents import write_text
 from paceline.files.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
 from paceline.files.recipe import Recipe
 from paceline.files.references import Source
-from paceline.files.run_folder import RunRecord, write_text
+from paceline.files.run_folder import RunRecord
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.tune.result import TuneResult
 from paceline.logs.parsed_log import ParsedLog

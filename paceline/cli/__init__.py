@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-from types import FrameType
 
 import typer
 
+from paceline.cli.terminal import check_surroundings, echo, prepare_streams
 from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
@@ -38,16 +37,21 @@ typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-de
 
 def main() -> None:
     """Run the command line; an expected error is one line on standard error and its exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
+        prepare_streams()
+        check_surroundings(sys.argv[1:])
         app()
     except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _give_up_output(error)
+        if error.errno == errno.ENOSPC and error.filename is None:
+            _give_up_output(error)
+        _end(f"{error.filename or 'system'}: {error.strerror or error}", EXIT_SYSTEM_FAULT)
+
+
+def _end(sentence: str, code: int) -> None:
+    echo(f"error: {sentence}", err=True)
+    sys.exit(code)
 
 
 def _give_up_output(error: OSError) -> None:
@@ -56,8 +60,3 @@ def _give_up_output(error: OSError) -> None:
     # What is still buffered would fail again when the interpreter closes the stream.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_SYSTEM_FAULT)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends a run as Ctrl-C does: its processes go and the folder says what happened."""
-    raise KeyboardInterrupt

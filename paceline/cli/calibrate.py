@@ -14,7 +14,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.units import percent, si
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.calibrate.measurement import calibrate as measure
-from paceline.files.run_folder import write_value
+from paceline.files.documents import write_value
 
 
 def calibrate(

@@ -20,7 +20,8 @@ from paceline.cli.progress import run_headline
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
-from paceline.files.run_folder import runs_root, write_text, write_value
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
 from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT

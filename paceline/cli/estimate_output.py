@@ -15,7 +15,7 @@ from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
 from paceline.estimate.trace import Tracing
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 
 
 def flat(estimate: Estimate) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, compress, hostfile_text
-from paceline.files.run_folder import runs_root, write_text
+from paceline.files.documents import write_text
+from paceline.files.run_folder import runs_root
 from paceline.machines import host_lists
 from paceline.machines.host_keys import scan, write_known_hosts
 from paceline.machines.host_lists import Parts, cut, write_groups

@@ -10,12 +10,12 @@ import typer
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
-from paceline.files.run_folder import write_text
+from paceline.core.text import one_line
+from paceline.files.documents import write_text
 from paceline.mlperf.compare.comparison import ScoreComparison
 from paceline.mlperf.compare.comparison import compare as compare_scores
 from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
 from paceline.report.charts import save_chart
-from paceline.report.figures import one_line
 from paceline.report.theme import EXPORT
 
 FORMATS = (".svg", ".png", ".html")

@@ -15,6 +15,7 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json,
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+from paceline.core.text import one_line
 from paceline.core.units import significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
@@ -24,7 +25,6 @@ from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
 from paceline.mlperf.run.tiny_data import not_to_be_trained
 from paceline.mlperf.run.trials import TrialTask, run_trials
-from paceline.report.figures import one_line
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot

@@ -10,13 +10,13 @@ import typer
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
+from paceline.core.text import one_line
 from paceline.core.units import significant
 from paceline.mlperf.check.text import check_lines, check_rows
 from paceline.mlperf.score.run_set import score as score_runs
 from paceline.mlperf.score.score import Score
 from paceline.mlperf.score.text import score_lines, score_row
 from paceline.mlperf.submission.package_check import check as check_place
-from paceline.report.figures import one_line
 
 EXIT_CODES = {
     "ok": EXIT_OK,

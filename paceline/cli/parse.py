@@ -24,11 +24,11 @@ from paceline.cli.output import (
     emit_table,
     select_rows,
 )
+from paceline.core.text import one_line
 from paceline.core.units import percent, significant
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import STANDARD_INPUT, Parsing, log_files, parse_log, standard_input
-from paceline.report.figures import one_line
 from paceline.report.logs import (
     STEP_COLUMNS,
     log_lines,

@@ -14,7 +14,7 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.files import catalog
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
 from paceline.layouts.rampup.schedule_table import read_schedule

@@ -23,8 +23,9 @@ from paceline.core.result import Result
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent, significant
 from paceline.estimate.explanation import explained
+from paceline.files.documents import write_text
 from paceline.files.index import COLUMNS, Index, listing
-from paceline.files.run_folder import REPORT_FILE, find_run, runs_root, write_text
+from paceline.files.run_folder import REPORT_FILE, find_run, runs_root
 from paceline.runs.outcome import evaluate
 
 

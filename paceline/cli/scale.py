@@ -13,7 +13,7 @@ from paceline.cli import host_options as place
 from paceline.cli.campaign import Conduct, run_campaign, save_charts
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result

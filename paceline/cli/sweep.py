@@ -17,7 +17,8 @@ from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
 from paceline.cli.sweep_table import print_sweep, sweep_display
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
-from paceline.files.run_folder import runs_root, write_text, write_value
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.charts import front_chart
 from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.page import sweep_html

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.panels import group_options
+from paceline.core import interrupts
+from paceline.core.units import LARGEST_INT
+
+LARGEST_NUMBER = 1e100
+"""Of an option; no quantity comes near it, and its square is still a number."""
+
+
+class VerbCommand(TyperCommand):
+    """Refuses what no option means: infinity, NaN, and numbers beyond all quantities."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for param in cast(list[Any], self.params):
+            value = ctx.params.get(param.name or "")
+            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INT:
+                raise typer.BadParameter(f"{value} is too large", ctx=ctx, param=param)
+            if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
+                raise typer.BadParameter(f"{value} is no quantity", ctx=ctx, param=param)
+        return rest
 
 
 @dataclass(frozen=True)
@@ -25,7 +44,7 @@ class Verb:
     def command(self) -> Any:
         """The command itself, for which its module is imported."""
         app = typer.Typer(add_completion=False)
-        app.command(self.name)(self.function())
+        app.command(self.name, cls=VerbCommand)(self.function())
         command = typer.main.get_command(app)
         group_options(command.params)
         return command
@@ -33,7 +52,8 @@ class Verb:
     def function(self) -> Any:
         """What runs the verb, with its options as parameters."""
         module, _, name = self.source.partition(":")
-        return getattr(import_module(f"{__package__}.{module}"), name)
+        with interrupts.held():
+            return getattr(import_module(f"{__package__}.{module}"), name)
 
 
 VERBS: dict[str, tuple[Verb, ...]] = {

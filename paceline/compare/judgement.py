@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat
 
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, Value
 
 Word = Literal["same", "slower", "faster", "better", "worse", "differs", "undecided", "unknown"]
 """What one metric says of the candidate; better and worse where speed is not the matter."""

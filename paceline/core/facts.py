@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 
 from paceline.core.flops import FlopsInput
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.shape import LoraSpec, Shape
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 
 
 class Facts(Value):

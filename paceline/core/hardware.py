@@ -7,31 +7,18 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_serializer,
-    field_validator,
-)
+from pydantic import NonNegativeFloat, PositiveFloat, field_serializer, field_validator
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
-from paceline.core.value import Value
+from paceline.core.secrets import REDACTED, is_secret
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LauncherName = Literal["local", "ssh", "slurm"]
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""
-
-
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT|COOKIE|_PWD$|_PAT$", re.IGNORECASE)
-"""Names of variables whose values are written into no file, no argument and no report."""
-URL_PASSWORD = re.compile(r"://[^\s/]*:\S*@")
-"""As a proxy's address may have it, under a name that tells nothing."""
-REDACTED = "(redacted)"
 
 CONTAINER_PYTHON = "python3"
 """As the image itself finds it."""
@@ -201,11 +188,6 @@ class Cluster(Value):
     def interpreter(self) -> str:
         """What runs a job's programs."""
         return self.python or (CONTAINER_PYTHON if self.in_container else sys.executable)
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is to be kept out of files, arguments and reports."""
-    return bool(SECRET_NAME.search(name) or URL_PASSWORD.search(value))
 
 
 def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

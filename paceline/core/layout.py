@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]

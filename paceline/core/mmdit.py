@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 
 TIME_WIDTH = 256
 """Sines and cosines that the time becomes before its first layer."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import NonNegativeInt
+from pydantic import field_validator
 
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, Value
 
 Status = Literal[
     "queued", "running", "ok", "oom", "timeout", "nan", "failed", "incomplete", "cancelled"
@@ -68,6 +68,12 @@ class Metric(Value):
     convention: str | None = None
     source: str | None = None
     note: str | None = None
+
+    @field_validator("value", "spread", "low", "high", mode="before")
+    @classmethod
+    def _unknown_where_not_finite(cls, number: Any) -> Any:
+        # What was measured beside it must not be lost to one figure that came to NaN.
+        return None if isinstance(number, float) and not isfinite(number) else number
 
 
 def finite_value(metric: Metric | None) -> float | None:

@@ -7,21 +7,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LrSchedule, RampUp
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens", "latents"]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Discriminator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
 FFN: frozenset[LoraTarget] = frozenset({"up", "gate", "down"})

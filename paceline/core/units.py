@@ -12,6 +12,8 @@ GIB = 2**30
 GB = 10**9
 TERA = 10**12
 SECONDS_PER_DAY = 86_400
+LARGEST_INT = 2**53
+"""JSON's readers keep larger whole numbers inexactly, and databases not at all."""
 
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 

@@ -6,7 +6,8 @@ from math import sqrt
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from paceline.core.units import SECONDS_PER_DAY
+from paceline.core.errors import UserError
+from paceline.core.units import SECONDS_PER_DAY, percent
 from paceline.core.value import Value
 
 HOUR_S = 3600.0
@@ -48,6 +49,10 @@ class Failures(Value):
         mtbf = self.device_mtbf_h * HOUR_S / devices
         saving = self.checkpoint_s / interval if self.checkpoint_s else 0.0
         return 1 / (1 + saving + (interval / 2 + self.restart_s) / mtbf)
+
+
+LEAST_GOODPUT = 0.01
+"""Where the first-order formula has long lost its meaning."""
 
 
 class Prices(Value):
@@ -95,9 +100,18 @@ def bill(
     prices: Prices,
     failures: Failures | None = None,
 ) -> Bill:
-    """What training `total_tokens` at a rate takes; failures stretch it by 1 / goodput."""
+    """What training `total_tokens` at a rate takes; failures stretch it by 1 / goodput.
+
+    Raises UserError for failures that leave next to no time for training.
+    """
     saving = saving_of(failures, devices) if failures else None
     goodput = saving.goodput if saving else None
+    if goodput is not None and not goodput >= LEAST_GOODPUT:
+        raise UserError(
+            "--mtbf, --restart, --checkpoint",
+            f"leave {percent(goodput, 2)} of the time for training, where goodput has no meaning",
+            allowed=f"failures and checkpoints that leave {percent(LEAST_GOODPUT, 0)} or more",
+        )
     seconds = total_tokens / tokens_per_s / (goodput or 1.0)
     hours = devices * seconds / HOUR_S
     energy = power_w * devices * seconds * prices.pue / KWH_J if power_w else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.core.text import one_line, printable
 from paceline.core.units import percent, si
 from paceline.core.waterfall import WaterfallLevel
-from paceline.report.figures import one_line, printable
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
 from paceline.report.waterfall import waterfall_chart

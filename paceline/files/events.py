@@ -13,24 +13,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, TypeAdapter, ValidationError, model_validator
 
 from paceline.core.steps import Step
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 SCHEMA = 1
-LARGEST_STEP = 2**53
 CORES = r"\d{1,5}(-\d{1,5})?"
 EVENT_BEGINS = '{"event"'
 """How the trainer's lines begin, torn ones included."""
+MaybeNan = Annotated[float, Field(allow_inf_nan=True)]
+"""What a training that went wrong may say of itself, NaN and infinity included."""
 Cause = Literal["own_fault", "peer_lost", "no_progress", "waiting"]
 """Why a rank failed: by itself, because another was gone, or ended by its watchdog, which found it
 without progress outside a collective or waiting for other ranks inside one."""
@@ -74,6 +67,8 @@ class StartEvent(Value):
     pid: NonNegativeInt
     time_unix: float
     """When training was ready to begin."""
+    monotonic_s: float | None = None
+    """The same by the host's monotonic clock, which nobody sets; None in older files."""
     torch: str
     python: str
     cuda: str | None
@@ -106,9 +101,9 @@ class StepEvent(Value):
     """One optimizer step of one rank; tokens and samples are this rank's own."""
 
     event: Literal["step"] = "step"
-    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
-    loss: float | None
-    grad_norm: float | None
+    step: NonNegativeInt
+    loss: MaybeNan | None
+    grad_norm: MaybeNan | None
     lr: NonNegativeFloat | None = None
     """The learning rate that it was taken with; None in lines from before it was written."""
     tokens: NonNegativeFloat
@@ -132,7 +127,7 @@ class MemoryEvent(Value):
     """What one rank's memory was used for, from one early step that was watched."""
 
     event: Literal["memory"] = "memory"
-    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+    step: NonNegativeInt
     kind: Literal["tracked", "allocated"] | None
     """What `at_peak_bytes` adds up to: the tensors that were tracked, or the allocator's peak."""
     tracker: str | None
@@ -152,7 +147,7 @@ class EvalEvent(Value):
     """One evaluation on held-out samples; every rank tells the same loss."""
 
     event: Literal["eval"] = "eval"
-    step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+    step: NonNegativeInt
     """The last step before it."""
     samples: NonNegativeInt
     """Samples that the training has seen, over all ranks."""

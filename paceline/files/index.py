@@ -30,16 +30,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from paceline.core.errors import PacelineError, SystemFaultError
+from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import FINAL, Metric, Result
-from paceline.files.run_folder import (
-    RESULT_FILE,
-    RUN_FILE,
-    RunRecord,
-    read_record,
-    read_value,
-    run_folders,
-)
+from paceline.core.units import LARGEST_INT
+from paceline.files.documents import read_value
+from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_record, run_folders
 
 Evaluate = Callable[[Path], Result]
 """Computes a run's result from its raw files; the caller gives it, because it lies above."""
@@ -185,6 +180,8 @@ def _read(folders: Iterable[Path], evaluate: Evaluate) -> tuple[list[dict[str, A
             rows.append(_row(folder, record, _result(folder, record, evaluate)))
         except (PacelineError, OSError) as error:
             left_out.append(str(error))
+        except Exception as error:  # one folder of somebody else must not hide all others
+            left_out.append(f"{folder}: cannot be evaluated: {type(error).__name__}: {error}"[:300])
     return rows, left_out
 
 
@@ -197,6 +194,8 @@ def _result(folder: Path, record: RunRecord, evaluate: Evaluate) -> Result:
 
 def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
     facts = record.known
+    if (facts.num_devices or 0) > LARGEST_INT:
+        raise UserError(str(folder), f"{facts.num_devices} devices are more than can be indexed")
     layout = facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None
     return {
         "run": folder.name,

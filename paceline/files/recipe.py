@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import PositiveFloat, StringConstraints, field_validator, model_validator
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import CONVENTIONS
@@ -19,7 +19,7 @@ from paceline.core.node_groups import ScalingKind
 from paceline.core.quality import MlperfLog
 from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase, log_problem
 from paceline.core.shape import LoraSpec, Shape
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 from paceline.files.yaml_file import (
     Document,
     models_in,

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, model_validator
 
 from paceline.core import rates
 from paceline.core.errors import UserError, did_you_mean
@@ -25,7 +25,7 @@ from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
 from paceline.core.units import GIB, TERA
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 from paceline.files.yaml_file import read_document, validate
 
 UNIT_SIZES: dict[str, float] = {"%": 0.01, "TFLOP/s": TERA, "GiB": GIB}

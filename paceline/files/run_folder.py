@@ -14,24 +14,20 @@ report.html
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tempfile
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
 import psutil
-from pydantic import BaseModel, PositiveInt, ValidationError
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.facts import Facts, facts_of
 from paceline.core.node_groups import Purpose
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
+from paceline.files.documents import read_json, read_value
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -44,8 +40,6 @@ LAUNCHER_LOG = "launcher.log"
 REPORT_FILE = "report.html"
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}-")
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Controller(Value):
@@ -108,6 +102,8 @@ class RunRecord(Value):
     """Hosts that the launcher names as the cause."""
     controller: Controller | None = None
     launched_unix: float | None = None
+    launched_monotonic_s: float | None = None
+    """The same by the controller's monotonic clock, for durations on its own host."""
     ended_unix: float | None = None
     exit_code: int | None = None
     achievable_flops_per_s: float | None = None
@@ -130,7 +126,13 @@ class RunRecord(Value):
 
 def runs_root(option: Path | None) -> Path:
     """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
-    return (option or Path(os.environ.get("PACELINE_RUNS") or "runs")).expanduser()
+    path = option or Path(os.environ.get("PACELINE_RUNS") or "runs")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            str(path), "names a user without a home", remedy="give the folder's whole path"
+        ) from error
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
@@ -178,56 +180,9 @@ def new_folder(root: Path, base: str) -> Path:
     raise SystemFaultError(str(root), f"holds 10,000 runs named {base}")
 
 
-def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write `text`, or its parts, so that a reader sees the old file or the new, never a part."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.writelines([text] if isinstance(text, str) else text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:  # an interrupt too must leave no half-written file behind
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
-
-
-def write_value(path: Path, value: BaseModel) -> None:
-    """Write a value as indented JSON, atomically."""
-    write_text(path, value.model_dump_json(indent=2) + "\n")
-
-
-def read_value(path: Path, model: type[ModelT]) -> ModelT:
-    """The value in a JSON file; raises UserError when it is missing or not of that form."""
-    try:
-        return model.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(str(path), "is missing") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SystemFaultError(str(path), f"cannot be read: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
-        raise UserError(str(path), what) from error
-
-
 def read_record(folder: Path) -> RunRecord:
     """run.json of a folder."""
     return read_value(folder / RUN_FILE, RunRecord)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, empty when the file is missing or torn."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def this_controller() -> Controller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -12,9 +13,13 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.secrets import has_secret
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Document = dict[str, Any]
+LARGEST_BYTES = 1 << 22
+MOST_NODES = 100_000
+"""Of a document with all its aliases written out."""
 
 
 def read_document(path: Path) -> Document:
@@ -23,9 +28,13 @@ def read_document(path: Path) -> Document:
     YAML 1.2: `1e12` is a number, `no` is a word, duplicate keys are refused.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"cannot be read: {error}") from error
+    if len(content) > LARGEST_BYTES:
+        raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes, so no recipe")
     try:
         document = YAML(typ="rt").load(text)
     except DuplicateKeyError as error:
@@ -38,13 +47,22 @@ def read_document(path: Path) -> Document:
         raise UserError(str(path), "is not YAML that can be read: nested too deeply") from error
     if not isinstance(document, dict):
         raise UserError(str(path), "holds no mapping", allowed="`key: value` lines")
+    _refuse_bomb(document, str(path))
     return cast(Document, document)
 
 
 def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
     """`document` as a `model`; raises UserError that names line, allowed and nearest values."""
+    content = plain(document)
+    for path in _secrets(content):
+        line = line_of(document, path)
+        raise UserError(
+            f"{where}:{line}" if line else where,
+            f"{'.'.join(map(str, path))}: holds what looks like a secret",
+            remedy="keep it in an environment variable, which is written into no file",
+        )
     try:
-        return model.model_validate(plain(document))
+        return model.model_validate(content)
     except ValidationError as error:
         raise _explain(error.errors(), model, document, where) from error
 
@@ -52,9 +70,51 @@ def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
 def parse_value(text: str, where: str) -> Any:
     """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
     try:
-        return plain(YAML(typ="rt").load(text)) if text.strip() else None
+        value = YAML(typ="rt").load(text) if text.strip() else None
+        _refuse_bomb(value, where)
+        return plain(value)
     except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(where, "the value is not YAML") from error
+
+
+def _secrets(node: Any, path: tuple[int | str, ...] = ()) -> Generator[tuple[int | str, ...]]:
+    """Where strings have the form of a secret, other than values of `env`."""
+    if isinstance(node, str):
+        if has_secret(node):
+            yield path
+    elif isinstance(node, dict):
+        for key, value in cast(Document, node).items():
+            if key != "env":
+                yield from _secrets(value, (*path, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(cast(list[Any], node)):
+            yield from _secrets(value, (*path, index))
+
+
+def _refuse_bomb(document: Any, where: str) -> None:
+    """Raise UserError for a document that aliases make huge, or that holds itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        # A node that an alias names again is the same object: counted once, added every time.
+        if isinstance(node, dict | list):
+            if id(node) not in sizes:
+                sizes[id(node)] = MOST_NODES  # met again inside itself
+                inside = node.values() if isinstance(node, dict) else node
+                sizes[id(node)] = 1 + sum(map(size, cast(Iterable[Any], inside)))
+            return sizes[id(node)]
+        return 1
+
+    try:
+        too_large = size(document) >= MOST_NODES
+    except RecursionError:
+        too_large = True
+    if too_large:
+        raise UserError(
+            where,
+            f"its aliases and lists come to {MOST_NODES:,} values or more",
+            remedy="write out what is meant",
+        )
 
 
 def plain(node: Any) -> Any:
@@ -125,7 +185,7 @@ def _sentence(
         return f"{error['input']!r} is not one of the choices", expected
     message = error["msg"].removeprefix("Value error, ")
     value = error["input"]
-    suffix = "" if isinstance(value, dict | list) else f", not {value!r}"
+    suffix = "" if isinstance(value, dict | list) or "env" in loc else f", not {value!r}"
     return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None
 
 

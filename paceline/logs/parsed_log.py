@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt
-
 from paceline.core.facts import Facts
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.stats import Summary
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, Value
 
 LogStatus = Literal["ok", "empty", "not-a-training-log", "unreadable", "truncated", "nan", "oom"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.core.host_split import split_rounds
 from paceline.core.hosts import Host, check_name, expand, hostfile_text
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines.slurm import client
 
 ETC_HOSTS = Path("/etc/hosts")

@@ -22,13 +22,8 @@ import psutil
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.run import Job
-from paceline.files.run_folder import (
-    LAUNCHER_LOG,
-    LOGS_FOLDER,
-    SCRIPT_FILE,
-    STEPS_FOLDER,
-    write_text,
-)
+from paceline.files.documents import write_text
+from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd
 from paceline.machines.node.script import open_variables, secret_variables
 

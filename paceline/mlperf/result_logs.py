@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.engines.dialect.mllog import MlRecord, records
 from paceline.engines.dialect.mlperf_system import System
+from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import UTF16_MARKS, LogFile
 from paceline.mlperf.logged_trial import LoggedTrial, trials_of
 
@@ -125,7 +125,7 @@ def _description_of(place: Path) -> dict[str, Any]:
         return {}
     path = folder.parents[2] / "systems" / f"{folder.parent.name}.json"
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = parse_json(read_text(path))
     except (OSError, ValueError):
         return {}
     return description if isinstance(description, dict) else {}

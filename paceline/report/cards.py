@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from paceline.core.result import Metric, Result, finite_value
 from paceline.core.run_report import RunReport
+from paceline.core.text import printable
 from paceline.core.units import percent
 from paceline.report.figures import (
     interval_name,
     memory_by_kind,
     plus_minus,
-    printable,
     reason_for_none,
     split_unit,
     throughput,

@@ -6,6 +6,7 @@ import math
 import re
 
 from paceline.core.result import Metric, Result, Straggler, finite_value
+from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, percent, seconds, si, significant
 from paceline.report.page import step_range
 
@@ -44,19 +45,6 @@ NOT_FROM_WINDOW = frozenset(
     | {f"memory_{kind}_bytes" for kind in ("allocated", "reserved", "resident", "device_used")}
 )
 """Figures that look at the whole run or at the machine."""
-
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """`text` without terminal sequences; other control and direction characters become U+FFFD."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ANSI.sub("", text.replace("\r\n", "\n")))
-
-
-def one_line(text: str) -> str:
-    """`text` as `printable`, on one line."""
-    return " ".join(printable(text).splitlines())
 
 
 def label(name: str) -> str:

@@ -20,16 +20,10 @@ from markupsafe import Markup
 
 from paceline.core.result import RankSummary, ReferenceComparison
 from paceline.core.run_report import RunReport
+from paceline.core.text import printable
 from paceline.report.cards import cards
 from paceline.report.charts import run_charts
-from paceline.report.figures import (
-    half_width,
-    label,
-    plus_minus,
-    printable,
-    throughput,
-    written,
-)
+from paceline.report.figures import half_width, label, plus_minus, throughput, written
 from paceline.report.page import (
     STATUS_ADVICE,
     chip_label,

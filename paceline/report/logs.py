@@ -11,9 +11,10 @@ from typing import Any
 from paceline.core.facts import Facts
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.steps import FLOATS, Steps
+from paceline.core.text import one_line
 from paceline.core.units import TERA, count, gib, percent, significant
 from paceline.logs.parsed_log import Disagreement, ParsedLog
-from paceline.report.figures import interval_name, one_line, plus_minus, value_text, written
+from paceline.report.figures import interval_name, plus_minus, value_text, written
 from paceline.report.page import window_words
 from paceline.report.tables import csv_cell
 

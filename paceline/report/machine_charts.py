@@ -9,8 +9,9 @@ import altair as alt
 
 from paceline.core.result import RankSummary, Straggler
 from paceline.core.run_report import RunReport
+from paceline.core.text import printable
 from paceline.core.units import GIB
-from paceline.report.figures import memory_by_kind, printable, written
+from paceline.report.figures import memory_by_kind, written
 from paceline.report.step_charts import finish, whole_axis
 from paceline.report.theme import Look
 

@@ -8,8 +8,9 @@ import altair as alt
 
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.run_report import RunReport
+from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, percent
-from paceline.report.figures import printable, written
+from paceline.report.figures import written
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 

@@ -11,14 +11,9 @@ from dataclasses import asdict, dataclass, fields
 
 from paceline.core.metrics import METRICS
 from paceline.core.result import Metric, Result
+from paceline.core.text import printable
 from paceline.core.units import percent
-from paceline.report.figures import (
-    interval_text,
-    label,
-    printable,
-    value_text,
-    window_text,
-)
+from paceline.report.figures import interval_text, label, value_text, window_text
 from paceline.report.page import chip_label
 
 _FORMULA_START = ("=", "+", "-", "@")

@@ -10,12 +10,12 @@ from rich.text import Text
 from paceline.core.facts import Facts
 from paceline.core.result import ReferenceComparison, Result, finite_value
 from paceline.core.run_report import RunReport
+from paceline.core.text import printable
 from paceline.core.units import percent
 from paceline.report.figures import (
     interval_name,
     memory_by_kind,
     plus_minus,
-    printable,
     reason_for_none,
     straggler_text,
     throughput,

@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from paceline.core.run_report import RunReport
+from paceline.core.text import printable
 from paceline.core.units import percent
 from paceline.core.waterfall import WaterfallLevel
-from paceline.report.figures import printable
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from paceline.core.metrics import METRICS
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
 from paceline.files import references
+from paceline.files.documents import parse_json, read_text
 from paceline.files.run_folder import RUN_FILE, find_runs
 from paceline.logs.parsed_log import ParsedLog
 from paceline.report.page import window_mask
@@ -152,7 +152,7 @@ def _members_in(path: Path) -> list[Member]:
     if path.name == "result.json" and (path.parent / RUN_FILE).is_file():
         return [member_of_run(evaluate(path.parent))]
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(str(path), f"cannot be read as JSON: {error}") from error
     entries: list[Any] = document if isinstance(document, list) else [document]

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from paceline.compare.judgement import Comparison, MetricComparison
 from paceline.compare.phrases import change_text
-from paceline.report.figures import printable
+from paceline.core.text import printable
 from paceline.runs.comparison_text import finding_lines, summary_lines
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

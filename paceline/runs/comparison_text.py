@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from paceline.compare.judgement import Comparison, MetricComparison, SideSummary
 from paceline.compare.phrases import signed
+from paceline.core.text import printable
 from paceline.core.units import percent, significant
-from paceline.report.figures import printable, written
+from paceline.report.figures import written
 from paceline.report.tables import md_text
 
 MARKS = {

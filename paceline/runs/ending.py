@@ -20,6 +20,7 @@ from signal import Signals
 
 from paceline.core.result import Status
 from paceline.engines import engine
+from paceline.files.documents import open_regular, read_lines
 from paceline.files.events import Cause, EndEvent, RankLog
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines import JobEnd
@@ -93,8 +94,10 @@ def read_ranks(folder: Path, engine_name: str) -> dict[int, RankLog]:
     reader = engine(engine_name)
     logs: dict[int, RankLog] = {}
     for rank, path in _rank_files(folder / STEPS_FOLDER, "jsonl"):
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            logs[rank] = reader.read_rank(lines)
+        try:
+            logs[rank] = reader.read_rank(read_lines(path))
+        except OSError:  # no file, or none that can be read: this rank tells nothing
+            continue
     return logs
 
 
@@ -174,7 +177,7 @@ def agent_exits(logs: Iterable[str]) -> dict[int, int]:
 def file_text(path: Path, last_bytes: int | None = None) -> str:
     """A file's text, or the end of it; empty when it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if last_bytes:
                 file.seek(max(0, path.stat().st_size - last_bytes))
             return file.read().decode(errors="replace")

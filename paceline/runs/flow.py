@@ -22,6 +22,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
 from paceline.engines import Engine, engine
+from paceline.files.documents import write_text, write_value
 from paceline.files.index import Index
 from paceline.files.run_folder import (
     INVENTORY_FILE,
@@ -37,8 +38,6 @@ from paceline.files.run_folder import (
     new_run_folder,
     read_record,
     this_controller,
-    write_text,
-    write_value,
 )
 from paceline.machines import Handle, launcher
 from paceline.machines.placement import device_kind
@@ -244,7 +243,13 @@ def _launch_and_wait(
     local = plan.spec.cluster.launcher == "local"
     job_launcher.prepare(plan.job, folder)
     kills_before = oom_kills()
-    record = record.model_copy(update={"status": "running", "launched_unix": time.time()})
+    record = record.model_copy(
+        update={
+            "status": "running",
+            "launched_unix": time.time(),
+            "launched_monotonic_s": time.monotonic(),
+        }
+    )
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
     try:

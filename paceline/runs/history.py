@@ -35,15 +35,9 @@ from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result, finite_value
 from paceline.core.units import percent
+from paceline.files.documents import read_json, read_value
 from paceline.files.recipe import load_recipe
-from paceline.files.run_folder import (
-    INVENTORY_FILE,
-    RESULT_FILE,
-    RunRecord,
-    read_json,
-    read_record,
-    read_value,
-)
+from paceline.files.run_folder import INVENTORY_FILE, RESULT_FILE, RunRecord, read_record
 from paceline.runs.outcome import evaluate
 
 PROGRAM_FILES = "*/**/*.py"

@@ -7,8 +7,9 @@ from typing import Any
 
 from paceline.compare.directions import is_speed
 from paceline.compare.over_time.timeline import History, LevelChange, RunSeries, SlowDrift
+from paceline.core.text import printable
 from paceline.core.units import percent
-from paceline.report.figures import printable, written
+from paceline.report.figures import written
 from paceline.report.tables import md_text
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -10,15 +10,14 @@ from pathlib import Path
 from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
+from paceline.files.documents import read_json, write_value
 from paceline.files.run_folder import (
     LOGS_FOLDER,
     RUN_FILE,
     RunRecord,
     imported_name,
     new_folder,
-    read_json,
     run_folders,
-    write_value,
 )
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import as_text, parse_log

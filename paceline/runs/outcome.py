@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +33,13 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.window import MIN_STEADY, Window, steady_window
-from paceline.files.events import RankLog
+from paceline.files.documents import read_json
+from paceline.files.events import RankLog, StartEvent
 from paceline.files.run_folder import (
     INVENTORY_FILE,
     SCRIPT_FILE,
     RunRecord,
     current_status,
-    read_json,
     read_record,
     run_files,
 )
@@ -185,6 +185,23 @@ def _result(
     )
 
 
+def _startup_s(record: RunRecord, starts: Sequence[StartEvent]) -> float | None:
+    """Seconds from the launch until the last rank was ready; None where no clock tells them.
+
+    The monotonic clock counts where all ranks share the controller's; wall clocks can be set.
+    """
+    host = record.controller.host if record.controller else None
+    ready = [start.monotonic_s for start in starts if start.host == host]
+    shared = [seconds for seconds in ready if seconds is not None]
+    if record.launched_monotonic_s is not None and shared and len(shared) == len(starts):
+        seconds = max(shared) - record.launched_monotonic_s
+    elif record.launched_unix is not None and starts:
+        seconds = max(start.time_unix for start in starts) - record.launched_unix
+    else:
+        return None
+    return seconds if seconds >= 0 else None
+
+
 def _measured(
     record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
 ) -> TimedRun:
@@ -192,8 +209,6 @@ def _measured(
     device = find_device(facts.device) if facts.device else None
     no_peak = tensor_float_note(facts)
     peak = device.peaks.get(facts.dtype) if device and facts.dtype and not no_peak else None
-    ready = [log.start.time_unix for log in ranks.values() if log.start]
-    started = record.launched_unix
     return timed_run(
         facts,
         merged,
@@ -202,7 +217,7 @@ def _measured(
         peak_source=peak.source if peak else None,
         achievable_flops_per_s=record.achievable_flops_per_s,
         achievable_source=record.achievable_source,
-        startup_s=max(ready) - started if ready and started else None,
+        startup_s=_startup_s(record, [log.start for log in ranks.values() if log.start]),
         uneven=window.record.state == "uneven",
         no_peak=no_peak,
     )

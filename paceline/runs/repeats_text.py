@@ -7,14 +7,9 @@ from typing import Any
 
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_figure
 from paceline.core.result import Result, finite_value
+from paceline.core.text import printable
 from paceline.core.units import percent
-from paceline.report.figures import (
-    plus_minus,
-    printable,
-    split_unit,
-    value_text,
-    written,
-)
+from paceline.report.figures import plus_minus, split_unit, value_text, written
 from paceline.runs.comparison_text import headline
 
 HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import altair as alt
 
 from paceline.core.node_groups import GroupThroughput, by_size
-from paceline.report.figures import printable
+from paceline.core.text import printable
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 from paceline.scaling.analysis.result import ScaleResult

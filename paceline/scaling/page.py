@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.core.node_groups import GroupThroughput
+from paceline.core.text import printable
 from paceline.core.units import percent
-from paceline.report.figures import printable
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
 from paceline.scaling.analysis.result import ScaleResult, SizeResult

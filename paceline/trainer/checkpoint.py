@@ -30,13 +30,14 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 
+from paceline.trainer.checkpoint_reader import CheckpointReader
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import aside
 from paceline.trainer.measure.memory import held_by
@@ -111,7 +112,7 @@ class Checkpoints:
         with self.paused():
             folder, state = self._agreed(Path(resume))
             make_state(self.optimizer)
-            reader = FileSystemReader(folder)
+            reader = CheckpointReader(folder)
             try:
                 self._load(tensors(self.replica, self.optimizer, mine=False), reader)
                 self._resume_random(reader, state)
@@ -123,7 +124,7 @@ class Checkpoints:
             self.scaler.restore(state["loss_scale"])
         return int(state["step"])
 
-    def _load(self, what: dict[str, Tensor], reader: FileSystemReader) -> None:
+    def _load(self, what: dict[str, Tensor], reader: CheckpointReader) -> None:
         group = self._group
         load(what, storage_reader=reader, process_group=group, no_dist=group is None)
 
@@ -180,7 +181,7 @@ class Checkpoints:
         states = random_states(self.world.device)
         return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}
 
-    def _resume_random(self, reader: FileSystemReader, state: dict[str, Any]) -> None:
+    def _resume_random(self, reader: CheckpointReader, state: dict[str, Any]) -> None:
         """Draw what would have been drawn next; in another layout, ranks draw anew."""
         mine, layout = self._random(), json.loads(json.dumps(self.config.layout_record()))
         if not mine or state["layout"] != layout:
@@ -346,7 +347,7 @@ def find_checkpoint(path: Path, field: str = RESUME) -> Path:
         if (place / STATE).is_file():
             return place
         if (place / LATEST).is_file():
-            return place / (place / LATEST).read_text().strip()
+            return place / Path((place / LATEST).read_text().strip()).name
     what = "holds no whole checkpoint" if path.exists() else "is missing"
     raise ConfigError(f"{field} {path}: {what}; name a run's folder or a {FOLDER}/step-... in one")
 

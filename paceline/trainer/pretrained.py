@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import WEIGHTS, cause, find_checkpoint, placed
+from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
 from paceline.trainer.config import ConfigError
 from paceline.trainer.replica.replica import Replica
 
@@ -33,7 +32,7 @@ def load_weights(replica: Replica, source: str) -> None:
         f"{WEIGHTS}{name}": placed(name, parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
     }
-    reader = FileSystemReader(folder)
+    reader = CheckpointReader(folder)
     # All ranks need a group of their own that knows main memory, whatever they find.
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     assert group is None or isinstance(group, dist.ProcessGroup)
@@ -44,11 +43,13 @@ def load_weights(replica: Replica, source: str) -> None:
             load(chosen, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         raise ConfigError(f"{FIELD} {folder}: is broken: {cause(error)}") from error
-    except (OSError, EOFError, UnpicklingError) as error:
+    except UnsoundCheckpointError as error:
+        raise ConfigError(f"{FIELD} {folder}: {error}; name another checkpoint") from error
+    except OSError as error:
         raise ConfigError(f"{FIELD} {folder}: cannot be read: {error!r}") from error
 
 
-def sizes_in(reader: FileSystemReader) -> dict[str, torch.Size]:
+def sizes_in(reader: CheckpointReader) -> dict[str, torch.Size]:
     """The shape of every tensor of a checkpoint."""
     entries = reader.read_metadata().state_dict_metadata
     return {

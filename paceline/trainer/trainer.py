@@ -109,7 +109,7 @@ class Trainer:
         gc.collect()
         gc.freeze()
         gc.disable()
-        first = {"first_step": done + 1, "time_unix": time.time()}
+        first = {"first_step": done + 1, "time_unix": time.time(), "monotonic_s": time.monotonic()}
         self.events.write("start", **{**start, **first})
         self.steps.start(done + 1)
         behind = self.steps.clock.steps_behind

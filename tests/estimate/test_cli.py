@@ -11,7 +11,7 @@ import pytest
 
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.fit.processors import cpu_prior
-from paceline.files.run_folder import write_value
+from paceline.files.documents import write_value
 from paceline.machines.probe.inventory import cpu
 from tests.cli.test_errors import paceline
 from tests.estimate.calibrate.micro import micro

@@ -27,7 +27,8 @@ from paceline.estimate.explanation import (
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.estimate.question import Question, spec_of
-from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.files.documents import write_value
+from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.example import make_spec
 from tests.files.test_run_folder import make_record

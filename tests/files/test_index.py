@@ -11,8 +11,9 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.result import Metric, Result
+from paceline.files.documents import write_value
 from paceline.files.index import COLUMNS, Index, listing
-from paceline.files.run_folder import RESULT_FILE, RUN_FILE, write_value
+from paceline.files.run_folder import RESULT_FILE, RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.files.test_run_folder import make_record, make_run
 

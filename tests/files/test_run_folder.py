@@ -14,6 +14,7 @@ import pytest
 from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.result import Status
+from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import (
     RUN_FILE,
     Controller,
@@ -27,8 +28,6 @@ from paceline.files.run_folder import (
     run_folders,
     runs_root,
     this_controller,
-    write_text,
-    write_value,
 )
 from tests.example import make_spec
 
@@ -59,7 +58,7 @@ def test_a_record_survives_the_round_trip(tmp_path: Path):
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path):
     path = tmp_path / "a.json"
     write_text(path, "old")
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(UserError, match="cannot be written as UTF-8"):
         write_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
@@ -69,7 +68,7 @@ def test_a_file_that_finds_no_room_is_one_clear_error_and_keeps_the_old(tmp_path
     write_text(tmp_path / "a.json", "old")
     program = (
         "import resource, signal; from pathlib import Path\n"
-        "from paceline.files.run_folder import write_text\n"
+        "from paceline.files.documents import write_text\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         f"write_text(Path({str(tmp_path / 'a.json')!r}), 'x' * 5000)\n"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.result import Metric, Straggler
+from paceline.core.text import printable
 from paceline.report import figures
 from tests.report.example import report
 
@@ -96,12 +97,12 @@ def test_only_a_named_straggler_is_written() -> None:
 
 def test_terminal_sequences_and_direction_marks_are_taken_out() -> None:
     text = "\x1b[31mred\x1b[0m \x1b]0;title\x07\u202eab\x00\r\nnext\tcolumn"
-    assert figures.printable(text) == "red \ufffdab\ufffd\nnext\tcolumn"
+    assert printable(text) == "red \ufffdab\ufffd\nnext\tcolumn"
 
 
 @given(st.text())
 def test_printable_text_has_no_control_characters(text: str) -> None:
-    kept = figures.printable(text)
+    kept = printable(text)
     assert not any(ord(c) < 32 and c not in "\n\t" for c in kept)
     assert not set(kept) & set("\x1b\x7f\x9b\u202e")
 

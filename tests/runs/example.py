@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.files.run_folder import INVENTORY_FILE, RUN_FILE, write_text, write_value
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import INVENTORY_FILE, RUN_FILE
 from tests.files.test_events import START, STEP, lines
 from tests.files.test_run_folder import make_record
 

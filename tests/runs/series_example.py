@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.core.run import RunSpec
-from paceline.files.run_folder import INVENTORY_FILE, RESULT_FILE, RUN_FILE, write_text, write_value
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import INVENTORY_FILE, RESULT_FILE, RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.example import make_spec
 from tests.files.test_events import END, START, STEP, lines

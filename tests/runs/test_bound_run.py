@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.core.result import Result
+from paceline.files.documents import write_text
 from paceline.files.events import StartEvent
-from paceline.files.run_folder import write_text
 from paceline.runs.outcome import evaluate
 from tests.files.test_events import START, lines
 from tests.runs.example import write_run

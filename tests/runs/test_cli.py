@@ -13,7 +13,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.files import run_folder
-from paceline.files.run_folder import RUN_FILE, Controller, find_run, read_json, run_folders
+from paceline.files.documents import read_json
+from paceline.files.run_folder import RUN_FILE, Controller, find_run, run_folders
 from tests.cli.test_errors import paceline
 from tests.files.test_run_folder import make_run
 from tests.runs.test_outcome import make_folder

@@ -12,13 +12,13 @@ from paceline.compare.over_time.timeline import History, RunSeries
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts, facts_of
 from paceline.core.layout import Layout
+from paceline.files.documents import write_value
 from paceline.files.run_folder import (
     INVENTORY_FILE,
     RESULT_FILE,
     RUN_FILE,
     read_record,
     run_folders,
-    write_value,
 )
 from paceline.runs.history import recipe_history, recipe_named
 from tests.example import make_spec

@@ -14,8 +14,9 @@ from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.result import Metric
 from paceline.files import catalog
+from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe, resolve
-from paceline.files.run_folder import RUN_FILE, Controller, boot_id, write_value
+from paceline.files.run_folder import RUN_FILE, Controller, boot_id
 from paceline.report.page import progress
 from paceline.runs.ending import log_tail
 from paceline.runs.outcome import evaluate

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.core.run import Data
-from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.files.documents import write_value
+from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import LEAST_TIMED, evaluate
 from tests.example import make_spec, noisy
 from tests.files.test_events import START, STEP, lines

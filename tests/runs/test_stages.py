@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.core.result import Result
-from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.files.documents import write_value
+from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.example import noisy
 from tests.files.test_events import START, STEP, lines

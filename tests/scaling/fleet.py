@@ -14,7 +14,8 @@ import numpy as np
 from paceline.core.errors import SystemFaultError
 from paceline.core.run import Job
 from paceline.engines.native import SETTINGS_FILE
-from paceline.files.run_folder import SCRIPT_FILE, write_text
+from paceline.files.documents import write_text
+from paceline.files.run_folder import SCRIPT_FILE
 from paceline.machines import Handle, JobEnd
 from tests.files.test_events import END, START, STEP, lines
 

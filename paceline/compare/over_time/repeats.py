@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
 
 from paceline.compare.judgement import Comparison
 from paceline.compare.significance import student_t
 from paceline.core.result import Metric, Result, finite_value
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 FEWEST_FOR_INTERVAL = 3
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt
-
 from paceline.compare.over_time.environment import EnvironmentChange
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, Value
 
 
 class LevelChange(Value):

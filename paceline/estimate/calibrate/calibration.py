@@ -15,6 +15,7 @@ from paceline.core.value import Value
 from paceline.estimate.fit.evidence import Evidence, Provenance
 from paceline.estimate.model.machine import Machine
 from paceline.files import catalog
+from paceline.files.documents import read_text
 
 SCHEMA_VERSION = 1
 
@@ -121,7 +122,7 @@ def file_of(device: str, dtype: Dtype) -> Path:
 def read_calibration(path: Path) -> Calibration:
     """A calibration from a file; raises UserError when it holds none."""
     try:
-        return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
+        return Calibration.model_validate_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UserError(
             str(path), "holds no calibration", remedy="`paceline calibrate` writes one"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from math import isfinite
 from pathlib import Path
@@ -15,6 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.value import Value
 from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
+from paceline.files.documents import parse_json, read_text
 
 SHIPPED = "coefficients.json"
 OUTSIDE = 1.15
@@ -119,7 +119,7 @@ def shipped() -> Evidence:
 def read_evidence(path: Path) -> Evidence:
     """Coefficients from a file; raises UserError when it holds none."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = parse_json(read_text(path))
         # A calibration has its coefficients beside what was measured.
         return Evidence.model_validate(content.get("evidence", content))
     except (OSError, ValueError, TypeError, AttributeError) as error:

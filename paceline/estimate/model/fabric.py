@@ -28,9 +28,13 @@ OF_FAMILY = {
 """What devices of a family have inside a node, where their generation does not tell it."""
 FALLBACK_LINK = 25e9
 _BANDWIDTH = re.compile(
-    r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)"
-    r"(?:\s*/\s*s|ps|it/s)?(?![a-zA-Z])"
+    r"(?<![\d.,])(?<!\d[eE])(?<!\d[eE][+-])"  # nothing that a number ends with
+    r"(?:(?P<ports>\d+)\s*x\s*)?(?P<minus>(?<!\w)[-\u2212]\s*)?"
+    r"(?P<rate>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+    r"\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)(?:\s*/\s*s|ps|it/s)?(?![a-zA-Z])"
 )
+LARGEST_LINK = 1e15
+"""Bytes/s; the fastest of today carries a thousandth."""
 _SCALES = {"M": 1e6, "G": 1e9, "T": 1e12}
 _OF_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
 _BOTH = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
@@ -50,15 +54,24 @@ def stated_bytes_per_s(text: str, per_node: int) -> float | None:
 
     "8x400 Gb/s" are the ports of a node, and so is one port of Ethernet or what is "per node";
     devices share them. Any other rate is a device's: "100 GB/s". Both directions together count
-    half.
+    half. Raises UserError for a rate that is negative or beyond all links.
     """
     stated = _BANDWIDTH.search(text)
     if stated is None:
         return None
-    rate = float(stated["rate"]) * _SCALES[stated["scale"]] / (1 if "B" in stated["unit"] else 8)
+    if stated["minus"]:
+        raise UserError(f"link {text!r}", "states a negative rate", allowed="100 GB/s, 8x400 Gb/s")
+    rate = (
+        float(stated["rate"].replace(",", ""))
+        * _SCALES[stated["scale"]]
+        / (1 if "B" in stated["unit"] else 8)
+    )
     of_node = bool(stated["ports"]) or bool(_OF_NODE.search(text))
     share = per_node if of_node else 1
-    return rate * int(stated["ports"] or 1) / share / (2 if _BOTH.search(text) else 1) or None
+    rate *= int(stated["ports"] or 1) / share / (2 if _BOTH.search(text) else 1)
+    if rate > LARGEST_LINK:
+        raise UserError(f"link {text!r}", f"is read as {rate / 1e9:g} GB/s", allowed="up to 1 PB/s")
+    return rate or None
 
 
 def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate:
@@ -68,7 +81,7 @@ def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate
         return Rate(match.link.bytes_per_s)
     stated = stated_bytes_per_s(name, 1) if name else None
     if stated and match is None:
-        return Rate(stated)
+        return Rate(stated, note=_reading(name, stated))
     card = PCIE.get(generation) if "PCIe" in device.name else None
     link = card or OF_FAMILY.get(device.family)
     usual = INTRA.get(generation, FALLBACK_LINK)
@@ -89,11 +102,15 @@ def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
         return Rate(match.link.bytes_per_s / per_node, note=note)
     stated = stated_bytes_per_s(name, per_node) if name else None
     if stated:
-        return Rate(stated)
+        return Rate(stated, note=_reading(name, stated))
     usual = INTER.get(generation, FALLBACK_LINK)
     if match and match.link is None:
         return Rate(usual)  # no network: nothing crosses it
     return Rate(usual, True, f"the network is taken as {usual / 1e9:g} GB/s a device")
+
+
+def _reading(name: str | None, bytes_per_s: float) -> str:
+    return f"{name} is read as {bytes_per_s / 1e9:g} GB/s of one device in one direction"
 
 
 def _match(name: str | None) -> catalog.LinkMatch | None:

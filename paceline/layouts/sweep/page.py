@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.core.text import one_line, printable
 from paceline.layouts.sweep.charts import sweep_charts
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.sweep.table import (
@@ -13,7 +14,6 @@ from paceline.layouts.sweep.table import (
     sweep_rows,
     table_note,
 )
-from paceline.report.figures import one_line, printable
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
 

@@ -7,11 +7,11 @@ from math import log
 from statistics import median
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 RowStatus = Status | Literal["refused", "pruned", "waiting"]
 """A run's status, or why there is none: it cannot run, it was not worth it, it has yet to run."""

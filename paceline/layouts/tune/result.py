@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 
 from paceline.core.layout import Layout
 from paceline.core.result import Status
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 
 class Expected(Value):

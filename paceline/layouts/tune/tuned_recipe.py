@@ -14,8 +14,8 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.layout import Layout
+from paceline.files.documents import write_text
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
-from paceline.files.run_folder import write_text
 from paceline.layouts.tune.candidates import Candidates
 from paceline.machines.placement import Request
 from paceline.runs.plan import with_data_file

@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import Evidence
+from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe
-from paceline.files.run_folder import write_value
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.runner import SweepObserver
 from paceline.layouts.tune.budget import Budget

@@ -7,9 +7,11 @@ from importlib import resources
 from pathlib import Path
 from zlib import crc32
 
-from paceline.core.hardware import ENVIRONMENT_NAME, is_secret
+from paceline.core.hardware import ENVIRONMENT_NAME
 from paceline.core.run import Job
-from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER, write_text
+from paceline.core.secrets import is_secret
+from paceline.files.documents import write_text
+from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 
 NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
 SAMPLER_FILE = "telemetry_program.py"

@@ -20,7 +20,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Dtype
 from paceline.core.run import MatmulPrecision
 from paceline.core.value import Value
-from paceline.files.run_folder import write_value
+from paceline.files.documents import read_text, write_value
 from paceline.machines.probe.program import probe_lines
 
 SECONDS_PER_DTYPE = 1.0
@@ -106,7 +106,7 @@ def probe_gemm(
 
 def _kept(path: Path) -> GemmProbe | None:
     try:
-        return GemmProbe.model_validate_json(path.read_text(encoding="utf-8"))
+        return GemmProbe.model_validate_json(read_text(path))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
 

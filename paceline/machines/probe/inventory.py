@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 
-from paceline.core.hardware import REDACTED, SECRET_NAME, Cluster
+from paceline.core.hardware import Cluster
+from paceline.core.secrets import REDACTED, SECRET_NAME, redact
 from paceline.machines.probe import cgroups
 from paceline.machines.probe.cgroups import oom_kills as oom_kills
 from paceline.machines.probe.container import container
@@ -88,8 +89,6 @@ ENVIRONMENT_NAMES = frozenset(
 )
 """Only what can change the speed or says which job it was: any other variable may hold a secret."""
 _FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq"
-_URL_USER = re.compile(r"(?<=://)\S*@")
-"""Up to the last @, because a password may hold any character."""
 
 
 def inventory() -> dict[str, Any]:
@@ -217,7 +216,7 @@ def _chosen(path: str) -> str | None:
 
 def _environment() -> dict[str, str]:
     return {
-        name: REDACTED if SECRET_NAME.search(name) else _URL_USER.sub("", value)
+        name: REDACTED if SECRET_NAME.search(name) else redact(value, os.environ)
         for name, value in sorted(os.environ.items())
         if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
     }

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run import Job
-from paceline.files.run_folder import SCRIPT_FILE, write_text
+from paceline.files.documents import write_text
+from paceline.files.run_folder import SCRIPT_FILE
 from paceline.machines import Handle
 from paceline.machines.node.script import prepare_node, secret_variables
 from paceline.machines.slurm import client

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.hardware import SECRET_NAME
 from paceline.core.run import Job
+from paceline.core.secrets import SECRET_NAME
 from paceline.machines.node.script import secret_variables
 from paceline.machines.slurm.states import (
     SACCT_FORM,

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import NonNegativeInt
-
 from paceline.core.errors import UserError
-from paceline.core.value import Value
-from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER, read_value, write_value
+from paceline.core.value import NonNegativeInt, Value
+from paceline.files.documents import read_value, write_value
+from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines.slurm.script import ATTEMPTS_FOLDER, MAY_BE_THERE, STATUS_FILE
 
 RECORD_FILE = "slurm.json"

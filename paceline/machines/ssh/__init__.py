@@ -14,7 +14,8 @@ from pathlib import Path
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import Job
-from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE, write_text
+from paceline.files.documents import write_text
+from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.checks import examine

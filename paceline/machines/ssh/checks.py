@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from paceline.core.hardware import SshSettings
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.connection import meaning, ssh_argv
 from paceline.machines.ssh.fanout import Fanout, allow_files

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.core.text import one_line
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding
 from paceline.mlperf.rules import RULESET_ORIGINS
-from paceline.report.figures import one_line
 
 NOUNS = {"logs": "logs", "description": "descriptions", "submission": "files and folders"}
 """What a check of each kind counts."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import altair as alt
 
+from paceline.core.text import one_line, printable
 from paceline.core.units import percent
 from paceline.mlperf.compare.comparison import OFFICIAL, ComparedScore, ScoreComparison
 from paceline.mlperf.compare.published_scores import accelerator_kind
 from paceline.mlperf.compare.strong_scaling import ScalingStep
 from paceline.mlperf.rules import NOT_A_METRIC
-from paceline.report.figures import one_line, printable, written
+from paceline.report.figures import written
 from paceline.report.html import render_page
 from paceline.report.step_charts import finish
 from paceline.report.theme import ON_PAGE, Look

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import PositiveFloat, ValidationError
 
 from paceline.core.errors import UserError
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 from paceline.files.catalog import find_device
 from paceline.files.references import source
 

@@ -12,8 +12,9 @@ from statistics import median
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.mmdit import MMDiTShape
 from paceline.engines import engine
+from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe
-from paceline.files.run_folder import is_alive, read_value
+from paceline.files.run_folder import is_alive
 from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request
 from paceline.mlperf.eligibility import NOT_A_RESULT

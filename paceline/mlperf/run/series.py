@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.run_folder import Controller
 from paceline.mlperf.score.expected_time import ExpectedTime
 from paceline.mlperf.score.score import Score

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.core.text import one_line
 from paceline.core.units import significant
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.score.expected_time import ExpectedTime
 from paceline.mlperf.score.text import score_lines
-from paceline.report.figures import one_line
 
 
 def trial_row(series: TrialSeries, trial: TrialState) -> dict[str, Any]:

@@ -10,14 +10,8 @@ from typing import Any, NamedTuple
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import Result
-from paceline.files.run_folder import (
-    is_alive,
-    read_record,
-    read_value,
-    this_controller,
-    write_text,
-    write_value,
-)
+from paceline.files.documents import read_value, write_text, write_value
+from paceline.files.run_folder import is_alive, read_record, this_controller
 from paceline.mlperf.result_logs import read_log
 from paceline.mlperf.rules import Benchmark
 from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState, TrialStatus

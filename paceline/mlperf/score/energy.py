@@ -14,7 +14,7 @@ from paceline.core.telemetry import (
     energy_between,
     read_telemetry,
 )
-from paceline.files.run_folder import write_text
+from paceline.files.documents import write_text
 from paceline.machines.probe.telemetry import FOLDER
 from paceline.mlperf.logged_trial import LoggedTrial
 from paceline.mlperf.score.score import ScoredRun

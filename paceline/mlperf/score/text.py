@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
+from paceline.core.text import one_line
 from paceline.core.units import significant
 from paceline.mlperf.rules import NOT_A_METRIC, RULESET_ORIGINS
 from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import Score, ScoredRun
-from paceline.report.figures import one_line, written
+from paceline.report.figures import written
 
 JOULES_A_WH = 3600.0
 

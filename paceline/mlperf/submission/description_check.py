@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.files.documents import read_text
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import (
     CheckedFile,
@@ -53,7 +54,7 @@ def with_verdict(description: CheckedFile, verdict: PackageVerdict) -> CheckedFi
 def _fields_in(path: Path) -> tuple[str, dict[str, Any], CheckFinding | None]:
     """The text, its fields, and why it has none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         fields = json.loads(text)
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error

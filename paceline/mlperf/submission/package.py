@@ -17,6 +17,7 @@ from typing import Literal
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import Value
 from paceline.engines.dialect.mllog import records
+from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check
@@ -145,7 +146,7 @@ def _check_description(request: PackageRequest) -> None:
     """Raises RefusedError for a description with open or wrong fields, or of another submission."""
     path = request.system
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         description = json.loads(text)
     except OSError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from error
@@ -265,7 +266,7 @@ def _files(scored: Score) -> tuple[str, ...]:
 def _doubts(scored: Score, request: PackageRequest) -> Iterable[str]:
     """What a review would ask about, that is no reason to refuse."""
     yield from (f"{scored.benchmark}: {warning}" for warning in scored.warnings)
-    description = json.loads(request.system.read_text(encoding="utf-8"))
+    description = parse_json(read_text(request.system))
     nodes, per_node = description["number_of_nodes"], description["accelerators_per_node"]
     described = int(nodes) * int(per_node)
     if scored.num_devices and described and scored.num_devices != described:

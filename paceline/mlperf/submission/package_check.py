@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text
 from paceline.mlperf.check import compliance
@@ -206,7 +206,7 @@ def _failed(name: str, message: str) -> CheckedFile:
 
 def _scaling_factor(path: Path) -> float | None:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["scaling_factor"])
+        return float(parse_json(read_text(path))["scaling_factor"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.core.text import one_line
 from paceline.mlperf.check.text import check_lines
 from paceline.mlperf.submission.description_fields import Description
 from paceline.mlperf.submission.package import Package
-from paceline.report.figures import one_line
 
 
 def description_rows(description: Description) -> list[dict[str, str]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from paceline.core.node_groups import ScalingKind
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 
 class Base(Value):

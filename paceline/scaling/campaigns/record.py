@@ -12,14 +12,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.host_split import Split
 from paceline.core.node_groups import Purpose, ScalingKind
 from paceline.core.run import RunSpec
-from paceline.core.value import Value
-from paceline.files.run_folder import read_value, write_value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.files.documents import read_value, write_value
 from paceline.runs.tasks.slot import on_hosts
 
 CAMPAIGN_FILE = "campaign.json"

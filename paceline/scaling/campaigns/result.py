@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
 
 from paceline.core.host_split import Round
 from paceline.core.hosts import compress
-from paceline.core.value import Value
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.procedure import left_over_notes

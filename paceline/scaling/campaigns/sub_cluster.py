@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from paceline.compare.over_time.repeats import has_figure
 from paceline.core.node_groups import GroupThroughput, Purpose
 from paceline.core.result import Result, Status
-from paceline.core.value import Value
-from paceline.files.run_folder import (
-    RUN_FILE,
-    RunRecord,
-    Trial,
-    read_json,
-    read_record,
-    run_folders,
-)
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.files.documents import read_json
+from paceline.files.run_folder import RUN_FILE, RunRecord, Trial, read_record, run_folders
 from paceline.runs.outcome import evaluate
 from paceline.scaling.campaigns.record import Campaign, Group
 

@@ -17,7 +17,8 @@ from paceline.core.errors import IncompleteError, UserError
 from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.host_split import split_rounds
 from paceline.core.run import Job
-from paceline.files.run_folder import new_folder, read_value, write_value
+from paceline.files.documents import read_text, read_value, write_value
+from paceline.files.run_folder import new_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation
@@ -248,7 +249,7 @@ def _earlier(root: Path, identity: Mapping[str, Any]) -> dict[str, dict[str, lis
     files = sorted((root / CHECKS_FOLDER).glob(f"*/{REPORT_FILE}"), key=lambda f: f.stat().st_mtime)
     for file in files[-MOST_EARLIER:]:
         try:
-            report = CheckReport.model_validate_json(file.read_text(encoding="utf-8"))
+            report = CheckReport.model_validate_json(read_text(file))
         except (OSError, UnicodeDecodeError, ValidationError):
             continue
         if report.identity != identity:

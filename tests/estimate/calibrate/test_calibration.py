@@ -22,7 +22,7 @@ from paceline.estimate.calibrate.lookup import calibration_for, evidence_for
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.estimate.provenance import basis_of
-from paceline.files.run_folder import write_value
+from paceline.files.documents import write_value
 
 PLACEMENTS = (
     Placement(ranks=1, threads=2, flops_per_s=2e11, memory_bytes_per_s=2e10, link_bytes_per_s=None),

@@ -16,7 +16,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES
 from paceline.estimate.model.machine import machine
 from paceline.estimate.question import Question, spec_of
-from paceline.files.run_folder import write_value
+from paceline.files.documents import write_value
 from paceline.layouts.sweep import prediction
 from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction

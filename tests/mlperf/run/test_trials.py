@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import EXIT_SYSTEM_FAULT, PacelineError, SystemFaultError, UserError
-from paceline.files.run_folder import read_value, this_controller, write_text
+from paceline.files.documents import read_value, write_text
+from paceline.files.run_folder import this_controller
 from paceline.mlperf.rules import SIBLINGS
 from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState

@@ -21,7 +21,7 @@ import sys
 from tests.scaling.fleet import Fleet
 run_s, down = float(sys.argv.pop(1)), set(sys.argv.pop(1).split())
 sys.modules["paceline.machines.ssh"] = Fleet(run_s=run_s, down=down)
-from paceline.cli import main
+from paceline.__main__ import main
 main()
 """
 FOUR = ("scale", "tiny-gpt", "--device", "cpu", "--hosts", "node-[1-4]", "--sizes", "1,2,N")

@@ -1,0 +1,18 @@
+"""Foreign text made fit for a terminal or a page."""
+
+from __future__ import annotations
+
+import re
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` without terminal sequences; other control and direction characters become U+FFFD."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ANSI.sub("", text.replace("\r\n", "\n")))
+
+
+def one_line(text: str) -> str:
+    """`text` as `printable`, on one line."""
+    return " ".join(printable(text).splitlines())

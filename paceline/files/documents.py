@@ -1,0 +1,141 @@
+"""Files that others may have made, read within limits; files of ours, written whole or not at all.
+
+A run folder may come from anywhere: what should be a file can be a pipe that never ends, a device,
+or a document nested a million times. Reading takes regular files of a bounded size and raises an
+error that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.secrets import redact
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+LARGEST_BYTES = 1 << 28
+"""Of a document that is read whole; the largest of ours, a campaign's record, is a hundredth."""
+LONGEST_LINE = 1 << 20
+"""Characters of a line of events; ours have about 500."""
+
+
+def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
+    """A regular file's text.
+
+    Raises OSError when it cannot be read or is no regular file, ValueError when it is too large or
+    not UTF-8.
+    """
+    with open_regular(path) as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"is larger than {largest:,} bytes")
+    return content.decode("utf-8")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """A regular file's lines, what is longer than LONGEST_LINE in pieces; raises OSError."""
+    with TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file opened for reading; raises OSError, also for a pipe, a folder or a device."""
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; raises ValueError for anything else, NaN and infinity included."""
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, empty when the file is missing or torn."""
+    try:
+        content = parse_json(read_text(path))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_value(path: Path, model: type[ModelT]) -> ModelT:
+    """The value in a JSON file; raises UserError when it is missing or not of that form."""
+    try:
+        return model.model_validate_json(read_text(path))
+    except FileNotFoundError as error:
+        raise UserError(str(path), "is missing") from error
+    except ValidationError as error:
+        raise UserError(str(path), first_problem(error)) from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SystemFaultError(str(path), f"cannot be read: {why}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """`field: what is wrong with it`, for the first field that is."""
+    first = error.errors()[0]
+    return ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
+
+
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """Write `text`, or its parts, so that a reader sees the old file or the new, never a part.
+
+    A link is followed; what is no regular file (a device, a pipe) is written into and stays.
+    Secrets are left out.
+    """
+    parts = [text] if isinstance(text, str) else text
+    text = (redact(part, os.environ) for part in parts)
+    try:
+        target = path.resolve() if path.is_symlink() else path
+        if target.exists() and not target.is_file():
+            with target.open("w", encoding="utf-8") as file:
+                file.writelines(text)
+            return
+        _replace(target, text)
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    except UnicodeEncodeError as error:
+        raise UserError(str(path), f"cannot be written as UTF-8: {error.reason}") from error
+
+
+def write_value(path: Path, value: BaseModel) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_text(path, value.model_dump_json(indent=2) + "\n")
+
+
+def _replace(path: Path, text: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:  # an interrupt too must leave no half-written file behind
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
