@@ -82,11 +82,13 @@ def _figures(result: Result, facts: Facts) -> Iterable[Line]:
     if headline is not None:
         metric = headline[1]
         interval = plus_minus(metric)
-        sure = interval_name(metric) if interval else "no interval: too few steps"
+        uneven = result.window is not None and result.window.state == "uneven"
+        why = "steps of no one level" if uneven else "too few steps"
+        sure = interval_name(metric) if interval else f"no interval: {why}"
         value = f"{value_text(metric)}  {interval}" if interval else value_text(metric)
         whence = describe_window(result)
         if not _is_printed(result):
-            whence = f"median of {whence}; {sure}"
+            whence = f"{'mean' if uneven else 'median'} of {whence}; {sure}"
         yield f"  {value}      {whence}", "bold"
         if rates := _rates(headline[0], result):
             yield f"  {rates}", ""
