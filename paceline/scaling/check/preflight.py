@@ -137,9 +137,7 @@ def _cluster(request: CheckRequest) -> tuple[Cluster, list[str]]:
 def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
     """Hosts on which nothing can be started, and why."""
     if cluster.launcher == "ssh":
-        questions = Questions(
-            cluster.interpreter, folder, cluster.interface, cluster.world_size
-        )
+        questions = Questions(cluster.interpreter, folder, cluster.interface, cluster.world_size)
         checks = check_hosts(cluster.hosts, questions, cluster.ssh)
         return {check.host: check.fault for check in checks if check.fault}
     if cluster.launcher == "slurm" and cluster.hosts:
