@@ -19,7 +19,7 @@ from pydantic import (
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.quality import Evaluation, MlperfLog
-from paceline.core.schedules import LrSchedule, RampUp
+from paceline.core.schedules import LossScale, LrSchedule, RampUp
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import Value
 
@@ -43,7 +43,11 @@ UNLIKE_A_SETTING = (
 NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
-"""The same of the model."""
+"""The same of the model, in the native trainer not at all."""
+NEWER_OF_MODEL = NEWER_SIZES
+NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
+NEWER_OF_LORA = {"lr": None}
+NEWER_OF_DATA = {"loss_mask": None}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
@@ -60,6 +64,7 @@ class TrainingBase(Value):
     lr: PositiveFloat = 3e-4
     """The highest learning rate."""
     lr_schedule: LrSchedule = LrSchedule()
+    loss_scale: LossScale = LossScale()
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
@@ -196,8 +201,10 @@ class RunSpec(Value):
                 content["training"].pop(name)
         evaluation: dict[str, Any] = content["training"].get("evaluation") or {}
         for part, newer in (
-            (content["model"], NEWER_SIZES),
-            (content["data"], {"loss_mask": None}),
+            (content["model"], NEWER_OF_MODEL),
+            (content["lora"] or {}, NEWER_OF_LORA),
+            (content["training"], NEWER_OF_TRAINING),
+            (content["data"], NEWER_OF_DATA),
             (evaluation, NEWER_OF_EVALUATION),
         ):
             for name, usual in newer.items():

@@ -167,6 +167,8 @@ class LoraSpec(Value):
     targets: tuple[LoraTarget, ...]
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that are dropped."""
+    lr: PositiveFloat | None = None
+    """The adapters' highest learning rate; None is `training.lr`, as of what trains beside them."""
     train_rest: bool = False
     """Embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
 

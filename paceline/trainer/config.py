@@ -127,6 +127,15 @@ class LrScheduleConfig:
 
 
 @dataclass(frozen=True)
+class LossScaleConfig:
+    """How fp16's loss scale begins and moves; see `LossScaler`."""
+
+    initial: float = 65536.0
+    window: int = 2000
+    hysteresis: int = 1
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """When the model is tried on samples that it never trains on; see `Evaluator`."""
 
@@ -172,6 +181,7 @@ class TrainingConfig:
     seed: int
     ramp_up: tuple[tuple[int, int], ...]
     """(until, batch): a smaller batch before `until` samples are behind; see `BatchSizes`."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
     evaluation: EvaluationConfig | None = None
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
@@ -225,13 +235,19 @@ class LoraConfig:
     dropout: float
     targets: tuple[str, ...]
     train_rest: bool
+    lr: float | None = None
+    """The adapters' highest rate where it is another than the rest's."""
 
     def trains(self, name: str) -> bool:
         """Whether a parameter has a gradient: adapters always, the rest unless it is adapted."""
         *_, layer, kind = name.split(".")
-        if kind in ("lora_a", "lora_b"):
-            return True
-        return self.train_rest and not (kind == "weight" and layer in self.targets)
+        adapted = kind == "weight" and layer in self.targets
+        return is_adapter(name) or (self.train_rest and not adapted)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is one of an adapter's matrices."""
+    return name.rpartition(".")[2] in ("lora_a", "lora_b")
 
 
 @dataclass(frozen=True)
@@ -328,6 +344,8 @@ def _training(raw: Mapping[str, Any]) -> TrainingConfig:
         raise ConfigError("training: is missing or no object")
     inner = {
         "lr_schedule": _record(LrScheduleConfig, part, "lr_schedule", "training."),
+        "loss_scale": _optional(LossScaleConfig, part, "loss_scale", "training.")
+        or LossScaleConfig(),
         "evaluation": _optional(EvaluationConfig, part, "evaluation", "training."),
     }
     return _build(TrainingConfig, {**part, **inner}, "training.")
