@@ -200,6 +200,19 @@ def ring_heads(x: Sizes) -> str | None:
     )
 
 
+def ring_without_dropout(x: Sizes) -> str | None:
+    """With cp > 1 and `cp_exchange` ring, no attention probability is dropped."""
+    used = x.layout.cp > 1 and x.layout.cp_exchange == "ring"
+    shape = x.shape
+    if not used or shape.kind != "decoder" or not shape.dropped_probabilities:
+        return None
+    return (
+        f"attention in a ring cannot drop {shape.dropped_probabilities:g} of its probabilities, "
+        "because its parts are joined by sums that dropping would change: use "
+        "layout.cp_exchange=all-gather or model.attention_dropout=0"
+    )
+
+
 def float8_widths(x: Sizes) -> str | None:
     """With fp8 on a GPU, 16 divides a decoder's hidden size, and heads and `ffn_size` over tp."""
     if x.shape.kind != "decoder" or x.dtype != "fp8" or x.device != "cuda":
@@ -233,6 +246,7 @@ NATIVE_CONDITIONS: tuple[Condition, ...] = (
     whole_vocabulary,
     whole_rounds,
     ring_heads,
+    ring_without_dropout,
     float8_widths,
 )
 """What they must satisfy in the native trainer besides."""

@@ -175,7 +175,7 @@ class Checkpoints:
 
     def _random(self) -> dict[str, Tensor]:
         """By key what random numbers come next on this rank, if its training draws any."""
-        if self.config.lora is None or not self.config.lora.dropout:
+        if not self.config.draws:
             return {}
         states = random_states(self.world.device)
         return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}

@@ -51,6 +51,15 @@ class ModelConfig:
     tied_embeddings: bool
     embedding_size: int | None
     kind: str = "decoder"
+    dropout: float = 0.0
+    """Share of what embedding, attention and MLP add to the stream that is dropped."""
+    attention_dropout: float | None = None
+    """The same of attention's probabilities; None is as `dropout`."""
+
+    @property
+    def dropped_probabilities(self) -> float:
+        """Share of attention's probabilities that is dropped."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def kv_heads(self) -> int:
@@ -294,6 +303,15 @@ class TrainerConfig:
     def world_size(self) -> int:
         """Ranks that the layout needs: dp x tp x pp x cp."""
         return self.dp * self.layout.tp * self.layout.pp * self.layout.cp
+
+    @property
+    def draws(self) -> bool:
+        """Whether training drops anything at random."""
+        model, lora = self.model, self.lora
+        decoder = isinstance(model, ModelConfig)
+        return bool(
+            (lora and lora.dropout) or (decoder and (model.dropout or model.dropped_probabilities))
+        )
 
     def layout_record(self) -> dict[str, Any]:
         """The layout with the sizes derived from it, for the start line."""

@@ -138,6 +138,8 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
     width = model.head_dim
     if exchange == "ring" and config.device == "cuda" and (width % 8 or width > 256):
         problems.append(f"heads {width} wide: a ring on a GPU takes multiples of 8 up to 256")
+    if exchange == "ring" and model.dropped_probabilities:
+        problems.append("model.attention_dropout: attention in a ring drops nothing")
     if config.training.dtype == "fp8" and config.device == "cuda":
         problems += float8_problems(model, tp)
     try:

@@ -154,6 +154,8 @@ shapes = st.builds(
     ffn_size=st.sampled_from([65, 72, 96]),
     vocab_size=st.sampled_from([401, 480]),
     vocab_multiple=st.sampled_from([1, 2]),
+    dropout=st.sampled_from([0.0, 0.1]),
+    attention_dropout=st.sampled_from([None, 0.0, 0.2]),
 )
 
 
