@@ -47,7 +47,7 @@ NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
 NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
 NEWER_OF_LORA = {"lr": None}
-NEWER_OF_DATA = {"loss_mask": None}
+NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
@@ -120,6 +120,19 @@ class Data(Value):
     """What the loss of padded samples is taken over: every position, or no padding."""
     loss_mask: str | None = None
     """A file with a byte for each token of `path`: where it is 0 the loss does not count it."""
+    split: tuple[NonNegativeFloat, ...] | None = None
+    """Sizes of parts in proportion to each other, as DeepSpeed-Chat's `--data_split 2,4,4`."""
+    split_part: NonNegativeInt = 0
+    """The part that is trained on and evaluated by, the first one 0."""
+
+    @model_validator(mode="after")
+    def _part_is_there(self) -> Self:
+        if self.split is None or sum(self.split[self.split_part : self.split_part + 1]) > 0:
+            return self
+        raise ValueError(
+            f"split_part {self.split_part} of split {[*self.split]} holds nothing: parts are "
+            "counted from 0"
+        )
 
 
 class Checkpointing(Value):

@@ -51,6 +51,7 @@ SCHEMA = 1
 FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"
 KEPT = 2
 """Older checkpoints are deleted."""
+KEPT_OF_DATA = ("source", "packing", "loss_on", "split", "split_part")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHTS = "weights/"
 RESUME = "checkpoint.resume"
@@ -85,11 +86,9 @@ class Checkpoints:
             "model": asdict(config.model),
             "training": kept,
             "data": {
-                "source": config.data.source,
                 "windows": num_windows,
-                "packing": config.data.packing,
-                "loss_on": config.data.loss_on,
                 "masked": config.data.loss_mask is not None,
+                **{name: getattr(config.data, name) for name in KEPT_OF_DATA},
             },
         }
         # A group of its own, because saving goes on beside the training's collectives; gloo,

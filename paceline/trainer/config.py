@@ -215,6 +215,9 @@ class DataConfig:
     """Of padded samples: `all` positions, or the `text` alone."""
     loss_mask: str | None = None
     """A byte for each token of a token file, 0 where it is no target."""
+    split: tuple[float, ...] | None = None
+    """Sizes of the source's parts, in proportion to each other."""
+    split_part: int = 0
 
 
 @dataclass(frozen=True)
@@ -362,8 +365,7 @@ def _training(raw: Mapping[str, Any]) -> TrainingConfig:
         raise ConfigError("training: is missing or no object")
     inner = {
         "lr_schedule": _record(LrScheduleConfig, part, "lr_schedule", "training."),
-        "loss_scale": _optional(LossScaleConfig, part, "loss_scale", "training.")
-        or LossScaleConfig(),
+        "loss_scale": _build(LossScaleConfig, part.get("loss_scale") or {}, ""),
         "evaluation": _optional(EvaluationConfig, part, "evaluation", "training."),
     }
     return _build(TrainingConfig, {**part, **inner}, "training.")

@@ -54,19 +54,21 @@ def test_newer_settings_change_the_key_where_they_are_not_as_usual() -> None:
     plain = make_spec(lora=LORA).model_dump(mode="json")
     plain["training"].pop("loss_scale")
     plain["lora"].pop("lr")
+    plain["data"] = {k: v for k, v in plain["data"].items() if not k.startswith("split")}
     plain["model"] = {k: v for k, v in plain["model"].items() if not k.endswith("dropout")}
     scale = LossScale(initial=4096, window=500)
     scaled = make_spec(training=make_spec().training.model_copy(update={"loss_scale": scale}))
     faster = make_spec(lora=LORA.model_copy(update={"lr": 5e-4}))
 
     assert RunSpec.model_validate(plain).key == make_spec(lora=LORA).key
+    split = make_spec(data=make_spec().data.model_copy(update={"split": (2.0, 4.0, 4.0)}))
     shape = make_spec().model
     dropping = [
         make_spec(model=shape.model_copy(update=update))
         for update in ({"dropout": 0.1}, {"dropout": 0.1, "attention_dropout": 0.0})
     ]
-    keys = {x.key for x in (make_spec(), scaled, make_spec(lora=LORA), faster, *dropping)}
-    assert len(keys) == 6
+    keys = {x.key for x in (make_spec(), scaled, make_spec(lora=LORA), faster, split, *dropping)}
+    assert len(keys) == 7
     assert native.settings(dropping[0])["model"]["dropout"] == 0.1
     assert native.settings(scaled)["training"]["loss_scale"]["window"] == 500
     assert native.settings(faster)["lora"]["lr"] == 5e-4
