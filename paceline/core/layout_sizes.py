@@ -175,18 +175,6 @@ def whole_vocabulary(x: Sizes) -> str | None:
     )
 
 
-def filled_pipeline(x: Sizes) -> str | None:
-    """1f1b has at least as many micro-batches as there are stages."""
-    used = x.layout.pp > 1 and x.layout.effective_schedule == "1f1b"
-    if not used or x.num_microbatches >= x.layout.pp:
-        return None
-    return (
-        f"{x.num_microbatches} micro-batches a step do not fill pp {x.layout.pp}, because 1f1b "
-        "begins with one for each stage: use a larger global_batch, a smaller layout.micro_batch "
-        "or layout.schedule=gpipe"
-    )
-
-
 def whole_rounds(x: Sizes) -> str | None:
     """interleaved and zero-bubble: the rounds, micro-batches // pp, divide the micro-batches."""
     schedule, num = x.layout.effective_schedule, x.num_microbatches
@@ -209,6 +197,19 @@ def ring_heads(x: Sizes) -> str | None:
     return (
         f"heads {width} wide cannot go around a ring on a GPU, because flash attention there takes "
         "multiples of 8 up to 256: use layout.cp_exchange=all-gather"
+    )
+
+
+def ring_without_dropout(x: Sizes) -> str | None:
+    """With cp > 1 and `cp_exchange` ring, no attention probability is dropped."""
+    used = x.layout.cp > 1 and x.layout.cp_exchange == "ring"
+    shape = x.shape
+    if not used or shape.kind != "decoder" or not shape.dropped_probabilities:
+        return None
+    return (
+        f"attention in a ring cannot drop {shape.dropped_probabilities:g} of its probabilities, "
+        "because its parts are joined by sums that dropping would change: use "
+        "layout.cp_exchange=all-gather or model.attention_dropout=0"
     )
 
 
@@ -243,9 +244,9 @@ CONDITIONS: tuple[Condition, ...] = (
 NATIVE_CONDITIONS: tuple[Condition, ...] = (
     whole_kv_heads,
     whole_vocabulary,
-    filled_pipeline,
     whole_rounds,
     ring_heads,
+    ring_without_dropout,
     float8_widths,
 )
 """What they must satisfy in the native trainer besides."""

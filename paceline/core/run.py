@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.quality import Evaluation, MlperfLog
-from paceline.core.schedules import LrSchedule, RampUp
+from paceline.core.schedules import LossScale, LrSchedule, RampUp
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
@@ -36,7 +36,11 @@ UNLIKE_A_SETTING = (
 NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
-"""The same of the model."""
+"""The same of the model, in the native trainer not at all."""
+NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
+NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
+NEWER_OF_LORA = {"lr": None}
+NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
@@ -53,6 +57,7 @@ class TrainingBase(Value):
     lr: PositiveFloat = 3e-4
     """The highest learning rate."""
     lr_schedule: LrSchedule = LrSchedule()
+    loss_scale: LossScale = LossScale()
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
@@ -108,6 +113,19 @@ class Data(Value):
     """What the loss of padded samples is taken over: every position, or no padding."""
     loss_mask: str | None = None
     """A file with a byte for each token of `path`: where it is 0 the loss does not count it."""
+    split: tuple[NonNegativeFloat, ...] | None = None
+    """Sizes of parts in proportion to each other, as DeepSpeed-Chat's `--data_split 2,4,4`."""
+    split_part: NonNegativeInt = 0
+    """The part that is trained on and evaluated by, the first one 0."""
+
+    @model_validator(mode="after")
+    def _part_is_there(self) -> Self:
+        if self.split is None or sum(self.split[self.split_part : self.split_part + 1]) > 0:
+            return self
+        raise ValueError(
+            f"split_part {self.split_part} of split {[*self.split]} holds nothing: parts are "
+            "counted from 0"
+        )
 
 
 class Checkpointing(Value):
@@ -189,8 +207,10 @@ class RunSpec(Value):
                 content["training"].pop(name)
         evaluation: dict[str, Any] = content["training"].get("evaluation") or {}
         for part, newer in (
-            (content["model"], NEWER_SIZES),
-            (content["data"], {"loss_mask": None}),
+            (content["model"], NEWER_OF_MODEL),
+            (content["lora"] or {}, NEWER_OF_LORA),
+            (content["training"], NEWER_OF_TRAINING),
+            (content["data"], NEWER_OF_DATA),
             (evaluation, NEWER_OF_EVALUATION),
         ):
             for name, usual in newer.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import NonNegativeFloat, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
@@ -39,6 +39,16 @@ class LrSchedule(Value):
                 "a constant rate has neither decay nor min_lr; {kind: constant} alone keeps it so"
             )
         return self
+
+
+class LossScale(Value):
+    """fp16's dynamic loss scale; an overflow skips its step, and dtypes besides fp16 need none."""
+
+    initial: PositiveFloat = 65536.0
+    window: PositiveInt = 2000
+    """Good steps in a row after which it doubles."""
+    hysteresis: PositiveInt = 1
+    """Which overflow since it last grew halves it for the first time; all after it do as well."""
 
 
 class RampUp(Value):

@@ -10,6 +10,7 @@ from paceline.core.mmdit import MMDiTShape
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
+Share = Annotated[float, Field(ge=0, lt=1)]
 FFN: frozenset[LoraTarget] = frozenset({"up", "gate", "down"})
 
 
@@ -51,6 +52,10 @@ class DecoderShape(Value):
     tied_embeddings: bool = True
     embedding_size: PositiveInt | None = None
     """Width of the token embedding if it differs from hidden_size (OPT-350M: 512)."""
+    dropout: Share = 0.0
+    """Share of what embedding, attention and MLP add to the stream that training drops."""
+    attention_dropout: Share | None = None
+    """The same of attention's probabilities; None is as `dropout`."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -80,6 +85,11 @@ class DecoderShape(Value):
     def head_dim(self) -> int:
         """Width of one head, with the default filled in."""
         return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def dropped_probabilities(self) -> float:
+        """Share of attention's probabilities that training drops, with the default filled in."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def attention_size(self) -> int:
@@ -157,8 +167,10 @@ class LoraSpec(Value):
     rank: PositiveInt
     alpha: PositiveFloat
     targets: tuple[LoraTarget, ...]
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Share = 0.0
     """Share of an adapter's inputs that are dropped."""
+    lr: PositiveFloat | None = None
+    """The adapters' highest learning rate; None is `training.lr`, as of what trains beside them."""
     train_rest: bool = False
     """Embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
 

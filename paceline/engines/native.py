@@ -82,6 +82,8 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
 
 def _latent_problems(spec: RunSpec) -> list[str]:
     """What a diffusion transformer cannot be trained on."""
+    if spec.data.split is not None and spec.data.source == "latents":
+        return ["data.split parts the samples of a text, and source latents has none"]
     if spec.data.source in LATENT_SOURCES:
         return []
     allowed = " or ".join(LATENT_SOURCES)

@@ -174,8 +174,11 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         more = num_parameters(shape) / shape.num_layers - of_products
         return replace(case, more_weights=max(0.0, more))
     learned = shape.positions == "learned"
+    stated = spec.engine == "native"
     return replace(
         case,
+        drops_stream=stated and shape.dropout > 0,
+        drops_scores=stated and shape.dropped_probabilities > 0,
         vocab=float(shape.padded_vocab(layout.tp)),
         table_width=float(shape.embedding_size or 0),
         tied=shape.tied_embeddings,

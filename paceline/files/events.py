@@ -106,6 +106,8 @@ class StepEvent(Value):
     grad_norm: MaybeNan | None
     lr: NonNegativeFloat | None = None
     """The learning rate that it was taken with; None in lines from before it was written."""
+    lora_lr: NonNegativeFloat | None = None
+    """That of the adapters, None where they have none of their own."""
     tokens: NonNegativeFloat
     samples: NonNegativeFloat
     global_batch: NonNegativeInt

@@ -52,6 +52,7 @@ SCHEMA = 1
 FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"
 KEPT = 2
 """Older checkpoints are deleted."""
+KEPT_OF_DATA = ("source", "packing", "loss_on", "split", "split_part")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHTS = "weights/"
 RESUME = "checkpoint.resume"
@@ -86,11 +87,9 @@ class Checkpoints:
             "model": asdict(config.model),
             "training": kept,
             "data": {
-                "source": config.data.source,
                 "windows": num_windows,
-                "packing": config.data.packing,
-                "loss_on": config.data.loss_on,
                 "masked": config.data.loss_mask is not None,
+                **{name: getattr(config.data, name) for name in KEPT_OF_DATA},
             },
         }
         # A group of its own, because saving goes on beside the training's collectives; gloo,
@@ -176,7 +175,7 @@ class Checkpoints:
 
     def _random(self) -> dict[str, Tensor]:
         """By key what random numbers come next on this rank, if its training draws any."""
-        if self.config.lora is None or not self.config.lora.dropout:
+        if not self.config.draws:
             return {}
         states = random_states(self.world.device)
         return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}

@@ -51,6 +51,15 @@ class ModelConfig:
     tied_embeddings: bool
     embedding_size: int | None
     kind: str = "decoder"
+    dropout: float = 0.0
+    """Share of what embedding, attention and MLP add to the stream that is dropped."""
+    attention_dropout: float | None = None
+    """The same of attention's probabilities; None is as `dropout`."""
+
+    @property
+    def dropped_probabilities(self) -> float:
+        """Share of attention's probabilities that is dropped."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def kv_heads(self) -> int:
@@ -127,6 +136,15 @@ class LrScheduleConfig:
 
 
 @dataclass(frozen=True)
+class LossScaleConfig:
+    """How fp16's loss scale begins and moves; see `LossScaler`."""
+
+    initial: float = 65536.0
+    window: int = 2000
+    hysteresis: int = 1
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """When the model is tried on samples that it never trains on; see `Evaluator`."""
 
@@ -172,6 +190,7 @@ class TrainingConfig:
     seed: int
     ramp_up: tuple[tuple[int, int], ...]
     """(until, batch): a smaller batch before `until` samples are behind; see `BatchSizes`."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
     evaluation: EvaluationConfig | None = None
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
@@ -196,6 +215,9 @@ class DataConfig:
     """Of padded samples: `all` positions, or the `text` alone."""
     loss_mask: str | None = None
     """A byte for each token of a token file, 0 where it is no target."""
+    split: tuple[float, ...] | None = None
+    """Sizes of the source's parts, in proportion to each other."""
+    split_part: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,13 +247,19 @@ class LoraConfig:
     dropout: float
     targets: tuple[str, ...]
     train_rest: bool
+    lr: float | None = None
+    """The adapters' highest rate where it is another than the rest's."""
 
     def trains(self, name: str) -> bool:
         """Whether a parameter has a gradient: adapters always, the rest unless it is adapted."""
         *_, layer, kind = name.split(".")
-        if kind in ("lora_a", "lora_b"):
-            return True
-        return self.train_rest and not (kind == "weight" and layer in self.targets)
+        adapted = kind == "weight" and layer in self.targets
+        return is_adapter(name) or (self.train_rest and not adapted)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is one of an adapter's matrices."""
+    return name.rpartition(".")[2] in ("lora_a", "lora_b")
 
 
 @dataclass(frozen=True)
@@ -278,6 +306,15 @@ class TrainerConfig:
     def world_size(self) -> int:
         """Ranks that the layout needs: dp x tp x pp x cp."""
         return self.dp * self.layout.tp * self.layout.pp * self.layout.cp
+
+    @property
+    def draws(self) -> bool:
+        """Whether training drops anything at random."""
+        model, lora = self.model, self.lora
+        decoder = isinstance(model, ModelConfig)
+        return bool(
+            (lora and lora.dropout) or (decoder and (model.dropout or model.dropped_probabilities))
+        )
 
     def layout_record(self) -> dict[str, Any]:
         """The layout with the sizes derived from it, for the start line."""
@@ -328,6 +365,7 @@ def _training(raw: Mapping[str, Any]) -> TrainingConfig:
         raise ConfigError("training: is missing or no object")
     inner = {
         "lr_schedule": _record(LrScheduleConfig, part, "lr_schedule", "training."),
+        "loss_scale": _build(LossScaleConfig, part.get("loss_scale") or {}, ""),
         "evaluation": _optional(EvaluationConfig, part, "evaluation", "training."),
     }
     return _build(TrainingConfig, {**part, **inner}, "training.")

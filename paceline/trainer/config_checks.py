@@ -98,6 +98,10 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
         problems.append(f"data.loss_on {data.loss_on}: use one of {', '.join(LOSSES)}")
     if data.loss_mask is not None and data.source != "tokens":
         problems.append(f"data.loss_mask: source {data.source} is no file of tokens")
+    if data.split is not None and data.source == "latents":
+        problems.append("data.split: latents are not split; use a text or token source")
+    if data.split is not None and not 0 <= data.split_part < len(data.split):
+        problems.append(f"data.split_part {data.split_part}: split has {len(data.split)} parts")
     if data.packing == "padded" and data.source == "tokens":
         problems.append("data.packing padded: a token file has no records; use jsonl or text")
     return problems
@@ -138,6 +142,8 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
     width = model.head_dim
     if exchange == "ring" and config.device == "cuda" and (width % 8 or width > 256):
         problems.append(f"heads {width} wide: a ring on a GPU takes multiples of 8 up to 256")
+    if exchange == "ring" and model.dropped_probabilities:
+        problems.append("model.attention_dropout: attention in a ring drops nothing")
     if config.training.dtype == "fp8" and config.device == "cuda":
         problems += float8_problems(model, tp)
     try:

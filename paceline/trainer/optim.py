@@ -8,19 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.trainer.config import TrainingConfig
+from paceline.trainer.config import LossScaleConfig, TrainingConfig, is_adapter
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.replica.replica import Replica
+from paceline.trainer.schedule import RATE_TIMES
 
 
 def make_optimizer(
-    replica: Replica, training: TrainingConfig, shard_state: Axis | None
+    replica: Replica, training: TrainingConfig, shard_state: Axis | None, adapter_lr: float | None
 ) -> torch.optim.Optimizer:
-    """Fused AdamW without weight decay on vectors, spread over `shard_state` (ZeRO 1)."""
-    parameters = [p for _, p in replica.named_parameters() if p.requires_grad]
+    """Fused AdamW without weight decay on vectors, spread over `shard_state` (ZeRO 1).
+
+    Adapters are a group of their own where they have a learning rate of their own.
+    """
+    trained = [(name, p) for name, p in replica.named_parameters() if p.requires_grad]
+    apart = {name for name, _ in trained if adapter_lr is not None and is_adapter(name)}
+    rest = [p for name, p in trained if name not in apart]
+    adapters = [p for name, p in trained if name in apart]
+    decay, times = training.weight_decay, (adapter_lr or training.lr) / training.lr
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": adapters, "weight_decay": decay, RATE_TIMES: times},
     ]
     groups = [group for group in groups if group["params"]]
     settings: dict[str, Any] = {
@@ -61,28 +70,32 @@ def scale_gradients(gradients: list[Tensor], factor: Tensor | float) -> None:
 class LossScaler:
     """fp16's dynamic loss scale (Micikevicius et al., arXiv:1710.03740, section 3.2).
 
-    The scale halves when a gradient overflows, which skips that step, and doubles after
-    `patience` steps without.
+    A gradient that overflows skips its step. From the plan's `hysteresis`-th one on since the scale
+    last grew, each halves it; after `window` steps without it doubles.
     """
 
-    def __init__(self, scale: float = 65536.0, patience: int = 2000) -> None:
-        self.scale, self.patience = scale, patience
-        self._good = 0
+    def __init__(self, plan: LossScaleConfig) -> None:
+        self.plan, self.scale = plan, plan.initial
+        self._good, self._overflows = 0, 0
 
     def accept(self, norm: float) -> bool:
         """Whether a step with this norm of scaled gradients counts; adjusts the scale."""
         if not math.isfinite(norm):
-            self.scale, self._good = self.scale / 2, 0
+            self._good, self._overflows = 0, self._overflows + 1
+            if self._overflows >= self.plan.hysteresis:
+                self.scale /= 2
             return False
         self._good += 1
-        if self._good == self.patience:
-            self.scale, self._good = self.scale * 2, 0
+        if self._good == self.plan.window:
+            self.scale *= 2
+            self._good = self._overflows = 0
         return True
 
     def state(self) -> dict[str, float]:
         """What a checkpoint keeps of it."""
-        return {"scale": self.scale, "good": self._good}
+        return {"scale": self.scale, "good": self._good, "overflows": self._overflows}
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from what `state` gave."""
         self.scale, self._good = float(state["scale"]), int(state["good"])
+        self._overflows = int(state.get("overflows", 0))

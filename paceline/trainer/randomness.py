@@ -32,3 +32,17 @@ def kept_randomness(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore_random(states, device)
+
+
+@contextmanager
+def drawn_apart(place: int, device: torch.device) -> Iterator[None]:
+    """What runs inside draws other numbers in each place, and afterwards all go on alike.
+
+    They follow from the next number that all places draw alike, so that a kept state repeats them.
+    """
+    seed = int(torch.randint(2**62, ()).item()) + place
+    with kept_randomness(device):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
+        yield

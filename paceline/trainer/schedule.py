@@ -10,6 +10,9 @@ import torch
 
 from paceline.trainer.config import LrScheduleConfig, TrainingConfig
 
+RATE_TIMES = "rate_times"
+"""Key of a parameter group: its learning rate over the schedule's."""
+
 
 class BatchSizes:
     """The global batch of every step (from 0) while it ramps up, and the samples before it.
@@ -76,6 +79,6 @@ def remaining(plan: LrScheduleConfig, done: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Have the next step taken with this learning rate."""
+    """Have the next step taken with this learning rate, by a group as many times as it says."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get(RATE_TIMES, 1.0)

@@ -73,9 +73,11 @@ class Trainer:
         self.masked = masked
         data = replica.mesh.data
         shard_state = data if data.size > 1 and config.layout.zero_stage == 1 else None
-        self.optimizer = make_optimizer(replica, config.training, shard_state)
+        self.adapter_lr = config.lora.lr if config.lora else None
+        self.optimizer = make_optimizer(replica, config.training, shard_state, self.adapter_lr)
         self.rate = LearningRate(config.training)
-        self.scaler = LossScaler() if config.training.dtype == "fp16" else None
+        fp16 = config.training.dtype == "fp16"
+        self.scaler = LossScaler(config.training.loss_scale) if fp16 else None
         self.checkpoints: Checkpoints | None = None
         self._pending: deque[Pending] = deque()
         self._quality: Quality | None = None
@@ -219,7 +221,7 @@ class Trainer:
             step=done.step,
             loss=loss,
             grad_norm=norm,
-            lr=self.rate.at(done.step - 1),
+            **self._rates(done.step),
             tokens=done.real_tokens / peers,
             samples=done.samples / peers,
             global_batch=done.samples * mesh.dp.size,
@@ -233,6 +235,13 @@ class Trainer:
             **({"tracked": True} if done.tracked else {}),
             **({} if done.checkpoint_s is None else {"checkpoint_s": done.checkpoint_s}),
         )
+
+    def _rates(self, step: int) -> dict[str, float]:
+        """The learning rates of a step (from 1)."""
+        rate = self.rate.at(step - 1)
+        if self.adapter_lr is None:
+            return {"lr": rate}
+        return {"lr": rate, "lora_lr": rate * self.adapter_lr / self.rate.highest}
 
     def _check(self, done: Pending, loss: float, norm: float) -> None:
         if not math.isfinite(loss):

@@ -41,7 +41,7 @@ def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
     with kept_randomness(world.device):
         try:
             trainer.masked = False
-            trainer.scaler = LossScaler() if scaler is not None else None
+            trainer.scaler = LossScaler(training.loss_scale) if scaler is not None else None
             for _ in range(steps):
                 batch, _ = loader.next()
                 set_rate(trainer.optimizer, 0.0)

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from paceline.core.errors import UserError
 from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.run import RunSpec
+from paceline.core.schedules import LossScale
+from paceline.core.shape import LoraSpec
 from paceline.engines import native
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request
@@ -18,6 +20,7 @@ from paceline.runs.plan import make_plan
 from tests.example import make_spec
 
 EVALUATION = Evaluation(every_samples=64, samples=8, target=3.0)
+LORA = LoraSpec(rank=2, alpha=4, targets=("q",))
 LOG = MlperfLog(benchmark="llama31_8b", org="Example", platform="box")
 
 
@@ -45,6 +48,30 @@ def test_what_counts_changes_the_key_where_it_is_not_everything() -> None:
     assert RunSpec.model_validate(plain).key == make_spec().key
     assert len({variant.key for variant in (make_spec(), spec(), masked, *evaluated)}) == 5
     assert native.settings(masked)["data"]["loss_mask"] == "/a/mask.bin"
+
+
+def test_newer_settings_change_the_key_where_they_are_not_as_usual() -> None:
+    plain = make_spec(lora=LORA).model_dump(mode="json")
+    plain["training"].pop("loss_scale")
+    plain["lora"].pop("lr")
+    plain["data"] = {k: v for k, v in plain["data"].items() if not k.startswith("split")}
+    plain["model"] = {k: v for k, v in plain["model"].items() if not k.endswith("dropout")}
+    scale = LossScale(initial=4096, window=500)
+    scaled = make_spec(training=make_spec().training.model_copy(update={"loss_scale": scale}))
+    faster = make_spec(lora=LORA.model_copy(update={"lr": 5e-4}))
+
+    assert RunSpec.model_validate(plain).key == make_spec(lora=LORA).key
+    split = make_spec(data=make_spec().data.model_copy(update={"split": (2.0, 4.0, 4.0)}))
+    shape = make_spec().model
+    dropping = [
+        make_spec(model=shape.model_copy(update=update))
+        for update in ({"dropout": 0.1}, {"dropout": 0.1, "attention_dropout": 0.0})
+    ]
+    keys = {x.key for x in (make_spec(), scaled, make_spec(lora=LORA), faster, split, *dropping)}
+    assert len(keys) == 7
+    assert native.settings(dropping[0])["model"]["dropout"] == 0.1
+    assert native.settings(scaled)["training"]["loss_scale"]["window"] == 500
+    assert native.settings(faster)["lora"]["lr"] == 5e-4
 
 
 def test_labels_change_no_key_and_all_reaches_the_trainer() -> None:

@@ -19,11 +19,10 @@ from torch import distributed as dist
 
 from paceline.trainer import checkpoint
 from paceline.trainer.checkpoint import find_checkpoint
-from paceline.trainer.config import ConfigError, parse_config
+from paceline.trainer.config import ConfigError, LossScaleConfig, parse_config
 from paceline.trainer.measure.clock import HostClock, StepClock, aside, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.outcome import CheckpointError, outcome
-from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
@@ -155,7 +154,7 @@ def test_the_loss_scale_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     loaded, _ = trainer(tmp_path, raw)
 
     assert loaded.scaler is not None and loaded.scaler.state() == wanted
-    assert wanted["scale"] == LossScaler().scale / 2
+    assert wanted["scale"] == LossScaleConfig().initial / 2
 
 
 def test_weights_that_are_lost_are_not_saved(saved: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.trainer.config import parse_config
+from paceline.trainer.config import LossScaleConfig, parse_config
 from paceline.trainer.data.batches import Loader, Sampler
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import HostClock, StepClock
@@ -56,7 +56,7 @@ def test_gradients_above_the_limit_are_shortened_to_it() -> None:
 def test_weight_decay_spares_vectors(make_trainer: Any) -> None:
     trainer, _ = make_trainer(bias=True, norm="layernorm")
 
-    optimizer = make_optimizer(trainer.replica, trainer.config.training, shard_state=None)
+    optimizer = make_optimizer(trainer.replica, trainer.config.training, None, None)
 
     decayed, spared = optimizer.param_groups
     assert {p.ndim for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
@@ -64,8 +64,8 @@ def test_weight_decay_spares_vectors(make_trainer: Any) -> None:
     assert decayed["fused"] and decayed["betas"] == (0.9, 0.95)
 
 
-def test_the_loss_scale_halves_on_overflow_and_doubles_after_patience() -> None:
-    scaler = LossScaler(scale=1024.0, patience=3)
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_its_window() -> None:
+    scaler = LossScaler(LossScaleConfig(initial=1024.0, window=3))
 
     assert not scaler.accept(float("inf")) and scaler.scale == 512
     assert not scaler.accept(float("nan")) and scaler.scale == 256
@@ -74,6 +74,32 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_patience() -> None:
     scaler.accept(1.0)
     scaler.accept(float("inf"))
     assert [scaler.accept(1.0), scaler.accept(1.0), scaler.scale] == [True, True, 256]
+
+
+def test_with_hysteresis_the_second_overflow_since_it_grew_is_the_first_to_halve() -> None:
+    scaler = LossScaler(LossScaleConfig(initial=1024.0, window=2, hysteresis=2))
+    overflow = float("inf")
+
+    assert not scaler.accept(overflow) and scaler.scale == 1024
+    assert scaler.accept(1.0) and not scaler.accept(overflow) and scaler.scale == 512
+    resumed = LossScaler(scaler.plan)
+    resumed.restore(scaler.state())
+    assert not resumed.accept(overflow) and resumed.scale == 256
+    assert resumed.accept(1.0) and resumed.accept(1.0) and resumed.scale == 512
+    assert not resumed.accept(overflow) and resumed.scale == 512
+
+
+def test_the_loss_scale_begins_and_grows_as_the_settings_say(make_trainer: Any) -> None:
+    plan = {"initial": 2.0**12, "window": 2, "hysteresis": 2}
+    trainer, loader = make_trainer(dtype="fp16", num_layers=1, loss_scale=plan)
+    scales = []
+    for _ in range(3):
+        scales.append(trainer.scaler.scale)
+        assert not trainer.step(loader.next()[0])[1]
+    loader.close()
+
+    assert scales == [2.0**12, 2.0**12, 2.0**13]
+    assert make_trainer(dtype="fp16")[0].scaler.scale == 65536
 
 
 def test_an_fp16_overflow_skips_the_step_and_training_goes_on(make_trainer: Any) -> None:

@@ -27,6 +27,8 @@ from paceline.estimate.model.block import tokens
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches
 
+DROPPED = 2
+"""Tensors of the stream that a block drops from: the outputs of attention and of the ffn."""
 LSE_BYTES = 4
 """fp32 logarithm of a row's sum of exponentials: all that flash attention keeps of its scores,
 one for each head and token (Dao et al., arXiv:2205.14135)."""
@@ -107,7 +109,8 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     """
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
-    stream = ((4 * c + f.masks + NORMS * _norm(x, f)) / shared + inputs) * x.hidden
+    masks = np.where(x.drops_stream > 0, DROPPED * np.where(f.noise > 0, c, 1.0), f.masks)
+    stream = ((4 * c + masks + NORMS * _norm(x, f)) / shared + inputs) * x.hidden
     routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
     width = (2 + x.gated * (1 + f.ffn_gated)) * (x.ffn * routed + x.shared_ffn)
     permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
@@ -116,13 +119,26 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:
-    """Whether attention stores its scores: without flash, or where they are small anyway."""
-    return (x.flash == 0) | (x.seq_len**2 / x.cp <= f.scores_within**2)
+    """Whether attention stores its scores: without flash, or where they are small anyway.
+
+    A CPU has no kernel that drops probabilities without storing them.
+    """
+    return (
+        (x.flash == 0)
+        | (f.noise * x.drops_scores > 0)
+        | (x.seq_len**2 / x.cp <= f.scores_within**2)
+    )
 
 
 def _scores(x: Cases, f: Constants) -> Floats:
-    """Bytes of a token's scores: 5 a s / tp in 16 bit with dropout, as c / 2 x scores a s / tp."""
-    return f.activation_scale * f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
+    """Bytes of a token's scores: 5 a s / tp in 16 bit with dropout, as c / 2 x scores a s / tp.
+
+    Where CPUs drop, probabilities, mask and what is left are fp32, as are then queries, keys and
+    values: 3 x 4 a (s + d) / tp.
+    """
+    drawn = 3 * 4 * x.heads * (x.seq_len + np.where(x.compute_bytes < 4, x.head_dim, 0)) / x.tp
+    stored = f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
+    return f.activation_scale * np.where(f.noise * x.drops_scores > 0, drawn, stored)
 
 
 def _norm(x: Cases, f: Constants) -> Floats:

@@ -46,6 +46,9 @@ class Framework:
     """Rows of the embedding are padded to a multiple of this x tp."""
     masks: float = 0
     """Of dropout masks, per token and hidden feature of a block."""
+    noise: float = 0
+    """1 where a mask that drops is as wide as what it drops, and scores that are dropped from are
+    stored, as by PyTorch's CPU operators; else it takes a byte, and attention draws it again."""
     wide_norm: float = 0
     """fp32 tensors that an RMSNorm keeps instead of its input where no kernel fuses it."""
     narrow_norm: float = 0
@@ -145,7 +148,7 @@ _NATIVE = Framework(
     copies_gradients=1, head_weight=6,
 )  # fmt: skip
 NATIVE_CPU = replace(
-    _NATIVE, wide_norm=2, narrow_norm=1, scores=2 * 0.59, scores_within=1024,
+    _NATIVE, noise=1, wide_norm=2, narrow_norm=1, scores=2 * 0.59, scores_within=1024,
     logits_at_once=40 * MIB, log_sd=0.05,
 )  # fmt: skip
 """The native trainer on CPUs, where no kernel fuses norms: scores of the blocks up to the diagonal

@@ -88,6 +88,10 @@ class Case:
     """Rows of a table of learned positions."""
     table_width: float = 0
     """Of the embedding where it is not the model's."""
+    drops_stream: bool = False
+    """Dropout of the stream that the run states; other frameworks' masks are counted always."""
+    drops_scores: bool = False
+    """The same of attention's probabilities."""
     gathers_keys: bool = True
     """Context parallelism gives every rank all keys and values, not another share of the heads."""
     compute_bytes: float = 2

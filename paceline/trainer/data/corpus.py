@@ -27,6 +27,7 @@ from paceline.trainer.data.texts import (
     documents,
     map_mask,
     map_tokens,
+    pack,
     records,
     tokens_of,
 )
@@ -41,6 +42,9 @@ from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.schedule import BatchSizes
+
+SPLIT_SEED = 1234
+"""Of the order that parts are cut from: the same for all phases of a training."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,41 @@ class SyntheticCorpus:
         return next_tokens([self.window(i) for i in indices], cp)
 
 
+@dataclass(frozen=True)
+class PartCorpus:
+    """Some of the samples of another corpus."""
+
+    whole: TokenCorpus | PaddedCorpus
+    indices: Tensor
+    """(num_windows,) which ones, in their order here."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether some targets count for nothing."""
+        return self.whole.masked
+
+    @property
+    def num_windows(self) -> int:
+        """Samples of the part."""
+        return self.indices.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        """Inputs of the part's samples, padding left out."""
+        return self.real_tokens(range(self.num_windows))
+
+    def real_tokens(self, indices: Sequence[int]) -> int:
+        """Input positions of some samples that are no padding."""
+        return self.whole.real_tokens(self._there(indices))
+
+    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+        """Samples as the whole corpus has them."""
+        return self.whole.collate(self._there(indices), cp)
+
+    def _there(self, indices: Sequence[int]) -> list[int]:
+        return self.indices[[*indices]].tolist()
+
+
 class Corpus(Protocol):
     """Samples by index; every rank makes the same sample from the same index."""
 
@@ -209,6 +248,7 @@ def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
         "packing": data.packing,
         "loss_on": data.loss_on,
         "loss_mask": data.loss_mask,
+        **({"split": data.split, "split_part": data.split_part} if data.split else {}),
         "real_tokens_per_sample": corpus.real_tokens(samples) / max(1, len(samples)),
     }
 
@@ -224,6 +264,8 @@ def load_corpus(config: TrainerConfig) -> Corpus:
     vocab = config.model.vocab_size
     if data.source == "synthetic":
         return SyntheticCorpus(training.seq_len, vocab, training.seed)
+    if data.split is not None:
+        return train_part(config, part_of(config, data, data.split))
     samples = BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
     usable = samples * training.seq_len + 1
     apart = held_out_of(config)
@@ -256,10 +298,14 @@ def load_validation(config: TrainerConfig) -> Corpus:
     apart, need = held_out_of(config), validation_size(config)
     masked = evaluation.loss_mask or (None if evaluation.path else data.loss_mask)
     data = replace(data, path=evaluation.path or data.path, loss_mask=masked)
-    if data.source == "tokens":
+    if data.split is not None:
+        part = part_of(config, data, data.split)
+        kept = slice(-evaluation.samples, None) if apart else slice(evaluation.samples)
+        corpus: Corpus = PartCorpus(part.whole, part.indices[kept])
+    elif data.source == "tokens":
         tokens, mask = map_tokens(data, None), mask_of(data)
         part = slice(-need.amount, None) if apart else slice(need.amount)
-        corpus: Corpus = TokenCorpus(
+        corpus = TokenCorpus(
             tokens[part], training.seq_len, vocab, None if mask is None else mask[part]
         )
     else:
@@ -271,6 +317,34 @@ def load_validation(config: TrainerConfig) -> Corpus:
             f"{corpus.num_windows}"
         )
     return corpus
+
+
+def part_of(config: TrainerConfig, data: DataConfig, split: Sequence[float]) -> PartCorpus:
+    """The samples of a run's part of a source, in an order that is the same for every seed.
+
+    The whole source's samples are shuffled once and cut in proportion to `split`, as DeepSpeed-Chat
+    does it (its shuffle is NumPy's, so the samples are others). Raises ConfigError as the source.
+    """
+    if data.source == "tokens":
+        vocab = config.model.vocab_size  # type: ignore[union-attr]
+        tokens, seq_len = map_tokens(data, None), config.training.seq_len
+        whole: TokenCorpus | PaddedCorpus = TokenCorpus(tokens, seq_len, vocab, mask_of(data))
+    else:
+        whole = text_corpus(config, data, 0, MOST_TEXT_TOKENS, WHOLE_SOURCE)
+    order = torch.randperm(whole.num_windows, generator=torch.Generator().manual_seed(SPLIT_SEED))
+    ends = (sum(split[:part]) / sum(split) for part in (data.split_part, data.split_part + 1))
+    start, end = (round(end * whole.num_windows) for end in ends)
+    return PartCorpus(whole, order[start:end])
+
+
+def train_part(config: TrainerConfig, part: PartCorpus) -> PartCorpus:
+    """A part without its last samples, if these are held out for evaluations."""
+    evaluation = config.training.evaluation
+    if evaluation is None or evaluation.path is not None:
+        return part
+    if part.num_windows <= evaluation.samples:
+        raise too_little(f"part {config.data.split_part} of {config.data.path or 'the data'}")
+    return replace(part, indices=part.indices[: -evaluation.samples])
 
 
 def mask_of(data: DataConfig) -> Tensor | None:
@@ -286,7 +360,7 @@ def held_out_of(config: TrainerConfig) -> ValidationSize | None:
 
 def text_corpus(
     config: TrainerConfig, data: DataConfig, seed: int, samples: int, extent: Extent
-) -> Corpus:
+) -> TokenCorpus | PaddedCorpus:
     """At most so many samples of a text source, or of a part of it."""
     seq_len, vocab = config.training.seq_len, config.model.vocab_size  # type: ignore[union-attr]
     if vocab < BYTE_VOCAB:
@@ -316,16 +390,3 @@ def pad(texts: Iterable[bytes], seq_len: int, limit: int, masked: bool) -> Padde
             pieces.append(piece)
             ends.append(ends[-1] + len(piece))
     return PaddedCorpus(torch.cat(pieces)[len(END) :], torch.tensor(ends), seq_len, masked)
-
-
-def pack(texts: Iterable[bytes], limit: int) -> Tensor:
-    """At most `limit` tokens: documents one after the other, each followed by its end mark."""
-    pieces = [END[:0]]
-    total = 0
-    for text in texts:
-        if text:
-            pieces.append(tokens_of(text))
-            total += len(text) + 1
-        if total >= limit:
-            break
-    return torch.cat(pieces)[:limit]

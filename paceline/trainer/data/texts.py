@@ -10,7 +10,7 @@ import os
 import random
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,19 @@ def tokens_of(text: bytes) -> Tensor:
     """A text as tokens, with its end mark."""
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else END[:0]
     return torch.cat([ids.to(torch.int16), END])
+
+
+def pack(texts: Iterable[bytes], limit: int) -> Tensor:
+    """At most `limit` tokens: documents one after the other, each followed by its end mark."""
+    pieces = [END[:0]]
+    total = 0
+    for text in texts:
+        if text:
+            pieces.append(tokens_of(text))
+            total += len(text) + 1
+        if total >= limit:
+            break
+    return torch.cat(pieces)[:limit]
 
 
 def records(

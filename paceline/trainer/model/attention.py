@@ -22,24 +22,28 @@ LONGEST_PLAIN = 256
 HALF = (torch.bfloat16, torch.float16)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, Tq, N, D) queries over (B, Tk, K, D) keys and values -> (B, Tq, N, D)."""
-    on_cpu, (queries, keys) = q.device.type == "cpu", (q.shape[1], k.shape[1])
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """(B, Tq, N, D) queries over (B, Tk, K, D) keys and values -> (B, Tq, N, D).
+
+    `dropout` is the share of the probabilities that is dropped, by PyTorch's kernels alone.
+    """
+    queries, keys = q.shape[1], k.shape[1]
+    on_cpu = q.device.type == "cpu" and not dropout
     if on_cpu and queries * keys <= LONGEST_BLOCKED**2:
         return BlockedAttention.apply(q, k, v)  # type: ignore[no-any-return]
     if on_cpu and queries < keys:
         return LateAttention.apply(q, k, v)  # type: ignore[no-any-return]
     k, v = _for_kernel(q, k), _for_kernel(q, v)
-    grouped = q.shape[2] > k.shape[2]
+    settings: dict[str, Any] = {"dropout_p": dropout, "enable_gqa": q.shape[2] > k.shape[2]}
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if queries < keys:
         # It brings the compiler along, which takes seconds to import.
         from torch.nn.attention.bias import causal_lower_right
 
         bias = causal_lower_right(queries, keys)
-        out = functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=grouped)
+        out = functional.scaled_dot_product_attention(q, k, v, bias, **settings)
     else:
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **settings)
     return out.transpose(1, 2)
 
 

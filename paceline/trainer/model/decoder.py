@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.trainer.config import LoraConfig, ModelConfig
 from paceline.trainer.model.context_parallel import attend, rows
+from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
 from paceline.trainer.model.loss import chunked_cross_entropy
 from paceline.trainer.model.network import Network
@@ -180,6 +182,7 @@ class Attention(nn.Module):
     def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
         super().__init__()
         self.setting, self.head_dim = setting, model.head_dim
+        self.dropout = model.dropped_probabilities
         hidden, bias = model.hidden_size, model.bias
         heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
         self.q = Linear(hidden, heads_size, bias, setting.adapter("q"))
@@ -196,13 +199,17 @@ class Attention(nn.Module):
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if self.setting.recompute == "selective":
-            out = recomputed(self._attend, q, k, v)
+            out = recomputed(self._attend, q, k, v, draws=self.dropout > 0)
         else:
             out = self._attend(q, k, v)
         return self.o(out.flatten(2))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, self.setting.cp, self.setting.cp_exchange)
+        cp, exchange = self.setting.cp, self.setting.cp_exchange
+        if not (self.dropout and self.training):
+            return attend(q, k, v, cp, exchange)
+        compute = partial(attend, cp=cp, exchange=exchange, dropout=self.dropout)
+        return drop_apart(self.setting.region.axis, compute, q, k, v)
 
 
 class FeedForward(nn.Module):
@@ -233,7 +240,9 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.pre = model.norm_position == "pre"
         self.recompute = setting.recompute == "full"
-        self.draws = setting.lora is not None and setting.lora.dropout > 0
+        self.dropout, self.region = model.dropout, setting.region
+        of_adapters = setting.lora.dropout if setting.lora else 0.0
+        self.draws = max(of_adapters, model.dropout, model.dropped_probabilities) > 0
         self.attention_norm = Norm(model)
         self.attention = Attention(model, setting)
         self.ffn_norm = Norm(model)
@@ -248,10 +257,14 @@ class DecoderBlock(nn.Module):
 
     def _layers(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         if self.pre:
-            x = x + self.attention(self.attention_norm(x), rope)
-            return x + self.ffn(self.ffn_norm(x))
-        x = self.attention_norm(x + self.attention(x, rope))
-        return self.ffn_norm(x + self.ffn(x))
+            x = x + self._drop(self.attention(self.attention_norm(x), rope))
+            return x + self._drop(self.ffn(self.ffn_norm(x)))
+        x = self.attention_norm(x + self._drop(self.attention(x, rope)))
+        return self.ffn_norm(x + self._drop(self.ffn(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        drops = self.dropout and self.training
+        return drop_stream(x, self.dropout, self.region) if drops else x
 
 
 class Decoder(Network):
@@ -314,6 +327,8 @@ class Decoder(Network):
         if self.positions is not None:
             assert self.places is not None, "make_tables comes first"
             x = x + functional.embedding(self.places, local(self.positions.weight)).to(x.dtype)
+        if self.model.dropout and self.training:
+            x = drop_stream(x, self.model.dropout, self.setting.region)
         return x
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.context_parallel import keep_from_compiler
+from paceline.trainer.model.dropout import keep_draws_from_compiler
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import sum_flat, sum_over
 from paceline.trainer.parallel.mesh import Mesh, World
@@ -257,6 +258,7 @@ def reshard(part: Network) -> None:
 def compile_blocks(parts: list[Network]) -> None:
     """torch.compile for every block; the first step pays for it."""
     keep_from_compiler()
+    keep_draws_from_compiler()
     for part in parts:
         for block in part.blocks.values():
             block.compile(backend=COMPILER)

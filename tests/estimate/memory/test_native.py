@@ -28,12 +28,16 @@ RANKS = 2
 LAYOUTS = {
     "fsdp": Layout(micro_batch=4, zero_stage=2),
     "tensor": Layout(micro_batch=4, tp=2, sequence_parallel=True),
+    "stream": Layout(micro_batch=4, zero_stage=2),
+    "probabilities": Layout(micro_batch=4, tp=2, sequence_parallel=True),
 }
+DROPPED = {"stream": {"dropout": 0.1, "attention_dropout": 0.0}, "probabilities": {"dropout": 0.1}}
 
 
 def spec(name: str) -> Any:
     training = Training(seq_len=128, global_batch=8, steps=3, dtype="bf16")
-    return make_spec(ranks=RANKS, model=SHAPE_HERE, training=training, layout=LAYOUTS[name])
+    shape = SHAPE_HERE.model_copy(update=DROPPED.get(name, {}))
+    return make_spec(ranks=RANKS, model=shape, training=training, layout=LAYOUTS[name])
 
 
 def case(name: str) -> Case:
@@ -65,7 +69,7 @@ def case(name: str) -> Case:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the first of two ranks told of both layouts."""
+    """What the first of two ranks told of every layout."""
     runs = {name: {**native.settings(spec(name)), "threads": 1} for name in LAYOUTS}
     for run in runs.values():
         run["data"]["source"] = "synthetic"

@@ -13,8 +13,8 @@ import torch
 
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.data import corpus
-from paceline.trainer.data.corpus import TokenCorpus, load_corpus, pack
-from paceline.trainer.data.texts import END_OF_DOCUMENT
+from paceline.trainer.data.corpus import TokenCorpus, load_corpus
+from paceline.trainer.data.texts import END_OF_DOCUMENT, pack
 from tests.trainer.example import settings
 
 
