@@ -287,6 +287,6 @@ DIALECT = Dialect(
     ),
     read=read,
     precedence=8,
-    convention="megatron-deepspeed",
+    convention="megatron-deepspeed+recompute",
     whole_run=True,
 )

@@ -31,5 +31,5 @@ DIALECT = Dialect(
     step_line=_OWN_FIELD,
     read=read,
     precedence=3,
-    convention="megatron-deepspeed",
+    convention="megatron-deepspeed+recompute",
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS
+from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
@@ -107,11 +107,13 @@ class Recipe(Value):
     variants: dict[str, dict[str, Any]] = {}
     """Named sets of overrides, by dotted field."""
 
-    @model_validator(mode="after")
-    def _known_convention(self) -> Self:
-        if self.flops_convention not in CONVENTIONS:
+    @field_validator("flops_convention")
+    @classmethod
+    def _known_convention(cls, name: str) -> str:
+        """The convention itself: hardware FLOP/s add what the layout recomputes anyway."""
+        if without_recompute(name) not in CONVENTIONS:
             raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
-        return self
+        return without_recompute(name)
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:
