@@ -195,7 +195,7 @@ def override_keys() -> list[str]:
 
 
 def full_key(key: str) -> str:
-    """The dotted field for `key`; a last name that occurs once may stand alone."""
+    """The dotted field for `key`; a last name that occurs once, or in training, may stand alone."""
     keys = override_keys()
     if key in keys or key.rpartition(".")[0] in keys:
         return key
@@ -206,6 +206,8 @@ def full_key(key: str) -> str:
     matches = [field for field in keys if field.rpartition(".")[2] == key]
     if len(matches) == 1:
         return matches[0]
+    if f"training.{key}" in matches:
+        return f"training.{key}"
     if matches:
         raise UserError(f"--set {key}", "names several fields", allowed=", ".join(matches))
     leaves = [*keys, *(field.rpartition(".")[2] for field in keys)]

@@ -75,7 +75,9 @@ def test_every_section_is_of_a_recipe():
     assert used == set(SOURCES)
 
 
-@pytest.mark.parametrize("override", ["training.lr=1e-3", "ramp_up={start: 8, increment: 8, samples: 99}"])
+@pytest.mark.parametrize(
+    "override", ["training.lr=1e-3", "ramp_up={start: 8, increment: 8, samples: 99}"]
+)
 def test_another_number_and_a_setting_without_a_source_are_noticed(override: str):
     changed = settings(load_recipe("gpt-1b3", None, [override]))
     assert changed != stated("gpt-1b3", None)
