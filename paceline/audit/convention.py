@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.audit.cells.derivation import judge, relation, speed_of
 from paceline.audit.lines import cells_of, flops_input, inputs_of
-from paceline.core.flops import CONVENTIONS, flops_per_sample
+from paceline.core.flops import CONVENTIONS, flops_per_sample, with_recompute
 from paceline.files import catalog
 from paceline.files.references import Row
 
@@ -95,25 +95,29 @@ def _peak_is_open(rows: Sequence[Row]) -> bool:
 def _countings(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Counting]:
     """Every way to count that the table leaves open, the usual ones first."""
     stated = "recompute" in row.layout.model_fields_set
+    plain = stated and row.layout.recompute == "none"
     open_fields = {
         "padded": (False, True) if row.shape else (False,),
-        "convention": [row.convention] if row.convention else list(CONVENTIONS),
-        "recompute": (row.layout.recompute,) if stated else ("none", "full"),
+        "convention": [row.convention] if row.convention else list(_conventions(plain)),
         "gated": (False, True) if gate_is_open else (None,),
         "digits": (None,) if row.flops_per_sample else (None, 3),
         "whole_peak": (False, True) if peak_is_open else (None,),
     }
     for values in product(*open_fields.values()):
-        counting = dict(zip(open_fields, values, strict=True))
-        counts = CONVENTIONS[counting["convention"]].counts_recompute
-        if counts or stated or counting["recompute"] == "none":
-            yield counting
+        yield dict(zip(open_fields, values, strict=True))
+
+
+def _conventions(plain: bool) -> Iterator[str]:
+    """Names in which tables are printed; nothing is recomputed in a `plain` one."""
+    for name, convention in CONVENTIONS.items():
+        yield name
+        if convention.printed_recomputed and not plain:
+            yield with_recompute(name)
 
 
 def _with(row: Row, counting: Counting) -> Row:
     """The row counted in one way."""
-    layout = row.layout.model_copy(update={"recompute": counting["recompute"]})
-    update: Counting = {"convention": counting["convention"], "layout": layout}
+    update: Counting = {"convention": counting["convention"]}
     if row.shape:
         gated = row.shape.gated_ffn if counting["gated"] is None else counting["gated"]
         vocab = _padded(row) if counting["padded"] else row.shape.vocab_size
@@ -159,8 +163,6 @@ def _gives(row: Row) -> bool:
 
 def _words(counting: Counting) -> str:
     words = [str(counting["convention"])]
-    if CONVENTIONS[counting["convention"]].counts_recompute:
-        words.append(f"recomputation {counting['recompute']}")
     if counting["gated"] is not None:
         words.append(
             "gated feed-forward layers"

@@ -9,16 +9,16 @@ from paceline.core import rates
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import (
     CONVENTIONS,
+    RECOMPUTED,
     FlopsInput,
     flops_per_token,
-    hardware_flops_per_token,
+    with_recompute,
+    without_recompute,
 )
 from paceline.core.hardware import Dtype
 from paceline.files import catalog
 
-HARDWARE = "+recompute"
-"""Suffix of a convention: what recomputation does again is counted as well (HFU, not MFU)."""
-WITHOUT_ADAPTERS = ("palm", "six-n", "narayanan-hw", "megatron-deepspeed")
+WITHOUT_ADAPTERS = ("palm", "six-n", "narayanan", "megatron-deepspeed")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def convert(
         if peaks.published is None:
             share = _possible(figure.value * after / before)
             return Conversion(
-                _side(published, x, before, None, None, figure.value),
-                _side(target, x, after, None, None, share),
+                _side(published, before, None, None, figure.value),
+                _side(target, after, None, None, share),
                 after / before,
                 ("the same peak is taken on both sides; without it there is no FLOP/s",),
             )
@@ -82,8 +82,8 @@ def convert(
         else after / before
     )
     return Conversion(
-        _side(published, x, before, peaks.published, rate, share_before),
-        _side(target, x, after, peaks.target, converted, _possible(share_after)),
+        _side(published, before, peaks.published, rate, share_before),
+        _side(target, after, peaks.target, converted, _possible(share_after)),
         ratio,
         (),
     )
@@ -96,7 +96,7 @@ def from_step_time(
     flops = _flops(target, x, "--to")
     rate = rates.flops_per_s_per_device(flops * x.seq_len, batch, step_time_s, devices)
     share = _possible(rates.mfu(rate, peaks.target))
-    side = _side(target, x, flops, peaks.target, rate, share)
+    side = _side(target, flops, peaks.target, rate, share)
     return Conversion(side, side, 1.0, ())
 
 
@@ -131,12 +131,12 @@ def peaks_of(
 
 def _flops(name: str, x: FlopsInput, option: str) -> float:
     """FLOPs of a token; raises UserError for an unknown convention or one that does not apply."""
-    convention = name.removesuffix(HARDWARE)
+    convention = without_recompute(name)
     if convention not in CONVENTIONS:
         raise UserError(
             f"{option} {name}",
             "is not a convention",
-            allowed=f"{', '.join(CONVENTIONS)}, each with {HARDWARE} for hardware FLOPs",
+            allowed=f"{', '.join(CONVENTIONS)}, each with {RECOMPUTED} for hardware FLOPs",
             remedy=did_you_mean(convention, CONVENTIONS) or None,
         )
     if x.lora and convention in WITHOUT_ADAPTERS:
@@ -147,34 +147,29 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
         raise UserError(
             f"{option} {name}", "counts no model of this kind", allowed=", ".join(applicable)
         )
-    if name == convention:
-        return flops_per_token(convention, x)
-    if x.recompute == "none":
+    if name != convention and x.recompute == "none":
         raise UserError(
             f"{option} {name}",
             "needs to know what is recomputed",
-            remedy="add --recompute selective or --recompute full",
+            remedy=f"add --recompute selective or --recompute full, or take {convention}",
         )
-    return hardware_flops_per_token(convention, x)
+    return flops_per_token(name, x)
 
 
 def _side(
     name: str,
-    x: FlopsInput,
     flops: float,
     peak: float | None,
     rate: float | None,
     share: float | None,
 ) -> StatedFigure:
-    convention = name.removesuffix(HARDWARE)
+    convention = without_recompute(name)
     formula, source = _formula_and_source(convention)
-    hardware = name != convention
-    if hardware:
-        formula = f"{formula} Recomputation is counted as work."
-    hardware |= CONVENTIONS[convention].counts_recompute and x.recompute == "full"
-    return StatedFigure(
-        name, flops, peak, rate, share, "HFU" if hardware else "MFU", formula, source
-    )
+    if name == convention:
+        return StatedFigure(name, flops, peak, rate, share, "MFU", formula, source)
+    formula = f"{formula} Recomputation is counted as work."
+    name = with_recompute(convention)
+    return StatedFigure(name, flops, peak, rate, share, "HFU", formula, source)
 
 
 def _formula_and_source(convention: str) -> tuple[str, str]:

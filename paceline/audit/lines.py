@@ -16,6 +16,8 @@ from paceline.core.flops import (
     attention_per_token,
     flops_per_sample,
     model_flops_per_token,
+    with_recompute,
+    without_recompute,
 )
 from paceline.core.printed import Interval, exactly, read_printed
 from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters, uses
@@ -46,11 +48,17 @@ def cells_of(row: Row) -> dict[str, Cell]:
 
 
 def flops_input(row: Row) -> FlopsInput | None:
-    """What a convention looks at for this row; None without a shape or a sequence length."""
+    """What a convention looks at for this row; None without a shape or a sequence length.
+
+    A convention that counts recomputation stands for a full one where the row states none.
+    """
     shape, lora = _model(row)
     if shape is None or row.seq_len is None:
         return None
-    return FlopsInput(shape, row.seq_len, row.layout.recompute, lora, row.nominal_parameters)
+    stated = "recompute" in row.layout.model_fields_set
+    counted = row.convention is not None and row.convention not in CONVENTIONS
+    recompute = "full" if counted and not stated else row.layout.recompute
+    return FlopsInput(shape, row.seq_len, recompute, lora, row.nominal_parameters)
 
 
 def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> AuditLine:
@@ -106,10 +114,14 @@ def _flops_per_sample(row: Row) -> Interval | None:
         return None
     flops = flops_per_sample(row.convention, x)
     step = row.resolution.get("nominal_parameters", 0.0)
-    if x.nominal_parameters and step and row.convention == "six-n":
+    if x.nominal_parameters and step and _counts_parameters(row.convention):
         half = flops * step / x.nominal_parameters / 2
         return Interval(flops - half, flops + half)
     return exactly(flops)
+
+
+def _counts_parameters(convention: str | None) -> bool:
+    return convention is not None and without_recompute(convention) == "six-n"
 
 
 def _settings(row: Row) -> Iterator[tuple[str, float]]:
@@ -209,14 +221,15 @@ def _flops(row: Row) -> dict[str, float]:
     counts: dict[str, float] = {}
     for name, convention in CONVENTIONS.items():
         counts[f"the convention {name}"] = flops_per_sample(name, x)
-        if convention.counts_recompute:
-            for recompute, words in (("full", "counted"), ("none", "not counted")):
-                changed = replace(x, recompute=recompute)
-                label = f"the convention {name}, recomputation {words}"
-                counts[label] = flops_per_sample(name, changed)
+        if convention.printed_recomputed:
+            again = with_recompute(name)
+            counts[f"the convention {again}"] = flops_per_sample(
+                again, replace(x, recompute="full")
+            )
     if x.nominal_parameters:
         counted = count(num_parameters(x.shape), 4)
+        nominal = row.convention if _counts_parameters(row.convention) else None
         counts[f"the counted {counted} parameters"] = flops_per_sample(
-            "six-n", replace(x, nominal_parameters=None)
+            nominal or "six-n", replace(x, nominal_parameters=None)
         )
     return counts

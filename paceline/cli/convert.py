@@ -57,8 +57,9 @@ def convert(
 ) -> None:
     """Convert a published MFU, TFLOP/s or step time to another convention.
 
-    Conventions: full-attention, causal, palm, six-n, narayanan-hw,
-    megatron-deepspeed; with +recompute they count recomputed work too (HFU).
+    Conventions: full-attention, causal, palm, six-n, narayanan,
+    megatron-deepspeed. None of them counts recomputed work; with +recompute
+    behind the name it is counted too (HFU), as much of it as --recompute says.
     A step time needs --global-batch and --gpus.
 
     Examples:
@@ -71,6 +72,9 @@ def convert(
       --peak 989e12
 
       paceline convert 12.5s --model llama31-70b --global-batch 128 --gpus 64
+
+      paceline convert 29s --to six-n+recompute --model gpt-1b3
+      --global-batch 512 --gpus 8
     """
     quantity = read_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)

@@ -22,6 +22,7 @@ from paceline.compare.significance import (
     decide_by_margin,
     further_repeats,
 )
+from paceline.core.flops import without_recompute
 from paceline.core.metrics import METRICS
 
 IDENTICAL = "identical values in all repeats: rounded or counted, so no spread can be told"
@@ -203,9 +204,12 @@ def _why_unknown(name: str, baseline: Side, candidate: Side) -> str | None:
 
 
 def _conventions(name: str, baseline: Side, candidate: Side) -> str | None:
-    """Why figures that depend on a way of counting are not held against each other."""
+    """Why figures that depend on a way of counting are not held against each other.
+
+    Whether recomputation counts is a matter of the metric, and stands in newer runs' names alone.
+    """
     metrics = [m for side in (baseline, candidate) for m in side.metric(name) if m]
-    counted = {metric.convention for metric in metrics if metric.convention}
+    counted = {without_recompute(metric.convention) for metric in metrics if metric.convention}
     if len(counted) < 2:
         return None
     return f"counted in different conventions ({', '.join(sorted(counted))})"

@@ -10,6 +10,7 @@ from paceline.compare.comparability import Likeness, likeness
 from paceline.compare.sides import Member, Side, figure
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
+from paceline.core.flops import without_recompute
 from paceline.core.printed import read_printed
 from paceline.core.result import AS_PRINTED, Metric, ReferenceComparison, WindowRecord
 from paceline.files import references
@@ -86,7 +87,7 @@ def row_facts(row: Row) -> Facts:
         num_devices=row.num_devices,
         devices_per_node=row.devices_per_node,
         layout=row.layout if row.layout.model_fields_set else None,
-        flops_convention=row.convention,
+        flops_convention=row.convention and without_recompute(row.convention),
         origin="imported",
         **(
             recipe.data.model_dump(include={"packing", "loss_on"}, exclude_unset=True)

@@ -1,14 +1,15 @@
 """FLOPs of one training step in the conventions of the field, by name.
 
 The same step gives different FLOP counts depending on who counts; a figure is comparable only
-inside one convention. `model` FLOPs count the arithmetic of the mathematics once; `hardware` FLOPs
-add what activation recomputation does again.
+inside one convention. A convention's name stands for `model` FLOPs, the arithmetic of the
+mathematics once, whatever is recomputed; with `+recompute` behind it the name stands for
+`hardware` FLOPs, which add what activation recomputation does again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.core.layout import Recompute
 from paceline.core.shape import (
@@ -20,6 +21,10 @@ from paceline.core.shape import (
     uses,
     weights_beside_experts,
 )
+
+RECOMPUTED = "+recompute"
+"""Behind a convention's name: what recomputation does again is counted as well (HFU, not MFU)."""
+OLDER_NAMES = {"narayanan-hw": "narayanan+recompute"}
 
 
 @dataclass(frozen=True)
@@ -38,26 +43,41 @@ class Convention:
     """A way to count: training FLOPs of one token, and what it is called in print."""
 
     name: str
-    counts_recompute: bool
-    """True when full recomputation raises the count, which makes it hardware FLOPs."""
     describes: str
     per_token: Callable[[FlopsInput], float]
+    """Model FLOPs."""
+    recomputed: Callable[[FlopsInput], float]
+    """What the recomputation of an input adds, selective or full."""
+    printed_recomputed: bool
+    """True where those who print it count recomputation as work."""
 
 
 CONVENTIONS: dict[str, Convention] = {}
 
 
+def blocks_again(x: FlopsInput) -> float:
+    """FLOPs per token of one more forward pass: of attention, with full recompute of the blocks.
+
+    The head is not recomputed, and flash attention's own recomputation is not counted.
+    """
+    return _blocks_again(x, attention_per_token(x) / 3)
+
+
 def _convention(
-    name: str, counts_recompute: bool, describes: str
+    name: str,
+    describes: str,
+    recomputed: Callable[[FlopsInput], float] = blocks_again,
+    printed_recomputed: bool = False,
 ) -> Callable[[Callable[[FlopsInput], float]], Callable[[FlopsInput], float]]:
     def register(per_token: Callable[[FlopsInput], float]) -> Callable[[FlopsInput], float]:
-        CONVENTIONS[name] = Convention(name, counts_recompute, describes, per_token)
+        kind = Convention(name, describes, per_token, recomputed, printed_recomputed)
+        CONVENTIONS[name] = kind
         return per_token
 
     return register
 
 
-@_convention("full-attention", False, "every query attends to every key; causal mask ignored")
+@_convention("full-attention", "every query attends to every key; causal mask ignored")
 def full_attention(x: FlopsInput) -> float:
     """FLOPs per token: 6 per weight of each matrix product + 12 L (a d) s.
 
@@ -67,7 +87,11 @@ def full_attention(x: FlopsInput) -> float:
     return linear_per_token(x) + attention_per_token(x)
 
 
-@_convention("causal", False, "the masked half of attention is not counted")
+def _causal_blocks_again(x: FlopsInput) -> float:
+    return _blocks_again(x, attention_per_token(x) / 6)
+
+
+@_convention("causal", "the masked half of attention is not counted", _causal_blocks_again)
 def causal(x: FlopsInput) -> float:
     """FLOPs per token as full-attention, with attention halved: 6 L (a d) s.
 
@@ -76,7 +100,7 @@ def causal(x: FlopsInput) -> float:
     return linear_per_token(x) + 0.5 * attention_per_token(x)
 
 
-@_convention("palm", False, "6 per parameter, embeddings included, and full attention")
+@_convention("palm", "6 per parameter, embeddings included, and full attention")
 def palm(x: FlopsInput) -> float:
     """FLOPs per token: 6 P + 12 L (a d) s, P the exact count of all parameters.
 
@@ -85,34 +109,51 @@ def palm(x: FlopsInput) -> float:
     return 6.0 * num_parameters(x.shape) + attention_per_token(x)
 
 
-@_convention("six-n", True, "2 P per token and pass, 3 passes, 4 with full recompute")
+def _six_n_again(x: FlopsInput) -> float:
+    return 2.0 * _counted_parameters(x) if x.recompute == "full" else 0.0
+
+
+@_convention("six-n", "2 P per token and pass, 3 passes", _six_n_again, True)
 def six_n(x: FlopsInput) -> float:
-    """FLOPs per token: 6 P, or 8 P with full recompute (BigScience's 1.3B study).
+    """FLOPs per token: 6 P; with full recompute counted (six-n+recompute) 8 P.
 
-    P is the nominal count if one is given (the study uses 1.3e9), else the exact count.
+    P is the nominal count if one is given, else the exact count. BigScience's 1.3B study counts
+    so, with 1.3e9 for P: 8 P with --checkpoint-activations, 6 P without.
     """
-    parameters = x.nominal_parameters or num_parameters(x.shape)
-    return 2.0 * parameters * (4 if x.recompute == "full" else 3)
+    return 6.0 * _counted_parameters(x)
 
 
-@_convention("narayanan-hw", True, "Megatron's closed form for GPT")
-def narayanan_hw(x: FlopsInput) -> float:
-    """FLOPs per token: 96 l h^2 (1 + s/6h + V/16lh) with full recompute, else 72 (...V/12lh).
+def _counted_parameters(x: FlopsInput) -> float:
+    return x.nominal_parameters or num_parameters(x.shape)
 
-    Narayanan et al., arXiv:2104.04473, section 5.1. The head is not recomputed, hence V/16 of 96
-    and V/12 of 72 are the same 6 V h.
+
+def _narayanan_again(x: FlopsInput) -> float:
+    layers, h = x.shape.num_layers, x.shape.hidden_size
+    attention = 4.0 * layers * h * x.seq_len
+    return attention + 24 * layers * h**2 if x.recompute == "full" else attention
+
+
+@_convention("narayanan", "Megatron's closed form for GPT", _narayanan_again, True)
+def narayanan(x: FlopsInput) -> float:
+    """FLOPs per token: 72 l h^2 (1 + s/6h + V/12lh); with full recompute counted 96 (...V/16lh).
+
+    Narayanan et al., arXiv:2104.04473, section 5.1, whose tables count recompute. The head is not
+    recomputed, hence V/16 of 96 and V/12 of 72 are the same 6 V h.
     """
-    coefficient, head = (96, 16) if x.recompute == "full" else (72, 12)
-    return _narayanan(x, coefficient, head)
+    return _narayanan(x, 72, 12)
 
 
-@_convention("megatron-deepspeed", True, "narayanan's form with V/16 for both cases")
+def _megatron_deepspeed_again(x: FlopsInput) -> float:
+    return _narayanan(x, 24, 16) if x.recompute == "full" else 0.0
+
+
+@_convention("megatron-deepspeed", "narayanan's form with V/16", _megatron_deepspeed_again, True)
 def megatron_deepspeed(x: FlopsInput) -> float:
-    """FLOPs per token: 24 f l h^2 (1 + s/6h + V/16lh), f = 4 with full recompute, else 3.
+    """FLOPs per token: 24 f l h^2 (1 + s/6h + V/16lh), f = 3; with full recompute counted f = 4.
 
     Printed by Megatron-DeepSpeed and DeepSpeed-Chat; without recompute it undercounts the head.
     """
-    return _narayanan(x, 96 if x.recompute == "full" else 72, 16)
+    return _narayanan(x, 72, 16)
 
 
 def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
@@ -151,14 +192,28 @@ def attention_per_token(x: FlopsInput) -> float:
     return 12.0 * x.shape.num_layers * x.shape.attention_size * x.seq_len
 
 
+def without_recompute(name: str) -> str:
+    """The convention of `name`, which may have `+recompute` behind it or be an older name."""
+    return OLDER_NAMES.get(name, name).removesuffix(RECOMPUTED)
+
+
+def with_recompute(name: str) -> str:
+    """The name under which the convention of `name` counts recomputation as work."""
+    return without_recompute(name) + RECOMPUTED
+
+
 def flops_per_token(convention: str, x: FlopsInput) -> float:
-    """Training FLOPs of one token in `convention`; raises KeyError for an unknown name."""
-    return CONVENTIONS[convention].per_token(x)
+    """Training FLOPs of one token in `convention`, hardware FLOPs where it ends in `+recompute`.
+
+    Raises KeyError for an unknown name.
+    """
+    model = model_flops_per_token(convention, x)
+    return model if convention in CONVENTIONS else model + _recomputed_per_token(convention, x)
 
 
 def model_flops_per_token(convention: str, x: FlopsInput) -> float:
     """FLOPs per token of the mathematics alone, as if nothing were recomputed: MFU's numerator."""
-    return flops_per_token(convention, replace(x, recompute="none"))
+    return CONVENTIONS[without_recompute(convention)].per_token(x)
 
 
 def flops_per_sample(convention: str, x: FlopsInput) -> float:
@@ -167,18 +222,18 @@ def flops_per_sample(convention: str, x: FlopsInput) -> float:
 
 
 def hardware_flops_per_token(convention: str, x: FlopsInput) -> float:
-    """FLOPs per token that the device executes: full recompute adds one forward of the blocks.
+    """FLOPs per token that the device executes, the input's recomputation counted: HFU's."""
+    return model_flops_per_token(convention, x) + _recomputed_per_token(convention, x)
 
-    The head is not recomputed, and flash attention's own recomputation is not counted. Hardware
-    conventions already include it.
-    """
-    model = flops_per_token(convention, x)
-    if CONVENTIONS[convention].counts_recompute or x.recompute == "none":
-        return model
-    attention = attention_per_token(x) * (0.5 if convention == "causal" else 1.0) / 3
-    if x.recompute == "selective":
-        return model + attention
-    return model + _block_forward_per_token(x) + attention
+
+def _recomputed_per_token(convention: str, x: FlopsInput) -> float:
+    if x.recompute == "none":
+        return 0.0
+    return CONVENTIONS[without_recompute(convention)].recomputed(x)
+
+
+def _blocks_again(x: FlopsInput, attention: float) -> float:
+    return attention + (_block_forward_per_token(x) if x.recompute == "full" else 0.0)
 
 
 def _block_forward_per_token(x: FlopsInput) -> float:

@@ -156,8 +156,8 @@ RULES: tuple[Rule, ...] = (
     refuse(
         "ep",
         native=True,
-        why="ep > 1 is not in the native trainer, because its models have no experts: they are "
-        "estimated, parsed and launched through other engines; use layout.ep=1",
+        why="ep > 1 is not in the native trainer, because its models have no experts: models with "
+        "experts are estimated, and their logs parsed; use layout.ep=1",
     ),
     refuse(
         "zero-bubble",

@@ -132,22 +132,25 @@ def _samples_per_s_mean(run: TimedRun) -> Metric:
 
 @_metric("model_flops_per_s_per_device", "FLOP/s of one device, recomputation not counted.")
 def _flops(run: TimedRun) -> Metric:
-    return _flops_rate(run, run.flops_per_s_per_device, *COUNTED)
+    return _flops_rate(run, run.flops_per_s_per_device, run.model_convention, *COUNTED)
 
 
 @_metric("hardware_flops_per_s_per_device", "As model FLOP/s, recomputation counted as work.")
 def _hardware_flops(run: TimedRun) -> Metric:
-    return _flops_rate(run, run.hardware_flops_per_s_per_device, *COUNTED, "layout")
+    rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
+    return _flops_rate(run, rate, convention, *COUNTED, "layout")
 
 
 @_metric("mfu", "Model FLOP/s over the device's dense data-sheet peak.")
 def _mfu(run: TimedRun) -> Metric:
-    return _share(run, run.flops_per_s_per_device, run.peak_flops_per_s, run.peak_source)
+    rate, convention = run.flops_per_s_per_device, run.model_convention
+    return _share(run, rate, convention, run.peak_flops_per_s, run.peak_source)
 
 
 @_metric("hfu", "As MFU, with the configured recomputation counted as work.")
 def _hfu(run: TimedRun) -> Metric:
-    return _share(run, run.hardware_flops_per_s_per_device, run.peak_flops_per_s, run.peak_source)
+    rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
+    return _share(run, rate, convention, run.peak_flops_per_s, run.peak_source)
 
 
 @_metric("of_achievable", "Model FLOP/s over the best matrix product measured on this machine.")
@@ -156,6 +159,7 @@ def _of_achievable(run: TimedRun) -> Metric:
     return _share(
         run,
         rate * num_devices if rate is not None and num_devices else None,
+        run.model_convention,
         run.achievable_flops_per_s,
         run.achievable_source,
         missing="the reachable rate was not probed",
@@ -233,9 +237,9 @@ def _loss_last(run: TimedRun) -> Metric:
     return Metric(value=_mean(last), unit=unit, n=len(last), statistic="mean")
 
 
-def _flops_rate(run: TimedRun, value: float | None, *needs: str) -> Metric:
+def _flops_rate(run: TimedRun, value: float | None, convention: str | None, *needs: str) -> Metric:
     metric = _rate(run, value, "FLOP/s", *needs)
-    return metric.model_copy(update={"convention": run.facts.flops_convention})
+    return metric.model_copy(update={"convention": convention})
 
 
 def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
@@ -261,6 +265,7 @@ def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
 def _share(
     run: TimedRun,
     rate: float | None,
+    convention: str | None,
     limit: float | None,
     source: str | None,
     missing: str | None = None,
@@ -277,7 +282,7 @@ def _share(
         unit="fraction",
         n=run.times.n,
         spread=run.spread,
-        convention=facts.flops_convention,
+        convention=convention,
         source=source,
         note=note,
     )

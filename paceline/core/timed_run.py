@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.facts import Facts
-from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
+from paceline.core.flops import (
+    FlopsInput,
+    hardware_flops_per_token,
+    model_flops_per_token,
+    with_recompute,
+    without_recompute,
+)
 from paceline.core.rates import flops_per_s_per_device
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import FloatColumn, Steps
@@ -81,6 +87,19 @@ class TimedRun:
     def hardware_flops_per_s_per_device(self) -> float | None:
         """As the model FLOP/s, with the configured recomputation counted."""
         return self._per_device(hardware_flops_per_token) if self.facts.layout else None
+
+    @property
+    def model_convention(self) -> str | None:
+        """In which convention model FLOP/s are counted."""
+        name = self.facts.flops_convention
+        return without_recompute(name) if name else None
+
+    @property
+    def hardware_convention(self) -> str | None:
+        """In which convention hardware FLOP/s are counted: the same where nothing is recomputed."""
+        name, layout = self.facts.flops_convention, self.facts.layout
+        recomputed = layout is not None and layout.recompute != "none"
+        return with_recompute(name) if name and recomputed else self.model_convention
 
     def _per_device(self, per_token: Callable[[str, FlopsInput], float]) -> float | None:
         facts, batch = self.facts, self.global_batch

@@ -288,6 +288,6 @@ DIALECT = Dialect(
     read=read,
     end_marker="exits successfully",
     precedence=8,
-    convention="megatron-deepspeed",
+    convention="megatron-deepspeed+recompute",
     whole_run=True,
 )

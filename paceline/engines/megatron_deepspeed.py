@@ -81,5 +81,5 @@ DIALECT = Dialect(
     read=read,
     end_marker="[after training is done]",
     precedence=3,
-    convention="megatron-deepspeed",
+    convention="megatron-deepspeed+recompute",
 )

@@ -45,7 +45,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     if spec.model.kind == "decoder" and spec.model.num_experts > 1:
         problems.append(
             "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
-            "parsed and launched through other engines"
+            "and their logs parsed"
         )
     problems += _evaluation_problems(spec)
     return problems + (
@@ -141,7 +141,9 @@ def missing(spec: RunSpec) -> str | None:
     )
     for package, extra in needed.items():
         if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed beside Paceline; pip install 'paceline[{extra}]'"
+            elsewhere = "; `python` of a cluster file names another interpreter"
+            remedy = f"pip install 'paceline[{extra}]'{elsewhere if spec.cluster.nodes > 1 else ''}"
+            return f"{package} is not installed beside Paceline; {remedy}"
     return None
 
 

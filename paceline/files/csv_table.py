@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS
+from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
@@ -298,9 +298,8 @@ def _resolved(where: str, column: str, name: str | None) -> Any:
 
 
 def _convention(where: str, name: str | None) -> str | None:
-    if name and name not in CONVENTIONS:
+    if name and without_recompute(name) not in CONVENTIONS:
         near = did_you_mean(name, CONVENTIONS) or None
-        raise UserError(
-            where, f"convention {name!r} is unknown", allowed=", ".join(CONVENTIONS), remedy=near
-        )
+        allowed = f"{', '.join(CONVENTIONS)}, each with {RECOMPUTED} for hardware FLOPs"
+        raise UserError(where, f"convention {name!r} is unknown", allowed=allowed, remedy=near)
     return name or None

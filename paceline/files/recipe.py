@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import PositiveFloat, StringConstraints, field_validator, model_validator
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS
+from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
@@ -107,11 +107,13 @@ class Recipe(Value):
     variants: dict[str, dict[str, Any]] = {}
     """Named sets of overrides, by dotted field."""
 
-    @model_validator(mode="after")
-    def _known_convention(self) -> Self:
-        if self.flops_convention not in CONVENTIONS:
+    @field_validator("flops_convention")
+    @classmethod
+    def _known_convention(cls, name: str) -> str:
+        """The convention itself: hardware FLOP/s add what the layout recomputes anyway."""
+        if without_recompute(name) not in CONVENTIONS:
             raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
-        return self
+        return without_recompute(name)
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:
@@ -193,7 +195,7 @@ def override_keys() -> list[str]:
 
 
 def full_key(key: str) -> str:
-    """The dotted field for `key`; a last name that occurs once may stand alone."""
+    """The dotted field for `key`; a last name that occurs once, or in training, may stand alone."""
     keys = override_keys()
     if key in keys or key.rpartition(".")[0] in keys:
         return key
@@ -204,6 +206,8 @@ def full_key(key: str) -> str:
     matches = [field for field in keys if field.rpartition(".")[2] == key]
     if len(matches) == 1:
         return matches[0]
+    if f"training.{key}" in matches:
+        return f"training.{key}"
     if matches:
         raise UserError(f"--set {key}", "names several fields", allowed=", ".join(matches))
     leaves = [*keys, *(field.rpartition(".")[2] for field in keys)]

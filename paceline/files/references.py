@@ -19,7 +19,7 @@ from pydantic import PositiveFloat, model_validator
 
 from paceline.core import rates
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS
+from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
@@ -85,7 +85,7 @@ class Row(Value):
         without_unit = sorted(set(self.printed) - set(self.units))
         if without_unit:
             raise ValueError(f"units has no entry for {', '.join(without_unit)}")
-        if self.convention is not None and self.convention not in CONVENTIONS:
+        if self.convention and without_recompute(self.convention) not in CONVENTIONS:
             raise ValueError(f"convention must be one of {', '.join(CONVENTIONS)}")
         return self
 

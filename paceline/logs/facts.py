@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
-from paceline.core.flops import CONVENTIONS
+from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.shape import Shape, num_parameters
@@ -277,11 +277,13 @@ def _dtype(name: str, where: str) -> str:
 
 
 def _convention(name: str) -> str:
-    if name not in CONVENTIONS:
+    """The convention itself: hardware FLOP/s add what the layout recomputes anyway."""
+    convention = without_recompute(name)
+    if convention not in CONVENTIONS:
         raise UserError(
             f"--convention {name}",
             "is unknown",
             allowed=", ".join(CONVENTIONS),
             remedy=did_you_mean(name, list(CONVENTIONS)) or None,
         )
-    return name
+    return convention

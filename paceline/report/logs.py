@@ -184,7 +184,9 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     rates = [_rate(metrics.get(name)) for name in names]
     flops, mfu = metrics.get("model_flops_per_s_per_device"), metrics.get("mfu")
     if flops is not None and flops.value is not None:
-        rates.append(f"{significant(flops.value / TERA, 4)} TFLOP/s a device ({flops.convention})")
+        hardware = metrics["hardware_flops_per_s_per_device"]
+        counted = hardware.convention != flops.convention
+        rates.append(", ".join(map(_flops_text, [flops, hardware] if counted else [flops])))
     if mfu is not None and mfu.value is not None:
         rates.append(f"MFU {percent(mfu.value)}")
     if shown_rates := [rate for rate in rates if rate]:
@@ -197,6 +199,11 @@ def _figures(log: ParsedLog) -> Iterator[str]:
         yield f"no FLOP/s: {missing}"
     if log.reported:
         yield f"the log itself: {', '.join(_reported(log.reported))}"
+
+
+def _flops_text(metric: Metric) -> str:
+    rate = None if metric.value is None else significant(metric.value / TERA, 4)
+    return f"{rate} TFLOP/s a device ({metric.convention})"
 
 
 def _rate(metric: Metric | None) -> str | None:

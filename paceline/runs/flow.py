@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline import __version__
-from paceline.core.errors import PacelineError, SystemFaultError
+from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.hardware import Dtype
 from paceline.core.run import Job, RunSpec
 from paceline.core.run_report import RunReport
@@ -138,7 +138,11 @@ def run(
     `group`, `repeat` and `trial` say what the run is part of. `stopped` is asked
     again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
     `submit` starts, in the launcher's place and together with other runs, what it has prepared.
+    Raises UserError, and leaves no folder, where what the engine runs in is not installed.
     """
+    absent = engine(plan.spec.engine).missing(plan.spec)
+    if absent:
+        raise UserError(f"engine {plan.spec.engine}", absent)
     folder = new_run_folder(root, plan.spec, tag)
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     record = _new_record(plan, folder, command).model_copy(update=membership)

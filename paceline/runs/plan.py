@@ -328,9 +328,6 @@ def _check(spec: RunSpec, force: bool) -> None:
             "; ".join(problems),
             remedy="change it with --set",
         )
-    absent = engine(spec.engine).missing(spec)
-    if absent:
-        raise UserError(f"engine {spec.engine}", absent)
     limit = _device_memory_bytes(spec.cluster)
     if force or limit is None:
         return

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.audit import Declared
+from paceline.audit.cells.crosscheck import check
 from paceline.audit.convention import assume
+from paceline.audit.lines import lines_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
 from paceline.files.csv_table import read_csv
@@ -38,9 +40,22 @@ def test_convention_and_gate_are_found(tmp_path: Path, convention: str):
 
 
 def test_recomputation_counted_as_work_is_found(tmp_path: Path):
-    read = read_csv(table(tmp_path, "narayanan-hw", "full"), Declared())
-    rows, _ = assume(read.rows, read.gated_is_open)
-    assert {(row.convention, row.layout.recompute) for row in rows} == {("narayanan-hw", "full")}
+    read = read_csv(table(tmp_path, "narayanan+recompute", "full"), Declared())
+    rows, assumptions = assume(read.rows, read.gated_is_open)
+    assert {row.convention for row in rows} == {"narayanan+recompute"}
+    assert "narayanan+recompute" in str(assumptions[0])
+
+
+@pytest.mark.parametrize("name", ["narayanan+recompute", "narayanan-hw"])
+def test_a_declared_convention_that_counts_recomputation_stands_for_a_full_one(
+    tmp_path: Path, name: str
+):
+    path = table(tmp_path, name, "full")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{lines[0]},gated_ffn", *(f"{row},yes" for row in lines[1:])]))
+    rows = read_csv(path, Declared(convention=name)).rows
+    verdicts = [v for v in check(lines_of(rows)) if v.cell.column == "flops_per_s_per_device"]
+    assert [verdict.state for verdict in verdicts] == ["follows"] * 4
 
 
 def test_what_is_declared_is_not_questioned(tmp_path: Path):

@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.audit.conversion import HARDWARE, Peaks, convert, from_step_time, peaks_of
+from paceline.audit.conversion import Peaks, convert, from_step_time, peaks_of
 from paceline.audit.quantity import Quantity
 from paceline.core.errors import UserError
-from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
-from tests.core.shapes import LLAMA_8B, LLAMA_70B, LLAMA_405B, OPT_13B, OPT_13B_LORA
+from paceline.core.flops import CONVENTIONS, RECOMPUTED, FlopsInput, flops_per_token
+from paceline.core.layout import Recompute
+from tests.core.shapes import (
+    GPT_1B3_PADDED,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_405B,
+    OPT_13B,
+    OPT_13B_LORA,
+)
 
 X = FlopsInput(LLAMA_70B, 8192)
 UNKNOWN = Peaks(None, None)
@@ -60,9 +68,30 @@ def test_there_and_back_gives_the_figure_again(
 def test_recomputed_work_is_counted_only_when_asked_for():
     x = FlopsInput(LLAMA_8B, 8192, "full")
     plain = convert(Quantity("mfu", 0.4), "causal", "causal", x, UNKNOWN)
-    counted = convert(Quantity("mfu", 0.4), "causal", "causal" + HARDWARE, x, UNKNOWN)
+    counted = convert(Quantity("mfu", 0.4), "causal", "causal" + RECOMPUTED, x, UNKNOWN)
     assert plain.ratio == 1 and 1.3 < counted.ratio < 4 / 3 + 1e-9
     assert (plain.wanted.share, counted.wanted.share) == ("MFU", "HFU")
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "target", "recompute", "tflops", "share"),
+    [
+        (29, "six-n+recompute", "full", 47.0, "HFU"),
+        (29, "six-n", "full", 35.3, "MFU"),
+        (23, "six-n", "full", 44.4, "MFU"),
+        (23, "six-n", "none", 44.4, "MFU"),
+        (29, "narayanan+recompute", "full", 53.7, "HFU"),
+        (29, "narayanan-hw", "full", 53.7, "HFU"),
+        (29, "narayanan", "full", 41.0, "MFU"),
+    ],
+)
+def test_a_name_counts_recomputation_only_where_it_says_so(
+    step_time_s: float, target: str, recompute: Recompute, tflops: float, share: str
+):
+    x = FlopsInput(GPT_1B3_PADDED, 2048, recompute, nominal_parameters=1.3e9)
+    side = from_step_time(step_time_s, target, x, UNKNOWN, batch=512, devices=8).wanted
+    assert side.flops_per_s_per_device == pytest.approx(tflops * 1e12, rel=2e-3)
+    assert side.share == share and (share == "HFU") is side.convention.endswith(RECOMPUTED)
 
 
 def test_a_step_time_gives_the_cell_of_a_published_table():
@@ -106,7 +135,7 @@ def test_a_peak_that_cannot_be_reached_or_known_is_refused(
     [
         ("full", "causal", X, 0.4, "--from full: is not a convention.*full-attention"),
         ("causal", "casual", X, 0.4, "--to casual: is not a convention.*did you mean 'causal'"),
-        ("causal", "causal+recompute", X, 0.4, "needs to know what is recomputed"),
+        ("causal", "causal+recompute", X, 0.4, "needs to know what is recomputed.*or take causal"),
         ("six-n", "causal", FlopsInput(OPT_13B, 512, "none", OPT_13B_LORA), 0.4, "LoRA's frozen"),
         ("causal", "full-attention", FlopsInput(LLAMA_8B, 65536), 0.9, "more than the peak"),
     ],

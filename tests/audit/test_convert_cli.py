@@ -91,9 +91,9 @@ def test_nominal_parameters_and_recomputation_enter():
     arguments = [
         "47.0TFLOP/s",
         "--from",
-        "six-n",
+        "six-n+recompute",
         "--to",
-        "narayanan-hw",
+        "narayanan+recompute",
         "--model",
         "gpt-1b3",
         "--recompute",
@@ -104,6 +104,16 @@ def test_nominal_parameters_and_recomputation_enter():
     assert document(*arguments)["wanted"]["flops_per_s_per_device"] == pytest.approx(
         53.75e12, rel=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("figure", "to", "result"),
+    [("29s", "six-n+recompute", "47.005"), ("29s", "six-n", "35.254"), ("23s", "six-n", "44.451")],
+)
+def test_the_rows_of_a_study_come_out_under_a_name_each(figure: str, to: str, result: str):
+    """Of BigScience's 1.3B study, whose recipe recomputes: with, as model FLOP/s, and without."""
+    shown = run(figure, "--to", to, "--model", "gpt-1b3", "--global-batch", "512", "--gpus", "8")
+    assert shown.stdout.startswith(f"{figure} a step -> {result} TFLOP/s ({to})")
 
 
 @pytest.mark.parametrize(

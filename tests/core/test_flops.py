@@ -13,7 +13,9 @@ from paceline.core.flops import (
     flops_per_sample,
     flops_per_token,
     hardware_flops_per_token,
+    model_flops_per_token,
 )
+from paceline.core.layout import Recompute
 from paceline.core.shape import DecoderShape, num_parameters
 from tests.core.shapes import (
     GPT_1B3,
@@ -64,32 +66,55 @@ def test_full_attention_is_nvidias_closed_form():
 def test_six_n_counts_the_nominal_parameters_if_given_else_the_exact_ones():
     assert flops_per_token("six-n", replace(GPT, nominal_parameters=1.3e9)) == 6 * 1.3e9
     assert flops_per_token("six-n", GPT) == 6 * num_parameters(GPT_1B3_PADDED)
-    assert flops_per_token("six-n", replace(GPT_FULL, nominal_parameters=1.3e9)) == 8 * 1.3e9
+
+
+@pytest.mark.parametrize("name", sorted(CONVENTIONS))
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_name_means_the_same_however_much_is_recomputed(name: str, recompute: Recompute):
+    x = replace(GPT, recompute=recompute)
+    assert flops_per_token(name, x) == model_flops_per_token(name, x)
+    assert flops_per_token(name, x) == flops_per_token(name, GPT)
+    assert flops_per_token(f"{name}+recompute", x) == hardware_flops_per_token(name, x)
+
+
+def test_six_n_with_recompute_is_8_p_of_full_recomputation_and_6_p_of_less():
+    study = replace(GPT_FULL, nominal_parameters=1.3e9)
+    assert flops_per_token("six-n", study) == 6 * 1.3e9
+    assert flops_per_token("six-n+recompute", study) == 8 * 1.3e9
+    selective = replace(study, recompute="selective")
+    assert flops_per_token("six-n+recompute", selective) == 6 * 1.3e9
+
+
+def test_the_older_name_of_narayanans_form_counts_recomputation():
+    assert flops_per_token("narayanan-hw", GPT_FULL) == flops_per_token(
+        "narayanan+recompute", GPT_FULL
+    )
+    assert model_flops_per_token("narayanan-hw", GPT_FULL) == flops_per_token("narayanan", GPT)
 
 
 def test_narayanans_form_is_full_attention_for_a_gpt():
-    assert flops_per_token("narayanan-hw", GPT) == pytest.approx(
+    assert flops_per_token("narayanan", GPT) == pytest.approx(
         flops_per_token("full-attention", GPT), rel=1e-12
     )
 
 
 def test_narayanans_form_with_recompute_is_the_hardware_form_of_full_attention():
-    assert flops_per_token("narayanan-hw", GPT_FULL) == pytest.approx(
+    assert hardware_flops_per_token("narayanan", GPT_FULL) == pytest.approx(
         hardware_flops_per_token("full-attention", GPT_FULL), rel=1e-12
     )
 
 
 def test_the_deepspeed_dialect_undercounts_only_the_head_and_only_without_recompute():
-    assert flops_per_token("megatron-deepspeed", GPT_FULL) == flops_per_token(
-        "narayanan-hw", GPT_FULL
+    assert hardware_flops_per_token("megatron-deepspeed", GPT_FULL) == pytest.approx(
+        hardware_flops_per_token("narayanan", GPT_FULL), rel=1e-12
     )
-    missing = flops_per_token("narayanan-hw", GPT) - flops_per_token("megatron-deepspeed", GPT)
+    missing = flops_per_token("narayanan", GPT) - flops_per_token("megatron-deepspeed", GPT)
     assert missing == pytest.approx(1.5 * 50304 * 2048)
 
 
 def test_the_nominal_count_misses_a_seventh_of_a_small_gpt():
-    study = flops_per_token("six-n", replace(GPT_FULL, nominal_parameters=1.3e9))
-    assert study / flops_per_token("narayanan-hw", GPT_FULL) == pytest.approx(0.875, abs=1e-3)
+    study = hardware_flops_per_token("six-n", replace(GPT_FULL, nominal_parameters=1.3e9))
+    assert study / hardware_flops_per_token("narayanan", GPT_FULL) == pytest.approx(0.875, abs=1e-3)
 
 
 def test_opt_350m_counts_its_narrow_head_and_both_projections():
@@ -145,10 +170,6 @@ def test_hfu_is_mfu_without_recompute(name: str):
     assert hardware_flops_per_token(name, GPT) == flops_per_token(name, GPT)
 
 
-def test_hardware_conventions_have_recompute_inside_already():
-    assert hardware_flops_per_token("six-n", GPT_FULL) == flops_per_token("six-n", GPT_FULL)
-
-
 def test_an_unknown_convention_is_an_error():
     with pytest.raises(KeyError):
         flops_per_token("six-m", GPT)
@@ -157,8 +178,6 @@ def test_an_unknown_convention_is_an_error():
 def test_every_convention_says_what_it_is():
     for name, convention in CONVENTIONS.items():
         assert convention.name == name
-        raised = flops_per_token(name, GPT_FULL) > flops_per_token(name, GPT)
-        assert convention.counts_recompute is raised
         assert convention.describes
 
 

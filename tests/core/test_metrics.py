@@ -156,3 +156,6 @@ def test_mfu_never_counts_recomputation_whatever_the_convention():
         before, after = (measure(run(s, peak_flops_per_s=1e9)) for s in (plain, again))
         assert before["mfu"].value == after["mfu"].value
         assert (after["hfu"].value or 0) > (before["hfu"].value or 0)
+        assert (after["mfu"].convention, before["hfu"].convention) == (convention, convention)
+        assert after["hfu"].convention == f"{convention}+recompute"
+        assert after["hardware_flops_per_s_per_device"].convention == f"{convention}+recompute"

@@ -231,7 +231,7 @@ def test_the_performance_line_is_kept_as_printed_with_the_loss_before_it():
     assert steps["samples_per_s"].tolist() == [120.0] * 3
     assert steps["flops_per_s_per_device"].tolist() == pytest.approx([11.25 * TERA] * 3)
     assert log.facts == {"num_devices": 8, "micro_batch": 24, "seq_len": 512, "log_interval": 1}
-    assert DIALECT.convention == "megatron-deepspeed"
+    assert DIALECT.convention == "megatron-deepspeed+recompute"
 
 
 def test_the_performance_line_of_reinforcement_learning_has_the_batch_of_all():

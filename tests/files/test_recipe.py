@@ -119,6 +119,14 @@ def test_overrides_apply_in_order_and_by_short_name():
     assert (recipe.training.steps, recipe.layout.zero_stage) == (30, 3)
 
 
+def test_a_short_name_stays_the_trainings_where_another_part_has_it_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    keys = [*override_keys(), "lora.lr"]
+    monkeypatch.setattr("paceline.files.recipe.override_keys", lambda: keys)
+    assert parse_override("lr=1e-3")[0] == "training.lr"
+
+
 def test_giving_a_global_batch_replaces_the_batch_per_device():
     recipe = load_recipe("tiny-llama", None, ["global_batch=32"])
     assert (recipe.training.global_batch, recipe.training.batch_per_device) == (32, None)

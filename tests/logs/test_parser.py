@@ -12,6 +12,7 @@ from paceline.core.errors import UserError
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import log_files, parse_log
+from paceline.report.logs import log_lines
 from tests.example import noisy
 from tests.logs.example import chat_log, maxtext_log, megatron_line, megatron_log, titan_log
 
@@ -45,6 +46,22 @@ def test_figures_follow_from_the_step_times_and_what_the_user_adds(tmp_path: Pat
     assert flops.convention == "causal" and flops.value is not None
     assert flops.value == pytest.approx(1183.6e12, rel=0.005)  # as Megatron prints at 5.70 s
     assert log.metrics["mfu"].value == pytest.approx(flops.value / 2250e12, rel=1e-6)
+
+
+@pytest.mark.parametrize("convention", [None, "six-n", "six-n+recompute"])
+def test_model_and_hardware_flops_have_names_of_their_own(tmp_path: Path, convention: str | None):
+    """The row of BigScience's 1.3B study that recomputes, at 29 s a step."""
+    settings = UserSettings(recipe="gpt-1b3", num_devices=8, convention=convention)
+    text = megatron_log([29.0] * 12).replace("global batch size:   128", "global batch size:   512")
+    log = parsed(tmp_path, text, settings)
+    model, hardware = (
+        log.metrics[f"{kind}_flops_per_s_per_device"] for kind in ("model", "hardware")
+    )
+    assert (model.convention, hardware.convention) == ("six-n", "six-n+recompute")
+    assert model.value == pytest.approx(35.25e12, rel=1e-3)
+    assert hardware.value == pytest.approx(47.0e12, rel=1e-3)
+    shown = "\n".join(log_lines(log))
+    assert "35.25 TFLOP/s a device (six-n), 47.01 TFLOP/s a device (six-n+recompute)" in shown
 
 
 def test_days_are_paid_at_the_mean_step(tmp_path: Path):

@@ -8,10 +8,12 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, SlurmSettings
-from paceline.engines import native
+from paceline.core.hosts import Host
+from paceline.engines import engine_names, native
 from paceline.files.recipe import load_recipe, recipe_path
-from paceline.machines.placement import Request, choose_cluster, device_kind
+from paceline.machines.placement import Request, Where, choose_cluster, device_kind
 from paceline.machines.probe.inventory import inventory
+from paceline.runs import flow
 from paceline.runs.plan import busy_notice, make_plan, plan_again, would_fit
 from tests.example import make_spec
 from tests.machines.slurm.slurm_stand_ins import put
@@ -21,6 +23,31 @@ def test_a_plan_is_the_script_that_will_run():
     plan = make_plan(Request("tiny-llama", devices=2))
     assert "--nproc-per-node=2" in plan.script and plan.script.endswith("trainer trainer.json\n")
     assert {"trainer.json", "trainer/__main__.py"} <= set(plan.job.files)
+
+
+def test_planning_needs_nothing_beside_the_controller_and_starting_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
+    fp8 = Request(
+        "llama31-70b",
+        cluster="lambda-1cc-h100",
+        overrides=("training.dtype=fp8",),
+        where=Where(hosts=tuple(Host(name=f"node-{n}") for n in range(8))),
+    )
+    assert '"dtype": "fp8"' in make_plan(fp8).job.files["trainer.json"]
+    plan = make_plan(Request("tiny-llama", devices=2))
+    with pytest.raises(UserError, match="engine native: torch is not installed beside Paceline"):
+        flow.run(plan, tmp_path, [], lambda progress: None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("overrides", [("num_experts=2",), ("ep=2", "num_experts=2")])
+def test_no_refusal_promises_an_engine_that_is_not_there(overrides: tuple[str, ...]):
+    with pytest.raises(UserError) as caught:
+        make_plan(Request("tiny-llama", overrides=overrides, devices=2))
+    assert engine_names() == ["native"] and "other engines" not in str(caught.value)
+    assert "models with experts are estimated, and their logs parsed" in str(caught.value)
 
 
 def test_seventy_billion_parameters_are_refused_with_what_would_fit():

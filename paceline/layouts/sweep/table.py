@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.flops import with_recompute
 from paceline.core.units import TERA, gib, significant
 from paceline.layouts.sweep.result import SweepResult, SweepRow
 
@@ -118,7 +119,7 @@ def notes(row: SweepRow) -> str:
 def table_note(result: SweepResult) -> str:
     """What stands below the table: how FLOPs are counted, and of what the memory is."""
     flops_note = (
-        f"TFLOP/s of a device, recomputation counted ({result.flops_convention}); "
+        f"TFLOP/s of a device, recomputation counted ({with_recompute(result.flops_convention)}); "
         "layouts are ranked by tokens/s."
     )
     return f"{flops_note} {memory_note(result)}".strip()

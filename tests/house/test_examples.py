@@ -1,0 +1,80 @@
+"""Every command that README, documents and help texts show is one that the verbs understand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from paceline.cli import app
+from paceline.cli.verbs import GROUPS, VERBS
+from paceline.files.recipe import load_recipe, recipe_names
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def shown_in(path: Path) -> Iterator[str]:
+    """Commands of a document's blocks, comments and what stands apart behind them left out."""
+    text = path.read_text()
+    blocks = re.findall(r"```(?:bash|sh|text)\n(.*?)```", text, re.DOTALL)
+    blocks += re.findall(r"^ {4}.*$", text, re.MULTILINE)
+    for line in re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks)).splitlines():
+        command = line.strip().removeprefix("$ ")
+        if command.startswith("paceline "):
+            yield without_remark(command)
+
+
+def shown_by_verbs() -> Iterator[str]:
+    """Commands among the examples of help texts, one a paragraph."""
+    for verb in [verb for table in (VERBS, GROUPS) for verbs in table.values() for verb in verbs]:
+        if verb.source == "group":
+            continue
+        text = (verb.function().__doc__ or "").partition("Examples:")[2]
+        for paragraph in text.split("\n\n"):
+            lines = [without_remark(line.strip()) for line in paragraph.splitlines()]
+            if lines[:1] and " ".join(lines).strip().startswith("paceline "):
+                yield " ".join(lines).strip()
+
+
+def without_remark(command: str) -> str:
+    return re.split(r"\s#|\s{2,}|\s>|\s&&", command)[0].rstrip()
+
+
+EXAMPLES = sorted({*shown_by_verbs(), *(line for path in DOCUMENTS for line in shown_in(path))})
+
+
+def parsed(command: str) -> dict[str, Any]:
+    """The parameters of the verb, as its arguments and options are read; nothing runs."""
+    verb: Any = typer.main.get_command(app)
+    arguments, context = shlex.split(command)[1:], None
+    while isinstance(verb, TyperGroup):
+        context = typer.Context(verb, parent=context)
+        _, verb, arguments = verb.resolve_command(context, arguments)
+    return verb.make_context(verb.name, arguments, parent=context).params
+
+
+def test_examples_are_there():
+    assert len(EXAMPLES) > 80
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_example_is_understood(command: str):
+    parameters = parsed(command)
+    recipe = parameters.get("recipe") or parameters.get("model")
+    if isinstance(recipe, str) and not recipe.endswith(".yaml"):
+        assert recipe in recipe_names()
+        overrides = parameters.get("overrides") or ()
+        single = [text for text in overrides if "," not in text or "{" in text]
+        load_recipe(recipe, parameters.get("variant"), single)
+
+
+def test_an_option_that_is_not_there_is_noticed():
+    with pytest.raises(Exception, match="No such option"):
+        parsed("paceline run tiny-llama --fast")
