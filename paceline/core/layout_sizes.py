@@ -175,18 +175,6 @@ def whole_vocabulary(x: Sizes) -> str | None:
     )
 
 
-def filled_pipeline(x: Sizes) -> str | None:
-    """1f1b has at least as many micro-batches as there are stages."""
-    used = x.layout.pp > 1 and x.layout.effective_schedule == "1f1b"
-    if not used or x.num_microbatches >= x.layout.pp:
-        return None
-    return (
-        f"{x.num_microbatches} micro-batches a step do not fill pp {x.layout.pp}, because 1f1b "
-        "begins with one for each stage: use a larger global_batch, a smaller layout.micro_batch "
-        "or layout.schedule=gpipe"
-    )
-
-
 def whole_rounds(x: Sizes) -> str | None:
     """interleaved and zero-bubble: the rounds, micro-batches // pp, divide the micro-batches."""
     schedule, num = x.layout.effective_schedule, x.num_microbatches
@@ -243,7 +231,6 @@ CONDITIONS: tuple[Condition, ...] = (
 NATIVE_CONDITIONS: tuple[Condition, ...] = (
     whole_kv_heads,
     whole_vocabulary,
-    filled_pipeline,
     whole_rounds,
     ring_heads,
     float8_widths,

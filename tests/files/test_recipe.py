@@ -212,8 +212,8 @@ def test_a_ramp_up_that_cannot_run_is_refused_when_the_recipe_is_resolved(change
     assert "training.ramp_up: " in str(caught.value) and words in str(caught.value)
 
 
-def test_every_batch_of_a_ramp_up_must_fill_the_pipeline():
-    small = ["training.ramp_up.start=4", "micro_batch=2", "pp=2"]
+def test_every_batch_of_a_ramp_up_must_suit_the_pipeline():
+    small = ["training.ramp_up={start: 2, increment: 2, samples: 99}", "micro_batch=2", "pp=2"]
     assert native.unsupported(ramped(*small)) == []
-    (problem,) = native.unsupported(ramped("micro_batch=4", "pp=2"))
-    assert problem.startswith("while the batch ramps up: 1 micro-batches a step do not fill pp 2")
+    (problem,) = native.unsupported(ramped(*small, "vp=2"))
+    assert problem.startswith("while the batch ramps up: 7 micro-batches a step cannot be split")

@@ -43,6 +43,7 @@ TABLE = """
 2  tp2 compile                                       llama gpt lora
 2  pp2 gpipe mb3                                     llama gpt opt lora sft
 2  pp2 mb3                                           llama gpt opt lora sft
+2  pp2                                               gpt
 2  pp2 vp2 interleaved mb3                           llama ends gpt opt lora sft
 2  pp2 zero-bubble mb3                               llama gpt opt lora sft
 2  pp2 ramp mb3                                      gpt

@@ -71,6 +71,7 @@ def cases(ranks: int) -> dict[str, dict[str, Any]]:
             "only embedding and head": case(2, schedule="interleaved", vp=2, num_layers=2),
             "one micro-batch": case(2, num_microbatches=1, schedule="interleaved", vp=2),
             "odd micro-batches": case(2, num_microbatches=3, schedule="1f1b"),
+            "fewer than stages": case(2, num_microbatches=1, schedule="1f1b"),
             **{f"full {s}": case(2, schedule=s, recompute="full") for s in ("1f1b", "gpipe")},
             "selective zero-bubble": case(2, schedule="zero-bubble", recompute="selective"),
             "tied": case(2, schedule="zero-bubble", vp=2, tied_embeddings=True),
@@ -81,6 +82,8 @@ def cases(ranks: int) -> dict[str, dict[str, Any]]:
     return {
         **{f"{s} vp{vp}": case(4, schedule=s, vp=vp, num_layers=4 * vp) for s, vp in SCHEDULES},
         "uneven": case(4, num_microbatches=8, schedule="zero-bubble", num_layers=6),
+        **{f"{m} of 4 full": case(4, num_microbatches=m, recompute="full") for m in (1, 2, 3)},
+        "1 of 2 zero3": case(2, 2, num_microbatches=1, zero_stage=3),
         **{f"{s} vp{vp} zero3": case(2, 2, schedule=s, vp=vp, zero_stage=3) for s, vp in SCHEDULES},
         **{f"1f1b zero{zero}": case(2, 2, schedule="1f1b", zero_stage=zero) for zero in (0, 1, 2)},
         "zero-bubble zero0": case(2, 2, schedule="zero-bubble", vp=2),
@@ -286,6 +289,7 @@ def main(all_cases: dict[str, dict[str, Any]], file: Path) -> None:
     found["waits"] = waits(steps, world)
     found["alive"] = {s: alive(s, world.size, 8, world) for s in ("gpipe", "1f1b", "zero-bubble")}
     found["beats"] = {s: beats(s, world) for s in ("gpipe", "1f1b", "zero-bubble")}
+    found["alive few"] = {str(m): alive("1f1b", world.size, m, world) for m in (1, world.size - 1)}
     found["refused"] = refusals(world)
     if world.rank == 0:
         file.write_text(json.dumps(found))

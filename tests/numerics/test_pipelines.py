@@ -45,6 +45,12 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(ranks: 
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+def test_fewer_micro_batches_than_stages_are_all_that_a_stage_holds(ranks: int) -> None:
+    for num, alive in outcome(ranks)["alive few"].items():
+        assert alive == [min(int(num), ranks - rank) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_every_pass_of_a_micro_batch_is_a_beat(ranks: int) -> None:
     """A forward pass beats at its start and at its end, each part of a backward pass at its end."""
     beats = outcome(ranks)["beats"]

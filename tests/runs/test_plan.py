@@ -55,7 +55,10 @@ def test_force_runs_what_the_bound_refuses():
         (("dtype=nvfp4",), "dtype nvfp4 is not among"),
         (("layout.ep=2",), "ep 2 spreads experts over ranks, and the model has none"),
         (("layout.ep=2", "model.num_experts=2"), "ep > 1 is not in the native trainer"),
-        (("layout.pp=2", "layout.micro_batch=16"), "1 micro-batches a step do not fill pp 2"),
+        (
+            ("layout.pp=2", "layout.vp=2", "global_batch=40", "model.num_layers=4"),
+            "5 micro-batches a step cannot be split into 2 equal rounds",
+        ),
     ],
 )
 def test_what_the_trainer_cannot_do_is_said_before_it_starts(

@@ -206,7 +206,11 @@ def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
         (Layout(tp=8), {}, "key/value heads 2: tp 8 does not divide it"),
         (Layout(cp=2), {"seq_len": 30}, "seq_len 30: 2 x cp 4 does not divide it"),
         (Layout(pp=3), {"num_layers": 2}, "pp 3 x vp 1 divides neither 2 layers"),
-        (Layout(pp=2), {"num_microbatches": 1}, "1f1b over pp 2 needs at least 2 micro-batches"),
+        (
+            Layout(pp=2, vp=2, schedule="interleaved"),
+            {"num_microbatches": 5, "num_layers": 4},
+            "interleaved over pp 2 runs 5 micro-batches in 2 rounds",
+        ),
         (Layout(zero_stage=3, dp_shard=3), {}, "dp x cp 1: dp_shard 3 does not divide it"),
         (
             Layout(),

@@ -283,8 +283,12 @@ def make_schedule(name: str, stages: list[LocalStage], num_microbatches: int) ->
     if len(stages) > 1:
         looped = ScheduleLoopedBFS if name == "gpipe" else ScheduleInterleaved1F1B
         return looped([*stages], num_microbatches, **settings)
-    single = ScheduleGPipe if name == "gpipe" else Schedule1F1B
-    return single(stages[0], num_microbatches, **settings)
+    if name == "gpipe":
+        return ScheduleGPipe(stages[0], num_microbatches, **settings)
+    # PyTorch's 1f1b runs fewer micro-batches than stages; only its constructor refuses them.
+    schedule = Schedule1F1B(stages[0], max(num_microbatches, stages[0].num_stages), **settings)
+    schedule._n_microbatches = num_microbatches
+    return schedule
 
 
 def _computed_in_the_stage(loss: Tensor, targets: Tensor) -> Tensor:

@@ -92,7 +92,8 @@ def test_a_layout_that_does_not_fit_is_out_of_memory():
 def test_only_recipes_of_the_trainer_are_held_against_its_rules(engine: str):
     native = setting("V100-16GB")
     other = replace(native, spec=native.spec.model_copy(update={"engine": engine}))
-    schedule = [ScheduleLine(16, 32, FULL.model_copy(update={"pp": 2}))]
+    layout = FULL.model_copy(update={"pp": 2, "schedule": "zero-bubble"})
+    schedule = [ScheduleLine(16, 128, layout)]
     checked = check_schedule(other, OPTIONS, schedule, planned(OPTIONS, "V100-16GB")).stages[0]
     refused = any("trainer refuses" in reason for reason in checked.reasons)
     assert refused == (engine == "native")

@@ -76,9 +76,10 @@ def test_what_is_runnable_runs_every_batch_of_the_stage():
 
 
 def test_the_trainers_own_rules_hold_for_its_recipes():
-    too_short = Layout(pp=4)
-    assert "do not fill pp 4" in problems(setting(), too_short, 32, 16)[0]
-    assert not problems(setting(), too_short, 512, 16)
+    uneven, few = Layout(pp=4, vp=2), Layout(pp=4)
+    assert "cannot be split into 4 equal rounds" in problems(setting(), uneven, 9 * 32, 16)[0]
+    assert not problems(setting(), uneven, 8 * 32, 16)
+    assert not problems(setting(), few, 32, 16)
 
 
 def test_it_is_the_estimate_of_the_same_run():

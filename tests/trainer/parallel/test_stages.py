@@ -52,7 +52,6 @@ def test_neighbouring_stages_lie_on_neighbouring_ranks() -> None:
 @pytest.mark.parametrize(
     ("schedule", "vp", "num_microbatches", "reason"),
     [
-        ("1f1b", 1, 3, "needs at least 4 micro-batches"),
         ("1f1b", 2, 9, "9 micro-batches in 2 rounds"),
         ("interleaved", 2, 13, "a multiple of 4 always does"),
         ("zero-bubble", 1, 11, "11 micro-batches in 2 rounds"),
@@ -67,6 +66,7 @@ def test_a_schedule_says_why_it_cannot_run_so_many_micro_batches(
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 3, 5])
-def test_gpipe_and_a_single_stage_run_any_number(num_microbatches: int) -> None:
+def test_gpipe_1f1b_and_a_single_stage_run_any_number(num_microbatches: int) -> None:
     assert schedule_problems("gpipe", 4, 1, num_microbatches) == []
+    assert schedule_problems("1f1b", 4, 1, num_microbatches) == []
     assert schedule_problems("1f1b", 1, 1, num_microbatches) == []
