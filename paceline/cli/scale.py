@@ -145,9 +145,15 @@ def scale(
     """
     form = TableFormat.json if as_json else form
     campaign_options.refuse_other_modes(recipe, resume, source, simulated)
-    campaign_options.refuse_unused(
-        context, "--from" if source else "--simulate" if simulated else None
-    )
+    if source or simulated:
+        mode = "--from" if source else "--simulate"
+        options.refuse_unused(context, mode, campaign_options.USED[mode])
+    elif dry_run and (html or charts):
+        raise UserError(
+            "--html" if html else "--charts",
+            "draws what was measured, and --dry-run measures nothing",
+            remedy="leave one out",
+        )
     if source is None and not simulated:
         campaign_options.refuse_foreign(fault, where)
         placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
