@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 _OF_BOTH = {
-    *("recipe", "gpus", "device", "estimate_only", "variant", "overrides"),
+    *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides"),
     *("most_tp", "most_cp", "evidence", "form", "as_json"),
 }
 _OF_ESTIMATES = {"top", "most_ep", "per_node", "intra", "inter", "stack"}
