@@ -139,7 +139,7 @@ def scale(
 
       paceline scale --resume last
 
-      paceline scale --from results.csv --where benchmark=opt-13b --html scaling.html
+      paceline scale --from results.csv --where benchmark=opt-13b_bs16_zero0 --html scaling.html
 
       paceline scale --simulate --nodes 256 --fault slow=17:5% --fault link=3:4%
     """

@@ -29,6 +29,8 @@ from tests.command import paceline
         (["show", "nothing"], 1, "holds no runs"),
         (["list", "--where", "status"], 1, "is not column=value"),
         (["list", "--where", "status=zzz", "--where", "foo=1"], 1, "foo=1: is not a column"),
+        (["devices", "--where", "vendor=ADM"], 1, "no row has it among"),
+        (["devices", "--where", "vendor=ADM"], 1, "allowed: NVIDIA, AMD"),
         (["devices", "H100", "--where", "vendor=AMD"], 1, "not of 'H100'"),
         (["devices", "--links", "single node", "--where", "foo=1"], 1, "is not a column"),
         (["recipes", "tiny-llama", "--where", "dtype=bf16"], 1, "not of 'tiny-llama'"),
