@@ -66,7 +66,7 @@ def test_rows_are_selected_by_any_column():
     )
     assert [finding["printed"] for finding in listed] == ["53.48%"]
     nothing = run("nvidia-llama31", "--where", "column=mfuu", "--json")
-    assert nothing.returncode == 0 and nothing.stdout == "[]\n"
+    assert nothing.exit_code == 0 and nothing.stdout == "[]\n"
     assert "--where column=mfuu: no row has it among" in nothing.stderr
     assert "did you mean 'mfu'?" in nothing.stderr
     refused = run("nvidia-llama31", "--where", "colour=red")
