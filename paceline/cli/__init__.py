@@ -10,7 +10,7 @@ from types import FrameType
 
 import typer
 
-from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
+from paceline.cli.verbs import VERBS, UnreadOutputError, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
@@ -18,6 +18,9 @@ EPILOG = (
     "`paceline recipes` lists what else can be run; `paceline show last` repeats the report. "
     "Exit codes: 0 ok, 1 bad input, 2 system fault, 3 gate failed, 4 incomplete."
 )
+
+EXIT_UNREAD = 128 + signal.SIGPIPE
+"""As a shell says of a program that SIGPIPE ends."""
 
 app = typer.Typer(
     name="paceline",
@@ -40,7 +43,13 @@ def main() -> None:
     """Run the command line; an expected error is one line on standard error and its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # What is still buffered may find no reader, or no room.
+    except (UnreadOutputError, BrokenPipeError):
+        _drop_output()
+        sys.exit(EXIT_UNREAD)
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -53,9 +62,13 @@ def main() -> None:
 def _give_up_output(error: OSError) -> None:
     """Say that standard output cannot be written (a full disk), and end with a system fault."""
     print(f"error: standard output: cannot be written: {error.strerror}", file=sys.stderr)
-    # What is still buffered would fail again when the interpreter closes the stream.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     sys.exit(EXIT_SYSTEM_FAULT)
+
+
+def _drop_output() -> None:
+    """What is still buffered would fail again when the interpreter closes the stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
