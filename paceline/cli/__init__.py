@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 
 import typer
 
 from paceline.cli.terminal import check_surroundings, echo, prepare_streams
-from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
+from paceline.cli.verbs import VERBS, UnreadOutputError, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
@@ -17,6 +18,9 @@ EPILOG = (
     "`paceline recipes` lists what else can be run; `paceline show last` repeats the report. "
     "Exit codes: 0 ok, 1 bad input, 2 system fault, 3 gate failed, 4 incomplete."
 )
+
+EXIT_UNREAD = 128 + signal.SIGPIPE
+"""As a shell says of a program that SIGPIPE ends."""
 
 app = typer.Typer(
     name="paceline",
@@ -40,7 +44,13 @@ def main() -> None:
     try:
         prepare_streams()
         check_surroundings(sys.argv[1:])
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # What is still buffered may find no reader, or no room.
+    except (UnreadOutputError, BrokenPipeError):
+        _drop_output()
+        sys.exit(EXIT_UNREAD)
     except PacelineError as error:
         _end(str(error), error.exit_code)
     except OSError as error:
@@ -57,6 +67,10 @@ def _end(sentence: str, code: int) -> None:
 def _give_up_output(error: OSError) -> None:
     """Say that standard output cannot be written (a full disk), and end with a system fault."""
     print(f"error: standard output: cannot be written: {error.strerror}", file=sys.stderr)
-    # What is still buffered would fail again when the interpreter closes the stream.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     sys.exit(EXIT_SYSTEM_FAULT)
+
+
+def _drop_output() -> None:
+    """What is still buffered would fail again when the interpreter closes the stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -79,7 +79,7 @@ def audit(
     findings = [*audited.audit.findings, *(audited.audit.minor if all_cells else ())]
     rows = [{key: getattr(finding, key) for key in KEYS} for finding in findings]
     by_row = {id(row): finding for row, finding in zip(rows, findings, strict=True)}
-    kept = select_rows(rows, where, KEYS)
+    kept = select_rows(rows, where, KEYS, "tell")
     listed = [by_row[id(row)] for row in kept]
     if form is TableFormat.text:
         _print_text(listed)

@@ -109,18 +109,6 @@ USED = {
 """Parameters of `paceline scale` that an analysis without a campaign has a use for."""
 
 
-def refuse_unused(context: typer.Context, mode: str | None) -> None:
-    """Raise UserError for an option that was written and that `mode` would pass over in silence."""
-    if mode is None:
-        return
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE" and parameter.name not in USED[mode]:
-            raise UserError(
-                f"{parameter.opts[0]}", f"changes nothing beside {mode}", remedy="leave it out"
-            )
-
-
 def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
     """Raise UserError for options that a campaign has no use for."""
     for name, value, mode in (("--fault", fault, "--simulate"), ("--where", where, "--from CSV")):

@@ -45,6 +45,15 @@ _STACK = typer.Option(
     help="fused (Transformer Engine, Megatron core), torch (PyTorch's modules, FSDP) or "
     "softmax (Megatron of 2020-22).",
 )
+RunStack = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        callback=_known_stack,
+        help="Software whose times and memory are expected: fused, torch or softmax (Megatron of "
+        "2020-22); default that of the recipe's engine.",
+    ),
+]
 StackName = Annotated[str, _STACK]
 AnyStack = Annotated[str | None, _STACK]
 EvidenceFile = Annotated[

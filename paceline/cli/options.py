@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from paceline.core.errors import UserError
 
 
 class ReportFormat(StrEnum):
@@ -55,3 +58,17 @@ RunName = Annotated[
 ReportForm = Annotated[ReportFormat, typer.Option("--format")]
 Device = Annotated[DeviceKind, typer.Option(help="auto, cpu or cuda.")]
 ClusterName = Annotated[str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")]
+
+
+def refuse_unused(context: typer.Context, mode: str, used: Container[str]) -> None:
+    """Raise UserError for an option that was written and that `mode` would pass over in silence.
+
+    `used` are the names of the parameters that the mode has a use for.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in used:
+            raise UserError(
+                parameter.opts[0], f"changes nothing beside {mode}", remedy="leave it out"
+            )

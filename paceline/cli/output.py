@@ -39,6 +39,10 @@ Where = Annotated[
     ),
 ]
 Row = Mapping[str, Any]
+IfNone = Literal["refuse", "tell", "accept"]
+"""What follows where no row meets a condition."""
+MOST_VALUES = 20
+"""Values of a column that are named."""
 
 LEAST_WIDTH = 8
 """Of the last column in a table on a terminal."""
@@ -81,26 +85,55 @@ def emit_table(
 
 
 def select_rows(
-    rows: Sequence[Row], where: list[str] | None, names: Sequence[str] = ()
+    rows: Sequence[Row],
+    where: list[str] | None,
+    names: Sequence[str] = (),
+    if_none: IfNone = "refuse",
 ) -> list[Row]:
     """The rows that meet every `column=value`; raises UserError for an unknown column.
 
-    `names` are the columns of a table that may have no rows.
+    `names` are the columns of a table that may have no rows. Where no row has a value, those that
+    exist are named: in a UserError, or beside an empty answer (`tell`), which runs and findings may
+    have; `accept` says nothing.
     """
     selected, names = list(rows), list(rows[0]) if rows else names
-    for condition in where or []:
-        column, equals, value = condition.partition("=")
-        if not equals:
-            raise UserError(f"--where {condition}", "is not column=value")
-        if column not in names:
-            raise UserError(
-                f"--where {condition}",
-                "is not a column",
-                allowed=", ".join(names),
-                remedy=did_you_mean(column, names) or None,
-            )
-        selected = [row for row in selected if str(row[column]).lower() == value.lower()]
+    conditions = [_condition(text, names) for text in where or []]
+    for column, value in conditions:
+        meeting = [row for row in selected if str(row[column]).lower() == value.lower()]
+        if selected and not meeting and if_none != "accept":
+            _without_rows(column, value, selected, if_none)
+        selected = meeting
     return selected
+
+
+def _condition(text: str, names: Sequence[str]) -> tuple[str, str]:
+    """Column and value of one condition."""
+    column, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--where {text}", "is not column=value")
+    if column not in names:
+        raise UserError(
+            f"--where {text}",
+            "is not a column",
+            allowed=", ".join(names),
+            remedy=did_you_mean(column, names) or None,
+        )
+    return column, value
+
+
+def _without_rows(column: str, value: str, rows: Sequence[Row], if_none: IfNone) -> None:
+    """Say which values there are instead."""
+    values = list(dict.fromkeys(str(row[column]) for row in rows))
+    more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
+    nothing = UserError(
+        f"--where {column}={value}",
+        f"no row has it among {len(rows)}",
+        allowed=", ".join(values[:MOST_VALUES]) + more,
+        remedy=did_you_mean(value, values) or None,
+    )
+    if if_none == "refuse":
+        raise nothing
+    typer.echo(f"note: {nothing}", err=True)
 
 
 def refuse_where(where: list[str] | None, name: str) -> None:

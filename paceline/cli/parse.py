@@ -130,7 +130,7 @@ def _parsed(paths: list[Path], facts: UserSettings, one_of_many: bool) -> Iterat
 
 def _chosen(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:
     """The logs whose rows meet every condition."""
-    return (p for p in parsings if select_rows([log_row(p.document)], where))
+    return (p for p in parsings if select_rows([log_row(p.document)], where, (), "accept"))
 
 
 def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Where) -> None:
@@ -141,7 +141,7 @@ def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Wh
     if single and form is TableFormat.text and not where:
         typer.echo("\n".join(log_lines(documents[0])))
         return
-    kept = select_rows(rows, where, list(log_row(None)))
+    kept = select_rows(rows, where, list(log_row(None)), "tell")
     chosen = [
         d.model_dump(mode="json") for d, row in zip(documents, rows, strict=True) if row in kept
     ]

@@ -45,7 +45,7 @@ def list_runs(
     """
     root = runs_root(runs_dir)
     listed = listing(root, computed_result)
-    rows = select_rows(listed.rows, where, COLUMNS)
+    rows = select_rows(listed.rows, where, COLUMNS, "tell")
     if listed.fault:
         typer.echo(f"note: every folder was read again: {listed.fault}", err=True)
     for problem in listed.left_out:

@@ -139,15 +139,21 @@ def scale(
 
       paceline scale --resume last
 
-      paceline scale --from results.csv --where benchmark=opt-13b --html scaling.html
+      paceline scale --from results.csv --where benchmark=opt-13b_bs16_zero0 --html scaling.html
 
       paceline scale --simulate --nodes 256 --fault slow=17:5% --fault link=3:4%
     """
     form = TableFormat.json if as_json else form
     campaign_options.refuse_other_modes(recipe, resume, source, simulated)
-    campaign_options.refuse_unused(
-        context, "--from" if source else "--simulate" if simulated else None
-    )
+    if source or simulated:
+        mode = "--from" if source else "--simulate"
+        options.refuse_unused(context, mode, campaign_options.USED[mode])
+    elif dry_run and (html or charts):
+        raise UserError(
+            "--html" if html else "--charts",
+            "draws what was measured, and --dry-run measures nothing",
+            remedy="leave one out",
+        )
     if source is None and not simulated:
         campaign_options.refuse_foreign(fault, where)
         placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -16,7 +16,15 @@ from paceline.cli import options
 from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
 from paceline.cli.sweep_table import print_sweep, sweep_display
-from paceline.core.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
+from paceline.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    EXIT_SYSTEM_FAULT,
+    UserError,
+)
+from paceline.estimate.estimates import P_OOM_SURE
+from paceline.estimate.model.case import Stack
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.charts import front_chart
@@ -90,6 +98,16 @@ def sweep(
     every: Annotated[
         bool, typer.Option("--all", help="Also run what the estimate calls hopeless.")
     ] = False,
+    prune_above: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="PROBABILITY",
+            help="Do not run what is expected to run out of memory with more than that.",
+        ),
+    ] = P_OOM_SURE,
+    stack: model.RunStack = None,
     evidence: model.EvidenceFile = None,
     tag: options.Tag = None,
     dry_run: options.DryRun = False,
@@ -126,6 +144,10 @@ def sweep(
         "recompute": recompute,
         "gbs": gbs,
     }
+    if every and prune_above != P_OOM_SURE:
+        raise UserError(
+            "--prune-above", "prunes, and --all runs everything", remedy="leave one out"
+        )
     varied, fixed = dimensions(named, overrides or ())
     placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     request = Request(
@@ -133,7 +155,15 @@ def sweep(
     )
     how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
     sweep_request = SweepOptions(
-        request, varied, repeat, name, not every, nodes_per_trial, max_parallel
+        request,
+        varied,
+        repeat,
+        name,
+        not every,
+        nodes_per_trial,
+        max_parallel,
+        prune_above,
+        cast(Stack | None, stack),
     )
     raise typer.Exit(_sweep(sweep_request, how))
 

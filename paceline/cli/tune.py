@@ -33,7 +33,17 @@ from paceline.runs.flow import command_line
 T = TypeVar("T")
 
 
+_OF_BOTH = {
+    *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides"),
+    *("most_tp", "most_cp", "evidence", "form", "as_json"),
+}
+_OF_ESTIMATES = {"top", "most_ep", "per_node", "intra", "inter", "stack"}
+"""Parameters that a ranking by estimate alone has a use for: trials run on what is there, by the
+native trainer, which has no experts."""
+
+
 def tune(
+    context: typer.Context,
     recipe: model.Recipe,
     gpus: Annotated[
         int | None,
@@ -120,6 +130,7 @@ def tune(
     """
     form = TableFormat.json if as_json else form
     if estimate_only:
+        options.refuse_unused(context, "--estimate-only", _OF_BOTH | _OF_ESTIMATES)
         question = model.question(
             recipe,
             _given(device, "--device"),
@@ -141,6 +152,8 @@ def tune(
             allowed=ALLOWED,
             remedy="or --estimate-only, which runs nothing",
         )
+    tried = {parameter.name or "" for parameter in context.command.params} - _OF_ESTIMATES
+    options.refuse_unused(context, "--budget", tried)
     if device not in (None, "auto", "cpu", "cuda"):
         raise UserError(
             f"--device {device}",
@@ -170,7 +183,7 @@ def tune(
     tune_request = TuneOptions(
         request, read_budget(budget), space, steps, name, write, oversubscribe, tag
     )
-    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, evidence, dry_run, top))
+    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, evidence, dry_run))
 
 
 def _given(value: T | None, option: str) -> T:
@@ -204,7 +217,6 @@ def _tune(
     form: TableFormat,
     evidence: Path | None,
     dry_run: bool,
-    top: int,
 ) -> int:
     coefficients = model.chosen_evidence(evidence) if evidence else None
     tuning = new_tuning(request, coefficients, root, command_line())

@@ -146,6 +146,7 @@ _RANKED = [
     OutputColumn("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
     OutputColumn("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
     OutputColumn("fits", "fits", lambda value: "yes" if value else "no"),
+    OutputColumn("memory", "memory"),
 ]
 _TRIED = [
     OutputColumn("number", "", justify="right"),

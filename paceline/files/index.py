@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     URL,
     Column,
     Engine,
@@ -26,9 +27,11 @@ from sqlalchemy import (
     create_engine,
     delete,
     insert,
+    inspect,
     select,
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import FINAL, Metric, Result
@@ -40,7 +43,7 @@ Evaluate = Callable[[Path], Result]
 """Computes a run's result from its raw files; the caller gives it, because it lies above."""
 
 SCHEMA = 3
-"""Part of the database's name: a new form starts a new database, rebuilt from the folders."""
+"""The form of the table, part of the name of the file in the cache; see MIGRATIONS."""
 
 _METADATA = MetaData()
 RUNS = Table(
@@ -67,6 +70,12 @@ RUNS = Table(
 )
 
 
+MIGRATIONS: dict[int, tuple[str, ...]] = {2: ("stamp",), 3: ("group",)}
+"""Columns by the form of the table that brought them; a later form only adds some.
+
+A database of the user keeps its rows, those of other roots too. What a row lacks is null; where its
+folder is there, a null stamp makes it be read again.
+"""
 COLUMNS = tuple(c.name for c in RUNS.columns if c.name not in ("root", "stamp"))
 """What a row says of its run; the others are for the index alone."""
 
@@ -242,9 +251,39 @@ def _connected(url: str | URL, **options: Any) -> Engine:
     with _faults():
         engine = create_engine(url, **options)
         _METADATA.create_all(engine)
+        _migrate(engine)
         with engine.connect() as connection:
             connection.execute(select(RUNS).limit(1)).all()  # a table of another form shows here
         return engine
+
+
+def _migrate(engine: Engine) -> None:
+    """Add the columns that later forms of the table have, in the order of their numbers.
+
+    A table that lacks others is none of ours, and is left as it is.
+    """
+    missing = _missing_columns(engine)
+    if not missing or not missing <= {name for names in MIGRATIONS.values() for name in names}:
+        return
+    for number in sorted(MIGRATIONS):
+        for name in MIGRATIONS[number]:
+            if name in missing:
+                _add_column(engine, name)
+
+
+def _add_column(engine: Engine, name: str) -> None:
+    column = CreateColumn(RUNS.c[name]).compile(dialect=engine.dialect)
+    try:
+        with engine.begin() as connection:
+            connection.execute(DDL(f"ALTER TABLE {RUNS.name} ADD COLUMN {column}"))
+    except SQLAlchemyError:
+        if name in _missing_columns(engine):  # else another process was faster
+            raise
+
+
+def _missing_columns(engine: Engine) -> set[str]:
+    there = {column["name"] for column in inspect(engine).get_columns(RUNS.name)}
+    return {column.name for column in RUNS.columns} - there
 
 
 @contextmanager

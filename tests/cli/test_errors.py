@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,8 @@ from tests.command import paceline
         (["show", "nothing"], 1, "holds no runs"),
         (["list", "--where", "status"], 1, "is not column=value"),
         (["list", "--where", "status=zzz", "--where", "foo=1"], 1, "foo=1: is not a column"),
+        (["devices", "--where", "vendor=ADM"], 1, "no row has it among"),
+        (["devices", "--where", "vendor=ADM"], 1, "allowed: NVIDIA, AMD"),
         (["devices", "H100", "--where", "vendor=AMD"], 1, "not of 'H100'"),
         (["devices", "--links", "single node", "--where", "foo=1"], 1, "is not a column"),
         (["recipes", "tiny-llama", "--where", "dtype=bf16"], 1, "not of 'tiny-llama'"),
@@ -80,6 +84,20 @@ def test_help_without_arguments_lists_the_verbs():
 def test_completion_can_be_shown():
     done = paceline("--show-completion", "bash")
     assert "complete" in done.stdout.lower()
+
+
+@pytest.mark.parametrize("words", [["devices"], ["recipes", "--format", "json"], ["version"]])
+def test_a_reader_that_stops_early_ends_a_verb_quietly(words: list[str]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.result import Metric, Result
 from paceline.files.documents import write_value
-from paceline.files.index import COLUMNS, Index, listing
+from paceline.files.index import COLUMNS, MIGRATIONS, RUNS, SCHEMA, Index, listing
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.files.test_run_folder import make_record, make_run
@@ -177,6 +178,45 @@ def test_a_url_that_names_no_database_is_one_clear_error(
     monkeypatch.setenv("PACELINE_DB", url)
     with pytest.raises(SystemFaultError, match="check PACELINE_DB"):
         Index.open(root)
+
+
+FIRST_FORM = """create table runs (root varchar not null, run varchar not null, created varchar,
+recipe varchar, tag varchar, status varchar, device varchar, devices integer, layout varchar,
+dtype varchar, tokens_per_s float, step_time_s float, mfu float, of_achievable float, steps integer,
+"key" varchar, primary key (root, run))"""
+"""The table as the first version of the index made it."""
+
+
+@pytest.mark.parametrize("added", [(), ("stamp",)])
+def test_a_database_of_an_older_form_is_migrated_and_keeps_runs_of_other_folders(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: tuple[str, ...]
+):
+    make_run(root, "a")
+    expected = rows(root)
+    file = tmp_path / "mine.sqlite"
+    alter(
+        file,
+        FIRST_FORM,
+        *(f"alter table runs add {name} varchar" for name in added),
+        "insert into runs (root, run, recipe, status) values ('/gone', 'kept', 'r', 'ok')",
+        f"insert into runs (root, run, status) values ('{root.resolve()}', 'a', 'ok')",
+    )
+    monkeypatch.setenv("PACELINE_DB", f"sqlite:///{file}")
+    assert rows(root) == expected
+    assert Index.open(root).rebuild(computed) == (1, [])
+    with closing(sqlite3.connect(file)) as connection:
+        kept = connection.execute(
+            'select run, recipe, "group", stamp from runs where root = ?', ["/gone"]
+        ).fetchall()
+    assert kept == [("kept", "r", None, None)]
+
+
+def test_every_form_of_the_table_since_the_first_has_its_migration():
+    later = {name for names in MIGRATIONS.values() for name in names}
+    assert {column.name for column in RUNS.columns if column.name not in later} == set(
+        re.findall(r"\"?(\w+)\"? (?:varchar|integer|float)", FIRST_FORM)
+    )
+    assert max(MIGRATIONS) == SCHEMA
 
 
 def test_a_database_of_the_user_is_never_deleted(

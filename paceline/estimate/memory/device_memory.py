@@ -27,8 +27,9 @@ CONTEXT_BYTES: Mapping[str, float] = {"volta": 1113 * MIB, "ampere": 1573 * MIB,
 """nvidia-smi with one tensor, by the 1.3B and 104B notes of BigScience (2021), CUDA 11."""
 USUAL_CONTEXT_BYTES = 800 * MIB
 """Of other GPUs where nobody measured: newer drivers load kernels as they are needed."""
-LIKELY, UNLIKELY = 0.8, 0.2
-"""Probabilities of running out beyond which a layout is called so."""
+LIKELY, UNLIKELY = 0.9, 0.1
+"""Probabilities of running out between which a layout is borderline: the device's memory lies in
+the 80 % interval of what is needed."""
 Verdict = Literal["fits", "borderline", "out of memory"]
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import Job
 from paceline.estimate.question import Question
+from paceline.files.recipe import recipe_path
 from paceline.layouts.rampup.plan import RampPlan, StagePlan
 from paceline.layouts.rampup.timing import Setting
 from paceline.machines.slurm.script import batch_options
@@ -94,7 +97,7 @@ def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> li
         changes.append("time_limit_s=null")
     else:
         words += ["--timeout", str(ceil(limit_s))]
-    for change in (*question.overrides, *changes):
+    for change in (*question.overrides, *_whole_paths(chain), *changes):
         words += ["--set", change]
     return [*words, "--tag", _tag(chain, stage)]
 
@@ -102,6 +105,43 @@ def _command(chain: Chain, number: int, steps: int, limit_s: float | None) -> li
 def _found_anywhere(name: str) -> str:
     """A name of the catalog as it is, a file by its whole path: scripts start in their folder."""
     return str(Path(name).resolve()) if Path(name).is_file() else name
+
+
+def _whole_paths(chain: Chain) -> list[str]:
+    """The recipe's relative paths as overrides, because a script may start in another folder.
+
+    Sought from the current folder, then beside the recipe, as `run` does. Raises UserError for a
+    data file that is in neither; a checkpoint that is no folder is a run's name, and stays.
+    """
+    recipe = chain.setting.recipe
+    beside = recipe_path(chain.question.recipe).parent
+    parts = {"data": recipe.data, "training.evaluation": recipe.training.evaluation}
+    files = {
+        f"{where}.{name}": value
+        for where, part in parts.items()
+        for name in ("path", "loss_mask")
+        if part and (value := getattr(part, name)) and not Path(value).is_absolute()
+    }
+    folders = {
+        "training.initial_weights": recipe.training.initial_weights,
+        "checkpoint.resume": recipe.checkpoint.resume,
+    }
+    whole = {field: _whole_path(field, value, beside) for field, value in files.items()}
+    whole |= {
+        field: Path(value) for field, value in folders.items() if value and Path(value).is_dir()
+    }
+    return [f"{field}={json.dumps(str(path.resolve()))}" for field, path in whole.items()]
+
+
+def _whole_path(field: str, name: str, beside: Path) -> Path:
+    for path in (Path(name).expanduser(), beside / name):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"{field} {name}",
+        f"is a file neither from here nor beside the recipe ({beside})",
+        remedy="name it by its whole path: the scripts start in their own folder",
+    )
 
 
 def _length(chain: Chain, number: int) -> tuple[int, float | None]:

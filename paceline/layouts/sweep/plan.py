@@ -11,8 +11,9 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.estimate.estimates import P_OOM_EVEN
+from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.model.case import Stack
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.dimensions import Dimension, combinations
 from paceline.layouts.sweep.prediction import hopeless, predict
@@ -39,6 +40,10 @@ class SweepOptions:
     nodes_per_trial: int | None = None
     """None and no max_parallel: everything that was asked for belongs to one run at a time."""
     max_parallel: int | None = None
+    prune_above: float = P_OOM_SURE
+    """Probability of running out of memory above which a combination is not run."""
+    stack: Stack | None = None
+    """Software whose times and memory are expected; None is that of the recipe's engine."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Sweep:
     """Whether they go through Slurm's queue, as arrays."""
     at_once: int | None = None
     """How many of an array may run at the same time."""
+    stack: Stack | None = None
+    """Software whose times and memory are expected, where it was asked for."""
 
     def group(self, plan: Plan) -> str:
         """The group of repeats that the runs of one combination belong to."""
@@ -102,7 +109,7 @@ def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
     )
     plans = [choice.plan for choice in choices if choice.plan]
     notices += [*place.notices, *(notice for plan in plans for notice in plan.notices)]
-    choices, unpredicted = _predicted(choices, evidence, options.prune)
+    choices, unpredicted = _predicted(choices, evidence, options)
     notices += unpredicted
     return Sweep(
         name=_name(options, recipe.name),
@@ -115,6 +122,7 @@ def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
         slots=place.slots,
         queued=place.queued or _queued([choice.plan for choice in choices if choice.plan]),
         at_once=options.max_parallel,
+        stack=options.stack,
     )
 
 
@@ -167,21 +175,25 @@ def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _predicted(
-    choices: Sequence[Choice], evidence: Evidence | None, prune: bool
+    choices: Sequence[Choice], evidence: Evidence | None, options: SweepOptions
 ) -> tuple[list[Choice], list[str]]:
-    """(the choices with their predictions, hopeless ones marked if `prune`; why there are none)."""
+    """(the choices with their predictions, hopeless ones marked; why there are none)."""
     planned = [choice for choice in choices if choice.plan]
     specs = [choice.plan.spec for choice in planned if choice.plan]
     if not specs:
         return list(choices), []
     try:
-        predictions = predict(specs, evidence)
+        predictions = predict(specs, evidence, options.stack)
     except UserError as error:
+        if options.stack:
+            raise
         return list(choices), [f"no expected times: {error.where} {error.what}"]
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
     size = cluster.device_memory_bytes or (device and device.memory_bytes)
     limit = None if specs[0].memory_limit_bytes else size
-    reasons = _not_worth(specs, predictions, limit) if prune else [None] * len(specs)
+    above = options.prune_above
+    pruned = _not_worth(specs, predictions, limit, above) if options.prune else []
+    reasons = pruned or [None] * len(specs)
     predicted = [
         replace(choice, prediction=prediction, pruned=reason)
         for choice, prediction, reason in zip(planned, predictions, reasons, strict=True)
@@ -190,7 +202,10 @@ def _predicted(
 
 
 def _not_worth(
-    specs: Sequence[RunSpec], predictions: Sequence[Prediction], limit_bytes: float | None
+    specs: Sequence[RunSpec],
+    predictions: Sequence[Prediction],
+    limit_bytes: float | None,
+    prune_above: float,
 ) -> list[str | None]:
     """Why each is not worth a run, among those that do the same on as many devices."""
     kinds = [(spec.model, spec.lora, spec.training.seq_len, spec.world_size) for spec in specs]
@@ -198,7 +213,7 @@ def _not_worth(
     for kind in dict.fromkeys(kinds):
         rows = [row for row, row_kind in enumerate(kinds) if row_kind == kind]
         tokens = [specs[row].training.global_batch * specs[row].training.seq_len for row in rows]
-        why = hopeless([predictions[row] for row in rows], tokens, limit_bytes)
+        why = hopeless([predictions[row] for row in rows], tokens, limit_bytes, prune_above)
         reasons.update(zip(rows, why, strict=True))
     return [reasons[row] for row in range(len(specs))]
 

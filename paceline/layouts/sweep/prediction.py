@@ -10,20 +10,28 @@ from paceline.core.units import gib
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.memory.device_memory import verdict
+from paceline.estimate.model.case import Stack
+from paceline.estimate.run_case import Software
 from paceline.layouts.sweep.result import Prediction
 
 HOPELESS = 2.0
 """A combination is left out whose optimistic bound is this many times the fastest's pessimistic."""
 
 
-def predict(specs: Sequence[RunSpec], evidence: Evidence | None) -> list[Prediction]:
+def predict(
+    specs: Sequence[RunSpec], evidence: Evidence | None, stack: Stack | None = None
+) -> list[Prediction]:
     """The expectation of each run; `evidence` None is what the device has.
+
+    `stack` is the software that is expected to run them, None each run's engine.
 
     Raises UserError where nothing can be expected: a processor without a calibration of such runs,
     a device or link without rates.
     """
     if not specs:
         return []
+    software = _software(specs[0], stack)
     dtypes = {spec.training.dtype for spec in specs}
     cluster, dtype = specs[0].cluster, specs[0].training.dtype
     if cluster.device == "cpu" and len(dtypes) > 1:
@@ -32,6 +40,7 @@ def predict(specs: Sequence[RunSpec], evidence: Evidence | None) -> list[Predict
         specs,
         [machine_for(spec.cluster, dtype) for spec in specs],
         evidence or evidence_for(cluster.device, dtype, cluster.device_label),
+        software,
     )
     columns = (
         estimates.step_time_s,
@@ -40,18 +49,42 @@ def predict(specs: Sequence[RunSpec], evidence: Evidence | None) -> list[Predict
         estimates.p_oom,
     )
     return [
-        Prediction(step_time_s=seconds, low_s=low, high_s=high, memory_bytes=used, p_oom=odds)
+        Prediction(
+            step_time_s=seconds,
+            low_s=low,
+            high_s=high,
+            memory_bytes=used,
+            p_oom=odds,
+            memory=verdict(odds),
+        )
         for seconds, low, high, used, odds in zip(
             *(column.tolist() for column in columns), strict=True
         )
     ]
 
 
+def _software(spec: RunSpec, stack: Stack | None) -> Software | None:
+    """The software that was asked for, None for what each run's engine is."""
+    if stack is None:
+        return None
+    if spec.cluster.device == "cpu":
+        raise UserError(
+            f"--stack {stack}",
+            "is of GPUs; on a processor PyTorch's modules compute whatever is run",
+            remedy="leave it out",
+        )
+    return Software(stack, spec.training.compile != "none")
+
+
 def hopeless(
-    predictions: Sequence[Prediction | None], tokens: Sequence[int], limit_bytes: float | None
+    predictions: Sequence[Prediction | None],
+    tokens: Sequence[int],
+    limit_bytes: float | None,
+    prune_above: float = P_OOM_SURE,
 ) -> list[str | None]:
     """Why each is not worth running, None where it is or nothing was predicted.
 
+    What runs out of memory with a probability above `prune_above` is not, nor what is slow.
     `tokens` are those of a step, so that batches of different sizes can be compared.
     """
     fitting = [
@@ -61,19 +94,26 @@ def hopeless(
     ]
     fastest = min(fitting, default=None)
     return [
-        _why(prediction, prediction.low_s / n, fastest, limit_bytes) if prediction else None
+        _why(prediction, prediction.low_s / n, fastest, limit_bytes, prune_above)
+        if prediction
+        else None
         for prediction, n in zip(predictions, tokens, strict=True)
     ]
 
 
 def _why(
-    prediction: Prediction, optimistic: float, fastest: float | None, limit_bytes: float | None
+    prediction: Prediction,
+    optimistic: float,
+    fastest: float | None,
+    limit_bytes: float | None,
+    prune_above: float,
 ) -> str | None:
     """The sentence for one prediction, its optimistic and the fastest one's pessimistic s/token."""
-    if prediction.p_oom > P_OOM_SURE:
+    if prediction.p_oom > prune_above:
         room = f" of {gib(limit_bytes)}" if limit_bytes else ""
         need = f"needs about {gib(prediction.memory_bytes)}{room}"
-        return f"out of memory with {prediction.p_oom:.0%}: {need}"
+        bound = f"above --prune-above {prune_above:g}"
+        return f"out of memory with {prediction.p_oom:.0%}, {bound}: {need}"
     if fastest is not None and optimistic > HOPELESS * fastest:
         return (
             f"at best {optimistic / fastest:.1f} times as slow as the fastest at worst "

@@ -12,6 +12,7 @@ from pydantic import PositiveFloat
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.estimate.memory.device_memory import Verdict
 
 RowStatus = Status | Literal["refused", "pruned", "waiting"]
 """A run's status, or why there is none: it cannot run, it was not worth it, it has yet to run."""
@@ -28,6 +29,8 @@ class Prediction(Value):
     memory_bytes: PositiveFloat
     """Device memory in use on the fullest rank."""
     p_oom: float
+    memory: Verdict
+    """What the odds of running out of it are called: borderline from 10 to 90 %."""
 
 
 class SweepRow(Value):
@@ -101,6 +104,8 @@ class SweepResult(Value):
     repeats: PositiveInt = 1
     """Runs that were asked for of each."""
     flops_convention: str
+    stack: str | None = None
+    """Software whose times and memory were expected; None is that of the recipe's engine."""
     rows: tuple[SweepRow, ...]
     interrupted: bool = False
     halted: str | None = None

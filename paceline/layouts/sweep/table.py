@@ -15,8 +15,6 @@ NO_SPEED = "x"
 ENDED_WITHOUT = ("oom", "nan", "timeout", "failed", "incomplete")
 """Statuses of runs that were started and have no speed."""
 STATUS_WORDS = {"oom": "OOM", "nan": "NaN"}
-BORDERLINE = 0.2
-"""Odds of running out of memory from which a row that has yet to run names them."""
 MOST_REASON = 80
 """Signs of an error's text that a table shows."""
 LAYOUT_FIELDS = ("tp", "pp", "cp", "vp", "zero_stage", "micro_batch", "recompute")
@@ -29,7 +27,7 @@ CSV_KEYS = (
     *("samples_per_s", "tokens_per_s", "model_flops_per_s_per_device"),
     *("hardware_flops_per_s_per_device", "mfu", "memory_bytes", "memory_kind"),
     *("predicted_s", "predicted_low_s", "predicted_high_s", "prediction_error"),
-    *("predicted_memory_bytes", "p_oom", "runs"),
+    *("predicted_memory_bytes", "p_oom", "predicted_memory", "runs"),
 )
 """Columns of the table as CSV, after those that vary."""
 
@@ -60,6 +58,7 @@ def sweep_rows(result: SweepResult) -> Iterator[dict[str, Any]]:
             "predicted_high_s": expected and expected.high_s,
             "predicted_memory_bytes": expected and expected.memory_bytes,
             "p_oom": expected and expected.p_oom,
+            "predicted_memory": expected and expected.memory,
             "prediction_error": row.prediction_error,
             "runs": " ".join(row.runs),
             "notes": notes(row),
@@ -74,7 +73,7 @@ def for_people(row: dict[str, Any]) -> dict[str, Any]:
         "step_time_s": NO_SPEED if failed else row["step_time_s"],
         "tflops": NO_SPEED if failed else flops and flops / TERA,
         "memory": memory_text(row["memory_bytes"]),
-        "predicted_memory": memory_text(row["predicted_memory_bytes"]),
+        "predicted_gib": memory_text(row["predicted_memory_bytes"]),
     }
 
 
@@ -98,7 +97,8 @@ def sweep_columns(result: SweepResult) -> list[SweepColumn]:
         columns += [
             SweepColumn("predicted_s", "predicted s", _number),
             SweepColumn("prediction_error", "error", lambda error: f"{100 * error:+.1f} %"),
-            SweepColumn("predicted_memory", "predicted GiB"),
+            SweepColumn("predicted_gib", "predicted GiB"),
+            SweepColumn("p_oom", "P(OOM)", lambda odds: f"{odds:.0%}"),
         ]
     return [*columns, SweepColumn("notes", "notes", is_number=False)]
 
@@ -106,14 +106,14 @@ def sweep_columns(result: SweepResult) -> list[SweepColumn]:
 def notes(row: SweepRow) -> str:
     """What a table says of a row in words: why it has no figure, or what sets it apart."""
     if row.status != "ok":
-        words = STATUS_WORDS.get(row.status, row.status) + _risk(row)
+        words = [STATUS_WORDS.get(row.status, row.status), *_borderline(row)]
         # An error's whole text is in the JSON; why something was refused is what a reader needs.
         short = row.status in ("refused", "pruned") or len(row.reason or "") <= MOST_REASON
         reason = row.reason if short else f"{(row.reason or '')[:MOST_REASON]}..."
-        return ": ".join(filter(None, (words, reason)))
+        return ": ".join(filter(None, (", ".join(words), reason)))
     marks = ["best"] if row.best else ["level with the best"] if row.level else []
     marks += ["on the front"] if row.pareto else []
-    return ", ".join(marks)
+    return ", ".join([*marks, *_borderline(row)])
 
 
 def table_note(result: SweepResult) -> str:
@@ -122,7 +122,8 @@ def table_note(result: SweepResult) -> str:
         f"TFLOP/s of a device, recomputation counted ({with_recompute(result.flops_convention)}); "
         "layouts are ranked by tokens/s."
     )
-    return f"{flops_note} {memory_note(result)}".strip()
+    stack = f" Expected as of the stack {result.stack}." if result.stack else ""
+    return f"{flops_note}{stack} {memory_note(result)}".strip()
 
 
 def memory_note(result: SweepResult) -> str:
@@ -142,11 +143,13 @@ def memory_text(value: float | None) -> str:
     return "-" if value is None else gib(value).removesuffix(" GiB")
 
 
-def _risk(row: SweepRow) -> str:
-    """The odds of running out of memory of a row that has yet to run, where they are high."""
-    if row.status != "waiting" or row.prediction is None or row.prediction.p_oom < BORDERLINE:
-        return ""
-    return f", out of memory with {row.prediction.p_oom:.0%}"
+def _borderline(row: SweepRow) -> list[str]:
+    """Said of a row of which nothing surer is known."""
+    if row.prediction is None or row.status in ("oom", "pruned"):
+        return []
+    if row.status == "waiting" and row.prediction.memory == "out of memory":
+        return ["probably out of memory"]
+    return ["memory borderline"] if row.prediction.memory == "borderline" else []
 
 
 def _number(value: Any) -> str:

@@ -98,6 +98,7 @@ def sweep_result(
         dimensions={dimension.field: dimension.values for dimension in sweep.dimensions},
         repeats=sweep.repeats,
         flops_convention=plans[0].spec.flops_convention if plans else "unknown",
+        stack=sweep.stack,
         rows=rows,
         interrupted=interrupted,
         halted=halted,

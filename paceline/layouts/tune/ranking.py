@@ -14,6 +14,7 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.memory.device_memory import Verdict, verdict
 from paceline.estimate.model.case import Stack
 from paceline.estimate.question import Question, machine_of, spec_of_any_layout
 from paceline.layouts.search.space import Space, feasible
@@ -31,6 +32,8 @@ class RankedLayout(Value):
     """Device memory in use on the fullest rank."""
     p_oom: float
     fits: bool
+    memory: Verdict
+    """What the odds of running out of it are called: borderline from 10 to 90 %."""
 
 
 class Ranking(Value):
@@ -122,6 +125,7 @@ def _rows(estimates: Estimates, layouts: Sequence[Layout]) -> tuple[RankedLayout
             memory_bytes=used,
             p_oom=odds,
             fits=fits,
+            memory=verdict(odds),
         )
         for layout, (seconds, low, high, used, odds, fits) in zip(layouts, values, strict=True)
     )

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.core.layout import Layout
 from paceline.core.units import percent, significant
 from paceline.estimate.fit.interval import Z80
+from paceline.estimate.memory.device_memory import verdict
 from paceline.layouts.search.decision import close_to, seconds_of
 from paceline.layouts.search.residuals import Belief
 from paceline.layouts.sweep.result import Prediction
@@ -42,7 +43,8 @@ def prediction(search: Search, row: int) -> Prediction:
         low_s=now.low_s,
         high_s=now.high_s,
         memory_bytes=float(search.candidates.memory_bytes[row]),
-        p_oom=float(search.p_oom[row]),
+        p_oom=(odds := float(search.p_oom[row])),
+        memory=verdict(odds),
     )
 
 

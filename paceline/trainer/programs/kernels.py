@@ -89,15 +89,15 @@ def _attention(
     """The trainer's own attention, and its gradients."""
     batch, seq_len, heads, kv_heads, width = shape
     sizes = ((batch, seq_len, count, width) for count in (heads, kv_heads, kv_heads))
-    inputs = [_random(size, dtype, device).requires_grad_() for size in sizes]
-    out = causal_attention(*inputs)
+    q, k, v = (_random(size, dtype, device).requires_grad_() for size in sizes)
+    out = causal_attention(q, k, v)
     grad = _random(out.shape, dtype, device)
 
     def forward() -> Tensor:
         with torch.no_grad():
-            return causal_attention(*inputs)
+            return causal_attention(q, k, v)
 
-    return forward, lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    return forward, lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
 
 
 def _random(size: Any, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -290,9 +290,9 @@ def test_running_out_is_even_odds_at_the_limit_and_surer_beyond():
 
 @pytest.mark.parametrize(
     ("chance", "word"),
-    [(0.1, "fits"), (0.2, "borderline"), (0.8, "borderline"), (0.9, "out of memory")],
+    [(0.09, "fits"), (0.1, "borderline"), (0.9, "borderline"), (0.91, "out of memory")],
 )
-def test_between_20_and_80_percent_it_is_borderline(chance: float, word: str):
+def test_a_limit_within_the_80_percent_interval_is_borderline(chance: float, word: str):
     assert verdict(chance) == word
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks._memory_fit import fit_memory, leave_one_source_out
+from benchmarks._memory_fit import fit_memory, held_out_sd, leave_one_source_out
 from paceline.estimate.memory.device_memory import memory
-from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, PRIORS, Framework
+from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CUDA, PRIORS, Framework
 from paceline.estimate.memory.published import GIB, PublishedMemory, as_stated
 from paceline.estimate.model.case import cases_of
 from tests.estimate.memory.test_device_memory import LLAMA_8B
@@ -65,9 +65,18 @@ def test_a_row_that_ran_pulls_the_fullest_rank_below_its_device():
 
 def test_shipped_constants_are_the_fit_to_the_open_rows(rows: list[PublishedMemory]):
     for stack, fitted in fit_memory(rows).items():
-        expected = [getattr(fitted, name) for name in (*FITTED, "log_sd")]
-        shipped = [getattr(FRAMEWORKS[stack], name) for name in (*FITTED, "log_sd")]
+        expected = [getattr(fitted, name) for name in FITTED]
+        shipped = [getattr(FRAMEWORKS[stack], name) for name in FITTED]
         assert shipped == pytest.approx(expected, rel=0.03), stack
+
+
+def test_what_is_missed_is_what_sources_are_missed_by_that_the_fit_never_saw(
+    rows: list[PublishedMemory],
+):
+    for stack, framework in FRAMEWORKS.items():
+        of_stack = [row for row in rows if row.case.stack == stack]
+        assert framework.log_sd == pytest.approx(held_out_sd(of_stack), rel=0.03), stack
+    assert NATIVE_CUDA.log_sd == pytest.approx(held_out_sd(rows), rel=0.03)
 
 
 def test_memories_of_a_source_that_the_fit_never_saw_are_met_within_ten_percent(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.published import UnmodelledError
-from paceline.estimate.memory.device_memory import memory, p_oom, rank_memory
+from paceline.estimate.memory.device_memory import memory, p_oom, rank_memory, verdict
 from paceline.estimate.memory.published import (
     GIB,
     MORE_STAGES,
@@ -70,6 +70,12 @@ def test_each_source_is_met_in_its_own_kind_and_rank():
     ):
         assert as_stated([row]).tolist() == pytest.approx(wanted.tolist())
     assert as_stated([study])[0] < as_stated([megatron])[0]
+
+
+def test_the_row_that_its_study_calls_borderline_is_called_so(rows: list[PublishedMemory]):
+    (row,) = [row for row in rows if row.id == "seed4-017"]
+    (chance,) = p_oom(memory(cases_of([row.case])), row.device_bytes)
+    assert verdict(float(chance)) == "borderline"
 
 
 def test_published_memories_are_met_within_five_percent_in_the_middle(rows: list[PublishedMemory]):

@@ -38,6 +38,7 @@ def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_p
         assert "one micro-batch for 2 pipeline stages" in stage.reasons[0]
         assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.1
         assert any("on the same nodes" in reason for reason in stage.reasons)
+        assert not any("trainer refuses" in reason for reason in stage.reasons)
     plan = planned(OPTIONS, "V100-16GB")
     assert checked.days and plan.days and checked.days > 1.5 * plan.days
     assert (

@@ -141,6 +141,40 @@ def test_files_are_named_by_their_whole_paths(tmp_path: Path, monkeypatch: pytes
     assert words[words.index("--cluster") + 1] == str(tmp_path / "site.yaml")
 
 
+def test_relative_data_are_named_by_their_whole_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a: b.bin", "mask.bin", "held out.bin"):
+        Path(name).write_bytes(b"1")
+    Path("weights").mkdir()
+    sets = (
+        "data={source: tokens, path: 'a: b.bin', loss_mask: mask.bin}",
+        "training.evaluation={every_samples: 512, samples: 8, path: held out.bin}",
+        "training.initial_weights=weights",
+    )
+    asked = question("V100-32GB", *sets)
+    whole = Chain(setting("V100-32GB", *sets), planned(OPTIONS), asked, None, None, False)
+    changes = settings(command(scripts(whole)["stage-1-batch-32.sh"]))
+    monkeypatch.chdir("/")
+    recipe = load_recipe("gpt-1b3", "ramp-up", changes)
+    assert recipe.data.path == str(tmp_path / "a: b.bin")
+    assert recipe.data.loss_mask == str(tmp_path / "mask.bin")
+    assert recipe.training.evaluation
+    assert recipe.training.evaluation.path == str(tmp_path / "held out.bin")
+    assert recipe.training.initial_weights == str(tmp_path / "weights")
+
+
+def test_data_that_no_script_could_find_are_refused():
+    asked = question("V100-32GB", "data={source: tokens, path: nowhere.bin}")
+    away = setting("V100-32GB", *asked.overrides)
+    with pytest.raises(UserError, match="neither from here nor beside the recipe"):
+        scripts(Chain(away, planned(OPTIONS), asked, None, None, False))
+    absolute = question("V100-32GB", "data={source: tokens, path: /cluster/only.bin}")
+    away = setting("V100-32GB", *absolute.overrides)
+    assert scripts(Chain(away, planned(OPTIONS), absolute, None, None, False))
+
+
 def test_settings_of_the_site_reach_slurm_and_odd_ones_are_refused():
     site = catalog.cluster("jean-zay-v100-32g").model_copy(
         update={"slurm": SlurmSettings(partition="gpu", constraint="v100-32g")}

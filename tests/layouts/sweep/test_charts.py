@@ -9,7 +9,9 @@ from paceline.layouts.sweep.charts import front_chart
 from paceline.layouts.sweep.result import Prediction, SweepResult, SweepRow, marked
 from paceline.report.theme import EXPORT, ON_PAGE
 
-EXPECTED = Prediction(step_time_s=2.0, low_s=1.5, high_s=2.5, memory_bytes=3e9, p_oom=0.4)
+EXPECTED = Prediction(
+    step_time_s=2.0, low_s=1.5, high_s=2.5, memory_bytes=3e9, p_oom=0.4, memory="borderline"
+)
 
 
 def row(

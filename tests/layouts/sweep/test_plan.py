@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.estimate.estimates import P_OOM_SURE
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.model.case import Stack
 from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, new_sweep
 from paceline.machines.placement import Request
@@ -34,16 +36,25 @@ def planned(
     place: dict[str, Any] | None = None,
     prune: bool = True,
     name: str | None = None,
+    prune_above: float = P_OOM_SURE,
+    stack: Stack | None = None,
     sets: tuple[str, ...] = (),
     **named: str,
 ) -> Sweep:
     varied, fixed = dimensions(named, sets)
     request = Request(recipe, overrides=fixed, **(place or {"devices": 4}))
-    return new_sweep(SweepOptions(request, varied, name=name, prune=prune), shipped())
+    options = SweepOptions(
+        request, varied, name=name, prune=prune, prune_above=prune_above, stack=stack
+    )
+    return new_sweep(options, shipped())
 
 
 def labels(choices: list[Choice]) -> list[str]:
     return [" ".join(choice.settings.values()) for choice in choices]
+
+
+def labelled(sweep: Sweep) -> list[tuple[str, Choice]]:
+    return [(" ".join(choice.settings.values()), choice) for choice in sweep.choices]
 
 
 def running(sweep: Sweep) -> list[Choice]:
@@ -131,7 +142,8 @@ def test_on_devices_of_the_catalog_the_fastest_expected_runs_first(tmp_path: Pat
 
 
 def test_what_may_run_out_of_memory_runs_last_and_what_surely_does_is_pruned(tmp_path: Path):
-    of = {"mbs": "1,2,4,8,16,32", "recompute": "full,none", "sets": ("zero_stage=0",)}
+    of = {"mbs": "1,2,4,8,16", "recompute": "full,none", "sets": ("zero_stage=0",)}
+    of |= {"prune_above": 0.7}
     sweep = on_v100(tmp_path, **of)
     odds = [c.prediction.p_oom > 0.5 for c in running(sweep) if c.prediction]
     assert odds == sorted(odds)
@@ -139,6 +151,22 @@ def test_what_may_run_out_of_memory_runs_last_and_what_surely_does_is_pruned(tmp
     assert pruned and all("out of memory with" in (choice.pruned or "") for choice in pruned)
     everything = on_v100(tmp_path, **of, prune=False)
     assert len(running(everything)) == len(running(sweep)) + len(pruned)
+
+
+def test_the_row_of_the_study_that_barely_ran_is_no_longer_lost(tmp_path: Path):
+    """The 1.3B study's 16 GB nodes: PP 1, micro-batch 1 ran at 29 s, "borderline OOM"."""
+    path = tmp_path / "study.yaml"
+    path.write_text(V100.replace("32GB", "16GB"))
+    of = {"place": {"cluster": str(path)}, "pp": "1,2,4,8", "mbs": "1,4"}
+    own, megatron = planned("gpt-1b3", **of), planned("gpt-1b3", **of, stack="softmax")
+    rows = [next(c for c in labelled(sweep) if c[0] == "1 1")[1] for sweep in (own, megatron)]
+    assert all(row.runs for row in rows)
+    expected = rows[1].prediction
+    assert expected and expected.memory == "borderline" and 20 < expected.step_time_s < 38
+    strict = planned("gpt-1b3", **of, prune_above=0.5)
+    pruned = [choice for choice in strict.choices if choice.pruned]
+    assert pruned and all("above --prune-above 0.5" in (c.pruned or "") for c in pruned)
+    assert all(choice.prediction and choice.prediction.p_oom > 0.5 for choice in pruned)
 
 
 def test_a_sweep_of_the_same_recipe_has_the_same_name_and_groups_by_content():

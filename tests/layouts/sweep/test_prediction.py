@@ -13,7 +13,7 @@ from paceline.core.run import RunSpec
 from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.calibration import Calibration, Placement, file_of
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES
+from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES, verdict
 from paceline.estimate.model.machine import machine
 from paceline.estimate.question import Question, spec_of
 from paceline.files.documents import write_value
@@ -37,6 +37,7 @@ def expected(
         high_s=step_time_s * 1.1,
         memory_bytes=memory_bytes,
         p_oom=p_oom,
+        memory=verdict(p_oom),
     )
 
 
@@ -139,7 +140,8 @@ def test_each_run_is_held_against_its_own_share_of_the_memory():
     apart = [predict([run], shipped())[0] for run in (large, small)]
     assert together[0].p_oom < together[1].p_oom
     for beside, alone in zip(together, apart, strict=True):
-        assert vars(beside) == pytest.approx(vars(alone), rel=1e-12)
+        numbers = [each.model_dump(exclude={"memory"}) for each in (beside, alone)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-12)
 
 
 def test_a_recipes_own_limit_counts_where_the_device_has_more():
@@ -166,7 +168,35 @@ def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():
         [expected(), expected(p_oom=0.99, memory_bytes=100 * 2**30)], [1, 1], 80 * 2**30
     )
     assert first is None
-    assert second == "out of memory with 99%: needs about 100.00 GiB of 80.00 GiB"
+    assert second == (
+        "out of memory with 99%, above --prune-above 0.95: needs about 100.00 GiB of 80.00 GiB"
+    )
+
+
+def test_the_bound_of_pruning_is_the_one_that_was_asked_for():
+    borderline = [expected(), expected(p_oom=0.4)]
+    assert hopeless(borderline, [1, 1], None) == [None, None]
+    _, why = hopeless(borderline, [1, 1], None, prune_above=0.25)
+    assert why is not None and why.startswith("out of memory with 40%, above --prune-above 0.25")
+
+
+def test_another_stack_has_its_own_times_and_memory():
+    runs = [spec(micro_batch=1, zero_stage=1)]
+    (own,), (megatron,) = predict(runs, shipped()), predict(runs, shipped(), "softmax")
+    alone = estimate(
+        Question(
+            "llama31-8b",
+            "H100-SXM",
+            8,
+            overrides=("layout.micro_batch=1", "layout.zero_stage=1"),
+            stack="softmax",
+        ),
+        shipped(),
+    )
+    assert megatron.step_time_s == pytest.approx(alone.step_time_s)
+    assert megatron.memory_bytes == alone.memory_bytes.device_used != own.memory_bytes
+    with pytest.raises(UserError, match="is of GPUs"):
+        predict([make_spec()], shipped(), "softmax")
 
 
 def test_what_is_slower_at_its_best_than_twice_the_fastest_at_its_worst_is_hopeless():

@@ -83,7 +83,9 @@ def test_sentences_name_the_best_and_count_the_others():
 
 
 def test_predictions_are_held_against_what_was_measured():
-    expected = Prediction(step_time_s=11.0, low_s=9, high_s=13, memory_bytes=1e9, p_oom=0.1)
+    expected = Prediction(
+        step_time_s=11.0, low_s=9, high_s=13, memory_bytes=1e9, p_oom=0.05, memory="fits"
+    )
     rows = [row("a", 100, prediction=expected), row("b", prediction=expected)]
     assert rows[0].prediction_error == pytest.approx(0.1)
     assert rows[1].prediction_error is None

@@ -20,7 +20,7 @@ def test_a_row_is_flat_with_layout_prediction_and_error():
     (flat,) = sweep_rows(result(row(4, speed=100.0, prediction=EXPECTED, runs=("a", "b"))))
     assert (flat["tp"], flat["micro_batch"], flat["tokens_per_s"]) == (2, 4, 100.0)
     assert (flat["predicted_s"], flat["prediction_error"]) == (2.0, pytest.approx(1.0))
-    assert flat["runs"] == "a b" and flat["notes"] == "best, on the front"
+    assert flat["runs"] == "a b" and flat["notes"] == "best, on the front, memory borderline"
     assert not any(isinstance(value, dict) for value in flat.values())
 
 
@@ -33,7 +33,7 @@ def test_a_row_is_flat_with_layout_prediction_and_error():
         (row(1, "refused", reason="x" * 99), "refused: " + "x" * 99),
         (row(1, "refused", reason="tp 3 divides nothing"), "refused: tp 3 divides nothing"),
         (row(1, "waiting"), "waiting"),
-        (row(1, "waiting", prediction=EXPECTED), "waiting, out of memory with 40%"),
+        (row(1, "waiting", prediction=EXPECTED), "waiting, memory borderline"),
         (row(1, "ok", 5.0), ""),
         (row(1, "ok", 5.0, level=True), "level with the best"),
         (row(1, "ok", 5.0, best=True, pareto=True), "best, on the front"),
@@ -47,7 +47,7 @@ def test_the_columns_are_those_of_published_studies():
     predicted = result(row(1, speed=100.0, prediction=EXPECTED))
     titles = [column.title for column in sweep_columns(predicted)]
     assert titles[:6] == ["nodes", "TP", "PP", "DP", "MBS", "recompute"]
-    assert titles[-4:] == ["predicted s", "error", "predicted GiB", "notes"]
+    assert titles[-5:] == ["predicted s", "error", "predicted GiB", "P(OOM)", "notes"]
     columns = sweep_columns(result(row(1, speed=1.0)))
     assert "predicted s" not in [column.title for column in columns]
 

@@ -103,6 +103,29 @@ def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int,
     assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "mode"),
+    [
+        (["--budget", "10m"], "--estimate-only"),
+        (["--steps", "5"], "--estimate-only"),
+        (["--write", "fast.yaml"], "--estimate-only"),
+        (["--cluster", "jean-zay-v100-16g"], "--estimate-only"),
+        (["--oversubscribe"], "--estimate-only"),
+        (["--stack", "softmax"], "--budget"),
+        (["--per-node", "4"], "--budget"),
+        (["--top", "3"], "--budget"),
+    ],
+)
+def test_an_option_that_a_mode_would_pass_over_is_refused_by_name(
+    tmp_path: Path, option: list[str], mode: str
+):
+    ranked = ["--device", "H100", "--estimate-only"]
+    words = ranked if mode == "--estimate-only" else ["--budget", "1 run", "--dry-run"]
+    done = paceline("tune", "tiny-llama", "--gpus", "2", *words, *option, runs=tmp_path)
+    assert done.returncode == 1
+    assert f"{option[0]}: changes nothing beside {mode}; leave it out" in done.stderr
+
+
 def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path):
     (tmp_path / "c.yaml").write_text(
         "name: c\ndevice: cpu\ndevices_per_node: 2\nnodes: 2\nlauncher: ssh\nhosts: [a, b]\n"

@@ -198,3 +198,8 @@ def test_a_reference_stands_in_the_page_of_a_campaign(
     resume = ("scale", "--resume", folder.name, "--reference", "123.5", "--html", str(page))
     start(runs, 0.0, *resume, down="node-4").communicate(timeout=120)
     assert "Green: the reference, 123.5 samples/s a node." in page.read_text()
+
+
+def test_a_dry_run_draws_no_page(tmp_path: Path):
+    done = paceline(*FOUR, "--dry-run", "--html", str(tmp_path / "page.html"), runs=tmp_path)
+    assert done.returncode == 1 and "--dry-run measures nothing" in done.stderr
