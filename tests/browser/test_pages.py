@@ -52,6 +52,12 @@ LAYOUT_FAULTS = r"""((UNITS) => {
             if (lines.size > 1) faults.push(`broken figure: ${match[0]}`);
         }
     }
+    for (const big of document.querySelectorAll(".big")) {
+        const unit = big.querySelector(".unit");
+        const torn = unit && unit.getClientRects().length > 1;
+        if (torn || big.scrollWidth > big.clientWidth + 1)
+            faults.push(`figure too long for its card: ${big.innerText}`);
+    }
     for (const word of document.querySelectorAll("thead th, .card h2")) {
         if (word.scrollWidth > word.clientWidth + 1 && !word.closest(".scroll"))
             faults.push(`cut off: ${word.innerText}`);
