@@ -14,6 +14,7 @@ from paceline.report.html import render_page
 from paceline.report.step_charts import finish
 from paceline.report.theme import ON_PAGE, Look
 from paceline.runs.history_text import (
+    USELESS,
     history_lines,
     history_verdict,
     interval_text,
@@ -45,10 +46,11 @@ def history_html(history: History) -> str:
 
 
 def history_charts(history: History, look: Look) -> dict[str, alt.LayerChart]:
-    """A chart a series, the first ones."""
+    """A chart of each series that has more than one value, the first ones."""
     return {
         f"series-{at}": series_chart(series, history, look, at)
         for at, series in enumerate(history.series[:MOST_SERIES], start=1)
+        if len(series.points) > 1
     }
 
 
@@ -133,7 +135,9 @@ def _scatter_card(series: RunSeries) -> Card:
     if series.noise is None:
         return unknown_card("Scatter", "too few runs")
     power = None
-    if series.findable is not None:
+    if series.findable is not None and series.findable > USELESS:
+        power = "too few values for so much scatter to find any change"
+    elif series.findable is not None:
         power = (
             f"a change of {percent(series.findable)} at the last {series.findable_points} values "
             "would be found in 9 of 10 cases"
@@ -154,7 +158,12 @@ def series_chart(series: RunSeries, history: History, look: Look, at: int = 1) -
     ]
     title = f"{history.metric} ({history.unit})"
     palette = look.palette
-    x = alt.X("date:T", title="run made on (UTC date)", scale=alt.Scale(type="utc", padding=14))
+    x = alt.X(
+        "date:T",
+        title="run made on (UTC)",
+        axis=alt.Axis(tickCount=6, labelOverlap=True),
+        scale=alt.Scale(type="utc", padding=14),
+    )
     base = alt.Chart(alt.Data(values=rows)).encode(x=x)
     scale = alt.Scale(zero=False, padding=14)
     level = (
