@@ -161,7 +161,7 @@ def series_chart(series: RunSeries, history: History, look: Look, at: int = 1) -
     x = alt.X(
         "date:T",
         title="run made on (UTC)",
-        axis=alt.Axis(tickCount=6, labelOverlap=True),
+        axis=alt.Axis(tickCount=6, labelOverlap=True, format="%m-%d %H:%M"),
         scale=alt.Scale(type="utc", padding=14),
     )
     base = alt.Chart(alt.Data(values=rows)).encode(x=x)
@@ -236,10 +236,11 @@ def _change_cells(change: LevelChange, history: History) -> list[str]:
 
 
 def _series_cells(series: RunSeries, history: History) -> list[str]:
+    findable = series.findable
     return [
         one_line(series.name) + (f" ({series.key})" if series.key else " (imported)"),
         f"{series.n_runs:,}",
         written(series.points[-1].level, history.unit, 4),
         "-" if series.noise is None else percent(series.noise, 2),
-        "-" if series.findable is None else percent(series.findable),
+        "-" if findable is None or findable > USELESS else percent(findable),
     ]
