@@ -90,6 +90,10 @@ nightly: $(VENV)/.installed-tested ## name really slow nodes in 20 trials on vir
 	$(BIN)/python $(NIGHTLY)
 	$(MAKE) test-busy
 
+.PHONY: gallery
+gallery: $(VENV)/.installed-tested ## run small recipes, picture every page, write docs/gallery.md (see deps-browser)
+	$(BIN)/python docs/gallery.py
+
 .PHONY: constraints
 constraints: ## resolve constraints.txt afresh, for the torch named by TORCH
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \

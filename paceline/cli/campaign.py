@@ -15,7 +15,7 @@ import typer
 
 from paceline.cli.campaign_options import refuse_beside_resume
 from paceline.cli.campaign_progress import CampaignDisplay
-from paceline.cli.output import OutputColumn, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sentences
 from paceline.cli.progress import run_headline
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
@@ -200,13 +200,10 @@ def print_result(result: CampaignResult, form: TableFormat) -> None:
     ]
     if form is TableFormat.csv:
         columns.append(OutputColumn("scaling", "scaling"))
+    print_sentences((*result.sentences, table_note(result)), form)
     emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
-    if form in (TableFormat.text, TableFormat.md):
-        typer.echo("")
-        for sentence in (table_note(result), *result.sentences):
-            typer.echo(sentence if form is TableFormat.text else f"- {sentence}")
-        if result.resume:
-            typer.echo(f"{result.missing} sub-clusters are missing: {result.resume}", err=True)
+    if form in (TableFormat.text, TableFormat.md) and result.resume:
+        typer.echo(f"{result.missing} sub-clusters are missing: {result.resume}", err=True)
 
 
 def _rows(result: CampaignResult) -> list[dict[str, object]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import OutputColumn, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.compare.judgement import Comparison
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
@@ -72,6 +73,9 @@ def compare(
             help="Metric that the verdict depends on. Repeatable; default step_time_s.",
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
+    ] = None,
     runs_dir: RunsDir = None,
     form: Annotated[
         CompareFormat,
@@ -105,6 +109,11 @@ def compare(
     else:
         comparison = compare_runs(root, first, second or "", gate)
     _print(comparison, CompareFormat.json if as_json else form)
+    if html:
+        # Altair below it takes as long to import as the rest of the verb.
+        from paceline.runs.comparison_page import comparison_html
+
+        write_page(html, comparison_html(comparison))
     raise typer.Exit(VERDICT_EXIT.get(comparison.verdict, 3))
 
 

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import model_options as model
 from paceline.cli import offers
-from paceline.cli.estimate_output import emit, write_page
+from paceline.cli.estimate_output import emit, write_estimate_page
 from paceline.cli.offers import offer
 from paceline.cli.options import Json, Overrides, RunsDir, Variant
 from paceline.cli.output import TableForm, TableFormat
@@ -148,7 +148,7 @@ def estimate(
         answer = _answer(question, compiled, whole, compare or [], evidence, trace, measured_s)
     emit(answer.found, answer.beside, answer.tracings, TableFormat.json if as_json else form)
     if html:
-        write_page(answer.found, html)
+        write_estimate_page(answer.found, answer.beside, html)
 
 
 class Answer(NamedTuple):

@@ -7,15 +7,18 @@ from typing import Any
 
 import typer
 
-from paceline.cli.output import OutputColumn, TableFormat, emit_table
-from paceline.core.errors import SystemFaultError
+from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.core.units import count, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
+from paceline.estimate.headline import OFFER_HEADS, beside_line, headline, offer_table
 from paceline.estimate.memory.device_memory import verdict
-from paceline.estimate.offers import Against, Ratio
+from paceline.estimate.offers import Against
 from paceline.estimate.trace import Tracing
-from paceline.files.documents import write_text
+
+OFFER_COLUMNS = [
+    OutputColumn(head, head, justify="left" if head == "offer" else "right") for head in OFFER_HEADS
+]
 
 
 def flat(estimate: Estimate) -> dict[str, Any]:
@@ -51,8 +54,7 @@ def text(estimate: Estimate) -> str:
     lines = [
         f"{estimate.recipe} · {estimate.devices} x {estimate.device} · {estimate.dtype} · "
         f"{estimate.layout} · {estimate.stack}",
-        f"  step {estimate.step_time_s:.4g} s   "
-        f"80 % interval {estimate.low_s:.4g}-{estimate.high_s:.4g} s",
+        f"  {headline(estimate)}",
         *([f"  {_measured_line(estimate.measured)}"] if estimate.measured else []),
         f"  {estimate.tokens_per_s:,.0f} tokens/s · {estimate.samples_per_s:.4g} samples/s · "
         f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device · {share} "
@@ -166,6 +168,11 @@ def emit(
     if form is not TableFormat.text:
         emit_table(rows, [OutputColumn(key, key) for key in rows[0]], form)
         return
+    if beside:
+        for estimate, offer in zip(estimates[1:], beside, strict=True):
+            typer.echo(beside_line(estimates[0], estimate, offer))
+        emit_table(offer_table(estimates, beside), OFFER_COLUMNS, form)
+        typer.echo("")
     for at, estimate in enumerate(estimates):
         typer.echo(text(estimate))
         typer.echo(
@@ -173,42 +180,11 @@ def emit(
                 f"  {line}" for tracing in tracings[at : at + 1] for line in trace_lines(tracing)
             )
         )
-    for estimate, offer in zip(estimates[1:], beside, strict=True):
-        typer.echo(_beside_line(estimates[0], estimate, offer))
 
 
-def _beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
-    """The ratios in a sentence; says so where a step is of another batch."""
-    other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
-    money = f", money {_ratio_text(offer.cost)}" if offer.cost else ""
-    return (
-        f"{second.devices} x {second.device} against {first.devices} x {first.device}: "
-        f"tokens/s {_ratio_text(offer.tokens_per_s)}, "
-        f"step time {_ratio_text(offer.step_time)}{other}{money}"
-    )
-
-
-def _ratio_text(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def write_page(estimates: list[Estimate], path: Path) -> None:
+def write_estimate_page(estimates: list[Estimate], beside: list[Against], path: Path) -> None:
     """The page of an estimate or of offers; raises SystemFaultError if it cannot be written."""
     # Altair below it takes as long to import as the rest of the verb.
     from paceline.estimate.page import estimate_html
 
-    setup = list(
-        dict.fromkeys(
-            f"{estimate.devices} x {estimate.device} · {estimate.dtype}" for estimate in estimates
-        )
-    )
-    offers = [
-        (f"{estimate.devices} x {estimate.device}, {estimate.layout}", estimate.waterfall)
-        for estimate in estimates
-    ]
-    notes = [line.strip() for estimate in estimates for line in text(estimate).splitlines()]
-    try:
-        write_text(path, estimate_html(estimates[0].recipe, setup, offers, notes))
-    except OSError as error:
-        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
-    typer.echo(f"page: {path}", err=True)
+    write_page(path, estimate_html(estimates, beside, [text(each) for each in estimates]))

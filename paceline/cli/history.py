@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_table,
+    select_rows,
+    write_page,
+)
 from paceline.cli.runs import computed_result
 from paceline.compare.over_time.timeline import History
 from paceline.core.errors import UserError
@@ -36,6 +44,9 @@ def history(
     fail: Annotated[
         bool, typer.Option("--fail-on-findings", help="Exit with 3 when something became worse.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
+    ] = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -59,6 +70,11 @@ def history(
     name, folders = _folders(recipe, where, since, runs_dir)
     timeline = recipe_history(name, folders, metric, limit)
     _print(timeline, TableFormat.json if as_json else form)
+    if html:
+        # Altair below it takes as long to import as the rest of the verb.
+        from paceline.runs.history_page import history_html
+
+        write_page(html, history_html(timeline))
     if not timeline.series:
         raise typer.Exit(4)
     raise typer.Exit(3 if fail and timeline.slowdowns else 0)

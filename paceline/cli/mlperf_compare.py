@@ -8,12 +8,20 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    emit_json,
+    emit_table,
+    print_sentences,
+)
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.text import one_line
 from paceline.files.documents import write_text
 from paceline.mlperf.compare.comparison import ScoreComparison
 from paceline.mlperf.compare.comparison import compare as compare_scores
+from paceline.mlperf.compare.head import answers
 from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
 from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT
@@ -105,6 +113,7 @@ def _emit(comparison: ScoreComparison, form: TableFormat) -> None:
     ]
     if form is TableFormat.csv:
         columns += [OutputColumn(name, name) for name in ("benchmark", "ruleset", "label")]
+    print_sentences(answers(comparison), form)
     emit_table(compared_rows(comparison), columns, form)
     if form in (TableFormat.text, TableFormat.md):
         typer.echo("\n" + "\n".join(compared_lines(comparison)))

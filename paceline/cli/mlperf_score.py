@@ -72,8 +72,8 @@ def _emit(result: Score, form: TableFormat) -> None:
     if form is TableFormat.csv:
         emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
+    typer.echo("\n".join(score_lines(result)) + "\n")
     emit_table(rows, _columns(), form)
-    typer.echo("\n" + "\n".join(score_lines(result)))
 
 
 def _columns() -> list[OutputColumn]:

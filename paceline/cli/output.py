@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 
 
 class TableFormat(StrEnum):
@@ -144,6 +145,25 @@ def refuse_where(where: list[str] | None, name: str) -> None:
             f"selects rows of the list, not of {name!r}",
             remedy="leave out the name or --where",
         )
+
+
+def print_sentences(sentences: Iterable[str], form: TableFormat) -> None:
+    """The answer in sentences before its table, in the forms that people read."""
+    if form in (TableFormat.text, TableFormat.md):
+        for sentence in sentences:
+            typer.echo(sentence if form is TableFormat.text else f"- {sentence}")
+        typer.echo("")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page and say where; raises SystemFaultError if it cannot be written."""
+    from paceline.files.documents import write_text  # Local as in _csv.
+
+    try:
+        write_text(path, page)
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    typer.echo(f"page: {path}", err=True)
 
 
 def emit_json(document: object) -> None:

@@ -11,7 +11,15 @@ import typer
 from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
 from paceline.cli.campaign import Conduct, run_campaign, save_charts
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_table,
+    print_sentences,
+    select_rows,
+)
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
 from paceline.files.documents import write_text
 from paceline.machines.placement import Request
@@ -252,11 +260,8 @@ def _print(result: ScaleResult, form: TableFormat) -> None:
     )
     if form is TableFormat.csv:
         columns += [OutputColumn(key, key) for key in more]
+    print_sentences(result.sentences, form)
     emit_table(list(size_rows(result)), columns, form, document=result.model_dump(mode="json"))
-    if form in (TableFormat.text, TableFormat.md):
-        typer.echo("")
-        for sentence in result.sentences:
-            typer.echo(sentence if form is TableFormat.text else f"- {sentence}")
 
 
 def _from_table(

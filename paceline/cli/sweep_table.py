@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.output import OutputColumn, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sentences
 from paceline.core.units import gib, significant
 from paceline.layouts.sweep.result import SweepResult, SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
@@ -44,6 +44,7 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
         columns = [OutputColumn(name, name) for name in (*varied, *CSV_KEYS)]
         emit_table(rows, columns, form)
         return
+    print_sentences(result.sentences, form)
     emit_table(
         [for_people(row) for row in rows],
         columns_of(result),
@@ -52,9 +53,8 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
     )
     if form is TableFormat.json:
         return
-    typer.echo("")
-    for line in (*result.sentences, table_note(result)):
-        typer.echo(line if form is TableFormat.text else f"- {line}")
+    note = table_note(result)
+    typer.echo(f"\n{note if form is TableFormat.text else f'- {note}'}")
 
 
 def columns_of(result: SweepResult) -> list[OutputColumn]:

@@ -1,40 +1,186 @@
-"""The page of an estimate or of several offers: charts from the peak down, tables, sources."""
+"""The page of an estimate or of several offers: the answer, charts from the peak down, tables."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import percent, si
+from paceline.core.units import count, gib, percent, si
 from paceline.core.waterfall import WaterfallLevel
+from paceline.estimate.answer import Estimate
+from paceline.estimate.headline import (
+    OFFER_HEADS,
+    beside_line,
+    fit_words,
+    of_interval,
+    offer_rows,
+    place,
+)
+from paceline.estimate.memory.device_memory import verdict
+from paceline.estimate.offers import Against
+from paceline.report.head import Card, PageHead, Tone, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
 from paceline.report.waterfall import waterfall_chart
 
+TONES: dict[str, Tone] = {"fits": "good", "borderline": "plain", "out of memory": "alert"}
+LEVEL_HEADS = ("cause", "left of the peak", "FLOP/s a device", "seconds of the step")
+
 
 def estimate_html(
-    title: str,
-    setup: Sequence[str],
-    offers: Sequence[tuple[str, Sequence[WaterfallLevel]]],
-    notes: Sequence[str],
+    estimates: Sequence[Estimate], beside: Sequence[Against], texts: Sequence[str]
 ) -> str:
-    """The page of one estimate or of several offers, each with chart and table; loads nothing."""
+    """The page of one estimate, or of several offers; it loads nothing.
+
+    `beside` holds all but the first estimate against it; `texts` say of each what the terminal
+    does.
+    """
+    names = offer_names(estimates)
     charts = {
-        f"waterfall-{number}": waterfall_chart(levels, ON_PAGE)
-        for number, (_, levels) in enumerate(offers, start=1)
+        f"waterfall-{number}": waterfall_chart(estimate.waterfall, ON_PAGE, name)
+        for number, (estimate, name) in enumerate(zip(estimates, names, strict=True), start=1)
     }
-    measured = any(levels[-1].name == "measured" for _, levels in offers)
-    eyebrow = "an estimate beside a measured step" if measured else "an estimate: nothing ran"
-    heads = ("cause", "left of the peak", "FLOP/s a device", "seconds of the step")
     return render_page(
         "estimate.html.j2",
+        _head(estimates, beside),
         charts,
-        eyebrow=eyebrow,
-        name=one_line(title),
-        setup=[one_line(part) for part in setup],
-        heads=heads,
-        notes=[one_line(note) for note in notes],
-        offers=[(one_line(name), [_cells(level) for level in levels]) for name, levels in offers],
+        offer_heads=OFFER_HEADS,
+        offer_rows=list(offer_rows(estimates, beside)) if beside else [],
+        level_heads=LEVEL_HEADS,
+        levels=[
+            (name, [_cells(level) for level in estimate.waterfall])
+            for estimate, name in zip(estimates, names, strict=True)
+        ],
+        notes=list(dict.fromkeys(note for each in estimates for note in _basis(each))),
+        texts=[
+            (name, [one_line(line) for line in text.splitlines()])
+            for name, text in zip(names, texts, strict=True)
+        ],
+    )
+
+
+def offer_names(estimates: Sequence[Estimate]) -> list[str]:
+    """Of each offer: recipe, devices and layout, and its number where these are alike."""
+    names = [f"{each.recipe} on {place(each)}, {each.layout}" for each in estimates]
+    alike = Counter(names)
+    return [
+        one_line(f"{name}, offer {number}" if alike[name] > 1 else name)
+        for number, name in enumerate(names, start=1)
+    ]
+
+
+def _basis(estimate: Estimate) -> list[str]:
+    """Where the coefficients are from, and what was taken to be so."""
+    kinds = estimate.evidence.model_dump(exclude={"title"})
+    words = ", ".join(f"{name.replace('_', ' ')}: {kind}" for name, kind in kinds.items())
+    notes = [f"{place(estimate)}: {note}" for note in estimate.notes]
+    return [one_line(line) for line in (estimate.evidence.title, words, *notes)]
+
+
+def _head(estimates: Sequence[Estimate], beside: Sequence[Against]) -> PageHead:
+    first = estimates[0]
+    measured = first.measured is not None
+    fits = None if first.p_oom is None else verdict(first.p_oom)
+    return PageHead(
+        eyebrow="an estimate beside a measured step" if measured else "an estimate: nothing ran",
+        name=one_line(f"{first.recipe} on {place(first)}"),
+        chip=fit_words(first),
+        tone=TONES.get(fits or "", "plain"),
+        setup=(first.dtype, one_line(first.layout), f"stack {one_line(first.stack)}"),
+        sentences=(
+            *_answer(first),
+            *(
+                one_line(beside_line(first, each, offer)) + "; in brackets 80 %."
+                for each, offer in zip(estimates[1:], beside, strict=True)
+            ),
+        ),
+        cards=estimate_cards(first),
+    )
+
+
+def _answer(estimate: Estimate) -> tuple[str, ...]:
+    measured = estimate.measured
+    if measured is None:
+        return ()
+    where = "in" if measured.in_interval else "outside"
+    return (
+        f"Measured were {measured.step_time_s:.4g} s a step ({one_line(measured.source)}): "
+        f"{measured.ratio:.3f} of the estimate, {where} its 80 % interval.",
+    )
+
+
+def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
+    """Step time, throughput, the whole training with its money, and memory."""
+    samples = estimate.samples_per_s * estimate.step_time_s
+    rates = (estimate.tokens_per_s * estimate.step_time_s / s for s in _ends(estimate))
+    share = "no data-sheet peak" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
+    slowest = max(estimate.parts.items(), key=lambda part: part[1])
+    return (
+        card(
+            "Step time",
+            f"{estimate.step_time_s:.4g} s",
+            f"{estimate.low_s:.4g} to {estimate.high_s:.4g} s (80 %)",
+            [
+                f"global batch {samples:,.0f}",
+                f"largest part: {slowest[0]}, {percent(slowest[1] / estimate.step_time_s)}",
+            ],
+        ),
+        card(
+            "Throughput",
+            f"{estimate.tokens_per_s:,.0f} tokens/s",
+            " to ".join(f"{rate:,.0f}" for rate in rates) + " (80 %)",
+            [
+                f"{estimate.samples_per_s:.4g} samples/s",
+                f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device",
+                f"{share} ({estimate.convention})",
+            ],
+        ),
+        _training_card(estimate),
+        _memory_card(estimate),
+    )
+
+
+def _ends(estimate: Estimate) -> tuple[float, float]:
+    """The slowest step first, so that rates rise."""
+    return estimate.high_s, estimate.low_s
+
+
+def _training_card(estimate: Estimate) -> Card:
+    bill, label = estimate.bill, "Whole training"
+    if bill is None:
+        return unknown_card(label, "the recipe states no number of tokens; --tokens does")
+    money = "cost not known: no price; --price states one"
+    if bill.cost is not None:
+        money = f"cost {bill.cost:,.0f}, {of_interval(estimate, bill.cost)} (80 %)"
+    return card(
+        label,
+        f"{bill.days:,.1f} days",
+        f"{of_interval(estimate, bill.days, ',.1f')} days (80 %)",
+        [
+            money,
+            None if bill.spot_cost is None else f"spot {bill.spot_cost:,.0f}",
+            f"{count(bill.total_tokens)} tokens, {bill.device_hours:,.0f} device hours",
+            None if bill.goodput is None else f"goodput {percent(bill.goodput, 1)}",
+            None if bill.energy_kwh is None else f"at most {bill.energy_kwh:,.0f} kWh",
+        ],
+    )
+
+
+def _memory_card(estimate: Estimate) -> Card:
+    used = estimate.memory_bytes
+    odds = "whether it fits is not known: nobody states the device's memory"
+    if estimate.p_oom is not None:
+        odds = f"P(out of memory) {percent(estimate.p_oom, 0)}"
+    largest = sorted(used.parts.items(), key=lambda part: -part[1])[:2]
+    return card(
+        "Memory of the fullest device",
+        gib(used.device_used),
+        odds,
+        [
+            f"allocated {gib(used.allocated)}, reserved {gib(used.reserved)}",
+            *(f"{name.replace('_', ' ')} {gib(value)}" for name, value in largest),
+        ],
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from paceline.core.result import Metric, Result, finite_value
 from paceline.core.run_report import RunReport
@@ -14,23 +13,11 @@ from paceline.report.figures import (
     memory_by_kind,
     plus_minus,
     reason_for_none,
-    split_unit,
     throughput,
     value_text,
     written,
 )
-
-
-@dataclass(frozen=True)
-class Card:
-    """One large figure with what stands around it."""
-
-    label: str
-    number: str
-    unit: str
-    sure: str
-    """The interval and its kind, else the spread, else empty."""
-    lines: tuple[str, ...]
+from paceline.report.head import Card, card
 
 
 def cards(report: RunReport) -> list[Card]:
@@ -42,8 +29,7 @@ def cards(report: RunReport) -> list[Card]:
 
 
 def _card(label: str, text: str, metric: Metric | None, lines: Iterable[str | None]) -> Card:
-    number, unit = split_unit(text)
-    return Card(label, number, unit, _interval_text(metric), tuple(line for line in lines if line))
+    return card(label, text, _interval_text(metric), lines)
 
 
 def _interval_text(metric: Metric | None) -> str:

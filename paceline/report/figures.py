@@ -123,7 +123,7 @@ def interval_text(metric: Metric) -> str | None:
 
 def split_unit(text: str) -> tuple[str, str]:
     """Number and unit of a written figure; all of it is the number if it has several."""
-    match = re.fullmatch(r"(-?[\d.,]+) (\D+)", text)
+    match = re.fullmatch(r"([-+]?[\d.,]+) (\D+)", text)
     return (match[1], match[2]) if match else (text, "")
 
 

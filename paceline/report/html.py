@@ -24,6 +24,7 @@ from paceline.core.text import printable
 from paceline.report.cards import cards
 from paceline.report.charts import run_charts
 from paceline.report.figures import half_width, label, plus_minus, throughput, written
+from paceline.report.head import PageHead, Tone
 from paceline.report.page import (
     STATUS_ADVICE,
     chip_label,
@@ -34,9 +35,12 @@ from paceline.report.page import (
     progress,
 )
 from paceline.report.tables import interval_kinds, written_rows
-from paceline.report.theme import DARK, LIGHT, ON_PAGE, css_variables
+from paceline.report.theme import DARK, LIGHT, ON_PAGE, WHOSE, css_variables
 
 MOST_RANK_ROWS = 64
+FIGURE_START = "0123456789+-\N{MINUS SIGN}±<"
+LONGEST_FIGURE, LONGEST_SHORT, LONGEST_NAME = 32, 20, 40
+"""Characters of a cell that stays on one line."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class EmbeddedChart:
 
     name: str
     title: str
+    whose: str
+    """The recipe, device or run that it shows; empty where the page is of nothing else."""
     notes: tuple[str, ...]
     spec: Markup
 
@@ -53,10 +59,10 @@ def render_html(report: RunReport) -> str:
     """The whole page as text; every name, log line and script in it is escaped."""
     return render_page(
         "run.html.j2",
+        _head(report),
         run_charts(report, ON_PAGE),
         **_outcome(report),
         **_raw(report),
-        cards=cards(report),
         rows=written_rows(report.result),
         interval_kinds=interval_kinds(report.result),
         ranks=_rank_rows(report.result.ranks),
@@ -65,8 +71,10 @@ def render_html(report: RunReport) -> str:
     )
 
 
-def render_page(template: str, charts: Mapping[str, alt.LayerChart], **content: Any) -> str:
-    """A page of our own style that loads nothing: its template, its charts drawn for the page."""
+def render_page(
+    template: str, head: PageHead, charts: Mapping[str, alt.LayerChart], **content: Any
+) -> str:
+    """A page that loads nothing: the answer at its head, its template, its charts for the page."""
     figures = [_embedded_chart(name, chart) for name, chart in charts.items()]
     bundle = _vega_bundle() if figures else ""
     script = _template_text("page.js")
@@ -75,6 +83,7 @@ def render_page(template: str, charts: Mapping[str, alt.LayerChart], **content: 
         .get_template(template)
         .render(
             **content,
+            head=head,
             policy=_policy(bundle, script),
             style=Markup(_template_text("page.css")),
             light=Markup(css_variables(LIGHT)),
@@ -86,17 +95,29 @@ def render_page(template: str, charts: Mapping[str, alt.LayerChart], **content: 
     )
 
 
+def _head(report: RunReport) -> PageHead:
+    """Name, setup, verdict and the four figures."""
+    result = report.result
+    created = describe_time(result.created)
+    sentence = result.verdict.sentence if result.status == "ok" else ""
+    return PageHead(
+        eyebrow=f"one run, {created}" if created else "one run",
+        name=result.recipe,
+        chip=chip_label(result),
+        tone=_tone(report),
+        setup=tuple(describe_setup(report)[1:]),
+        sentences=(sentence,) if sentence else (),
+        cards=tuple(cards(report)),
+        title=result.run,
+    )
+
+
 def _outcome(report: RunReport) -> dict[str, Any]:
-    """Name, verdict and how far to believe it."""
+    """What happened, and how far to believe it."""
     result = report.result
     few = result.status == "ok" and throughput(result) is None
     return {
         "run": result.run,
-        "recipe": result.recipe,
-        "created": describe_time(result.created),
-        "setup": describe_setup(report)[1:],
-        "chip": chip_label(result),
-        "tone": _tone(report),
         "sentence": result.verdict.sentence,
         "failed": result.status != "ok",
         "reason": result.reason or "",
@@ -148,7 +169,7 @@ def _plain(path: str, value: Any) -> str:
     return str(value)
 
 
-def _tone(report: RunReport) -> str:
+def _tone(report: RunReport) -> Tone:
     """The chip's colour: good, alert or plain."""
     result = report.result
     if result.status in ("queued", "running"):
@@ -209,7 +230,27 @@ def _embedded_chart(name: str, chart: alt.LayerChart) -> EmbeddedChart:
     """The chart with its title taken out: the page sets and wraps that itself."""
     spec = chart.to_dict()
     title = spec.pop("title")
-    return EmbeddedChart(name, title["text"], tuple(title["subtitle"]), json_for_script(spec))
+    text, _, whose = title["text"].partition(WHOSE)
+    notes = tuple(title["subtitle"])
+    return EmbeddedChart(name, text, whose, notes, json_for_script(spec))
+
+
+def column_kinds(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A class a column: figures stand right, they and short words on one line, others wrap.
+
+    The first column names the row and stands left whatever it holds.
+    """
+    columns = list(zip(*rows, strict=True)) or [()] * len(heads)
+    kinds = [_kind([cell for cell in cells if cell]) for cells in columns]
+    names = max((len(cells[0]) for cells in rows), default=0)
+    return ["short" if names <= LONGEST_NAME else "words", *kinds[1:]]
+
+
+def _kind(cells: Sequence[str]) -> str:
+    longest = max(map(len, cells), default=0)
+    if longest <= LONGEST_FIGURE and all(cell == "-" or cell[0] in FIGURE_START for cell in cells):
+        return "figure"
+    return "short" if longest <= LONGEST_SHORT else "words"
 
 
 def json_for_script(content: Any) -> Markup:
@@ -249,6 +290,7 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     environment.filters["unbroken"] = unbroken
+    environment.globals["column_kinds"] = column_kinds
     return environment
 
 

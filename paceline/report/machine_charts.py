@@ -45,7 +45,7 @@ def ranks(report: RunReport, look: Look) -> alt.LayerChart | None:
     if _staged(rows):
         layers += _stage_marks(rows, x, look)
         notes.append("p0, p1, ...: pipeline stages, whose ranks are compared with each other only.")
-    return finish(layers, look, "Ranks", notes, 210)
+    return finish(layers, look, "Ranks", notes, 210, report.result.recipe)
 
 
 def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -77,7 +77,8 @@ def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
     if limit:
         layers.append(_limit_rule(limit, x, look))
         notes.append(f"Line: {written(limit, 'bytes')}, what one device has.")
-    return finish(layers, look, "Memory by kind", notes, 44 + 34 * len(rows))
+    height = 44 + 34 * len(rows)
+    return finish(layers, look, "Memory by kind", notes, height, report.result.recipe)
 
 
 def references(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -108,7 +109,8 @@ def references(report: RunReport, look: Look) -> alt.LayerChart | None:
     names = base.mark_text(align="left", dy=-13, limit=330).encode(x=alt.value(0), text="name:N")
     layers = [_parity(look, x), _reference_dots(base, x, look), names]
     note = "Right of the line: faster than published. Hollow: measured otherwise, not comparable."
-    return finish(layers, look, "Against references", [note], 30 + 46 * len(rows))
+    height = 30 + 46 * len(rows)
+    return finish(layers, look, "Against references", [note], height, report.result.recipe)
 
 
 def _rank_row(rank: RankSummary) -> dict[str, Any] | None:

@@ -84,7 +84,8 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
             .mark_rule(color=look.palette.accent, strokeWidth=1.5)
             .encode(x=x)
         )
-    return finish(layers, look, "Memory by part", _notes(memory, drawn_limit), 74 + 26 * len(bars))
+    notes, height = _notes(memory, drawn_limit), 74 + 26 * len(bars)
+    return finish(layers, look, "Memory by part", notes, height, report.result.recipe)
 
 
 def shown_ranks(memory: MemoryByPart) -> list[RankMemory]:

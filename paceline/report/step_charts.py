@@ -11,11 +11,12 @@ import numpy as np
 
 from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
+from paceline.core.text import one_line
 from paceline.core.window import MIN_STEADY
 from paceline.report.chart_steps import ChartSteps, band_s, chart_steps, thinned_rows
 from paceline.report.figures import written
 from paceline.report.page import describe_window, window_mask
-from paceline.report.theme import Look, chart_config
+from paceline.report.theme import WHOSE, Look, chart_config
 
 HEIGHT = 250
 WARMUP, OUTSIDE, NO_WINDOW = "warm-up", "outside the window", "no window"
@@ -25,6 +26,9 @@ WINDOW = {
     "short": "window (too few steps)",
 }
 """What a window is called that is not simply steady."""
+
+WHOLE_LABELS = "datum.value % 1 ? '' : format(datum.value, ',d')"
+"""Labels of a logarithmic axis of whole numbers, whose ticks go below 1."""
 
 
 def step_series(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -41,6 +45,7 @@ def step_series(report: RunReport, look: Look) -> alt.LayerChart | None:
         "Step times",
         [_window_sentence(report, drawn), *_drawing_notes(drawn)],
         HEIGHT,
+        report.result.recipe,
     )
 
 
@@ -84,7 +89,8 @@ def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
     notes = [f"{moved} beyond the axis, counted in the outermost bins"] if moved else []
     layers = [bars, _median_rule(drawn, look, [0, int(max(counts))])]
     narrow = replace(look, width=look.width // 2) if isinstance(look.width, int) else look
-    return finish(layers, narrow, "Their distribution", [sentence, *notes], HEIGHT)
+    whose = report.result.recipe
+    return finish(layers, narrow, "Distribution", [sentence, *notes], HEIGHT, whose)
 
 
 def loss(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -113,13 +119,17 @@ def loss(report: RunReport, look: Look) -> alt.LayerChart | None:
     course = f"from {values[0]:.3f} to {values[-1]:.3f}" if len(values) > 1 else f"{values[0]:.3f}"
     sentence = f"{course} {unit} at step {last:,}"
     notes = _thinning_note(len(data), len(values))
-    return finish([line, dots], look, "Loss", [sentence, *notes], 210)
+    return finish([line, dots], look, "Loss", [sentence, *notes], 210, report.result.recipe)
 
 
 def finish(
-    layers: list[alt.Chart], look: Look, title: str, notes: list[str], height: int
+    layers: list[alt.Chart], look: Look, title: str, notes: list[str], height: int, whose: str = ""
 ) -> alt.LayerChart:
-    """The layers as one chart with title, notes below it, size and the quiet configuration."""
+    """The layers as one chart with title, notes below it, size and the quiet configuration.
+
+    `whose` names in the title the recipe, device or run that the chart shows.
+    """
+    title = f"{title}{WHOSE}{one_line(whose)}" if whose else title
     wrapped = [line for note in notes for line in textwrap.wrap(note, _columns(look))]
     heading = alt.TitleParams(text=title, subtitle=wrapped)
     chart = alt.layer(*layers)

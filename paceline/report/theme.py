@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 EXPORT_WIDTH = 640
+WHOSE = " \N{MIDDLE DOT} "
+"""Between what a chart shows and whose it is, in its title."""
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,10 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
     return rows
 
 
-def waterfall_chart(levels: Sequence[WaterfallLevel], look: Look) -> alt.LayerChart:
-    """Shares of the peak, one bar below the other."""
+def waterfall_chart(
+    levels: Sequence[WaterfallLevel], look: Look, whose: str = ""
+) -> alt.LayerChart:
+    """Shares of the peak, one bar below the other; `whose` as in `finish`."""
     rows, palette = bars(levels), look.palette
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y(
@@ -78,9 +80,11 @@ def waterfall_chart(levels: Sequence[WaterfallLevel], look: Look) -> alt.LayerCh
             "“Not explained” is what the measured step takes more, or less, than the estimated one."
         )
     title = "From the peak to the measured step" if measured else "From the peak to the estimate"
-    return finish([marks, text], look, title, notes, BAR_HEIGHT * len(rows))
+    return finish([marks, text], look, title, notes, BAR_HEIGHT * len(rows), whose)
 
 
 def run_waterfall(report: RunReport, look: Look) -> alt.LayerChart | None:
     """The run's way from the peak to its measured step; None where it was not estimated."""
-    return waterfall_chart(report.waterfall, look) if report.waterfall else None
+    if not report.waterfall:
+        return None
+    return waterfall_chart(report.waterfall, look, report.result.recipe)

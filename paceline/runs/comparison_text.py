@@ -84,7 +84,7 @@ def ratio_text(comparison: Comparison) -> str:
             f"95 % interval {significant(comparison.low, 5)} to {significant(comparison.high, 5)}"
         )
     if comparison.p is not None:
-        parts.append(f"p {_p(comparison.p)}")
+        parts.append(f"p {p_text(comparison.p)}")
     margin = f"margin {percent(comparison.margin, 2)}"
     widened = f" + {percent(comparison.resolution, 2)} for rounding in print"
     parts.append(margin + (widened if comparison.resolution > 5e-6 else ""))
@@ -118,8 +118,8 @@ def metric_cells(metric: MetricComparison) -> list[str]:
         *values,
         "" if metric.ratio is None else signed(metric.ratio),
         interval,
-        "" if metric.p is None else _p(metric.p),
-        "" if metric.p_corrected is None else _p(metric.p_corrected),
+        "" if metric.p is None else p_text(metric.p),
+        "" if metric.p_corrected is None else p_text(metric.p_corrected),
         metric.verdict if metric.note is None else f"{metric.verdict}: {printable(metric.note)}",
     ]
 
@@ -150,7 +150,8 @@ def _side(side: SideSummary) -> str:
     return f"{side.name} ({runs})"
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
+    """A p value with four decimals, or that it is smaller."""
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 

@@ -48,6 +48,8 @@ def history_lines(history: History) -> Iterator[str]:
     kinds = f" in {count} series that cannot be held against each other" if count > 1 else ""
     scope = f"{runs}{kinds}" if count else "no run has a figure"
     yield f"{printable(history.recipe)} · {history.metric} · {scope}"
+    if count:
+        yield f"  {history_verdict(history)}; {_latest(history)}"
     for series in history.series:
         yield ""
         yield from _series_lines(series, history)
@@ -58,7 +60,7 @@ def history_lines(history: History) -> Iterator[str]:
 
 def history_md(history: History) -> Iterator[str]:
     """The history as Markdown: a table of series, a table of changes."""
-    yield f"**{md_text(history.recipe)}**, `{history.metric}`: {_verdict(history)}."
+    yield f"**{md_text(history.recipe)}**, `{history.metric}`: {history_verdict(history)}."
     yield ""
     yield "| series | runs | now | scatter | findable change |"
     yield "|---|---:|---:|---:|---:|"
@@ -89,7 +91,7 @@ def history_md(history: History) -> Iterator[str]:
         cells = (
             md_text(_day(change.date)),
             size(change, history.metric),
-            _interval(change),
+            interval_text(change),
             _figure(change.old_level, history),
             _figure(change.new_level, history),
             f"{change.n_before} / {change.n_after}",
@@ -135,6 +137,24 @@ def number(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
+def newest(history: History) -> RunSeries | None:
+    """The series with the last run, None where there is none."""
+    return max(history.series, key=lambda series: series.points[-1].date, default=None)
+
+
+def _latest(history: History) -> str:
+    """Where the newest series stands, and by which of its steps it came there."""
+    series = newest(history)
+    assert series is not None
+    last = series.points[-1]
+    now = f"now {_figure(last.level, history)}"
+    if not series.changes:
+        return now
+    change = series.changes[-1]
+    change_text = f"{size(change, history.metric)} ({interval_text(change)}, 95 %)"
+    return f"{now}, {change_text} since {_day(change.date)}"
+
+
 def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
     key = f" · key {series.key}" if series.key else " · imported logs"
     yield f"{printable(series.name)}{key}"
@@ -154,7 +174,7 @@ def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
 def _change_lines(change: LevelChange, history: History) -> Iterator[str]:
     runs = f"{number(change.n_before, 'run')} before, {change.n_after} after"
     yield (
-        f"  {_day(change.date)}  {size(change, history.metric)} ({_interval(change)}, 95 %): "
+        f"  {_day(change.date)}  {size(change, history.metric)} ({interval_text(change)}, 95 %): "
         f"{_figure(change.old_level, history)} -> {_figure(change.new_level, history)} · {runs}"
     )
     note = f" ({change.environment_note})" if change.environment and change.environment_note else ""
@@ -218,14 +238,16 @@ def _power(series: RunSeries) -> str | None:
     )
 
 
-def _verdict(history: History) -> str:
+def history_verdict(history: History) -> str:
+    """How many steps and drifts there are: `2 changes, 1 slow drift`."""
     changes = sum(len(series.changes) for series in history.series)
     drifts = sum(series.drift is not None for series in history.series)
     drifting = f", {number(drifts, 'slow drift')}" if drifts else ""
     return f"{number(changes, 'change') if changes else 'no step'}{drifting}"
 
 
-def _interval(change: LevelChange) -> str:
+def interval_text(change: LevelChange) -> str:
+    """Both ends of the change: `+1.1 % to +2.3 %`."""
     low, high = sorted((change.low - 1, change.high - 1))
     return _spaced(f"{low:+.1%} to {high:+.1%}")
 

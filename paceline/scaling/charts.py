@@ -9,11 +9,12 @@ import altair as alt
 
 from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.core.text import printable
-from paceline.report.step_charts import finish
+from paceline.report.step_charts import WHOLE_LABELS, finish
 from paceline.report.theme import Look
 from paceline.scaling.analysis.result import ScaleResult
 
 HEIGHT = 260
+MOST_NAMES = 8
 T = TypeVar("T")
 MOST_DOTS = 500
 """Dots of one size, or nodes, at most; the ends are always among them."""
@@ -24,14 +25,18 @@ def scaling_charts(
     measured: Sequence[GroupThroughput],
     look: Look,
     reference: float | None = None,
+    whose: str = "",
 ) -> dict[str, alt.LayerChart]:
-    """The charts by name; `reference` is a healthy node's samples/s from elsewhere."""
+    """The charts by name; `reference` is a healthy node's samples/s from elsewhere.
+
+    `whose` are the results that the titles name.
+    """
     charts = {
-        "throughput": throughput(result, measured, look, reference),
-        "efficiency": efficiency(result, measured, look, reference),
+        "throughput": throughput(result, measured, look, reference, whose),
+        "efficiency": efficiency(result, measured, look, reference, whose),
     }
     if len(result.nodes) > 1:
-        charts["nodes"] = nodes(result, look)
+        charts["nodes"] = nodes(result, look, whose)
     return charts
 
 
@@ -40,6 +45,7 @@ def throughput(
     measured: Sequence[GroupThroughput],
     look: Look,
     reference: float | None = None,
+    whose: str = "",
 ) -> alt.LayerChart:
     """Samples/s over nodes, both logarithmic: sub-clusters as dots, ideal and reference lines."""
     y = alt.Y(
@@ -61,6 +67,7 @@ def throughput(
         "Throughput",
         [f"Dot: one sub-cluster. Dashed: {_ideal_words(result)}.{_reference_words(reference)}"],
         HEIGHT,
+        whose,
     )
 
 
@@ -69,6 +76,7 @@ def efficiency(
     measured: Sequence[GroupThroughput],
     look: Look,
     reference: float | None = None,
+    whose: str = "",
 ) -> alt.LayerChart:
     """Share of the ideal over nodes: every sub-cluster, the mean of each size with its interval."""
     per_node = result.base.value / result.base.nodes
@@ -99,15 +107,16 @@ def efficiency(
         f"Dot: one sub-cluster. Mark: mean of the size, line: its 95 % interval. 100 %: "
         f"{_ideal_words(result)}, {result.scaling} scaling.{_reference_words(reference)}"
     )
-    return finish(layers, look, "Efficiency", [note], HEIGHT)
+    return finish(layers, look, "Efficiency", [note], HEIGHT, whose)
 
 
-def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
-    """Every node alone, the slowest first; flagged ones named and in another colour."""
+def nodes(result: ScaleResult, look: Look, whose: str = "") -> alt.LayerChart:
+    """Every node alone, the slowest first and named; flagged ones named in another colour."""
     rows = [
         {
             "rank": at,
             "host": printable(node.host),
+            "speed": node.value,
             "value": 100 * (1 - node.loss),
             "flagged": node.host in result.flagged,
         }
@@ -131,12 +140,17 @@ def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
         color=alt.condition(
             alt.datum["flagged"], alt.value(look.palette.accent), alt.value(look.palette.steady)
         ),
-        tooltip=[alt.Tooltip("host:N"), alt.Tooltip("value:Q", title="%", format=".2f")],
+        tooltip=[
+            alt.Tooltip("host:N", title="node"),
+            alt.Tooltip("speed:Q", title="alone (samples/s)", format=",.5~r"),
+            alt.Tooltip("value:Q", title="of its measure (%)", format=".2f"),
+        ],
     )
-    named = [row for row in rows if row["flagged"]][:8]
+    named = [row for row in rows if row["flagged"]][:MOST_NAMES] or rows[:1]
+    colour = look.palette.accent if named[0]["flagged"] else look.palette.ink
     names = (
         alt.Chart(alt.Data(values=named), name="names")
-        .mark_text(color=look.palette.accent, align="left", dx=8, fontWeight="bold")
+        .mark_text(color=colour, align="left", dx=8, fontWeight="bold", limit=220)
         .encode(x=x, y=y, text="host:N")
     )
     smallest = result.smallest_fault_found
@@ -145,7 +159,7 @@ def nodes(result: ScaleResult, look: Look) -> alt.LayerChart:
         if smallest is None
         else f"A node {100 * smallest:.1f} % slower would have been found in 9 of 10 cases."
     )
-    return finish([dots, names] if named else [dots], look, "Nodes", [note], HEIGHT)
+    return finish([dots, names], look, "Nodes alone", [note], HEIGHT, whose)
 
 
 def _x() -> alt.X:
@@ -153,7 +167,7 @@ def _x() -> alt.X:
         "nodes:Q",
         title="nodes",
         scale=alt.Scale(type="log", base=2, padding=14),
-        axis=alt.Axis(format=",d"),
+        axis=alt.Axis(labelExpr=WHOLE_LABELS),
     )
 
 
@@ -176,9 +190,9 @@ def _dots(
             x=_x(),
             y=y,
             tooltip=[
-                alt.Tooltip("hosts:N"),
+                alt.Tooltip("hosts:N", title="on"),
                 alt.Tooltip("nodes:Q"),
-                alt.Tooltip("value:Q", format=",.5~r"),
+                alt.Tooltip("value:Q", title="%" if per_node else "samples/s", format=",.5~r"),
             ],
         )
     )

@@ -65,12 +65,17 @@ def text_faults(opened: Opened) -> list[str]:
         """(() => {
             document.querySelectorAll("details").forEach((fold) => (fold.open = true));
             const faults = [];
+            const scrolled = (element) => {
+                const box = element.closest(".scroll");
+                return box && getComputedStyle(box).overflowX !== "visible";
+            };
             const root = document.documentElement;
             if (root.scrollWidth > root.clientWidth) faults.push(`scrolls to ${root.scrollWidth}`);
             const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
             for (let node = walker.nextNode(); node; node = walker.nextNode()) {
                 const parent = node.parentElement;
                 if (!node.data.trim() || parent.closest("script, style, noscript, thead")) continue;
+                if (scrolled(parent)) continue;
                 const range = document.createRange();
                 range.selectNodeContents(node);
                 const frame = (parent.closest(".card, .panel") || document.body)
@@ -81,7 +86,7 @@ def text_faults(opened: Opened) -> list[str]:
             }
             for (const element of document.querySelectorAll("body *")) {
                 const hides = getComputedStyle(element).overflowX !== "visible";
-                const small = element.closest("thead");
+                const small = element.closest("thead") || scrolled(element);
                 if (hides && !small && element.scrollWidth > element.clientWidth + 1)
                     faults.push(`cut off: ${element.className || element.tagName}`);
             }

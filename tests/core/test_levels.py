@@ -10,7 +10,8 @@ import pytest
 
 from paceline.core.levels import two_levels, uneven_warning
 from paceline.core.window import choose_window, steady_window
-from paceline.files.run_folder import RUN_FILE, write_value
+from paceline.files.documents import write_value
+from paceline.files.run_folder import RUN_FILE
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.runs.outcome import evaluate

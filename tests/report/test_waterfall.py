@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.estimate.answer import estimate
+from paceline.estimate.explanation import beside
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.waterfall import to_measured
 from paceline.estimate.page import estimate_html
@@ -43,8 +44,12 @@ def test_a_bar_hangs_from_the_one_before():
 
 
 def test_the_page_escapes_names():
-    page = estimate_html("<script>x</script>", ["a & b"], [("1 < 2", FOUND.waterfall)], ["</p>"])
+    hostile = FOUND.model_copy(
+        update={"recipe": "<script>x</script>", "stack": "a & b", "notes": ("1 < 2",)}
+    )
+    page = estimate_html([hostile], [], ["</p>"]).replace("\N{NO-BREAK SPACE}", " ")
     assert "<script>x" not in page and "1 &lt; 2" in page and "a &amp; b" in page
+    assert '<p class="notes">&lt;/p&gt;' in page
     assert "large products" in page
 
 
@@ -64,8 +69,7 @@ def test_a_measured_step_is_a_bar_of_its_own_and_the_rest_hangs_between(factor: 
 
 
 def test_the_page_of_a_measured_step_says_so():
-    measured = to_measured(FOUND.waterfall, FOUND.step_time_s, 18.0)
-    page = estimate_html("x", [], [("a", measured)], [])
+    page = estimate_html([beside(FOUND, 18.0, "as stated")], [], [""])
     assert "an estimate beside a measured step" in page and "nothing ran" not in page
     assert "not explained" in page and "to the measured step" in page
 

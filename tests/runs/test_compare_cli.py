@@ -82,8 +82,10 @@ def test_undecided_counts_further_repeats(runs: Path):
     assert document["repeats_needed"] >= 1
 
 
-def test_a_single_run_is_marked_in_every_form(runs: Path):
-    text = paceline("compare", "base", "single", runs=runs).stdout
+def test_a_single_run_is_marked_in_every_form(runs: Path, tmp_path: Path):
+    page = tmp_path / "compare.html"
+    text = paceline("compare", "base", "single", "--html", str(page), runs=runs).stdout
+    assert "low confidence" in page.read_text()
     assert "Low confidence" in text and "2 more repeats a side" in text
     document = json.loads(paceline("compare", "base", "single", "--json", runs=runs).stdout)
     assert document["confidence"] == "low" and document["p"] is None and document["low"] is None

@@ -25,10 +25,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_question_is_answered_with_0_and_gates_on_request(runs: Path):
-    done = paceline("history", "example", runs=runs)
+def test_the_question_is_answered_with_0_and_gates_on_request(runs: Path, tmp_path: Path):
+    page = tmp_path / "history.html"
+    done = paceline("history", "example", "--html", str(page), runs=runs)
     assert done.returncode == 0 and "% slower" in done.stdout and "kernel" in done.stdout
-    assert done.stderr == ""
+    assert done.stderr == f"page: {page}\n" and "Last change" in page.read_text()
     assert paceline("history", "example", "--fail-on-findings", runs=runs).returncode == 3
 
 

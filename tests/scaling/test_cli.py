@@ -53,9 +53,14 @@ def test_the_table_comes_as_csv_unrounded():
     assert float(rows[-1]["naive_straggler"]) < 1 and rows[0]["straggler"] == ""
 
 
-def test_markdown_has_the_table_and_the_sentences():
+def test_the_answer_stands_before_the_table():
+    lines = paceline("scale", *QUICK).stdout.splitlines()
+    assert lines[0].startswith("16 nodes reach") and "straggler" in lines[lines.index("") + 1]
+
+
+def test_markdown_has_the_sentences_and_the_table():
     words = paceline("scale", *QUICK, "--format", "md").stdout
-    assert words.startswith("| nodes | sub-clusters |") and "- 16 nodes reach" in words
+    assert words.startswith("- 16 nodes reach") and "\n\n| nodes | sub-clusters |" in words
 
 
 def test_page_and_charts_are_written(tmp_path: Path):

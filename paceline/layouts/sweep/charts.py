@@ -36,7 +36,7 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
         return None
     padded = alt.Scale(zero=False, padding=14)
     x = alt.X("memory:Q", title="memory of the fullest rank (GiB)", scale=padded)
-    y = alt.Y("speed:Q", title="tokens/s", scale=padded)
+    y = alt.Y("speed:Q", title="throughput (tokens/s)", scale=padded)
     front = [point for point in points if point["pareto"]]
     line = (
         alt.Chart(alt.Data(values=front), name="front")
@@ -53,7 +53,7 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
                 alt.datum["pareto"], alt.value(look.palette.accent), alt.value(look.palette.steady)
             ),
             tooltip=[
-                alt.Tooltip("label:N"),
+                alt.Tooltip("label:N", title="layout"),
                 alt.Tooltip("speed:Q", title="tokens/s", format=",.0f"),
                 alt.Tooltip("memory:Q", title="GiB", format=".2f"),
             ],
@@ -66,7 +66,7 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     )
     note = "Dot: one layout. Orange: no other is as fast with as little memory. "
     note += memory_note(result)
-    return finish([line, dots, names], look, "Speed and memory", [note], HEIGHT)
+    return finish([line, dots, names], look, "Speed and memory", [note], HEIGHT, whose(result))
 
 
 def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
@@ -108,11 +108,18 @@ def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
             x=x,
             y=alt.Y("predicted:Q", scale=scale),
             tooltip=[
-                alt.Tooltip("label:N"),
-                alt.Tooltip("measured:Q", format=".4g"),
-                alt.Tooltip("predicted:Q", format=".4g"),
+                alt.Tooltip("label:N", title="layout"),
+                alt.Tooltip("measured:Q", title="measured (s)", format=".4g"),
+                alt.Tooltip("predicted:Q", title="predicted (s)", format=".4g"),
             ],
         )
     )
     note = "Dot: one layout. Bar: 80 % interval of the prediction. Dashed: predicted as measured."
-    return finish([diagonal, bars, dots], look, "Predicted against measured", [note], HEIGHT)
+    layers, title = [diagonal, bars, dots], "Predicted against measured"
+    return finish(layers, look, title, [note], HEIGHT, whose(result))
+
+
+def whose(result: SweepResult) -> str:
+    """Of which recipe on how many devices the charts are."""
+    devices = {row.devices for row in result.rows if row.ok and row.devices}
+    return f"{result.recipe} on {devices.pop():,} devices" if len(devices) == 1 else result.recipe

@@ -10,12 +10,13 @@ import altair as alt
 from paceline.core.text import one_line, printable
 from paceline.core.units import percent
 from paceline.mlperf.compare.comparison import OFFICIAL, ComparedScore, ScoreComparison
+from paceline.mlperf.compare.head import compared_head
 from paceline.mlperf.compare.published_scores import accelerator_kind
 from paceline.mlperf.compare.strong_scaling import ScalingStep
 from paceline.mlperf.rules import NOT_A_METRIC
 from paceline.report.figures import written
 from paceline.report.html import render_page
-from paceline.report.step_charts import finish
+from paceline.report.step_charts import WHOLE_LABELS, finish
 from paceline.report.theme import ON_PAGE, Look
 
 HEIGHT = 320
@@ -147,22 +148,22 @@ def time_to_train(comparison: ScoreComparison, look: Look) -> alt.LayerChart:
         "Dot: published by MLCommons Association (blue: the same accelerator, grey: others); not "
         "every published result is known here.",
     ]
-    return finish(layers or [_marks([], "none").mark_point()], look, "Time to train", notes, HEIGHT)
+    layers = layers or [_marks([], "none").mark_point()]
+    whose = f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}"
+    return finish(layers, look, "Time to train", notes, HEIGHT, whose)
 
 
 def compared_html(comparison: ScoreComparison) -> str:
     """The page of one comparison; it opens without a network."""
-    groups = [("These runs", comparison.scaling)] if comparison.scaling else []
+    groups = [("these runs", comparison.scaling)] if comparison.scaling else []
     groups += [
-        (f"Published by {printable(g.submitter)} on {printable(g.accelerator)}", g.steps)
+        (f"published by {printable(g.submitter)} on {printable(g.accelerator)}", g.steps)
         for g in comparison.published_scaling
     ]
     return render_page(
         "mlperf.html.j2",
+        compared_head(comparison),
         {"time-to-train": time_to_train(comparison, ON_PAGE)},
-        name=f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}",
-        chip=comparison.label,
-        setup=[f"{comparison.division} division", f"published results: {comparison.source}"],
         beside_heads=tuple(BESIDE_COLUMNS),
         beside_rows=[
             [cell(row) for cell in BESIDE_COLUMNS.values()] for row in compared_rows(comparison)
@@ -192,7 +193,7 @@ def _marks(rows: Sequence[dict[str, Any]], name: str) -> alt.Chart:
         "gpus:Q",
         title="accelerators",
         scale=alt.Scale(type="log", base=2, padding=14),
-        axis=alt.Axis(format=",d"),
+        axis=alt.Axis(labelExpr=WHOLE_LABELS),
     )
     y = alt.Y(
         "minutes:Q",
@@ -201,9 +202,9 @@ def _marks(rows: Sequence[dict[str, Any]], name: str) -> alt.Chart:
         axis=alt.Axis(tickCount=6, format=",~r"),
     )
     tips = [
-        alt.Tooltip("name:N"),
+        alt.Tooltip("name:N", title="system"),
         alt.Tooltip("accelerator:N"),
-        alt.Tooltip("gpus:Q"),
+        alt.Tooltip("gpus:Q", title="accelerators"),
         alt.Tooltip("minutes:Q", format=".4~f"),
         alt.Tooltip("official:N"),
     ]

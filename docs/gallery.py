@@ -1,0 +1,180 @@
+"""Make docs/gallery.md and its pictures: `make gallery`.
+
+Runs small recipes and verbs in a temporary folder, opens the pages that they write in Chromium and
+takes a picture of each. Needs what `make deps-browser` installs; takes some minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+WIDTH, TALLEST = 1280, 1330
+"""Pixels of a picture; what is longer is cut at the end."""
+COLOURS = 128
+"""Of a picture: quiet pages need no more, and it takes a third of the room."""
+DRAWN = "html[data-charts]"
+HEAD = """# Gallery
+One picture of each page. `make gallery` takes them: `docs/gallery.py` runs the commands below in an
+empty folder and opens what they write. Every page is one file that loads nothing, begins with the
+verdict and four figures, follows the light or dark of its reader and fits a phone.
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One page: how it is made and what the gallery says of it."""
+
+    name: str
+    title: str
+    words: str
+    commands: tuple[str, ...]
+    page: str
+    """Its place in the folder, by a pattern."""
+
+
+SMALL = "--device cpu --set model.num_layers=2 --set model.hidden_size=64 --set training.seq_len=64"
+"""So small that the gallery is made in minutes on two busy cores."""
+PICTURES = (
+    Picture(
+        "run",
+        "One run",
+        "A real training on the machine that made the gallery.",
+        (f"run tiny-llama {SMALL} --devices 2 --set steps=60",),
+        "runs/*tiny-llama-dp2*/report.html",
+    ),
+    Picture(
+        "compare",
+        "Two sides compared",
+        "Three repeats of one real training against three of the same: what chance alone does.",
+        (
+            f"run tiny-gpt {SMALL} --devices 1 --set steps=30 --repeat 3 --tag before",
+            f"run tiny-gpt {SMALL} --devices 1 --set steps=30 --repeat 3 --tag after",
+            "compare before after --html compare.html",
+        ),
+        "compare.html",
+    ),
+    Picture(
+        "history",
+        "A recipe over time",
+        "The same six runs in the order of their time.",
+        ("history tiny-gpt --html history.html",),
+        "history.html",
+    ),
+    Picture(
+        "sweep",
+        "Layouts compared",
+        "Real runs again, each predicted before it ran.",
+        (f"sweep tiny-gpt {SMALL} --devices 2 --set steps=20 --tp 1,2 --mbs 2,4 --name layouts",),
+        "runs/layouts/report.html",
+    ),
+    Picture(
+        "estimate",
+        "An estimate, and another offer beside it",
+        "Nothing ran: formulas with coefficients that are fitted to published step times.",
+        (
+            "estimate llama31-70b --device H100 --gpus 1024 --price 2.5 "
+            "--compare device=B200,gpus=512,price=4 --html estimate.html",
+        ),
+        "estimate.html",
+    ),
+    Picture(
+        "scale",
+        "Scaling and slow nodes",
+        "A made-up cluster, so that the fault is known: node 17 is 5 % slow, a switch 4 %.",
+        ("scale --simulate --nodes 64 --fault slow=17:5% --fault link=3:4% --html scale.html",),
+        "scale.html",
+    ),
+    Picture(
+        "mlperf",
+        "Scores beside published results",
+        "Logs that the tests make up, no measurement; the dots are published results.",
+        (
+            "mlperf compare made-up-logs/eight made-up-logs/sixty-four --gpus 8 --gpus 64 "
+            "--accelerator GB200 --plot mlperf.html",
+        ),
+        "mlperf.html",
+    ),
+)
+
+
+def main() -> None:
+    """Make every page, picture it, and write the gallery."""
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        make_up_logs(folder / "made-up-logs")
+        for picture in PICTURES:
+            for command in picture.commands:
+                call(command, folder)
+        take(folder)
+    (DOCS / "gallery.md").write_text(gallery(), encoding="utf-8")
+
+
+def make_up_logs(folder: Path) -> None:
+    """Logs of two sets of MLPerf runs, as the tests write them."""
+    sys.path.insert(0, str(ROOT))
+    from tests.mlperf.submissions import ten_runs
+
+    ten_runs(folder / "eight")
+    ten_runs(folder / "sixty-four", global_batch_size=16, samples=4224)
+
+
+def call(command: str, folder: Path) -> None:
+    """`paceline command` in the folder; a verdict is no failure."""
+    print(f"paceline {command}", flush=True)
+    environment = {**os.environ, "PACELINE_RUNS": "runs", "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "paceline", *shlex.split(command)]
+    ended = subprocess.run(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    if ended.returncode not in (0, 3, 4):
+        sys.exit(f"paceline {command}: exit code {ended.returncode}")
+
+
+def take(folder: Path) -> None:
+    """A picture of every page, the upper part of what is long."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        sys.exit("Chromium is not installed; `make deps-browser` installs it")
+    images = DOCS / "images"
+    images.mkdir(exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for picture in PICTURES:
+            page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+            (place,) = sorted(folder.glob(picture.page))[:1]
+            page.goto(place.as_uri())
+            page.wait_for_selector(DRAWN, state="attached")
+            height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
+            clip = {"x": 0, "y": 0, "width": WIDTH, "height": height}
+            file = images / f"{picture.name}.png"
+            page.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]
+            with Image.open(file) as image:
+                image.convert("RGB").quantize(COLOURS).save(file, optimize=True)
+            print(f"{file.relative_to(ROOT)}: {file.stat().st_size // 1000} kB", flush=True)
+        browser.close()
+
+
+def gallery() -> str:
+    """The text of docs/gallery.md."""
+    parts = [HEAD]
+    for picture in PICTURES:
+        commands = "\n".join(f"paceline {command}" for command in picture.commands)
+        parts.append(
+            f"## {picture.title}\n{picture.words}\n```sh\n{commands}\n```\n"
+            f"![{picture.title}](images/{picture.name}.png)\n"
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The answer of an estimate in a line, and offers side by side, for terminal and page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paceline.core.units import count, gib, percent
+from paceline.estimate.answer import Estimate
+from paceline.estimate.memory.device_memory import verdict
+from paceline.estimate.offers import Against, Ratio
+
+OFFER_HEADS = (
+    *("offer", "step", "80 % interval", "tokens/s", "of the first", "training", "cost"),
+    *("memory", "P(out of memory)"),
+)
+
+
+def place(estimate: Estimate) -> str:
+    """On what: `1,024 x H100-SXM`."""
+    return f"{estimate.devices:,} x {estimate.device}"
+
+
+def headline(estimate: Estimate) -> str:
+    """Step time with its interval, tokens/s, days and money of the whole training, memory."""
+    parts = [
+        f"step {estimate.step_time_s:.4g} s   "
+        f"80 % interval {estimate.low_s:.4g}-{estimate.high_s:.4g} s",
+        f"{estimate.tokens_per_s:,.0f} tokens/s",
+    ]
+    if estimate.bill is not None:
+        parts.append(f"{days(estimate)} for {count(estimate.bill.total_tokens)} tokens")
+        parts += [f"cost {estimate.bill.cost:,.0f}"] if estimate.bill.cost is not None else []
+    return " · ".join([*parts, fit_words(estimate)])
+
+
+def fit_words(estimate: Estimate) -> str:
+    """Whether it fits into the device's memory, in a word or two."""
+    if estimate.p_oom is None:
+        return "whether it fits is not known"
+    return {"borderline": "memory borderline"}.get(verdict(estimate.p_oom), verdict(estimate.p_oom))
+
+
+def days(estimate: Estimate) -> str:
+    """Days of the whole training, or that they are not known."""
+    return "not known" if estimate.bill is None else f"{estimate.bill.days:,.1f} days"
+
+
+def of_interval(estimate: Estimate, value: float, digits: str = ",.0f") -> str:
+    """Both ends of the 80 % interval of what grows with the step time and is `value` at it."""
+    low, high = (value * s / estimate.step_time_s for s in (estimate.low_s, estimate.high_s))
+    return f"{low:{digits}} to {high:{digits}}"
+
+
+def offer_rows(estimates: Sequence[Estimate], beside: Sequence[Against]) -> Iterator[list[str]]:
+    """A row an offer under OFFER_HEADS, the first one first."""
+    ratios = ["1", *(ratio_text(offer.tokens_per_s) for offer in beside)]
+    for estimate, ratio in zip(estimates, ratios, strict=True):
+        cost = estimate.bill.cost if estimate.bill else None
+        yield [
+            place(estimate),
+            f"{estimate.step_time_s:.4g} s",
+            f"{estimate.low_s:.4g} to {estimate.high_s:.4g} s",
+            f"{estimate.tokens_per_s:,.0f}",
+            ratio,
+            days(estimate),
+            "not known" if cost is None else f"{cost:,.0f}",
+            gib(estimate.memory_bytes.device_used),
+            "not known" if estimate.p_oom is None else percent(estimate.p_oom, 0),
+        ]
+
+
+def offer_table(estimates: Sequence[Estimate], beside: Sequence[Against]) -> list[dict[str, Any]]:
+    """The same rows by head."""
+    return [dict(zip(OFFER_HEADS, row, strict=True)) for row in offer_rows(estimates, beside)]
+
+
+def beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
+    """The ratios in a sentence; says so where a step is of another batch."""
+    other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
+    money = f", money {ratio_text(offer.cost)}" if offer.cost else ""
+    return (
+        f"{second.devices} x {second.device} against {first.devices} x {first.device}: "
+        f"tokens/s {ratio_text(offer.tokens_per_s)}, "
+        f"step time {ratio_text(offer.step_time)}{other}{money}"
+    )
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """A ratio with its 80 % interval."""
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"

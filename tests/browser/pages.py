@@ -1,0 +1,138 @@
+"""A page of every kind, of results that are awkward to lay out, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from paceline.compare.judgement import Comparison
+from paceline.compare.over_time.timeline import History
+from paceline.estimate.answer import Estimate, estimate
+from paceline.estimate.costs import Prices
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.offers import against, step_time_ratio
+from paceline.estimate.page import estimate_html
+from paceline.estimate.question import Question
+from paceline.layouts.sweep.page import sweep_html
+from paceline.mlperf.compare.comparison import compare
+from paceline.mlperf.compare.page import compared_html
+from paceline.report.html import render_html
+from paceline.runs.comparison import Gate, compare_runs
+from paceline.runs.comparison_page import comparison_html
+from paceline.runs.history import recipe_history
+from paceline.runs.history_page import history_html
+from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.procedure import simulate
+from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
+from paceline.scaling.page import scaling_html
+from tests.layouts.sweep.test_charts import EXPECTED, result, row
+from tests.mlperf.submissions import ten_runs
+from tests.report import example
+from tests.runs.series_example import around, make_finished
+
+LONG = "a-host-with-a-name-that-somebody-made-long-enough-to-need-two-lines-0017"
+
+
+def run_page() -> str:
+    """A run with references."""
+    return render_html(example.referenced_report())
+
+
+def many_ranks_page() -> str:
+    """A run of 64 ranks, whose table is long."""
+    return render_html(example.report(64, 200, 37))
+
+
+def estimate_page() -> str:
+    """One estimate."""
+    return estimate_html([_estimated(Question("llama31-405b", "H100-SXM", 16384))], [], ["a line"])
+
+
+def offers_page() -> str:
+    """Three offers, two of them on the same devices."""
+    price = Prices(per_device_hour=2.5)
+    questions = [
+        Question("llama31-8b", "H100-SXM", 64, prices=price),
+        Question("llama31-8b", "B200", 32, prices=price),
+        Question("llama31-8b", "H100-SXM", 64),
+    ]
+    estimates = [_estimated(question) for question in questions]
+    first, evidence = questions[0], shipped()
+    beside = [
+        against(estimates[0], other, step_time_ratio(first, question, evidence))
+        for other, question in zip(estimates[1:], questions[1:], strict=True)
+    ]
+    return estimate_html(estimates, beside, ["a line"] * 3)
+
+
+def _estimated(question: Question) -> Estimate:
+    return estimate(question, shipped())
+
+
+def scaling_page() -> str:
+    """Four sizes with a slow node."""
+    analysis = simulate(SimulatedCluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])[0]
+    return scaling_html(scale_result(analysis), analysis.measured, "results-of-the-night.csv")
+
+
+def sweep_page() -> str:
+    """Rows with and without a speed, one with a long reason."""
+    rows = (
+        row(1, speed=100.0, prediction=EXPECTED, dp=4, nodes=1, devices=8),
+        row(2, speed=123_456.0, prediction=EXPECTED, low_s=0.9, high_s=1.1, devices=8),
+        row(4, "oom", reason=f"no room for 12.34 GiB on {LONG}"),
+        row(8, "refused", reason="pp 3 does not divide 16 layers; 1, 2, 4, 8 or 16 do " * 3),
+    )
+    return sweep_html(result(*rows).model_copy(update={"sentences": ("best: mbs 2, 0.9 s",)}))
+
+
+def history() -> History:
+    """Fourteen runs that became slower with another torch."""
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        before = [make_finished(root, at, t) for at, t in enumerate(around(0.155, 8))]
+        after = [
+            make_finished(root, at, t, torch="2.14.0")
+            for at, t in enumerate(around(0.163, 6, 3), start=8)
+        ]
+        return recipe_history("example", before + after, "step_time_s", 0.01)
+
+
+def comparison() -> Comparison:
+    """Three runs against three slower ones, by their long names."""
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        before = [make_finished(root, at, t).name for at, t in enumerate(around(0.155, 3))]
+        slower = enumerate(around(0.163, 3, 3), start=8)
+        after = [make_finished(root, at, t, torch="2.14.0").name for at, t in slower]
+        return compare_runs(root, ",".join(before), ",".join(after), Gate())
+
+
+def mlperf_page() -> str:
+    """Two sizes beside published results."""
+    with TemporaryDirectory() as folder:
+        small = ten_runs(Path(folder) / "eight")
+        large = ten_runs(Path(folder) / "sixty-four", global_batch_size=16, samples=4224)
+        return compared_html(compare([small, large], num_devices=[8, 64], accelerator="GB200"))
+
+
+MADE: dict[str, Callable[[], str]] = {
+    "run": run_page,
+    "many ranks": many_ranks_page,
+    "estimate": estimate_page,
+    "offers": offers_page,
+    "scale": scaling_page,
+    "sweep": sweep_page,
+    "compare": lambda: comparison_html(comparison()),
+    "history": lambda: history_html(history()),
+    "mlperf": mlperf_page,
+}
+"""What makes each page."""
+
+
+@cache
+def page(name: str) -> str:
+    """The page of that name."""
+    return MADE[name]()

@@ -1,0 +1,77 @@
+"""Pages of a comparison and of a history: the answer first, what is not known with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.compare.judgement import Comparison
+from paceline.compare.over_time.timeline import History
+from paceline.report.theme import EXPORT
+from paceline.runs.comparison_page import comparison_cards, comparison_charts, comparison_html
+from paceline.runs.history_page import history_cards, history_charts, history_html
+from tests.browser import pages
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return pages.comparison()
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return pages.history()
+
+
+def drawn(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
+    mark = next(part for part in spec["layer"] if part.get("name") == layer)
+    return (mark.get("data") or spec["data"])["values"]
+
+
+def test_a_comparison_begins_with_the_change_and_both_sides(comparison: Comparison):
+    change, baseline, candidate, confidence = comparison_cards(comparison)
+    assert change.number.startswith("+5.06") and change.unit == "%" and "(95 %)" in change.sure
+    assert (baseline.unit, candidate.unit) == ("s", "s")
+    assert confidence.number == "normal" and confidence.lines == ("3 and 3 runs",)
+
+
+def test_every_run_of_both_sides_is_a_dot(comparison: Comparison):
+    charts = {name: each.to_dict() for name, each in comparison_charts(comparison, EXPORT).items()}
+    assert len(drawn(charts["sides"], "runs")) == 6
+    assert "2026-10-09-example-8 and 2 more against" in charts["sides"]["title"]["text"]
+
+
+def test_what_could_not_be_compared_is_not_known_and_says_why(comparison: Comparison):
+    refused = comparison.model_copy(
+        update={"verdict": "not comparable", "metric": None, "ratio": None, "metrics": ()}
+    )
+    assert {card.number for card in comparison_cards(refused)[:3]} == {"not known"}
+    assert comparison_charts(refused, EXPORT) == {} and "not comparable" in comparison_html(refused)
+
+
+def test_a_history_begins_with_where_it_stands_and_its_last_change(history: History):
+    now, change, scatter, runs = history_cards(history)
+    assert now.number.startswith("0.16") and change.unit == "% slower"
+    assert "changed with it: torch" in change.lines and runs.number == "14"
+    assert scatter.unit == "%"
+
+
+def test_every_value_is_drawn_and_the_step_is_named(history: History):
+    spec = history_charts(history, EXPORT)["series-1"].to_dict()
+    assert len(drawn(spec, "values")) == 14 and len(drawn(spec, "steps")) == 1
+
+
+def test_without_a_figure_a_history_says_so(history: History):
+    empty = history.model_copy(update={"series": (), "left_out": {"failed": ("a",)}})
+    page = history_html(empty)
+    assert "no run has a figure" in page and "1\N{NO-BREAK SPACE}run failed" in page
+
+
+def test_what_a_user_wrote_is_escaped(comparison: Comparison, history: History):
+    side = comparison.candidate.model_copy(update={"name": HOSTILE, "runs": (HOSTILE,)})
+    page = comparison_html(comparison.model_copy(update={"candidate": side}))
+    page += history_html(history.model_copy(update={"recipe": HOSTILE}))
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
