@@ -19,6 +19,7 @@ from paceline.cli.output import (
     emit_table,
     select_rows,
 )
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 
 KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
@@ -86,9 +87,9 @@ def audit(
     else:
         emit_table(kept, _columns(), form)
     for note in audited.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for line in _closing(audited.audit):
-        typer.echo(line, err=form is not TableFormat.text)
+        echo(line, err=form is not TableFormat.text)
     if fail_on_findings and any(not finding.minor for finding in listed):
         raise typer.Exit(EXIT_GATE_FAILED)
 
@@ -115,11 +116,11 @@ def _print_text(findings: list[AuditFinding]) -> None:
         by_table.setdefault(f.table, []).append(shown)
     for table, lines in by_table.items():
         widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-        typer.echo(table)
+        echo(table)
         for line in lines:
             cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-            typer.echo(f"  {'  '.join(cells)}".rstrip())
-        typer.echo("")
+            echo(f"  {'  '.join(cells)}".rstrip())
+        echo("")
 
 
 def _size(difference: float) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.units import percent, si
 from paceline.estimate.calibrate.calibration import Calibration, file_of
@@ -64,7 +65,7 @@ def calibrate(
         _refuse_unwritable(out)
 
     def tell(what: str) -> None:
-        typer.echo(f"calibrate: {what}", err=True)
+        echo(f"calibrate: {what}", err=True)
 
     calibration = measure(recipes or (), device.value, dtype, tell, counts)
     path = out or file_of(calibration.device, calibration.dtype)
@@ -77,8 +78,8 @@ def calibrate(
     document = calibration.model_dump(mode="json") | {"file": str(path)}
     emit_table(rows, _columns(), form, document=document)
     for line in _sentences(calibration):
-        typer.echo(line, err=form is not TableFormat.text)
-    typer.echo(f"written: {path}", err=True)
+        echo(line, err=form is not TableFormat.text)
+    echo(f"written: {path}", err=True)
 
 
 def _refuse_unwritable(path: Path) -> None:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-import typer
-
 from paceline.cli.campaign_options import refuse_beside_resume
 from paceline.cli.campaign_progress import CampaignDisplay
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sentences
 from paceline.cli.progress import run_headline
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
@@ -78,7 +77,7 @@ def run_campaign(request: CampaignRequest, how: Conduct) -> int:
     else:
         campaign = new_campaign(root, request, command_line())
         for name in twins(root, campaign):
-            typer.echo(f"note: {name} measures the same; --resume {name} goes on with it", err=True)
+            echo(f"note: {name} measures the same; --resume {name} goes on with it", err=True)
     _announce(campaign)
     if how.dry_run:
         _print_plan(campaign, how.form)
@@ -88,7 +87,7 @@ def run_campaign(request: CampaignRequest, how: Conduct) -> int:
         campaign = begin(root, campaign)
         for folder in campaign_runs(root, campaign.name):
             if job := slurm.abandon(folder):
-                typer.echo(f"note: Slurm job {job} of a call that died was cancelled", err=True)
+                echo(f"note: Slurm job {job} of a call that died was cancelled", err=True)
         running = _running(campaign, root, how, stop)
         running.run()
         result = _finished(running, how)
@@ -97,8 +96,8 @@ def run_campaign(request: CampaignRequest, how: Conduct) -> int:
             f"campaign {campaign.name}", running.halted, remedy=_resume_command(campaign, how)
         )
     if running.halted:
-        typer.echo(f"error: nothing more is run: {running.halted}", err=True)
-        typer.echo(f"to go on: {_resume_command(campaign, how)}", err=True)
+        echo(f"error: nothing more is run: {running.halted}", err=True)
+        echo(f"to go on: {_resume_command(campaign, how)}", err=True)
     return EXIT_INCOMPLETE if result is None else exit_code(result, how.fail)
 
 
@@ -158,7 +157,7 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node))
     write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
     if not any(trial.ok and trial.devices_per_node == campaign.whole_node for trial in trials):
-        typer.echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
+        echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
         return None
     analysis = campaign_analysis(campaign, trials, running.judging)
     missing = sum(len(running.missing(round_)) for round_ in campaign.plan)
@@ -182,7 +181,7 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     if how.charts:
         save_charts(result, analysis.measured, how.charts, healthy)
     print_result(result, how.form)
-    typer.echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
+    echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
     return result
 
 
@@ -203,7 +202,7 @@ def print_result(result: CampaignResult, form: TableFormat) -> None:
     print_sentences((*result.sentences, table_note(result)), form)
     emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
     if form in (TableFormat.text, TableFormat.md) and result.resume:
-        typer.echo(f"{result.missing} sub-clusters are missing: {result.resume}", err=True)
+        echo(f"{result.missing} sub-clusters are missing: {result.resume}", err=True)
 
 
 def _rows(result: CampaignResult) -> list[dict[str, object]]:
@@ -230,16 +229,16 @@ def _resume_command(campaign: Campaign, how: Conduct) -> str:
 
 def _announce(campaign: Campaign) -> None:
     """What will run, on standard error, before it starts."""
-    typer.echo(run_headline(campaign.points[-1].spec), err=True)
+    echo(run_headline(campaign.points[-1].spec), err=True)
     trials = sum(len(round_.groups) for round_ in campaign.plan)
     sizes = ", ".join(map(str, campaign.sizes))
-    typer.echo(
+    echo(
         f"{campaign.scaling} scaling · hosts {compress(campaign.hosts)} · "
         f"sizes {sizes} · {trials} sub-clusters in {len(campaign.plan)} rounds",
         err=True,
     )
     for notice in campaign.notices:
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
 
 
 def _print_plan(campaign: Campaign, form: TableFormat) -> None:

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
-import typer
-
+from paceline.cli.terminal import echo
 from paceline.core.hosts import compress
 from paceline.core.units import percent, significant
 from paceline.runs.flow import Progress, Watcher
@@ -44,8 +43,8 @@ class CampaignDisplay:
             self._steps = dict.fromkeys(groups, (0, 0))
             size = f"{len(groups)} x {_nodes(round.nodes)} x {round.devices_per_node}"
             head = f"round {round.number} of {self.rounds}{why}: {size}"
-            typer.echo(f"{head} · {left_text(left)}", err=True)
-            typer.echo(f"  on {'  '.join([*names, *more])}", err=True)
+            echo(f"{head} · {left_text(left)}", err=True)
+            echo(f"  on {'  '.join([*names, *more])}", err=True)
 
     @contextmanager
     def running(self, task: SubCluster, plan: Plan) -> Iterator[Watcher]:
@@ -71,18 +70,18 @@ class CampaignDisplay:
             outcome = f"{significant(result.samples_per_s, 4)} samples/s{spread}"
         with self._lock:
             self._steps.pop(result.hosts, None)
-            typer.echo(f"  {compress(result.hosts)}  {outcome} · {left_text(left)}", err=True)
+            echo(f"  {compress(result.hosts)}  {outcome} · {left_text(left)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """A line for a host that is taken out."""
         with self._lock:
-            typer.echo(f"  {slot.name} is taken out of what follows: {why}", err=True)
+            echo(f"  {slot.name} is taken out of what follows: {why}", err=True)
 
     def _tell_running(self) -> None:
         steps = [step for step, _ in self._steps.values()]
         total = max((total for _, total in self._steps.values()), default=0)
         if steps and total:
-            typer.echo(
+            echo(
                 f"  {len(steps)} running, at step {min(steps)} to {max(steps)} of {total}", err=True
             )
 

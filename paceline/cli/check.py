@@ -10,6 +10,7 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.units import si
 from paceline.files.run_folder import runs_root
 from paceline.scaling.check.fitness import MEASURES, HostReport
@@ -90,9 +91,7 @@ def check(
         wait,
         against,
     )
-    outcome = run_check(
-        request, runs_root(runs_dir), lambda what: typer.echo(f"  {what}", err=True)
-    )
+    outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     _show(outcome, TableFormat.json if as_json else form)
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
@@ -101,19 +100,19 @@ def check(
 def _show(outcome: FinishedCheck, form: TableFormat) -> None:
     report = outcome.report
     for notice in outcome.notices:
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     document = {**report.model_dump(mode="json"), "folder": str(outcome.folder)}
     emit_table([_row(host) for host in report.hosts], _columns(), form, document=document)
     if form is TableFormat.text:
-        typer.echo()
+        echo()
         for host in report.hosts:
             for line in host.evidence:
-                typer.echo(f"  drain {host.host}: {line}")
+                echo(f"  drain {host.host}: {line}")
             for line in host.remarks:
-                typer.echo(f"  look at {host.host}: {line}")
+                echo(f"  look at {host.host}: {line}")
         for sentence in report.sentences:
-            typer.echo(f"  {sentence}")
-        typer.echo(f"  {outcome.folder}")
+            echo(f"  {sentence}")
+        echo(f"  {outcome.folder}")
 
 
 def _row(host: HostReport) -> dict[str, Any]:

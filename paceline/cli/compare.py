@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
+from paceline.cli.terminal import echo
 from paceline.compare.judgement import Comparison
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
@@ -119,25 +120,25 @@ def compare(
 
 def _print(comparison: Comparison, form: CompareFormat) -> None:
     if form is CompareFormat.json:
-        typer.echo(comparison.model_dump_json(indent=2))
+        echo(comparison.model_dump_json(indent=2))
     elif form is CompareFormat.junit:
-        typer.echo('<?xml version="1.0" encoding="UTF-8"?>')
-        typer.echo(junit_xml(comparison), nl=False)
+        echo('<?xml version="1.0" encoding="UTF-8"?>')
+        echo(junit_xml(comparison), nl=False)
     elif form is CompareFormat.md:
-        typer.echo(comparison_md(comparison), nl=False)
+        echo(comparison_md(comparison), nl=False)
     elif form is CompareFormat.csv:
-        typer.echo(headline(comparison), err=True)
+        echo(headline(comparison), err=True)
         _print_metrics(comparison, form)
     else:
-        typer.echo(headline(comparison))
+        echo(headline(comparison))
         for line in summary_lines(comparison):
-            typer.echo(f"  {line}")
+            echo(f"  {line}")
         if comparison.metrics:
-            typer.echo()
+            echo()
             _print_metrics(comparison, form)
-            typer.echo("* the verdict depends on it")
+            echo("* the verdict depends on it")
         for line in finding_lines(comparison):
-            typer.echo(f"  {line}")
+            echo(f"  {line}")
 
 
 def _print_metrics(comparison: Comparison, form: CompareFormat) -> None:

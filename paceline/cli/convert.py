@@ -13,6 +13,7 @@ from paceline.audit.quantity import Quantity, read_flops_per_s, read_quantity
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput
 from paceline.core.layout import Recompute
@@ -88,7 +89,7 @@ def convert(
     else:
         emit_table(_rows(quantity, conversion), _columns(), form)
     for note in conversion.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
 
 
 def _flops_input(
@@ -149,22 +150,20 @@ def _print_text(figure: str, quantity: Quantity, conversion: Conversion) -> None
     sides = [conversion.given, conversion.wanted]
     if quantity.kind == "step_time_s":
         sides = [conversion.wanted]
-        typer.echo(
-            f"{figure} a step -> {_amounts(conversion.wanted)} ({conversion.wanted.convention})"
-        )
+        echo(f"{figure} a step -> {_amounts(conversion.wanted)} ({conversion.wanted.convention})")
     else:
         result = _amounts(conversion.wanted, first=quantity.kind)
-        typer.echo(
+        echo(
             f"{figure} ({conversion.given.convention}) -> {result} ({conversion.wanted.convention})"
         )
-        typer.echo(f"ratio {conversion.ratio:.4f}")
+        echo(f"ratio {conversion.ratio:.4f}")
     for side in sides:
         peak = side.peak_flops_per_s
         against = "" if peak is None else f", peak {_tera(peak)}"
-        typer.echo(f"\n{side.convention}: {side.flops_per_token:.5g} FLOPs a token{against}")
-        typer.echo(f"  {side.formula}")
+        echo(f"\n{side.convention}: {side.flops_per_token:.5g} FLOPs a token{against}")
+        echo(f"  {side.formula}")
         if side.source:
-            typer.echo(f"  {side.source}")
+            echo(f"  {side.source}")
 
 
 def _amounts(side: StatedFigure, first: str = "flops_per_s_per_device") -> str:

@@ -16,6 +16,7 @@ from paceline.cli.output import (
     refuse_where,
     select_rows,
 )
+from paceline.cli.terminal import echo
 from paceline.core.hardware import Device, Dtype, Link
 from paceline.core.units import GIB
 from paceline.files import catalog
@@ -75,7 +76,7 @@ def _list_devices(where: list[str] | None, form: TableFormat) -> None:
         OutputColumn("source", "source", lambda source: source.partition(":")[0]),
     ]
     if form in _FOR_PEOPLE:
-        typer.echo("Dense peaks by dtype in TFLOP/s, memory in GiB, its bandwidth in TB/s\n")
+        echo("Dense peaks by dtype in TFLOP/s, memory in GiB, its bandwidth in TB/s\n")
     document = [catalogued[row["name"]].model_dump(mode="json") for row in rows]
     emit_table(rows, columns, form, document=document)
 
@@ -91,16 +92,16 @@ def _show_device(name: str, form: TableFormat) -> None:
     match = find_device(name)
     device = match.device
     if match.note:
-        typer.echo(f"note: {match.note}", err=True)
+        echo(f"note: {match.note}", err=True)
     if form in _FOR_PEOPLE:
-        typer.echo(f"{device.name} (vendor: {device.vendor}, family: {device.family})\n")
+        echo(f"{device.name} (vendor: {device.vendor}, family: {device.family})\n")
     document = {**device.model_dump(mode="json"), "exact": match.exact, "match_note": match.note}
     figures = _figures(device)
     if figures or form not in _FOR_PEOPLE:
         emit_table(figures, _figure_columns(form), form, document=document)
     if form in _FOR_PEOPLE:
         names = f"\nAlso known as: {', '.join(device.aliases)}" if device.aliases else None
-        typer.echo("\n".join(filter(None, (names, device.note))))
+        echo("\n".join(filter(None, (names, device.note))))
 
 
 def _figures(device: Device) -> list[dict[str, Any]]:
@@ -141,7 +142,7 @@ def _show_links(name: str | None, where: list[str] | None, form: TableFormat) ->
     else:
         match = catalog.find_link(name)
         if match.note:
-            typer.echo(f"note: {match.note}", err=True)
+            echo(f"note: {match.note}", err=True)
         listed = (match.link,) if match.link else ()
     columns = [
         OutputColumn("name", "link"),
@@ -155,7 +156,7 @@ def _show_links(name: str | None, where: list[str] | None, form: TableFormat) ->
         [link.model_dump(mode="json") for link in listed], where, tuple(Link.model_fields)
     )
     if form in _FOR_PEOPLE:
-        typer.echo("Nominal bandwidth of one device in one direction\n")
+        echo("Nominal bandwidth of one device in one direction\n")
     emit_table(rows, columns, form)
 
 

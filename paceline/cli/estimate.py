@@ -14,6 +14,7 @@ from paceline.cli.estimate_output import emit, write_estimate_page
 from paceline.cli.offers import offer
 from paceline.cli.options import Json, Overrides, RunsDir, Variant
 from paceline.cli.output import TableForm, TableFormat
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
@@ -224,5 +225,5 @@ def _of_run(
 
 def _traced(question: Question) -> Tracing:
     """The memory of one offer, followed; says so, because it takes a while."""
-    typer.echo(f"following a step on {question.devices} x {question.device}", err=True)
+    echo(f"following a step on {question.devices} x {question.device}", err=True)
     return trace(question)

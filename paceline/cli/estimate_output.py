@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
+from paceline.cli.terminal import echo
 from paceline.core.units import count, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
@@ -170,12 +169,12 @@ def emit(
         return
     if beside:
         for estimate, offer in zip(estimates[1:], beside, strict=True):
-            typer.echo(beside_line(estimates[0], estimate, offer))
+            echo(beside_line(estimates[0], estimate, offer))
         emit_table(offer_table(estimates, beside), OFFER_COLUMNS, form)
-        typer.echo("")
+        echo("")
     for at, estimate in enumerate(estimates):
-        typer.echo(text(estimate))
-        typer.echo(
+        echo(text(estimate))
+        echo(
             "\n".join(
                 f"  {line}" for tracing in tracings[at : at + 1] for line in trace_lines(tracing)
             )

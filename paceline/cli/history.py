@@ -19,6 +19,7 @@ from paceline.cli.output import (
     write_page,
 )
 from paceline.cli.runs import computed_result
+from paceline.cli.terminal import echo
 from paceline.compare.over_time.timeline import History
 from paceline.core.errors import UserError
 from paceline.files.index import COLUMNS, listing
@@ -87,7 +88,7 @@ def _folders(
     root, begin = runs_root(runs_dir), _moment(since)
     runs = listing(root, computed_result)
     for problem in runs.left_out:
-        typer.echo(f"left out: {problem}", err=True)
+        echo(f"left out: {problem}", err=True)
     name = recipe_named(recipe, [row["recipe"] for row in runs.rows if row["recipe"]])
     of_recipe = [row for row in runs.rows if row["recipe"] == name]
     rows: list[Any] = [
@@ -126,10 +127,10 @@ def _is_since(row: Any, begin: Any) -> bool:
 
 def _print(history: History, form: TableFormat) -> None:
     if form is TableFormat.json:
-        typer.echo(history.model_dump_json(indent=2))
+        echo(history.model_dump_json(indent=2))
     elif form is TableFormat.csv:
         names = ("series", "key", "date", "runs", history.metric, "level", "ratio", "low", "high")
         emit_table(history_rows(history), [OutputColumn(name, name) for name in names], form)
     else:
         for line in history_lines(history) if form is TableFormat.text else history_md(history):
-            typer.echo(line)
+            echo(line)

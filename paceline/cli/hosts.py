@@ -14,6 +14,7 @@ import typer
 from paceline.cli.host_options import Allocation, SshConfig, read_hosts
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, compress, hostfile_text
@@ -202,9 +203,9 @@ def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None
         if output.exists():
             raise UserError(str(output), "exists already", remedy="name a new file")
         write_text(output, text)
-        typer.echo(f"{len(hosts)} hosts in {output}", err=True)
+        echo(f"{len(hosts)} hosts in {output}", err=True)
     elif form is TableFormat.text:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     if form is not TableFormat.text:
         emit_table(
             _rows(hosts), [OutputColumn("host", "host"), OutputColumn("slots", "slots")], form
@@ -236,7 +237,7 @@ def _show_groups(hosts: Sequence[Host], size: int, output: Path | None, form: Ta
     emit_table(rows, columns, form, document=_document(parts, paths))
     if parts.left_over:
         names = compress([host.name for host in parts.left_over])
-        typer.echo(f"note: left over: {names}", err=True)
+        echo(f"note: left over: {names}", err=True)
 
 
 def _document(parts: Parts, paths: Sequence[Path]) -> dict[str, Any]:
@@ -259,16 +260,14 @@ def _show_keys(
         OutputColumn("note", "note"),
     ]
     emit_table([asdict(key) for key in keys], columns, form)
-    typer.echo(
+    echo(
         "note: keys came over the network: compare the fingerprints on another way before "
         "you trust them",
         err=True,
     )
     if known_hosts is not None:
         number = write_known_hosts(keys, known_hosts)
-        typer.echo(
-            f"{number} keys in {known_hosts}; ssh reads it with UserKnownHostsFile", err=True
-        )
+        echo(f"{number} keys in {known_hosts}; ssh reads it with UserKnownHostsFile", err=True)
 
 
 def _show_check(
@@ -292,6 +291,6 @@ def _show_check(
     ]
     emit_table(rows, columns, form)
     faulty = sum(check.fault is not None for check in checks)
-    typer.echo(f"{len(checks) - faulty} of {len(checks)} hosts can be run on", err=True)
+    echo(f"{len(checks) - faulty} of {len(checks)} hosts can be run on", err=True)
     if fail and faulty:
         raise typer.Exit(3)

@@ -16,6 +16,7 @@ from paceline.cli.output import (
     emit_table,
     print_sentences,
 )
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.text import one_line
 from paceline.files.documents import write_text
@@ -94,7 +95,7 @@ def _write(comparison: ScoreComparison, path: Path) -> None:
         write_text(path, compared_html(comparison))
     else:
         save_chart(time_to_train(comparison, EXPORT), path)
-    typer.echo(f"written: {path}", err=True)
+    echo(f"written: {path}", err=True)
 
 
 def _emit(comparison: ScoreComparison, form: TableFormat) -> None:
@@ -116,4 +117,4 @@ def _emit(comparison: ScoreComparison, form: TableFormat) -> None:
     print_sentences(answers(comparison), form)
     emit_table(compared_rows(comparison), columns, form)
     if form in (TableFormat.text, TableFormat.md):
-        typer.echo("\n" + "\n".join(compared_lines(comparison)))
+        echo("\n" + "\n".join(compared_lines(comparison)))

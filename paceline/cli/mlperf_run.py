@@ -14,6 +14,7 @@ from paceline.cli import options
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
 from paceline.core.text import one_line
 from paceline.core.units import significant
@@ -173,7 +174,7 @@ def _announce(series: TrialSeries) -> None:
     ended = len(series.trials) - len(series.missing)
     already = f", of which {ended} have ended" if ended else ""
     other = f" · variant {series.variant}" if series.variant != TRIAL_VARIANT else ""
-    typer.echo(
+    echo(
         f"{series.benchmark}{other}: {len(series.trials)} trials{already} · {series.label}",
         err=True,
     )
@@ -199,7 +200,7 @@ class TrialsDisplay:
     def ended(self, task: TrialTask, kept: TrialState) -> None:
         """One line."""
 
-        typer.echo(f"  {trial_text(kept)}", err=True)
+        echo(f"  {trial_text(kept)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """Trials of a series run on all its hosts, and each ends for itself."""
@@ -221,7 +222,7 @@ def _emit(series_answer: SeriesAnswer, form: TableFormat) -> None:
         emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
-    typer.echo("\n" + "\n".join(answer_lines(series_answer)))
+    echo("\n" + "\n".join(answer_lines(series_answer)))
 
 
 def _columns() -> list[OutputColumn]:

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
 from paceline.core.text import one_line
 from paceline.core.units import significant
@@ -72,7 +73,7 @@ def _emit(result: Score, form: TableFormat) -> None:
     if form is TableFormat.csv:
         emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
         return
-    typer.echo("\n".join(score_lines(result)) + "\n")
+    echo("\n".join(score_lines(result)) + "\n")
     emit_table(rows, _columns(), form)
 
 
@@ -131,7 +132,7 @@ def check(
     if form is TableFormat.json:
         emit_json(result.model_dump(mode="json"))
     elif form is TableFormat.text:
-        typer.echo("\n".join(check_lines(result)))
+        echo("\n".join(check_lines(result)))
     else:
         names = ("file", "status", "level", "line", "key", "message", "rule")
         emit_table(check_rows(result), [OutputColumn(name, name) for name in names], form)

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
 from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY
 from paceline.mlperf.submission.package import Package, PackageRequest
@@ -64,7 +65,7 @@ def system(
         columns = [OutputColumn("field", "field"), OutputColumn("value", "value", wraps=True)]
         emit_table(description_rows(description), columns, form)
     if form in (TableFormat.text, TableFormat.md):
-        typer.echo("\n" + "\n".join(description_lines(description)))
+        echo("\n" + "\n".join(description_lines(description)))
     if fail_on_findings and description.status != "complete":
         raise typer.Exit(EXIT_GATE_FAILED)
 
@@ -140,7 +141,7 @@ def _emit_package(made: Package, form: TableFormat) -> None:
         emit_json(made.model_dump(mode="json"))
         return
     if form is TableFormat.text:
-        typer.echo("\n".join(package_lines(made)))
+        echo("\n".join(package_lines(made)))
         return
     names = ("benchmark", "file", "source", "score_minutes", "scaling_factor", "label")
     emit_table(package_rows(made), [OutputColumn(name, name) for name in names], form)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 
 
@@ -76,13 +77,13 @@ def emit_table(
     if form is TableFormat.json:
         emit_json(rows if document is None else document)
     elif form is TableFormat.csv:
-        typer.echo(_csv(rows, columns), nl=False)
+        echo(_csv(rows, columns), nl=False)
     elif form is TableFormat.md:
-        typer.echo(_markdown(rows, columns))
+        echo(_markdown(rows, columns))
     elif _on_terminal():
         _print_rich(rows, columns)
     else:
-        typer.echo(_plain(rows, columns))
+        echo(_plain(rows, columns))
 
 
 def select_rows(
@@ -134,7 +135,7 @@ def _without_rows(column: str, value: str, rows: Sequence[Row], if_none: IfNone)
     )
     if if_none == "refuse":
         raise nothing
-    typer.echo(f"note: {nothing}", err=True)
+    echo(f"note: {nothing}", err=True)
 
 
 def refuse_where(where: list[str] | None, name: str) -> None:
@@ -151,8 +152,8 @@ def print_sentences(sentences: Iterable[str], form: TableFormat) -> None:
     """The answer in sentences before its table, in the forms that people read."""
     if form in (TableFormat.text, TableFormat.md):
         for sentence in sentences:
-            typer.echo(sentence if form is TableFormat.text else f"- {sentence}")
-        typer.echo("")
+            echo(sentence if form is TableFormat.text else f"- {sentence}")
+        echo("")
 
 
 def write_page(path: Path, page: str) -> None:
@@ -163,12 +164,12 @@ def write_page(path: Path, page: str) -> None:
         write_text(path, page)
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
-    typer.echo(f"page: {path}", err=True)
+    echo(f"page: {path}", err=True)
 
 
 def emit_json(document: object) -> None:
     """Write `document` to standard output as JSON, numbers unrounded; NaN is an error."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _on_terminal() -> bool:
@@ -222,7 +223,7 @@ def _print_rich(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> None:
     lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
     widths = [max(map(len, cells)) + 2 for cells in zip(*lines, strict=True)]
     if sum(widths[:-1]) + LEAST_WIDTH > console.width:
-        typer.echo(_plain(rows, columns))
+        echo(_plain(rows, columns))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:

@@ -24,6 +24,7 @@ from paceline.cli.output import (
     emit_table,
     select_rows,
 )
+from paceline.cli.terminal import echo
 from paceline.core.text import one_line
 from paceline.core.units import percent, significant
 from paceline.logs.facts import UserSettings
@@ -139,7 +140,7 @@ def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Wh
         return
     rows = [log_row(document) for document in documents]
     if single and form is TableFormat.text and not where:
-        typer.echo("\n".join(log_lines(documents[0])))
+        echo("\n".join(log_lines(documents[0])))
         return
     kept = select_rows(rows, where, list(log_row(None)), "tell")
     chosen = [

@@ -8,10 +8,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 
 from paceline.cli.options import ReportFormat
+from paceline.cli.terminal import echo
 from paceline.core.run_report import RunReport
 from paceline.engines import engine
 from paceline.report.tables import metrics_csv, metrics_md
@@ -31,17 +31,17 @@ class Execution:
 def tell_notices(*plans: Plan) -> None:
     """What plans have to say before they start, on standard error and once."""
     for notice in dict.fromkeys(notice for plan in plans for notice in plan.notices):
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
 
 
 def print_plan(plan: Plan, form: ReportFormat) -> None:
     """What would run: the script, or as JSON the whole plan."""
     if form is ReportFormat.json:
-        typer.echo(json.dumps(plan_content(plan), indent=2))
+        echo(json.dumps(plan_content(plan), indent=2))
         return
     names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
-    typer.echo(f"in a new run folder beside {names}, job.sh:", err=True)
-    typer.echo(plan.script, nl=False)
+    echo(f"in a new run folder beside {names}, job.sh:", err=True)
+    echo(plan.script, nl=False)
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def print_report(report: RunReport, form: ReportFormat, header: bool = True) -> 
 
         render_text(report, Console(), header=header)
     else:
-        typer.echo(rendered(report, form), nl=False)
+        echo(rendered(report, form), nl=False)
 
 
 def rendered(report: RunReport, form: ReportFormat) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Dtype
 from paceline.core.units import percent, si
@@ -46,7 +47,7 @@ def gemm(
         )
     probe = probe_this_machine(names, device.value, fresh)  # type: ignore[arg-type]
     for name, reason in probe.skipped.items():
-        typer.echo(f"note: {name} was left out: {reason}", err=True)
+        echo(f"note: {name} was left out: {reason}", err=True)
     if not probe.rows:
         raise SystemFaultError("gemm probe", "measured nothing", remedy="choose another --dtype")
     form = TableFormat.json if as_json else form
@@ -125,7 +126,7 @@ def context(
             allowed=f"1 to {len(machine['gpus'])}",
         )
     for notice in notices:
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     document = _context_document(probe_context(sys.executable, kind, ranks, repeats), kind)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
@@ -133,7 +134,7 @@ def context(
         return
     emit_table(document["rows"], _context_columns(), form)
     if form is TableFormat.text and document["catalog"]:
-        typer.echo(document["catalog"]["sentence"])
+        echo(document["catalog"]["sentence"])
 
 
 def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import KIB, MIB, percent, si
 from paceline.machines.placement import device_kind
@@ -162,7 +163,7 @@ def _machine(device: DeviceKind) -> tuple[str, int, int]:
     machine = inventory()
     kind, notices = device_kind(device.value, machine)
     for notice in notices:
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     return kind, machine["cpu"]["usable_cores"], len(machine["gpus"])
 
 

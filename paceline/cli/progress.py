@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from paceline.cli.terminal import echo
 from paceline.core.facts import facts_of
 from paceline.core.run import RunSpec
 from paceline.core.units import significant
@@ -37,7 +37,7 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
         with _bar(console, headline, spec.training.steps, in_samples) as watch:
             yield watch
     else:
-        typer.echo(headline, err=True)
+        echo(headline, err=True)
         yield _lines(in_samples)
 
 
@@ -59,13 +59,13 @@ def _lines(in_samples: bool) -> Watcher:
     def watch(progress: Progress) -> None:
         nonlocal last
         if progress.step is None:
-            typer.echo(f"  {progress.phase}", err=True)
+            echo(f"  {progress.phase}", err=True)
             return
         recent.append(progress.step.step_time_s or (recent[-1] if recent else 0.0))
         finished = progress.step.index == progress.total_steps
         if time.monotonic() - last >= LINE_EVERY_S or finished:
             last = time.monotonic()
-            typer.echo(f"  {_step_text(progress, recent, in_samples)}", err=True)
+            echo(f"  {_step_text(progress, recent, in_samples)}", err=True)
 
     return watch
 

@@ -11,6 +11,7 @@ import typer
 from paceline.cli import model_options as model
 from paceline.cli.options import Json, Overrides, Variant
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.files import catalog
@@ -192,7 +193,7 @@ def _emit(
         emit_table(rows, _COLUMNS, form, document=document)
     if judged and form is not TableFormat.json:
         if form is not TableFormat.csv:
-            typer.echo("")
+            echo("")
         checked = [_checked_row(stage) for stage in document["checked"]["stages"]]
         emit_table(checked, _CHECKED, form)
     _tell(plan, judged)
@@ -204,10 +205,10 @@ def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
         if schedule and schedule.days is not None and schedule.device_hours is not None:
             hours = schedule.device_hours
             shown = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
-            typer.echo(f"{name}: {shown} device hours, {schedule.days:.3g} days", err=True)
+            echo(f"{name}: {shown} device hours, {schedule.days:.3g} days", err=True)
     for note in plan.notes:
-        typer.echo(f"note: {note}", err=True)
-    typer.echo(f"rests on: {plan.evidence}", err=True)
+        echo(f"note: {note}", err=True)
+    echo(f"rests on: {plan.evidence}", err=True)
 
 
 def _row(stage: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def _write(folder: Path, chain: Chain) -> None:
     for name, text in scripts(chain).items():
         write_text(folder / name, text)
     submit = shlex.quote(str(folder / SUBMIT))
-    typer.echo(f"scripts: {folder}; `bash {submit}` submits them in turn", err=True)
+    echo(f"scripts: {folder}; `bash {submit}` submits them in turn", err=True)
 
 
 def _seconds(value: float) -> str:

@@ -19,6 +19,7 @@ from paceline.cli.output import (
     refuse_where,
     select_rows,
 )
+from paceline.cli.terminal import echo
 from paceline.core.shape import num_parameters
 from paceline.core.units import count
 from paceline.files.recipe import Recipe, load_recipe, override_keys, recipe_names, recipe_path
@@ -87,7 +88,7 @@ def _columns() -> list[OutputColumn]:
 def _print_one(name: str, form: TableFormat) -> None:
     recipe = load_recipe(name).model_dump(mode="json")
     if form is TableFormat.text:
-        typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+        echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
     elif form is TableFormat.json:
         emit_json(recipe)
     else:

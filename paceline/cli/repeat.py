@@ -13,6 +13,7 @@ from paceline.cli.options import ReportFormat
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.printing import Execution, plan_content, print_plan, tell_notices
 from paceline.cli.progress import progress_display, run_headline
+from paceline.cli.terminal import echo
 from paceline.compare.over_time.repeats import SeriesResult
 from paceline.core.errors import UserError
 from paceline.core.result import Result
@@ -141,16 +142,16 @@ def _announce(series: Series) -> None:
     for number, side in enumerate(series.sides):
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
         apart = f" · {configuration(side.changes)}" if side.changes else ""
-        typer.echo(f"{letter}{run_headline(side.plan.spec)}{apart}", err=True)
+        echo(f"{letter}{run_headline(side.plan.spec)}{apart}", err=True)
         have = series.num_repeats - len(side.missing)
         already = f", of which it has {have}" if have else ""
         repeats = "1 repeat" if series.num_repeats == 1 else f"{series.num_repeats} repeats"
-        typer.echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
+        echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
     for notice in series.notices:
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     tell_notices(*(side.plan for side in series.sides))
     if len({side.plan.spec.key for side in series.sides}) < len(series.sides):
-        typer.echo("note: A and B are the same configuration: a trial of the method", err=True)
+        echo("note: A and B are the same configuration: a trial of the method", err=True)
 
 
 class _Display:
@@ -163,7 +164,7 @@ class _Display:
     def running(self, task: Turn, plan: Plan) -> Iterator[Watcher]:
 
         if self.at_once > 1:
-            typer.echo(f"{_title(task)} begins", err=True)
+            echo(f"{_title(task)} begins", err=True)
             yield lambda progress: None
             return
         with progress_display(plan.spec, _title(task)) as watch:
@@ -172,11 +173,11 @@ class _Display:
     def ended(self, task: Turn, kept: TaskOutcome) -> None:
 
         text = run_text(kept) if isinstance(kept, Result) else f"no run: {kept}"
-        typer.echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
+        echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
 
-        typer.echo(lost_text(slot, why, for_good), err=True)
+        echo(lost_text(slot, why, for_good), err=True)
 
 
 def _title(turn: Turn) -> str:
@@ -185,10 +186,10 @@ def _title(turn: Turn) -> str:
 
 def _print_series(result: SeriesResult, form: ReportFormat) -> None:
     if form is ReportFormat.json:
-        typer.echo(result.model_dump_json(indent=2))
+        echo(result.model_dump_json(indent=2))
     elif form is ReportFormat.text:
         for line in series_lines(result):
-            typer.echo(line)
+            echo(line)
     else:
         plain = ("group", "repeat", "run", "status", "n", "spread")
         columns = [OutputColumn(name, name) for name in plain]
@@ -205,10 +206,10 @@ def _print_plans(series: Series, form: ReportFormat) -> None:
     turns = [turn for lane in lanes for turn in lane]
     if form is ReportFormat.json:
         content = {"order": turns, "groups": {s.group: plan_content(s.plan) for s in series.sides}}
-        typer.echo(json.dumps(content, indent=2))
+        echo(json.dumps(content, indent=2))
         return
     for slot, lane in zip(series.slots, lanes, strict=True):
         on = f"on {slot.name}, " if len(lanes) > 1 else ""
-        typer.echo(f"{on}in this order: {' '.join(lane) or 'nothing is missing'}", err=True)
+        echo(f"{on}in this order: {' '.join(lane) or 'nothing is missing'}", err=True)
     for side in series.sides:
         print_plan(side.plan, form)

@@ -18,6 +18,7 @@ from paceline.cli.output import (
     select_rows,
 )
 from paceline.cli.printing import print_report, rendered
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
@@ -47,12 +48,12 @@ def list_runs(
     listed = listing(root, computed_result)
     rows = select_rows(listed.rows, where, COLUMNS, "tell")
     if listed.fault:
-        typer.echo(f"note: every folder was read again: {listed.fault}", err=True)
+        echo(f"note: every folder was read again: {listed.fault}", err=True)
     for problem in listed.left_out:
-        typer.echo(f"left out: {problem}", err=True)
+        echo(f"left out: {problem}", err=True)
     form = TableFormat.json if as_json else form
     if not (listed.rows or listed.left_out) and form is TableFormat.text:
-        typer.echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
+        echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
         return
     emit_table(rows, _listed_columns(form, any(row["group"] for row in rows)), form)
 
@@ -136,7 +137,7 @@ def report(
     pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
     if not as_json:
         for picture in pictures:
-            typer.echo(picture, err=printed)
+            echo(picture, err=printed)
     if printed:
         print_report(content, form)
         return
@@ -145,7 +146,7 @@ def report(
     if as_json:
         emit_json({"report": str(path), "charts": pictures})
     else:
-        typer.echo(str(path))
+        echo(str(path))
 
 
 def _saved_charts(content: RunReport, folder: Path, charts: str) -> list[Path]:
@@ -169,7 +170,7 @@ def rebuild(
     root = runs_root(runs_dir)
     count, unreadable = Index.open(root, anew=True).rebuild(computed_result)
     for problem in unreadable:
-        typer.echo(f"left out: {problem}", err=True)
+        echo(f"left out: {problem}", err=True)
     row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}
     columns = [
         OutputColumn("root", "runs in"),

@@ -16,6 +16,7 @@ from paceline.cli import options
 from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
 from paceline.cli.sweep_table import print_sweep, sweep_display
+from paceline.cli.terminal import echo
 from paceline.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -195,11 +196,11 @@ def _sweep(request: SweepOptions, how: _How) -> int:
         _keep(result, root / result.name)
     print_sweep(result, how.form)
     if not any(choice.runs for choice in planned.choices):
-        typer.echo("error: no combination can run; the table says why", err=True)
+        echo("error: no combination can run; the table says why", err=True)
     if result.halted:
-        typer.echo(f"error: nothing more is run: {result.halted}", err=True)
+        echo(f"error: nothing more is run: {result.halted}", err=True)
     if result.go_on:
-        typer.echo(f"not all has run: {result.go_on}", err=True)
+        echo(f"not all has run: {result.go_on}", err=True)
     return exit_code(result)
 
 
@@ -219,16 +220,16 @@ def _announce(planned: Sweep, trials: list[SweepTrial]) -> None:
     """What will run, on standard error, before it starts."""
     first = next((choice.plan for choice in planned.choices if choice.plan), None)
     if first:
-        typer.echo(run_headline(first.spec), err=True)
+        echo(run_headline(first.spec), err=True)
     todo = sum(trial.missing(planned.repeats) for trial in trials)
     have = sum(bool(trial.results) for trial in trials)
     refused = sum(not choice.runs for choice in planned.choices)
     parts = [f"{len(trials)} combinations", f"{todo} runs to do"]
     parts += [f"{have} measured before"] if have else []
     parts += [f"{refused} refused or pruned"] if refused else []
-    typer.echo(f"sweep {planned.name}: {', '.join(parts)}", err=True)
+    echo(f"sweep {planned.name}: {', '.join(parts)}", err=True)
     for notice in planned.notices:
-        typer.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
 
 
 def _keep(result: SweepResult, folder: Path) -> None:
@@ -244,4 +245,4 @@ def _keep(result: SweepResult, folder: Path) -> None:
     if chart is not None:
         save_chart(chart, folder / CHART_FILE)
     written = (PAGE_FILE, SWEEP_FILE, TABLE_FILE, *((CHART_FILE,) if chart is not None else ()))
-    typer.echo(f"{folder}: {', '.join(written)}", err=True)
+    echo(f"{folder}: {', '.join(written)}", err=True)

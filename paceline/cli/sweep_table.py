@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sentences
+from paceline.cli.terminal import echo
 from paceline.core.units import gib, significant
 from paceline.layouts.sweep.result import SweepResult, SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
@@ -54,7 +54,7 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
     if form is TableFormat.json:
         return
     note = table_note(result)
-    typer.echo(f"\n{note if form is TableFormat.text else f'- {note}'}")
+    echo(f"\n{note if form is TableFormat.text else f'- {note}'}")
 
 
 def columns_of(result: SweepResult) -> list[OutputColumn]:
@@ -99,7 +99,7 @@ class Lines:
 
     def _tell(self, line: str) -> None:
         with self._lock:
-            typer.echo(line, err=True)
+            echo(line, err=True)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from paceline.cli import model_options as model
 from paceline.cli import options
 from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
+from paceline.cli.terminal import echo
 from paceline.cli.tune_table import print_ranking, print_tuning, tune_display
 from paceline.core.errors import (
     EXIT_BAD_INPUT,
@@ -245,8 +246,8 @@ def exit_code(result: TuneResult) -> int:
 def _announce(tuning: Tuning, line: str) -> None:
     """What can be tried, on standard error, before anything starts."""
     candidates = tuning.search.candidates
-    typer.echo(run_headline(candidates.spec), err=True)
-    typer.echo(line, err=True)
+    echo(run_headline(candidates.spec), err=True)
+    echo(line, err=True)
     notes = [*candidates.notices]
     notes += (
         ["the time model knows no rates here: layouts are told apart by their runs alone"]
@@ -259,4 +260,4 @@ def _announce(tuning: Tuning, line: str) -> None:
         else []
     )
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)

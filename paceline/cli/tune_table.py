@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.live import Live
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
+from paceline.cli.terminal import echo
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import notes
@@ -32,7 +32,7 @@ def print_ranking(ranking: Ranking, form: TableFormat) -> None:
     emit_table(rows, _RANKED, form, document=ranking.model_dump(mode="json"))
     if form is not TableFormat.text:
         return
-    typer.echo(
+    echo(
         f"{ranking.n_layouts:,} layouts estimated, {ranking.n_infeasible:,} cannot run, "
         f"{ranking.n_pruned:,} {ranking.bound}",
         err=True,
@@ -43,7 +43,7 @@ def print_ranking(ranking: Ranking, form: TableFormat) -> None:
         if recipe_layout
         else "does not divide the devices"
     )
-    typer.echo(f"the recipe's own layout: {words}", err=True)
+    echo(f"the recipe's own layout: {words}", err=True)
 
 
 def print_tuning(result: TuneResult, form: TableFormat) -> None:
@@ -56,7 +56,7 @@ def print_tuning(result: TuneResult, form: TableFormat) -> None:
     lines += [f"the best layout as a recipe: {result.recipe_file}"] if result.recipe_file else []
     lines += [f"not all has run: {result.go_on}"] if result.go_on else []
     for line in lines:
-        typer.echo(line if form is TableFormat.text else f"- {line}", err=form is TableFormat.csv)
+        echo(line if form is TableFormat.text else f"- {line}", err=form is TableFormat.csv)
 
 
 def _ranked(row: dict[str, Any]) -> dict[str, Any]:
@@ -101,12 +101,12 @@ class TuneLines:
             if hoped and repeat == 1
             else ""
         )
-        typer.echo(f"{trial.number}  {label(trial.choice.settings)}{again}{expected}", err=True)
+        echo(f"{trial.number}  {label(trial.choice.settings)}{again}{expected}", err=True)
 
         def watch(progress: Progress) -> None:
             if progress.step is not None and time.monotonic() - self._last_line_s >= LINE_EVERY_S:
                 self._last_line_s = time.monotonic()
-                typer.echo(f"  step {progress.step.index} of {progress.total_steps}", err=True)
+                echo(f"  step {progress.step.index} of {progress.total_steps}", err=True)
 
         yield watch
 
@@ -114,11 +114,11 @@ class TuneLines:
         """How the layout stands now."""
 
         speed = f"{_seconds(kept.step_time_s or 0.0)} s, {kept.tokens_per_s or 0.0:,.0f} tokens/s"
-        typer.echo(f"  {speed if kept.ok else notes(kept)}", err=True)
+        echo(f"  {speed if kept.ok else notes(kept)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         """The hosts are not whole any more."""
-        typer.echo(lost_text(slot, why, for_good), err=True)
+        echo(lost_text(slot, why, for_good), err=True)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import typer
 from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
+from paceline.cli.terminal import echo
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 
 
@@ -60,18 +61,18 @@ def _row(name: str, score: StepAccuracy) -> dict[str, Any]:
 def _tell(validation: Validation) -> None:
     if not validation.rows:
         why = "no row could be modelled" if validation.unmodelled else "the table has no rows"
-        typer.echo(f"nothing to compare: {why}", err=True)
-    typer.echo(f"predicted by: {validation.evidence}", err=True)
+        echo(f"nothing to compare: {why}", err=True)
+    echo(f"predicted by: {validation.evidence}", err=True)
     memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
-        typer.echo(
+        echo(
             f"memory of {memory.n} rows that state it: MAPE {_share(memory.mape)}, median "
             f"{_share(memory.median)}, within 10 % {_share(memory.within_10)}",
             err=True,
         )
     reasons = Counter(row.reason for row in validation.unmodelled)
     for reason, count in reasons.most_common():
-        typer.echo(f"not modelled: {count} rows: {reason}", err=True)
+        echo(f"not modelled: {count} rows: {reason}", err=True)
 
 
 def _share(value: float) -> str:

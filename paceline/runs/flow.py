@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import IO
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
@@ -47,6 +46,7 @@ from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
 from paceline.runs.ending import Ending, file_text, judge, log_tail, read_evidence
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
+from paceline.runs.step_follower import StepFollower
 
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
@@ -91,32 +91,6 @@ class CancelledRunError(Exception):
         self.report = report
 
 
-@dataclass
-class _Follower:
-    """Reads the lines that one rank has added to its step file since the last look."""
-
-    path: Path
-    engine: Engine
-    _file: IO[str] | None = None
-    _rest: str = ""
-    finished: bool = field(default=False)
-
-    def new_steps(self) -> list[Step]:
-        if self._file is None:
-            if not self.path.exists():
-                return []
-            self._file = self.path.open(encoding="utf-8", errors="replace")
-        text = self._rest + self._file.read()
-        complete, newline, self._rest = text.rpartition("\n")
-        log = self.engine.read_rank(complete.splitlines() if newline else [])
-        self.finished = self.finished or log.end is not None
-        return list(log.steps)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 def run(
     plan: Plan,
     root: Path,
@@ -147,6 +121,7 @@ def run(
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     record = _new_record(plan, folder, command).model_copy(update=membership)
     write_value(folder / RUN_FILE, record)
+    read_record(folder)  # figures of what cannot be read again would be lost
     write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
     try:
         if probe and plan.spec.cluster.launcher == "local":
@@ -276,7 +251,7 @@ def _watch(
     job: Handle, spec: RunSpec, folder: Path, watch: Watcher, stopped: Callable[[], bool]
 ) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
-    follower = _Follower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
+    follower = StepFollower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
     signs = _SignsOfLife(folder, spec.hang_limit_s, engine(spec.engine))
     finished_at: float | None = None
     phase = ""
