@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from paceline.cli.terminal import check_surroundings, echo, prepare_streams
+from paceline.cli.terminal import check_folder, echo, prepare_streams
 from paceline.cli.verbs import VERBS, UnreadOutputError, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
@@ -43,7 +43,7 @@ def main() -> None:
     """Run the command line; an expected error is one line on standard error and its exit code."""
     try:
         prepare_streams()
-        check_surroundings(sys.argv[1:])
+        check_folder()
         try:
             app()
         finally:

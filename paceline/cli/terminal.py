@@ -38,23 +38,11 @@ def prepare_streams() -> None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
 
 
-def check_surroundings(arguments: list[str]) -> None:
-    """Raise UserError for what no verb can work with: a folder that is gone, bytes that no text is.
-
-    An argument that is not UTF-8 could be written to no file.
-    """
+def check_folder() -> None:
+    """Raise UserError where the working folder is gone."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
         raise UserError(
             "working folder", "does not exist any more", remedy="cd into one that does"
         ) from error
-    for number, argument in enumerate(arguments, 1):
-        try:
-            argument.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"argument {number}: {argument.encode('utf-8', 'backslashreplace').decode()}",
-                "is not UTF-8",
-                remedy="rename the file or folder",
-            ) from error

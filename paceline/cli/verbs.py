@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any, cast
 
 import typer
@@ -29,7 +30,19 @@ class VerbCommand(TyperCommand):
                 raise typer.BadParameter(f"{value} is too large", ctx=ctx, param=param)
             if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
                 raise typer.BadParameter(f"{value} is no quantity", ctx=ctx, param=param)
+            # A log to be read may be called anything; other names are written into files.
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if not (param.param_type_name == "argument" and isinstance(item, PurePath)):
+                    _check_text(item, ctx, param)
         return rest
+
+
+def _check_text(value: Any, ctx: Any, param: Any) -> None:
+    """Raise BadParameter for bytes that are no UTF-8: they could be written to no file."""
+    if isinstance(value, str | PurePath):
+        shown = str(value).encode("utf-8", "backslashreplace").decode()
+        if shown != str(value):
+            raise typer.BadParameter(f"{shown} is not UTF-8", ctx=ctx, param=param)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.shape import Shape, num_parameters
-from paceline.core.units import count
+from paceline.core.units import LARGEST_INT, count
 from paceline.core.window import check_rule
 from paceline.engines import dialect
 from paceline.engines.dialect.log_content import LAYOUT_FACTS, Fact, LogContent
@@ -223,7 +223,7 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
     understood: dict[str, Any] = {
         name: int(facts[name])
         for name in ("seq_len", "global_batch", "num_devices")
-        if isinstance(facts.get(name), int | float) and int(facts[name]) > 0
+        if isinstance(facts.get(name), int | float) and 0 < int(facts[name]) <= LARGEST_INT
     }
     notes: list[str] = []
     if facts.get("loss_on") == "text":

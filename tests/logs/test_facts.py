@@ -87,7 +87,7 @@ def test_an_unknown_name_is_refused_with_what_is_allowed(settings: UserSettings)
 
 def test_absurd_numbers_in_a_log_do_no_harm():
     merged = facts(UserSettings(), seq_len=-5, num_devices=0, global_batch=10**30)
-    assert (merged.seq_len, merged.num_devices) == (None, None)
+    assert (merged.seq_len, merged.num_devices, merged.global_batch) == (None, None, None)
 
 
 def test_a_layout_that_does_not_fit_on_the_devices_is_left_out_and_told():
