@@ -118,7 +118,6 @@ def estimate(
         "prices": offers.prices(price, spot_price, pue, carbon),
         "failures": offers.failures(mtbf, restart, checkpoint, checkpoint_every),
     }
-    offers.finite({"--tokens": tokens, "--measured-s": measured_s})
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         _alone("--measured", {"--measured-s": measured_s, "--compare": compare, "--trace": trace})

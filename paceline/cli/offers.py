@@ -62,7 +62,6 @@ def prices(
     price: float | None, spot_price: float | None, pue: float, carbon: float | None
 ) -> Prices:
     """What the options say of money and energy; raises BadParameter for what is not finite."""
-    finite({"--price": price, "--spot-price": spot_price, "--pue": pue, "--carbon": carbon})
     return Prices(
         per_device_hour=price, spot_per_device_hour=spot_price, pue=pue, carbon_g_per_kwh=carbon
     )
@@ -72,14 +71,6 @@ def failures(
     mtbf: float | None, restart: float, checkpoint: float, every: float | None
 ) -> Failures | None:
     """Failures as far as they are known; raises UserError for an interval without them."""
-    finite(
-        {
-            "--mtbf": mtbf,
-            "--restart": restart,
-            "--checkpoint": checkpoint,
-            "--checkpoint-every": every,
-        }
-    )
     if mtbf is None:
         if every is not None:
             raise UserError("--checkpoint-every", "counts with failures alone", remedy="add --mtbf")
@@ -87,13 +78,6 @@ def failures(
     return Failures(
         device_mtbf_h=mtbf, restart_s=restart, checkpoint_s=checkpoint, interval_s=every
     )
-
-
-def finite(numbers: dict[str, float | None]) -> None:
-    """Raises BadParameter for an option that is no finite number."""
-    for name, value in numbers.items():
-        if value is not None and not isfinite(value):
-            raise typer.BadParameter("must be a finite number", param_hint=name)
 
 
 KINDS = {"device": str, "gpus": int, "price": float, "per_node": int, "intra": str, "inter": str}

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.panels import group_options
 from paceline.core import interrupts
+from paceline.core.errors import UserError
 from paceline.core.units import LARGEST_INT
 
 LARGEST_NUMBER = 1e100
@@ -20,29 +21,30 @@ LARGEST_NUMBER = 1e100
 
 
 class VerbCommand(TyperCommand):
-    """Refuses what no option means: infinity, NaN, and numbers beyond all quantities."""
+    """Refuses what no option means: numbers beyond all quantities, and bytes that are no text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         for param in cast(list[Any], self.params):
             value = ctx.params.get(param.name or "")
-            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INT:
-                raise typer.BadParameter(f"{value} is too large", ctx=ctx, param=param)
-            if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
-                raise typer.BadParameter(f"{value} is no quantity", ctx=ctx, param=param)
-            # A log to be read may be called anything; other names are written into files.
             for item in value if isinstance(value, list | tuple) else [value]:
-                if not (param.param_type_name == "argument" and isinstance(item, PurePath)):
-                    _check_text(item, ctx, param)
+                # A log to be read may be called anything; other names are written into files.
+                is_file = param.param_type_name == "argument" and isinstance(item, PurePath)
+                if not is_file and (problem := _problem(item)):
+                    raise UserError(max(param.opts, key=len), problem)
         return rest
 
 
-def _check_text(value: Any, ctx: Any, param: Any) -> None:
-    """Raise BadParameter for bytes that are no UTF-8: they could be written to no file."""
+def _problem(value: object) -> str | None:
+    """What is wrong with an option's value, whatever the option is."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INT:
+        return f"{value} is too large"
+    if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
+        return f"must be a finite number, not {value}"
     if isinstance(value, str | PurePath):
         shown = str(value).encode("utf-8", "backslashreplace").decode()
-        if shown != str(value):
-            raise typer.BadParameter(f"{shown} is not UTF-8", ctx=ctx, param=param)
+        return f"{shown} is not UTF-8" if shown != str(value) else None
+    return None
 
 
 @dataclass(frozen=True)

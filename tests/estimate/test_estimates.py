@@ -49,7 +49,8 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
     )
 
     (sweep,) = predict([spec], shipped())
-    assert tuple(sweep.model_dump().values()) == pytest.approx(expected, rel=1e-12)
+    figures = tuple(sweep.model_dump(exclude={"memory"}).values())
+    assert figures == pytest.approx(expected, rel=1e-12)
 
     ranking = rank(question, shipped(), SMALL, top=1000)
     rows = [row for row in ranking.layouts if row.layout == spec.layout]
