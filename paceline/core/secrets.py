@@ -42,7 +42,11 @@ _FORMS = (
         rf"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]*://)(?!git@)(?:[^\s/:@\"'<>\\]*:{_WORD}+|"
         r"[^\s/@\"'<>\\]+)(?=@)"
     ),
-    re.compile(rf"(?P<keep>\bAuthorization[\"']?\s*[=:]\s*[\"']?(?:\w+\s+)?){_WORD}+", re.I),
+    re.compile(
+        rf"(?P<keep>\bAuthorization[\"']?\s*[=:]\s*[\"']?(?!\w+\s+{re.escape(REDACTED)})(?:\w+\s+)?)"
+        rf"{_WORD}+",
+        re.I,
+    ),
     re.compile(
         r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)(?=[\w.~+/=-]*[\d._~+/=-])[\w.~+/-]{8,}=*", re.I
     ),
