@@ -126,3 +126,8 @@ def test_the_longest_of_two_values_goes_first_and_parts_of_words_stay():
     environment = {"A_TOKEN": "abc-123", "B_TOKEN": "abc-123-def-456"}
     assert redact("abc-123-def-456 and abc-123", environment) == f"{REDACTED} and {REDACTED}"
     assert redact("xabc-123y", environment) == "xabc-123y"
+
+
+@pytest.mark.parametrize("part", ["://a:", "token=", "password ", "key=a1 ", "Bearer ", "sk-"])
+def test_a_text_of_beginnings_alone_ends(part: str):
+    assert redact(part * 10_000)
