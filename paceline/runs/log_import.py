@@ -44,8 +44,9 @@ def import_log(
 ) -> RunReport:
     """Store the log at `path` as a run under `root` and return its report.
 
-    The log is copied; only secrets are left out of it. Raises UserError for a log that tells of no run, and for one
-    that was imported before unless `again`; SystemFaultError when it cannot be copied.
+    The log is copied; only secrets are left out of it. Raises UserError for a log that tells of no
+    run, and for one that was imported before unless `again`; SystemFaultError when it cannot be
+    copied.
     """
     given.check()
     if not path.is_file():
@@ -95,8 +96,7 @@ def _copy(path: Path, target: Path) -> None:
         if all(redact(block, os.environ) == block for block in _blocks(path)):
             shutil.copyfile(path, target)
             return
-        opened = gzip.open(target, "wb") if _is_packed(path) else target.open("wb")
-        with opened as copy:
+        with gzip.open(target, "wb") if _is_packed(path) else target.open("wb") as copy:
             for block in _blocks(path):
                 copy.write(redact(block, os.environ).encode("utf-8", "surrogateescape"))
     except OSError as error:
