@@ -68,7 +68,7 @@ def import_log(
         )
     now = datetime.now(UTC)
     folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
-    log = f"{LOGS_FOLDER}/{as_text(path.name)}"
+    log = f"{LOGS_FOLDER}/{redact(as_text(path.name), os.environ)}"
     _copy(path, folder / log)
     write_value(
         folder / RUN_FILE,
@@ -130,5 +130,5 @@ def _imported_before(root: Path, digest: str) -> Path | None:
 
 
 def _stem(path: Path) -> str:
-    name = as_text(path.name.removesuffix(".gz"))
+    name = redact(as_text(path.name.removesuffix(".gz")), os.environ)
     return name.rpartition(".")[0] or name
