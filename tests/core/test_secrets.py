@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.core.secrets import REDACTED, has_secret, is_secret, redact
 
+ROOT = Path(__file__).parents[2]
 # Joined from parts, so that no scanner of repositories takes them for real ones.
 HUB = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7"
 CLOUD = "AKIA" + "Q3EXAMPLE7SAMPLE"
@@ -131,3 +134,9 @@ def test_the_longest_of_two_values_goes_first_and_parts_of_words_stay():
 @pytest.mark.parametrize("part", ["://a:", "token=", "password ", "key=a1 ", "Bearer ", "sk-"])
 def test_a_text_of_beginnings_alone_ends(part: str):
     assert redact(part * 10_000)
+
+
+def test_the_programs_that_are_written_into_run_folders_stay_as_they_are():
+    sources = [path.read_text() for path in (ROOT / "paceline").rglob("*.py")]
+    assert len(sources) > 100
+    assert [text for text in sources if redact(text) != text] == []
