@@ -39,7 +39,7 @@ def import_log(
 ) -> None:
     """Store a training log as a run that `list`, `show`, `report` and `compare` know.
 
-    The raw log is copied into the run folder and never edited, so that a better reader can be
+    The raw log is copied into the run folder, secrets left out, so that a better reader can be
     tried on it later. What the log does not say is added with the options, as for `parse`.
 
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,10 +15,14 @@ from typer.core import TyperCommand, TyperGroup
 from paceline.cli.panels import group_options
 from paceline.core import interrupts
 from paceline.core.errors import UserError
+from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT
 
 LARGEST_NUMBER = 1e100
 """Of an option; no quantity comes near it, and its square is still a number."""
+
+NAMES = frozenset({"tag", "group"})
+"""Options that name what is written."""
 
 
 class VerbCommand(TyperCommand):
@@ -32,6 +37,12 @@ class VerbCommand(TyperCommand):
                 is_file = param.param_type_name == "argument" and isinstance(item, PurePath)
                 if not is_file and (problem := _problem(item)):
                     raise UserError(max(param.opts, key=len), problem)
+                if param.name in NAMES and redact(str(item), os.environ) != str(item):
+                    raise UserError(
+                        max(param.opts, key=len),
+                        "holds what looks like a secret",
+                        remedy="choose another name; files and folders are called by it",
+                    )
         return rest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 REDACTED = "(redacted)"
@@ -18,51 +18,80 @@ LONG_WORD = 12
 _PLAIN_VALUE = re.compile(r"true|false|none|yes|no|on|off|default|auto|[/~.].*", re.IGNORECASE)
 """Values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK, which are no secrets."""
 
+# Lengths are bounded, for texts may be hostile: each try of a form must end soon.
 # What a secret is made of: nothing that ends a word in JSON, HTML, YAML, a shell or a URL.
 _WORD = r"[^\s\"'`<>&;,\\|(){}\[\]]"
 _OF_KEYS = re.compile(
     r"(?:api|access|account|private|secret|auth|license|shared|ngc|wandb|hf)[_-]?$", re.I
 )
 """What stands before `key` where that opens something: there are cache keys and sort keys too."""
-_PREFIXES = (
-    r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
-    r"nvapi-[\w-]{16,}",  # NGC
-    r"sk-[\w-]{16,}",  # OpenAI, Anthropic
-    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}",
-    r"glpat-[\w-]{16,}",  # GitLab
-    r"(?:AKIA|ASIA)[A-Z0-9]{16}",  # AWS
-    r"AIza[\w-]{30,}|ya29\.[\w-]{16,}",  # Google
-    r"xox[abeoprs]-[\w-]{10,}",  # Slack
-    r"dckr_pat_[\w-]{16,}|npm_[A-Za-z0-9]{16,}|pypi-[\w-]{16,}",
-    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # JSON web tokens
+_PREFIXES = {
+    "hf_": r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
+    "nvapi-": r"nvapi-[\w-]{16,}",  # NGC
+    "sk-": r"sk-[\w-]{16,}",  # OpenAI, Anthropic
+    "gh": r"gh[pousr]_[A-Za-z0-9]{16,}",
+    "github_pat_": r"github_pat_\w{16,}",
+    "glpat-": r"glpat-[\w-]{16,}",  # GitLab
+    "akia": r"AKIA[A-Z0-9]{16}",  # AWS
+    "asia": r"ASIA[A-Z0-9]{16}",
+    "aiza": r"AIza[\w-]{30,}",  # Google
+    "ya29.": r"ya29\.[\w-]{16,}",
+    "xox": r"xox[abeoprs]-[\w-]{10,}",  # Slack
+    "dckr_pat_": r"dckr_pat_[\w-]{16,}",
+    "npm_": r"npm_[A-Za-z0-9]{16,}",
+    "pypi-": r"pypi-[\w-]{16,}",
+    "eyj": r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # JSON web tokens
+}
+_KEYED = (
+    # API_KEY=value, "account_token": "value", X-Api-Key: value
+    r"(?P<keep>(?P<name>key(?:[_-]?id)?|token|secret|credentials?|signature|\bsig)[\"']?"
+    rf"(?:\s?[=:]\s?|\s)[\"']?)(?P<value>{_WORD}{{8,512}})"
 )
-_FORMS = (
+_FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     # user:password@ or token@ in a URL; up to the last @, for a password may hold any character.
-    re.compile(
-        rf"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]*://)(?!git@)(?:[^\s/:@\"'<>\\]*:{_WORD}+|"
-        r"[^\s/@\"'<>\\]+)(?=@)"
+    (
+        ("://",),
+        re.compile(
+            rf"(?P<keep>://)(?!git@)(?:[^\s/:@\"'<>\\]{{0,200}}:{_WORD}{{1,999}}|"
+            r"[^\s/@\"'<>\\]{1,999})(?=@)"
+        ),
     ),
-    re.compile(rf"(?P<keep>\bAuthorization[\"']?\s*[=:]\s*[\"']?(?:\w+\s+)?){_WORD}+", re.I),
-    re.compile(
-        r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)(?=[\w.~+/=-]*[\d._~+/=-])[\w.~+/-]{8,}=*", re.I
+    (
+        ("authorization",),
+        re.compile(
+            r"(?P<keep>\bAuthorization[\"']?\s*[=:]\s*[\"']?"
+            rf"(?!\w+\s+{re.escape(REDACTED)})(?:\w+\s+)?){_WORD}+",
+            re.I,
+        ),
+    ),
+    (
+        ("bearer", "basic", "token"),
+        re.compile(
+            r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)"
+            r"(?=[\w.~+/=-]*[\d._~+/=-])[\w.~+/-]{8,}=*",
+            re.I,
+        ),
     ),
     # password=value, --passphrase value, "passwd": "value"
-    re.compile(
-        rf"(?P<keep>(?:passw(?:or)?d|passphrase|_pwd)[\"']?(?:\s?[=:]\s?|\s)[\"']?)"
-        rf"(?=\S*[^a-z\s]){_WORD}{{4,}}",
-        re.I,
+    (
+        ("passwd", "password", "passphrase", "_pwd"),
+        re.compile(
+            r"(?P<keep>(?:passw(?:or)?d|passphrase|_pwd)[\"']?(?:\s?[=:]\s?|\s)[\"']?)"
+            rf"(?=\S{{0,99}}[^a-z\s]){_WORD}{{4,999}}",
+            re.I,
+        ),
     ),
-    # API_KEY=value, "account_token": "value", X-Api-Key: value
-    re.compile(
-        r"(?P<keep>(?P<name>key(?:[_-]?id)?|token|secret|credentials?|signature|\bsig)[\"']?"
-        rf"(?:\s?[=:]\s?|\s)[\"']?)(?P<value>{_WORD}{{8,}})",
-        re.I,
-    ),
-    re.compile(rf"\b(?:{'|'.join(_PREFIXES)})"),
-    re.compile(
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    (("key", "token", "secret", "credential", "sig"), re.compile(_KEYED, re.I)),
+    *(((mark,), re.compile(rf"\b{form}")) for mark, form in _PREFIXES.items()),
+    (
+        ("-----begin",),
+        re.compile(
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+        ),
     ),
 )
+"""How each form begins, in small letters, and the form: searching for the beginnings alone is as
+fast as the texts of whole logs need."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -78,13 +107,14 @@ def has_secret(text: str) -> bool:
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """`text` without secrets: by form, and the values of the environment's secret variables."""
     if environment:
-        for value in _values(frozenset(environment.items())):
-            text = value.sub(REDACTED, text)
+        for value, word in _values(frozenset(environment.items())):
+            if value in text:
+                text = word.sub(REDACTED, text)
     return _without_forms(text)
 
 
 @cache
-def _values(environment: frozenset[tuple[str, str]]) -> tuple[re.Pattern[str], ...]:
+def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Whole words that are secrets by variables, the longest first, for one may hold another."""
     values = {
         value
@@ -95,13 +125,41 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[re.Pattern[str], .
         and not (value.isalpha() and len(value) < LONG_WORD)
     }
     longest_first = sorted(values, key=len, reverse=True)
-    return tuple(re.compile(rf"(?<!\w){re.escape(value)}(?!\w)") for value in longest_first)
+    return tuple(
+        (value, re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")) for value in longest_first
+    )
 
 
 def _without_forms(text: str) -> str:
-    for form in _FORMS:
-        text = form.sub(_replacement, text)
+    small = _small(text)
+    for marks, form in _FORMS:
+        starts = sorted(start for mark in marks for start in _places(mark, small))
+        parts: list[str] = []
+        done = 0
+        for start in starts:
+            match = form.match(text, start) if start >= done else None
+            if match and (shown := _replacement(match)) != match[0]:
+                parts += [text[done:start], shown]
+                done = match.end()
+        if parts:
+            text = "".join([*parts, text[done:]])
+            small = _small(text)
     return text
+
+
+def _small(text: str) -> str:
+    """`text` in small letters, of the same length, which a few letters would change."""
+    small = text.lower()
+    if len(small) != len(text):
+        small = "".join(letter if len(letter.lower()) != 1 else letter.lower() for letter in text)
+    return small
+
+
+def _places(mark: str, text: str) -> Iterator[int]:
+    place = text.find(mark)
+    while place >= 0:
+        yield place
+        place = text.find(mark, place + 1)
 
 
 def _replacement(match: re.Match[str]) -> str:

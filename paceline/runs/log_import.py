@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import os
 import shutil
+import zlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
+from paceline.core.secrets import redact
 from paceline.files.documents import read_json, write_value
 from paceline.files.run_folder import (
     LOGS_FOLDER,
@@ -24,6 +29,9 @@ from paceline.logs.parser import as_text, parse_log
 from paceline.runs.flow import finish
 from paceline.runs.log_result import RUN_STATUS
 
+BLOCK_BYTES = 1 << 22
+"""Of a log that is searched for secrets at a time."""
+
 
 def import_log(
     path: Path,
@@ -36,8 +44,9 @@ def import_log(
 ) -> RunReport:
     """Store the log at `path` as a run under `root` and return its report.
 
-    The log is copied, never edited. Raises UserError for a log that tells of no run, and for one
-    that was imported before unless `again`; SystemFaultError when it cannot be copied.
+    The log is copied; only secrets are left out of it. Raises UserError for a log that tells of no
+    run, and for one that was imported before unless `again`; SystemFaultError when it cannot be
+    copied.
     """
     given.check()
     if not path.is_file():
@@ -59,7 +68,7 @@ def import_log(
         )
     now = datetime.now(UTC)
     folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
-    log = f"{LOGS_FOLDER}/{as_text(path.name)}"
+    log = f"{LOGS_FOLDER}/{redact(as_text(path.name), os.environ)}"
     _copy(path, folder / log)
     write_value(
         folder / RUN_FILE,
@@ -84,10 +93,30 @@ def import_log(
 def _copy(path: Path, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        if all(redact(block, os.environ) == block for block in _blocks(path)):
+            shutil.copyfile(path, target)
+            return
+        with gzip.open(target, "wb") if _is_packed(path) else target.open("wb") as copy:
+            for block in _blocks(path):
+                copy.write(redact(block, os.environ).encode("utf-8", "surrogateescape"))
     except OSError as error:
         shutil.rmtree(target.parents[1], ignore_errors=True)
         raise SystemFaultError(str(target), f"cannot be written: {error.strerror}") from error
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    """The log's text, unpacked, in blocks of whole lines, up to where a torn file ends."""
+    with gzip.open(path) if _is_packed(path) else path.open("rb") as log:
+        try:
+            while lines := log.readlines(BLOCK_BYTES):
+                yield b"".join(lines).decode("utf-8", "surrogateescape")
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return
+
+
+def _is_packed(path: Path) -> bool:
+    with path.open("rb") as log:
+        return log.read(2) == b"\x1f\x8b"
 
 
 def _digest(path: Path) -> str:
@@ -101,5 +130,5 @@ def _imported_before(root: Path, digest: str) -> Path | None:
 
 
 def _stem(path: Path) -> str:
-    name = as_text(path.name.removesuffix(".gz"))
+    name = redact(as_text(path.name.removesuffix(".gz")), os.environ)
     return name.rpartition(".")[0] or name

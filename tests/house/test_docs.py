@@ -83,7 +83,8 @@ def test_stale_tables_are_replaced_and_nothing_else_is():
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    roots = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+    return [*(ROOT / name for name in roots), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,0 +1,1 @@
+"""Attacks from outside: each ends in one clear line, and nothing is lost."""

@@ -1,0 +1,142 @@
+"""Which texts are secrets, and that no other text is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.secrets import REDACTED, has_secret, is_secret, redact
+
+ROOT = Path(__file__).parents[2]
+# Joined from parts, so that no scanner of repositories takes them for real ones.
+HUB = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7"
+CLOUD = "AKIA" + "Q3EXAMPLE7SAMPLE"
+WEB_TOKEN = "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
+PRIVATE_KEY = (
+    "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nb3BlbnNzaC1rZXk\nAAAAB3Nz\n"
+    "-----END OPENSSH PRIVATE " + "KEY-----"
+)
+FORMS = {
+    "hub": (f"login with {HUB}", HUB),
+    "catalog": ("nvapi-" + "x7" * 20, "nvapi-" + "x7" * 20),
+    "models": ("sk-" + "proj-a1B2c3D4e5F6g7H8", "sk-proj-a1B2c3D4e5F6g7H8"),
+    "code host": ("ghp_" + "a1B2c3D4e5F6g7H8i9J0", "ghp_a1B2c3D4e5F6g7H8i9J0"),
+    "second code host": ("glpat-" + "a1B2c3D4e5F6g7H8i9J0", "glpat-a1B2c3D4e5F6g7H8i9J0"),
+    "cloud": (f"id {CLOUD} of the bucket", CLOUD),
+    "second cloud": ("AIza" + "Sy4bC-d5e6F7g8H9i0J1k2L3m4N5o6P7", "Sy4bC-d5e6F7g8H9i0J1k2L3m4N5"),
+    "chat": ("xoxb-" + "123456789012-aBcDeF", "123456789012-aBcDeF"),
+    "registry": ("dckr_pat_" + "a1B2c3D4e5F6g7H8i9", "a1B2c3D4e5F6g7H8i9"),
+    "web token": (f"cookie: session={WEB_TOKEN}", WEB_TOKEN),
+    "URL with user and password": ("git clone https://me:pw7!x@host/a.git", "pw7!x"),
+    "URL with a password of signs": ("https://me:p/w@7#x@host/a", "p/w@7#x"),
+    "URL with a token alone": ("https://t0ken7value@host/a.git", "t0ken7value"),
+    "image": ("docker://robot:pw7x@registry.example/img:1", "pw7x"),
+    "database": ("postgresql://me:hunter2@db/runs", "hunter2"),
+    "bearer": ("Authorization: Bearer a1b2c3d4e5f6", "a1b2c3d4e5f6"),
+    "bearer alone": ("sent Bearer a1b2c3d4e5f6 to it", "a1b2c3d4e5f6"),
+    "basic": ('{"Authorization": "Basic dXNlcjpwYXNz"}', "dXNlcjpwYXNz"),
+    "authorization": ("authorization=plain-value-7", "plain-value-7"),
+    "account key": ("AccountName=a;AccountKey=q7Zk9+/w3E5r==;Suffix=b", "q7Zk9+/w3E5r=="),
+    "shared signature": ("https://a.example/b?sv=1&sig=q7Zk9%2Fw3E5r%3D", "q7Zk9%2Fw3E5r%3D"),
+    "password": ("password=correct-horse", "correct-horse"),
+    "passphrase": ("unlock --passphrase corr3ct now", "corr3ct"),
+    "password in JSON": ('{"passwd": "Hunter22"}', "Hunter22"),
+    "API key": ("WANDB_API_KEY=0123456789abcdef0123", "0123456789abcdef0123"),
+    "header of a key": ("X-Api-Key: q7Zk9w3E5r", "q7Zk9w3E5r"),
+    "secret": ("client_secret=q7Zk9w3E5r", "q7Zk9w3E5r"),
+    "cloud secret": ("aws_secret_access_key = wJalrXUt7nFEMI/K7MDENG", "wJalrXUt7nFEMI/K7MDENG"),
+    "token in JSON": ('"refresh_token": "1q2w3e4r5t6z"', "1q2w3e4r5t6z"),
+    "private key": (f"before\n{PRIVATE_KEY}\nafter", "b3BlbnNzaC1rZXk"),
+}
+PLAIN = (
+    "step 1200/5000 | tokens per second: 16384.2 | key: 0b1f3a9c",
+    "flops_per_token: 4.8e11",
+    '"flops_per_token": 480000000000.0, "consumed_tokens": 123456789',
+    "pad_token: <|endoftext|>",
+    "token=end_of_text secret: kept",
+    "tokens: 12345678",
+    "cache key: 0b1f3a9c4d5e6f70",
+    "/data/c4/en/c4-train.00000-of-01024.json.gz",
+    "git@github.com:org/repo.git",
+    "ssh://git@github.com/org/repo.git",
+    "https://example.com/a/b?page=2#part",
+    "https://example.com/@user/post",
+    "docker://nvcr.io/nvidia/pytorch:24.05-py3",
+    "a basic understanding of the bearer of news",
+    "Basic information about token embeddings",
+    "use_distributed_optimizer ... tokenizer_type: GPTSentencePieceTokenizer",
+    "no password was needed",
+    "-----BEGIN CERTIFICATE-----",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_has_the_form_of_a_secret_is_left_out(form: str):
+    text, secret = FORMS[form]
+    assert has_secret(text) and secret in text
+    assert secret not in redact(text) and REDACTED in redact(text)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_what_is_no_secret_stays_as_it_is(text: str):
+    assert redact(text) == text and not has_secret(text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_redacting_again_changes_nothing(form: str):
+    clean = redact(FORMS[form][0])
+    assert redact(clean) == clean
+
+
+def test_what_stands_around_a_secret_stays():
+    text = f"before\n{PRIVATE_KEY}\nafter"
+    assert redact(text) == f"before\n{REDACTED}\nafter"
+    assert redact("https://me:pw7!x@host/a.git, next") == f"https://{REDACTED}@host/a.git, next"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "314159265358"),
+        ("NGC_API_KEY", "plainlowercaseword"),
+        ("SITE_PASSWORD", "correct horse"),
+        ("DB_PWD", "hunter2"),
+        ("CI_JOB_JWT", "aa.bb.cc"),
+    ],
+)
+def test_values_of_secret_variables_are_left_out_of_every_text(name: str, value: str):
+    environment = {name: value, "HOME": "/root"}
+    assert is_secret(name, value)
+    assert redact(f"it said {value}, then /root", environment) == f"it said {REDACTED}, then /root"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("SSH_AUTH_SOCK", "/tmp/agent.12"),
+        ("PASSES", "12"),
+        ("KEYBOARD", "german"),
+        ("HOME", "/home/someone"),
+    ],
+)
+def test_values_that_are_in_every_text_are_not_searched_for(name: str, value: str):
+    assert redact(f"the value is {value} indeed", {name: value}) == f"the value is {value} indeed"
+
+
+def test_the_longest_of_two_values_goes_first_and_parts_of_words_stay():
+    environment = {"A_TOKEN": "abc-123", "B_TOKEN": "abc-123-def-456"}
+    assert redact("abc-123-def-456 and abc-123", environment) == f"{REDACTED} and {REDACTED}"
+    assert redact("xabc-123y", environment) == "xabc-123y"
+
+
+@pytest.mark.parametrize("part", ["://a:", "token=", "password ", "key=a1 ", "Bearer ", "sk-"])
+def test_a_text_of_beginnings_alone_ends(part: str):
+    assert redact(part * 10_000)
+
+
+def test_the_programs_that_are_written_into_run_folders_stay_as_they_are():
+    sources = [path.read_text() for path in (ROOT / "paceline").rglob("*.py")]
+    assert len(sources) > 100
+    assert [text for text in sources if redact(text) != text] == []
