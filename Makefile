@@ -17,7 +17,7 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := estimate layouts mlperf runs scaling trainer
+PARALLEL_SUITES := attacks engines estimate layouts mlperf runs scaling trainer
 SUITES := browser clusters numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
@@ -43,6 +43,8 @@ test: $(VENV)/.installed-tested ## run the tests, without the suites that have a
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 $(SUITES:%=--ignore=tests/%) $(PYTEST_ARGS)
 
 .PHONY: $(SUITES:%=test-%)
+test-attacks: ## hostile files, numbers, names, secrets and interrupts
+test-engines: ## how each framework is launched, and how its logs are read
 test-estimate: ## step time and memory before a run, calibration
 test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
