@@ -10,7 +10,7 @@ import pytest
 from paceline.core import stats
 from tests.attacks.fields import VERBS, Folders, changes, sample
 
-COUNT = 1200
+COUNT = 900
 SEED = 16
 FIRST = ("list", "show", "compare", "history", "names")
 
