@@ -10,7 +10,7 @@ import pytest
 from paceline.core import stats
 from tests.attacks.fields import VERBS, Folders, changes, sample
 
-COUNT = 900
+COUNT = 600
 SEED = 16
 FIRST = ("list", "show", "compare", "history", "names")
 

@@ -47,6 +47,12 @@ def test_numbers_that_no_quantity_has_are_refused(tmp_path: Path, words: list[st
     refused(paceline(*words, runs=tmp_path), 1, refusal)
 
 
+def test_no_table_counts_beyond_whole_numbers(tmp_path: Path):
+    table = tmp_path / "table.csv"
+    table.write_text(f"id,num_devices,step_time_s\na,{'9' * 24},1.5\n")
+    refused(paceline("audit", table, runs=tmp_path), 1, "is too large")
+
+
 @pytest.mark.parametrize(
     ("written", "plain"),
     [("1e2GB/s", "100 GB/s"), ("4e2 Gb/s", "400 Gb/s"), ("1,200 GB/s", "1200 GB/s")],
