@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat
+from pydantic import AfterValidator, PositiveFloat
 
-from paceline.core.flops import FlopsInput
+from paceline.core.flops import FlopsInput, known_convention
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
@@ -41,7 +41,7 @@ class Facts(Value):
     loss_on: str | None = None
     """Of padded or masked samples: `all` positions, or the `text` alone."""
     real_tokens_per_sample: PositiveFloat | None = None
-    flops_convention: str | None = None
+    flops_convention: Annotated[str, AfterValidator(known_convention)] | None = None
     nominal_parameters: PositiveFloat | None = None
     total_tokens: PositiveFloat | None = None
     profiled: bool | None = None

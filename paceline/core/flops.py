@@ -197,6 +197,13 @@ def without_recompute(name: str) -> str:
     return OLDER_NAMES.get(name, name).removesuffix(RECOMPUTED)
 
 
+def known_convention(name: str) -> str:
+    """`name` as it is; raises ValueError for that of no convention."""
+    if without_recompute(name) not in CONVENTIONS:
+        raise ValueError(f"must be one of {', '.join(CONVENTIONS)}")
+    return name
+
+
 def with_recompute(name: str) -> str:
     """The name under which the convention of `name` counts recomputation as work."""
     return without_recompute(name) + RECOMPUTED

@@ -176,7 +176,8 @@ def _weighted_mean(
 ) -> FloatColumn:
     """Mean over ranks by weight; one unknown loss makes the step's loss unknown."""
     total = weights.sum(axis=0)
-    weighted = (values * weights).sum(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # a loss without bounds stays one
+        weighted = (values * weights).sum(axis=0)
     return np.divide(weighted, total, out=np.full_like(total, np.nan), where=total > 0)
 
 

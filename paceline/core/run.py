@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from paceline.core.flops import known_convention
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.quality import Evaluation, MlperfLog
@@ -151,7 +152,7 @@ class RunSpec(Value):
     data: Data = Data()
     layout: Layout = Layout()
     cluster: Cluster
-    flops_convention: str = "causal"
+    flops_convention: Annotated[str, AfterValidator(known_convention)] = "causal"
     nominal_parameters: PositiveFloat | None = None
     """P of the six-n convention when a source uses a rounded one (1.3e9)."""
     time_limit_s: PositiveFloat | None = None

@@ -17,6 +17,7 @@ from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
+from paceline.core.units import LARGEST_INT
 from paceline.files import catalog
 from paceline.files.recipe import recipe_names
 from paceline.files.references import Row
@@ -182,6 +183,8 @@ def _check(where: str, column: str, text: str) -> None:
             f"{column}: {text!r} is not a positive number",
             allowed="digits, or an empty cell",
         )
+    if column in COUNTS and value.value > LARGEST_INT:
+        raise UserError(where, f"{column}: {text!r} is too large")
     if column in COUNTS and not value.value.is_integer():
         raise UserError(where, f"{column}: {text!r} is not a whole number")
     if text.endswith("%") and column not in ("mfu", "mfu_pct"):

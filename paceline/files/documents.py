@@ -61,9 +61,15 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; raises ValueError for anything else, NaN and infinity included."""
+    """The value of a JSON text; raises ValueError for anything else, NaN and infinity included.
+
+    Half a surrogate pair is no character: what holds one could not be written again.
+    """
     try:
-        return json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=_no_number)
+        if r"\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
 

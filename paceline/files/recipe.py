@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import PositiveFloat, StringConstraints, field_validator, model_validator
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS, without_recompute
+from paceline.core.flops import known_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
@@ -31,6 +31,7 @@ from paceline.files.yaml_file import (
 
 PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
 """A batch that grows with the nodes: `16 per node`."""
+LONGEST_NAME = 100
 _BATCH = re.compile(r"[1-9][0-9]{0,8}( per node)?")
 
 
@@ -107,13 +108,19 @@ class Recipe(Value):
     variants: dict[str, dict[str, Any]] = {}
     """Named sets of overrides, by dotted field."""
 
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        """The name itself: it stands in scripts, folder names and on terminals."""
+        if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+            raise ValueError(f"must be 1 to {LONGEST_NAME} characters, none of them for control")
+        return name
+
     @field_validator("flops_convention")
     @classmethod
     def _known_convention(cls, name: str) -> str:
         """The convention itself: hardware FLOP/s add what the layout recomputes anyway."""
-        if without_recompute(name) not in CONVENTIONS:
-            raise ValueError(f"flops_convention must be one of {', '.join(CONVENTIONS)}")
-        return without_recompute(name)
+        return without_recompute(known_convention(name))
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:

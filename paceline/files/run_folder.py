@@ -14,15 +14,19 @@ report.html
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import psutil
+from pydantic import PositiveFloat
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.facts import Facts, facts_of
+from paceline.core.layout_sizes import layout_problems
 from paceline.core.node_groups import Purpose
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
@@ -38,6 +42,9 @@ STEPS_FOLDER = "steps"
 LOGS_FOLDER = "logs"
 LAUNCHER_LOG = "launcher.log"
 REPORT_FILE = "report.html"
+
+RUN_SCHEMA = 1
+"""Of run.json; a later one may mean other things by the same words."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}-")
 
@@ -78,7 +85,7 @@ class Trial(Value):
 class RunRecord(Value):
     """run.json: what was asked for and what is known while it runs."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = RUN_SCHEMA
     name: str
     tag: str | None = None
     created: str
@@ -106,7 +113,7 @@ class RunRecord(Value):
     """The same by the controller's monotonic clock, for durations on its own host."""
     ended_unix: float | None = None
     exit_code: int | None = None
-    achievable_flops_per_s: float | None = None
+    achievable_flops_per_s: PositiveFloat | None = None
     """Reachable rate of this machine in the run's dtype, all devices together, as probed before."""
     achievable_source: str | None = None
     paceline_version: str
@@ -171,6 +178,12 @@ def new_folder(root: Path, base: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise UserError(
+                    f"run folder {base[:40]}...",
+                    f"its name has {len(base):,} characters, more than a file may have",
+                    remedy="give a shorter --tag or recipe name",
+                ) from error
             raise SystemFaultError(
                 str(root),
                 f"the run folder cannot be made: {error.strerror}",
@@ -181,8 +194,25 @@ def new_folder(root: Path, base: str) -> Path:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """run.json of a folder."""
-    return read_value(folder / RUN_FILE, RunRecord)
+    """run.json of a folder; raises UserError for one of a later schema, or that nothing can run."""
+    file = folder / RUN_FILE
+    try:
+        record = read_value(file, RunRecord)
+    except UserError:
+        version = read_json(file).get("schema_version")
+        if isinstance(version, int) and version > RUN_SCHEMA:
+            raise UserError(
+                str(file),
+                f"was written by a newer Paceline: schema {version}, and this version knows "
+                f"{RUN_SCHEMA}",
+                remedy="update Paceline",
+            ) from None
+        raise
+    if (spec := record.spec) is not None:
+        batch = spec.training.global_batch
+        for problem in layout_problems(spec.layout, spec.model, spec.world_size, batch):
+            raise UserError(str(file), f"spec.layout: {problem}")
+    return record
 
 
 def this_controller() -> Controller:
@@ -329,11 +359,17 @@ def _created(folder: Path) -> str:
 
 
 def _created_tag(folder: Path) -> str | None:
-    return read_json(folder / RUN_FILE).get("tag")
+    return _word(folder, "tag")
 
 
 def _group(folder: Path) -> str | None:
-    return read_json(folder / RUN_FILE).get("group")
+    return _word(folder, "group")
+
+
+def _word(folder: Path, field: str) -> str | None:
+    """A field of run.json where it is a text; others may have put anything there."""
+    word = read_json(folder / RUN_FILE).get(field)
+    return word if isinstance(word, str) else None
 
 
 def _slug(text: str) -> str:

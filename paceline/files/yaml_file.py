@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -18,8 +19,12 @@ from paceline.core.secrets import has_secret
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Document = dict[str, Any]
 LARGEST_BYTES = 1 << 22
+DEEPEST = 200
+"""Brackets that may be open at the same time; the parser's time grows with their square."""
 MOST_NODES = 100_000
 """Of a document with all its aliases written out."""
+
+_BRACKET = re.compile(r"[\[\]{}]")
 
 
 def read_document(path: Path) -> Document:
@@ -35,6 +40,7 @@ def read_document(path: Path) -> Document:
         raise UserError(str(path), f"cannot be read: {error}") from error
     if len(content) > LARGEST_BYTES:
         raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes, so no recipe")
+    _refuse_depth(text, str(path))
     try:
         document = YAML(typ="rt").load(text)
     except DuplicateKeyError as error:
@@ -62,13 +68,21 @@ def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
             remedy="keep it in an environment variable, which is written into no file",
         )
     try:
-        return model.model_validate(content)
+        value = model.model_validate(content)
     except ValidationError as error:
         raise _explain(error.errors(), model, document, where) from error
+    for path in _counted_words(content, value):
+        line = line_of(document, path)
+        raise UserError(
+            f"{where}:{line}" if line else where,
+            f"{'.'.join(map(str, path))}: must be a number, not true or false",
+        )
+    return value
 
 
 def parse_value(text: str, where: str) -> Any:
     """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
+    _refuse_depth(text, where)
     try:
         value = YAML(typ="rt").load(text) if text.strip() else None
         _refuse_bomb(value, where)
@@ -89,6 +103,32 @@ def _secrets(node: Any, path: tuple[int | str, ...] = ()) -> Generator[tuple[int
     elif isinstance(node, list):
         for index, value in enumerate(cast(list[Any], node)):
             yield from _secrets(value, (*path, index))
+
+
+def _counted_words(
+    written: Any, value: Any, path: tuple[int | str, ...] = ()
+) -> Generator[tuple[int | str, ...]]:
+    """Where `true` or `false` was written and a number was made of it, 1 or 0."""
+    if isinstance(written, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield path
+    elif isinstance(written, dict):
+        inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for key, part in cast(Document, written).items():
+            yield from _counted_words(part, cast(Document, inside).get(key), (*path, key))
+    elif isinstance(written, list) and isinstance(value, list | tuple):
+        pairs = zip(cast(list[Any], written), cast(list[Any], value), strict=False)
+        for index, (part, made) in enumerate(pairs):
+            yield from _counted_words(part, made, (*path, index))
+
+
+def _refuse_depth(text: str, where: str) -> None:
+    """Raise UserError for brackets inside brackets beyond all use."""
+    depth = 0
+    for bracket in _BRACKET.findall(text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > DEEPEST:
+            raise UserError(where, f"has more than {DEEPEST} brackets inside each other")
 
 
 def _refuse_bomb(document: Any, where: str) -> None:
@@ -157,8 +197,11 @@ def _explain(
 ) -> UserError:
     # A mistyped name also leaves its field missing; the typing error is the one to show.
     first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
-    # A union adds its member's type to the path ("literal['a','b']"), which is no field.
-    tagged = tuple(part for part in first["loc"] if "[" not in str(part))
+    # A union adds its member's type to the path ("literal['a','b']"), which is no field; the name
+    # of an unknown field is the user's, brackets included.
+    own = first["loc"][-1:] if first["type"] == "extra_forbidden" else ()
+    inside = first["loc"][: len(first["loc"]) - len(own)]
+    tagged = (*(part for part in inside if "[" not in str(part)), *own)
     loc = _without_tags(model, tagged)
     line = line_of(document, loc)
     place = f"{where}:{line}" if line else where

@@ -29,6 +29,8 @@ from paceline.machines.node.script import open_variables, secret_variables
 
 LOCAL_ADDRESS = "--local-addr=127.0.0.1"
 """Without it ranks meet at this machine's own name, which a container may be unable to resolve."""
+NO_LOG_FOLDER = "--log-dir=/dev/null"
+"""Ranks write into launcher.log; without it each start leaves a folder in /tmp."""
 GRACE_S = 5.0
 """How long programs may take to end after SIGTERM before they are killed."""
 
@@ -50,6 +52,7 @@ def render(job: Job) -> str:
         "torch.distributed.run",
         "--standalone",
         LOCAL_ADDRESS,
+        NO_LOG_FOLDER,
         "--nnodes=1",
         f"--nproc-per-node={job.devices_per_node}",
         "--max-restarts=0",

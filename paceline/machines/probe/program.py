@@ -33,6 +33,7 @@ def probe_lines(
         "torch.distributed.run",
         "--standalone",
         "--local-addr=127.0.0.1",
+        "--log-dir=/dev/null",  # else each start leaves a folder in /tmp
         f"--nproc-per-node={ranks}",
     ]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}

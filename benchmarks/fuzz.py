@@ -1,0 +1,205 @@
+"""Inputs of all kinds that others make, changed at random: does anything fall, hang or grow?
+
+    python benchmarks/fuzz.py [--inputs 1000000] [--seed 1]
+
+Run folders with a hostile field (all verbs read them), logs of every dialect, recipes, CSV tables
+and what Slurm's commands print. A fall is any exception but a clear error, an answer that breaks a
+promise of tests/engines, or an input that takes longer than a limit. The exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from _result import Surroundings, keep
+
+from paceline.core import stats
+from paceline.core.errors import PacelineError
+from paceline.engines import dialects
+from paceline.files.csv_table import Declared, read_csv
+from paceline.files.recipe import load_recipe, recipe_names
+from paceline.machines.slurm import states, steps
+from tests.attacks.fields import Folders, changes
+from tests.engines.promises import check_read
+from tests.engines.samples import log_text, times_of
+from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
+
+LIMIT_S = 20
+"""For one input; the slowest kind takes a tenth of a second."""
+SHARES = {"fields": 0.02, "dialects": 0.28, "recipes": 0.05, "tables": 0.25, "slurm": 0.40}
+TABLES = Path(__file__).parents[1] / "tests" / "forms" / "inputs"
+PIECES = (
+    *(b"9" * 24, b"1e308", b"-1", b"nan", b"inf", b"", b"\x00", b"\xff\xfe", b"\x1b[0m", b"|"),
+    *(b"\n", b"\r", b",", b'"', b"'", b": ", b"- ", b"[" * 300, b"]", b"{", b"&a [*a]", b"true"),
+    *(b"\xe2\x80\xae", b"\xed\xa0\x80", b"x" * 3000, b"0x1f", b"1_000", b"~", b"!!python/none x"),
+)
+Try = Callable[[], object]
+
+
+def mutated(text: bytes, rng: random.Random) -> bytes:
+    """`text` with one to six places overwritten, doubled or cut out."""
+    content = bytearray(text)
+    for _ in range(rng.randint(1, 6)):
+        start = rng.randint(0, len(content))
+        end = start + rng.choice((0, 1, 4, 12, 80))
+        piece = rng.choice((rng.choice(PIECES), bytes(content[start:end]) * 2))
+        content[start:end] = piece
+    return bytes(content)
+
+
+def of_fields(rng: random.Random, work: Path) -> Iterator[Try]:
+    """Run folders with one hostile field, through all verbs."""
+    folders, listed = Folders(work / "runs"), changes()
+    verbs = ("list", "show", "compare", "history", "names")
+    while True:
+        change = rng.choice(listed)
+        page = ("page",) if rng.random() < 0.05 else ()
+        yield lambda change=change, page=page: _no_falls(folders.read_with(change, *verbs, *page))
+
+
+def of_dialects(rng: random.Random, work: Path) -> Iterator[Try]:
+    """Logs of every dialect, read in pieces of several sizes."""
+    texts = {name: log_text(name, times_of(3)) for name in dialects()}
+    while True:
+        name = rng.choice(sorted(texts))
+        content = mutated(texts[name], rng)
+        yield lambda name=name, content=content: check_read(dialects()[name], content)
+
+
+def of_recipes(rng: random.Random, work: Path) -> Iterator[Try]:
+    """The recipes that come with Paceline."""
+    folder = resources.files("paceline.files") / "recipes"
+    texts = [(folder / f"{name}.yaml").read_bytes() for name in recipe_names()]
+    path = work / "recipe.yaml"
+    while True:
+        path.write_bytes(mutated(rng.choice(texts), rng))
+        yield lambda: load_recipe(str(path))
+
+
+def of_tables(rng: random.Random, work: Path) -> Iterator[Try]:
+    """Tables of measurements."""
+    texts = [(TABLES / f"{name}.csv").read_bytes() for name in ("audit", "validate")]
+    path = work / "table.csv"
+    while True:
+        path.write_bytes(mutated(rng.choice(texts), rng))
+        yield lambda: read_csv(path, Declared())
+
+
+def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:
+    """What squeue, sacct, sinfo and srun print."""
+    readers: list[tuple[str, Callable[[str], Any]]] = [
+        (SQUEUE, _verdicts_of_queue),
+        (SACCT, _verdicts_of_accounts),
+        (SINFO, states.lost_nodes),
+        (SINFO, states.unusable_nodes),
+        (SRUN, states.failed_nodes),
+        (SRUN, steps.cancelled),
+    ]
+    while True:
+        text, reader = rng.choice(readers)
+        printed = mutated(text.encode(), rng).decode(errors="replace")
+        yield lambda reader=reader, printed=printed: reader(printed)
+
+
+KINDS = {
+    "fields": of_fields,
+    "dialects": of_dialects,
+    "recipes": of_recipes,
+    "tables": of_tables,
+    "slurm": of_slurm,
+}
+
+
+def campaign(kind: str, inputs: int, seed: int, work: Path) -> dict[str, Any]:
+    """So many inputs of one kind: falls by cause, seconds, the slowest, and peak memory."""
+    falls: Counter[str] = Counter()
+    slowest, begin = 0.0, time.monotonic()
+    attempts = KINDS[kind](random.Random(f"{kind} {seed}"), work)
+    for _, attempt in zip(range(inputs), attempts, strict=False):
+        before = time.monotonic()
+        if cause := _cause(attempt):
+            falls[cause] += 1
+        slowest = max(slowest, time.monotonic() - before)
+    return {
+        "inputs": inputs,
+        "falls": dict(falls.most_common()),
+        "seconds": time.monotonic() - begin,
+        "slowest_s": slowest,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _cause(attempt: Try) -> str | None:
+    """What fell and where, None for an answer or a clear error."""
+    signal.alarm(LIMIT_S)
+    try:
+        with contextlib.suppress(PacelineError):
+            attempt()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "paceline" in f.filename]
+        return f"{places[-1] if places else ''} {type(error).__name__}: {error}"[:200]
+    finally:
+        signal.alarm(0)
+    return None
+
+
+def _verdicts_of_queue(text: str) -> list[object]:
+    return [states.verdict_of(job) for job in states.parse_squeue(text).values()]
+
+
+def _verdicts_of_accounts(text: str) -> list[object]:
+    return [states.verdict_of(job) for job in states.parse_sacct(text).values()]
+
+
+def _no_falls(falls: list[str]) -> None:
+    if falls:
+        raise AssertionError(falls[0])
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"takes longer than {LIMIT_S} s")
+
+
+def main() -> int:
+    """Store what was done; 1 when something fell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    around = Surroundings()
+    signal.signal(signal.SIGALRM, _too_long)
+    stats.BOOTSTRAP_RESAMPLES = 10  # its intervals are no matter here, and most of the time
+    kinds: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for kind, share in SHARES.items():
+            outcome = campaign(kind, round(options.inputs * share), options.seed, Path(name))
+            kinds[kind] = outcome
+            print(
+                f"{kind}: {outcome['inputs']:,} inputs in {outcome['seconds']:.0f} s, the slowest "
+                f"{outcome['slowest_s']:.2f} s, {sum(outcome['falls'].values())} falls"
+            )
+            for cause, count in outcome["falls"].items():
+                print(f"  {count} x {cause}")
+    falls = sum(sum(outcome["falls"].values()) for outcome in kinds.values())
+    inputs = sum(outcome["inputs"] for outcome in kinds.values())
+    keep("fuzz", "inputs", around, seed=options.seed, inputs=inputs, falls=falls, kinds=kinds)
+    return int(falls > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Fields of run folders that hold what nobody would write: a clear error or an answer, no fall."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from paceline.core import stats
+from tests.attacks.fields import VERBS, Folders, changes, sample
+
+COUNT = 600
+SEED = 16
+FIRST = ("list", "show", "compare", "history", "names")
+
+
+def test_every_field_of_every_file_is_among_the_changes():
+    files = {change.file for change in changes()}
+    assert {"run.json", "result.json", "inventory.json", "trainer.json", "steps.jsonl"} <= files
+    assert any(file.startswith("steps/") for file in files)
+    assert len(changes()) > 10_000
+
+
+def test_no_field_of_a_run_folder_makes_a_verb_fall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each change is read by two verbs in turn, every fortieth by all and into the page."""
+    monkeypatch.setattr(stats, "BOOTSTRAP_RESAMPLES", 10)
+    folders, falls = Folders(tmp_path), {}
+    pairs = cycle(zip(FIRST, FIRST[1:] + FIRST[:1], strict=True))
+    for number, (change, pair) in enumerate(zip(sample(COUNT, SEED), pairs, strict=False)):
+        for fall in folders.read_with(change, *(VERBS if number % 40 == 0 else pair)):
+            falls[fall] = change
+    assert not falls

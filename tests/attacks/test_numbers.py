@@ -1,0 +1,66 @@
+"""Numbers that no quantity has, and numbers that are written in other ways than expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.reproductions import refused
+from tests.command import paceline
+
+ESTIMATE = ["estimate", "llama31-8b", "--device", "H100", "--gpus", "16"]
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e999"])
+@pytest.mark.parametrize("name", ["hang_limit_s", "lr", "grad_clip", "weight_decay"])
+def test_no_setting_of_a_run_is_infinite(tmp_path: Path, name: str, value: str):
+    done = paceline("run", "tiny-llama", "--set", f"{name}={value}", runs=tmp_path)
+    refused(done, 1, name)
+    assert not list(tmp_path.glob("20*"))
+
+
+@pytest.mark.parametrize("setting", ["steps=true", "lr=true", "layout.tp=true", "devices=true"])
+def test_true_is_no_number(tmp_path: Path, setting: str):
+    done = paceline("run", "tiny-llama", "--dry-run", "--set", setting, runs=tmp_path)
+    refused(done, 1, "must be a number, not true or false")
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["parse", "no.log", "--tokens", "inf"], "must be a finite number"),
+        (["import", "no.log", "--tokens", "inf"], "must be a finite number"),
+        (["import", "no.log", "--gpus", "99999999999999999999"], "is too large"),
+        ([*ESTIMATE, "--set", "total_tokens=.inf"], "should be a finite number"),
+        ([*ESTIMATE, "--checkpoint", "1e308", "--mtbf", "1", "--json"], "must be a finite number"),
+        ([*ESTIMATE, "--inter", "-100GB/s"], "states a negative rate"),
+        ([*ESTIMATE, "--inter", "1,2,3 GB/s"], "link '1,2,3 GB/s'"),
+        ([*ESTIMATE, "--inter", "infGB/s"], "inf"),
+        ([*ESTIMATE, "--inter", "nanGB/s"], "nan"),
+        ([*ESTIMATE, "--inter", "1e400GB/s"], "1e400"),
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_no_quantity_has_are_refused(tmp_path: Path, words: list[str], refusal: str):
+    refused(paceline(*words, runs=tmp_path), 1, refusal)
+
+
+def test_no_table_counts_beyond_whole_numbers(tmp_path: Path):
+    table = tmp_path / "table.csv"
+    table.write_text(f"id,num_devices,step_time_s\na,{'9' * 24},1.5\n")
+    refused(paceline("audit", table, runs=tmp_path), 1, "is too large")
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [("1e2GB/s", "100 GB/s"), ("4e2 Gb/s", "400 Gb/s"), ("1,200 GB/s", "1200 GB/s")],
+)
+def test_a_rate_means_the_same_however_it_is_written(tmp_path: Path, written: str, plain: str):
+    documents = [
+        json.loads(paceline(*ESTIMATE, "--inter", rate, "--json", runs=tmp_path).stdout)
+        for rate in (written, plain)
+    ]
+    times = [document["step_time_s"] for document in documents]
+    assert times[0] == times[1]
