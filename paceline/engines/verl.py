@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-import numpy as np
-
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
 from paceline.engines.dialect.device_count import device_count
@@ -81,17 +79,16 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
 
 
 def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:
-    """Tokens / seconds over the tokens/s of one device, at the last step that prints all three."""
+    """Tokens / seconds over the tokens/s of one device, at the first step from which it follows."""
     names = ("tokens", "step_time_s", "tokens_per_s_per_device")
-    if not all(name in columns for name in names):
+    if "num_devices" in log.facts or not all(name in columns for name in names):
         return
     tokens, times, of_one = (columns[name] for name in names)
-    of_all = ratio(tokens, times)
-    known = np.flatnonzero(np.isfinite(of_all) & np.isfinite(of_one) & (of_one > 0))
-    if len(known):
-        count = device_count(float(of_all[known[-1]]), float(of_one[known[-1]]))
+    for all_rate, one_rate in zip(ratio(tokens, times), of_one, strict=True):
+        count = device_count(float(all_rate), float(one_rate))
         if count is not None:
             log.facts["num_devices"] = count
+            return
 
 
 DIALECT = Dialect(

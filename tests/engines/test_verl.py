@@ -48,6 +48,13 @@ def test_the_devices_follow_from_the_two_rates():
     assert check(line(1)).facts == {"num_devices": 16}
 
 
+@pytest.mark.parametrize("tokens", ["5892480", "589248"])
+def test_one_odd_step_does_not_change_the_devices(tokens: str):
+    odd = line(6).replace("total_num_tokens:1589248", f"total_num_tokens:{tokens}")
+    text = "".join(line(step) for step in range(1, 6)) + odd
+    assert check(text).facts == {"num_devices": 16}
+
+
 def test_the_line_of_2024_has_three_decimals_and_only_timings():
     text = (
         "step:7 - actor/pg_loss:-0.012 - actor/grad_norm:0.250 - timing_s/gen:16.200 - "
