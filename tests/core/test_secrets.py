@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.core.secrets import REDACTED, has_secret, is_secret, redact
 
+ROOT = Path(__file__).parents[2]
 # Joined from parts, so that no scanner of repositories takes them for real ones.
 HUB = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7"
 CLOUD = "AKIA" + "Q3EXAMPLE7SAMPLE"
@@ -33,6 +36,8 @@ FORMS = {
     "bearer": ("Authorization: Bearer a1b2c3d4e5f6", "a1b2c3d4e5f6"),
     "bearer alone": ("sent Bearer a1b2c3d4e5f6 to it", "a1b2c3d4e5f6"),
     "basic": ('{"Authorization": "Basic dXNlcjpwYXNz"}', "dXNlcjpwYXNz"),
+    "basic alone": ("with Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    "token alone": ("sent Token a1b2c3d4e5f6", "a1b2c3d4e5f6"),
     "authorization": ("authorization=plain-value-7", "plain-value-7"),
     "account key": ("AccountName=a;AccountKey=q7Zk9+/w3E5r==;Suffix=b", "q7Zk9+/w3E5r=="),
     "shared signature": ("https://a.example/b?sv=1&sig=q7Zk9%2Fw3E5r%3D", "q7Zk9%2Fw3E5r%3D"),
@@ -64,6 +69,8 @@ PLAIN = (
     "Basic information about token embeddings",
     "use_distributed_optimizer ... tokenizer_type: GPTSentencePieceTokenizer",
     "no password was needed",
+    "the width of the token embedding. A basic follow-up on token positions.",
+    "at token 123456789 of 1,000",
     "-----BEGIN CERTIFICATE-----",
 )
 
@@ -131,3 +138,13 @@ def test_the_longest_of_two_values_goes_first_and_parts_of_words_stay():
 @pytest.mark.parametrize("part", ["://a:", "token=", "password ", "key=a1 ", "Bearer ", "sk-"])
 def test_a_text_of_beginnings_alone_ends(part: str):
     assert redact(part * 10_000)
+
+
+def test_the_programs_that_are_written_into_run_folders_stay_as_they_are():
+    sources = [
+        path.read_text()
+        for path in (ROOT / "paceline").rglob("*.py")
+        if path.name != "secrets.py"  # examples of them
+    ]
+    assert len(sources) > 100
+    assert [text for text in sources if redact(text) != text] == []
