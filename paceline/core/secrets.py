@@ -67,8 +67,10 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (
         ("bearer", "basic", "token"),
         re.compile(
-            r"(?P<keep>\b(?:Bearer|Basic|Token)\s+)"
-            r"(?=[\w.~+/=-]*[\d._~+/=-])[\w.~+/-]{8,}=*",
+            # Words of prose follow these, too: a capital inside, a digit or a sign tells.
+            r"(?P<keep>\bBearer\s+(?=[\w.~+/=-]{0,99}(?:\d|[._~+/-]\w|(?-i:[a-z][A-Z])))|"
+            r"\b(?:Basic|Token)\s+(?![\d.,]+(?![\w~+/=-]))"
+            r"(?=[\w.~+/=-]{0,99}(?:[\d=]|(?-i:[a-z][A-Z]))))[\w.~+/-]{8,}=*",
             re.I,
         ),
     ),
