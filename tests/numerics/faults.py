@@ -122,7 +122,7 @@ def drifting_rank(world: World) -> AbstractContextManager[Any]:
 
 def lonely_keys(world: World) -> AbstractContextManager[Any]:
     """Context-parallel ranks attend to their own tokens alone."""
-    alone = {"all-gather": lambda q, k, v, cp: causal_attention(q, k, v)}
+    alone = {"all-gather": lambda q, k, v, cp, dropout: causal_attention(q, k, v, dropout)}
     return patch.dict(context.EXCHANGES, alone)
 
 
