@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
@@ -117,12 +119,8 @@ def run(
     absent = engine(plan.spec.engine).missing(plan.spec)
     if absent:
         raise UserError(f"engine {plan.spec.engine}", absent)
-    folder = new_run_folder(root, plan.spec, tag)
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
-    record = _new_record(plan, folder, command).model_copy(update=membership)
-    write_value(folder / RUN_FILE, record)
-    read_record(folder)  # figures of what cannot be read again would be lost
-    write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
+    folder, record = _begin(plan, root, command, membership)
     try:
         if probe and plan.spec.cluster.launcher == "local":
             watch(Progress("measuring the reachable rate"))
@@ -173,6 +171,22 @@ def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
         warnings = (*report.result.warnings, f"the index was not updated: {fault}")
         return replace(report, result=report.result.model_copy(update={"warnings": warnings}))
     return report
+
+
+def _begin(
+    plan: Plan, root: Path, command: list[str], membership: dict[str, Any]
+) -> tuple[Path, RunRecord]:
+    """The run's new folder with its record, or neither: an interrupt leaves no empty folder."""
+    folder = new_run_folder(root, plan.spec, membership["tag"])
+    try:
+        record = _new_record(plan, folder, command).model_copy(update=membership)
+        write_value(folder / RUN_FILE, record)
+        read_record(folder)  # figures of what cannot be read again would be lost
+        write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
+    except BaseException:  # what has no whole record is no run
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, record
 
 
 def _new_record(plan: Plan, folder: Path, command: list[str]) -> RunRecord:

@@ -14,9 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.core.errors import SystemFaultError
 from paceline.engines import engine
 from paceline.files.run_folder import LOGS_FOLDER, REPORT_FILE, RESULT_FILE, STEPS_FOLDER
+from paceline.machines.placement import Request
+from paceline.runs import flow
 from paceline.runs.flow import LOOK_S, _SignsOfLife
+from paceline.runs.plan import make_plan
 from tests.cli.test_errors import paceline
 
 SMALL_SETTINGS = (
@@ -220,6 +224,20 @@ def test_an_interrupt_ends_every_process_and_is_recorded(tmp_path: Path, which: 
     result = result_of(tmp_path)
     assert result["status"] == "cancelled" and result["steps_done"] >= 10
     assert (only_run(tmp_path) / REPORT_FILE).exists()
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemFaultError("run.json", "no room")])
+def test_what_has_no_record_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+):
+    def write(path: Path, value: object) -> None:
+        raise fault
+
+    plan = make_plan(Request("tiny-gpt", device="cpu", devices_per_node=1))
+    monkeypatch.setattr("paceline.runs.flow.write_value", write)
+    with pytest.raises((KeyboardInterrupt, SystemFaultError)):
+        flow.run(plan, tmp_path, ["test"], lambda _: None, probe=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_controller_leaves_an_incomplete_run_and_no_orphans(tmp_path: Path):
