@@ -105,11 +105,15 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _blocks(path: Path) -> Iterator[str]:
-    """The log's text, unpacked, in blocks of whole lines, up to where a torn file ends."""
+    """The log's text, unpacked, in blocks that end with a line, up to where a torn file ends.
+
+    A line that is longer than a block is cut: it must not fill the memory.
+    """
     with gzip.open(path) if _is_packed(path) else path.open("rb") as log:
         try:
-            while lines := log.readlines(BLOCK_BYTES):
-                yield b"".join(lines).decode("utf-8", "surrogateescape")
+            while block := log.read(BLOCK_BYTES):
+                block += log.readline(BLOCK_BYTES)
+                yield block.decode("utf-8", "surrogateescape")
         except (EOFError, zlib.error, gzip.BadGzipFile):
             return
 

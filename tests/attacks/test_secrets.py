@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from paceline.core.secrets import REDACTED
+from paceline.runs import log_import
 from tests.attacks.test_surroundings import LOG
 from tests.command import paceline
 from tests.runs.test_flow import SMALL
@@ -228,3 +229,13 @@ def test_an_imported_log_loses_its_secrets_and_nothing_else(tmp_path: Path, pack
     kept = (gzip.decompress(content) if packed else content).decode()
     assert kept.endswith(LOG) and kept.count(" and more\n") == len(LOGGED)
     assert paceline("show", "last", runs=runs).returncode == 0
+
+
+def test_a_log_of_one_endless_line_is_searched_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log_import, "BLOCK_BYTES", 1000)
+    log = tmp_path / "train.log"
+    log.write_text(f"step 1\n{'x' * 10_000}")
+    blocks = list(log_import._blocks(log))
+    assert "".join(blocks) == log.read_text() and max(map(len, blocks)) <= 2000
