@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.terminal import echo
-from paceline.core.errors import SystemFaultError, UserError, did_you_mean
+from paceline.core.errors import UserError, did_you_mean
 
 
 class TableFormat(StrEnum):
@@ -160,10 +160,7 @@ def write_page(path: Path, page: str) -> None:
     """Write a page and say where; raises SystemFaultError if it cannot be written."""
     from paceline.files.documents import write_text  # Local as in _csv.
 
-    try:
-        write_text(path, page)
-    except OSError as error:
-        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    write_text(path, page)
     echo(f"page: {path}", err=True)
 
 

@@ -56,11 +56,11 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     for block in watched(blocks, log, ENDS):
         _read_settings(block, log)
         heads, bodies = _records(block.replace(b"\r", b"\n"))
-        told = [n for n, body in enumerate(bodies) if b"throughput/" in body or b"loss=" in body]
-        if not told:
+        rows = [n for n, body in enumerate(bodies) if b"throughput/" in body or b"loss=" in body]
+        if not rows:
             continue
-        records = Records([bodies[n].replace(b",", b"") for n in told])
-        index = whole_numbers([heads[n][1] for n in told])
+        records = Records([bodies[n].replace(b",", b"") for n in rows])
+        index = whole_numbers([heads[n][1] for n in rows])
         columns = records.columns(_FIELDS) | records.columns(_RATES, TERA)
         columns |= records.columns(_PER_CENT, 0.01) | records.columns(_MEMORY, GIB)
         columns |= _times(records, log)
@@ -68,7 +68,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         new, (tokens,) = totals.rates(index, seen[None, :])
         columns = {name: column[new] for name, column in columns.items()} | {"tokens": tokens}
         log.add_steps(index[new], **columns)
-        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", heads[told[-1]][2])])
+        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", heads[rows[-1]][2])])
 
 
 def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:

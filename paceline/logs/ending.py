@@ -17,8 +17,8 @@ def missing_end(kind: Dialect, log: LogContent, steps: Steps) -> Iterator[str]:
     total = log.facts.get("total_steps")
     # Some dialects count from 0.
     done = isinstance(total, int) and len(steps) > 0 and int(steps.index.max()) >= total - 1
-    told = log.ended or log.torn or log.out_of_memory or "run_time_s" in log.figures
-    if kind.end_marker and len(steps) and not done and not told:
+    ends = log.ended or log.torn or log.out_of_memory or "run_time_s" in log.figures
+    if kind.end_marker and len(steps) and not done and not ends:
         yield (
             f"ends without an end marker ({kind.end_marker}): the run went on, was ended, or the "
             "log is cut"

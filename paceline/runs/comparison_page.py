@@ -125,17 +125,10 @@ def sides_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
     lead = lead_metric(comparison)
     if lead is None:
         return None
-    rows: list[dict[str, Any]] = []
-    for side, figure, summary in (
-        (SIDES[0], lead.baseline, comparison.baseline),
-        (SIDES[1], lead.candidate, comparison.candidate),
-    ):
-        values = figure.values or ((figure.value,) if figure.value is not None else ())
-        names = summary.runs if len(summary.runs) == len(values) else [summary.name] * len(values)
-        rows += [
-            {"side": side, "value": value, "run": one_line(name)}
-            for value, name in zip(values, names, strict=True)
-        ]
+    rows = [
+        *_run_rows(SIDES[0], lead.baseline, comparison.baseline),
+        *_run_rows(SIDES[1], lead.candidate, comparison.candidate),
+    ]
     if {row["side"] for row in rows} != set(SIDES):
         return None
     y = alt.Y("side:N", title=None, sort=list(SIDES), axis=alt.Axis(labelLimit=180))
@@ -177,6 +170,16 @@ def sides_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
         max(150, _changes_height(comparison)),
         _whose(comparison),
     )
+
+
+def _run_rows(side: str, figure: SideFigure, summary: SideSummary) -> list[dict[str, Any]]:
+    """A row for each run of a side, or one for a figure whose runs are not known."""
+    values = figure.values or ((figure.value,) if figure.value is not None else ())
+    names = summary.runs if len(summary.runs) == len(values) else [summary.name] * len(values)
+    return [
+        {"side": side, "value": value, "run": one_line(name)}
+        for value, name in zip(values, names, strict=True)
+    ]
 
 
 def changes_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:

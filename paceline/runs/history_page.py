@@ -84,7 +84,6 @@ def history_cards(history: History) -> tuple[Card, ...]:
         runs = card("Runs", "0", "", left_out)
         return (*(unknown_card(label, why) for label in labels), runs)
     count = sum(each.n_runs for each in history.series)
-    days = dict.fromkeys(each.points[0].date[:10] for each in (series,))
     last = series.points[-1]
     return (
         card(
@@ -103,7 +102,7 @@ def history_cards(history: History) -> tuple[Card, ...]:
                 "in one series"
                 if len(history.series) == 1
                 else f"in {len(history.series)} series that cannot be held against each other",
-                f"the newest since {next(iter(days))}",
+                f"the newest since {series.points[0].date[:10]}",
                 *left_out,
             ],
         ),
@@ -184,26 +183,29 @@ def series_chart(series: RunSeries, history: History, look: Look, at: int = 1) -
             ],
         )
     )
-    layers = [level, dots]
-    if series.changes:
-        steps = [
-            {"date": _moment(change.date), "text": size(change, history.metric)}
-            for change in series.changes
-        ]
-        marked = alt.Chart(alt.Data(values=steps)).encode(x=x)
-        layers.append(
-            marked.properties(name="steps").mark_rule(color=palette.accent, strokeWidth=1.2)
-        )
-        layers.append(
-            marked.properties(name="sizes")
-            .mark_text(color=palette.accent, align="right", dx=-6, fontWeight="bold")
-            .encode(y=alt.value(6), text="text:N")
-        )
+    layers = [level, dots, *_change_layers(series, history, x, look)]
     note = "Dot: a run, or the median of its repeats. Dashed: the level without scatter."
     note += " Orange: a change of the level." if series.changes else ""
     several = len({each.name for each in history.series}) < len(history.series)
     whose = f"{series.name}, series {at}" if several else series.name
     return finish(layers, look, f"{history.metric} over time", [note], HEIGHT, whose)
+
+
+def _change_layers(series: RunSeries, history: History, x: alt.X, look: Look) -> list[alt.Chart]:
+    """A rule at each change of the level, with its size."""
+    if not series.changes:
+        return []
+    rows = [
+        {"date": _moment(change.date), "text": size(change, history.metric)}
+        for change in series.changes
+    ]
+    base, accent = alt.Chart(alt.Data(values=rows)).encode(x=x), look.palette.accent
+    return [
+        base.properties(name="steps").mark_rule(color=accent, strokeWidth=1.2),
+        base.properties(name="sizes")
+        .mark_text(color=accent, align="right", dx=-6, fontWeight="bold")
+        .encode(y=alt.value(6), text="text:N"),
+    ]
 
 
 def _moment(date: str) -> str:

@@ -49,14 +49,14 @@ def passed_on(job: Job, environment: Mapping[str, str]) -> set[str]:
 
 def remarks(job: Job, environment: Mapping[str, str]) -> list[str]:
     """What is told of SBATCH_ variables before the job is submitted, one sentence each."""
-    told: list[str] = []
+    sentences: list[str] = []
     for name, value in sorted(_own(environment).items()):
         word = _word_of_the_job(job, name)
         if not word:
-            told.append(f"sbatch is given {name}={value}, of which job.sh says nothing")
+            sentences.append(f"sbatch is given {name}={value}, of which job.sh says nothing")
         elif not _same(name, value, word):
-            told.append(f"{name}={value} is kept from sbatch: {word}")
-    return told
+            sentences.append(f"{name}={value} is kept from sbatch: {word}")
+    return sentences
 
 
 def _own(environment: Mapping[str, str]) -> dict[str, str]:
