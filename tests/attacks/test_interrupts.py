@@ -77,7 +77,7 @@ def marked(mark: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("number", "after_s"), CASES, ids=lambda value: str(value))
-def test_an_interrupt_of_the_first_seconds_ends_all_with_130(
+def test_an_interrupt_of_the_first_seconds_ends_all_with_its_code(
     tmp_path: Path, number: signal.Signals, after_s: float
 ):
     mark = uuid.uuid4().hex
@@ -103,11 +103,14 @@ def test_an_interrupt_of_the_first_seconds_ends_all_with_130(
     time.sleep(after_s)
     process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130, err
+    runs = tmp_path / "runs"
+    folders = [entry for entry in runs.glob("*") if entry.is_dir()]
+    # A run that had begun is told, as cancelled; before that there is nothing to tell.
+    assert process.returncode == (4 if folders else 130), err
     for words in ("Traceback", "Exception ignored", "KeyboardInterrupt"):
         assert words not in out + err
     assert marked(mark) == []
-    for folder in (tmp_path / "runs").glob("*"):
+    for folder in folders:
         record = json.loads((folder / "run.json").read_text())
         result = json.loads((folder / "result.json").read_text())
         assert record["status"] == result["status"] == "cancelled"

@@ -216,7 +216,9 @@ def test_devices_that_no_point_has_are_an_error_and_such_runs_are_none_of_the_ca
     with pytest.raises(UserError, match="measures nothing on 7 devices a node; allowed: 1"):
         campaign.spec(("node-1",), 7)
     cluster = campaign.points[0].spec.cluster.model_copy(update={"devices_per_node": 7})
-    other = campaign.points[0].spec.model_copy(update={"cluster": cluster})
+    spec = campaign.points[0].spec
+    training = spec.training.model_copy(update={"global_batch": 7 * spec.layout.micro_batch})
+    other = spec.model_copy(update={"cluster": cluster, "training": training})
     trial = Trial(campaign=campaign.name, round=1, purpose="plan", hosts=("node-1",))
     make_finished(tmp_path, 1, 0.2, spec=other, trial=trial)
     assert known_trials(tmp_path, campaign) == {}
