@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import by_samples, data_prefix
@@ -81,6 +83,17 @@ def _training_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
             by_samples(training) and schedule.unit == "steps" and varies,
         ),
     )
+
+
+def refused_checkout(spec: RunSpec) -> list[str]:
+    """That a checkout is named as only one folder can read it."""
+    checkout = spec.engine_settings.get("checkout")
+    if checkout is None or PurePosixPath(str(checkout)).is_absolute():
+        return []
+    return [
+        f"engine_settings.checkout {checkout} must be a whole path: runs work in folders of their "
+        "own"
+    ]
 
 
 def _layout_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
