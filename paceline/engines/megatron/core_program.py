@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from argparse import Namespace
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -119,7 +120,7 @@ def train(args, model, optimizer, schedule) -> str:
 class IterationLog:
     """What the iterations since the last line came to."""
 
-    args: object
+    args: Namespace
     total: int
     consumed: int = 0
     skipped: int = 0
