@@ -135,4 +135,5 @@ def _script(spec: RunSpec) -> str:
 
 
 def _variables(spec: RunSpec) -> dict[str, str]:
-    return sourced(config(spec), exported(spec))
+    before = exported(spec)
+    return {**before, **sourced(config(spec), before)}

@@ -17,6 +17,7 @@ OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
 """What sbatch is told besides: its answer is read, the run begun once, what is printed kept."""
 RECORD_FILE, KEPT_FOLDER = "batch.json", "batch"
 """Of a run folder: what was submitted, and the script as it was at that moment."""
+PRINTED = "slurm-*.log"
 LONG_NAMES = {
     "-A": "--account",
     "-C": "--constraint",
@@ -92,12 +93,17 @@ def prepare_foreign(job: Job, batch: BatchScript, folder: Path) -> None:
 
 
 def submitted_logs(folder: Path) -> list[Path]:
-    """The files of a run folder that hold the log of somebody else's script, by their names."""
+    """The files of a run folder that hold the log of somebody else's script, by their names.
+
+    Last comes what the script itself printed: not every srun takes $SRUN_OUTPUT, by which scripts
+    send the output of their steps elsewhere.
+    """
     try:
         record = read_value(folder / RECORD_FILE, SubmittedScript)
     except UserError:
         return []
-    return sorted({path for pattern in record.logs for path in folder.glob(pattern)})
+    named = sorted({path for pattern in record.logs for path in folder.glob(pattern)})
+    return [*named, *sorted(folder.glob(PRINTED))]
 
 
 def asked_options(batch: BatchScript) -> list[str]:

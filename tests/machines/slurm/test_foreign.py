@@ -75,7 +75,7 @@ def test_sbatch_is_called_in_its_folder_with_its_words_and_variables(
     assert (folder / "batch" / "run.sub").read_text() == script.read_text()
 
 
-def test_its_logs_are_found_by_their_patterns_alone(
+def test_its_logs_are_found_by_their_patterns_before_what_it_printed(
     tmp_path: Path, script: Path, seen: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -84,7 +84,9 @@ def test_its_logs_are_found_by_their_patterns_alone(
     slurm.prepare(foreign(script), folder)
     for name in ("25_2.log", "25_1.log", "25_nccl.log"):
         (folder / "results" / name).touch()
-    assert [path.name for path in submitted_logs(folder)] == ["25_1.log", "25_2.log"]
+    (folder / "slurm-17.log").touch()
+    names = [path.name for path in submitted_logs(folder)]
+    assert names == ["25_1.log", "25_2.log", "slurm-17.log"]
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path, script: Path) -> None:
