@@ -13,6 +13,7 @@ from paceline.engines import engine
 from paceline.engines.mlperf.configuration import contradictions, sourced
 from paceline.engines.mlperf.launch import exported
 from paceline.machines import slurm
+from tests.command import paceline
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM, site, spec_of
 
 MODEL = {"model": "/data/model"}
@@ -137,3 +138,43 @@ def test_the_config_is_sought_beside_the_script(tmp_path: Path) -> None:
         .batch
     )
     assert batch and batch.folder == str(tmp_path)
+
+
+PUBLISHED = {
+    "llama31-8b": "MINIBS=1 TENSOR_MODEL_PARALLEL=1 PIPELINE_MODEL_PARALLEL=1 CONTEXT_PARALLEL=2 "
+    "INTERLEAVED_PIPELINE=null MICRO_BATCH_SIZE=1 WALLTIME_RUNANDTIME=30",
+    "llama2-70b-lora": "MINIBS=1 CP=8 WALLTIME_RUNANDTIME=10",
+}
+"""Sizes of the published results on 72 GB300."""
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_the_published_sizes_are_planned_by_the_variant_that_agrees(
+    recipe: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sub").touch()
+    sizes = f"export DGXNNODES=18 DGXNGPU=4 {PUBLISHED[recipe]}\n"
+    walltime = "export WALLTIME=$((5 + ${NEXP:-1} * ($WALLTIME_RUNANDTIME + 5)))\n"
+    (tmp_path / "config_GB300_18x4.sh").write_text(sizes + walltime)
+    settings = {"config": tmp_path / "config_GB300_18x4.sh", "container": "c", "model": "/m"}
+    if recipe == "llama31-8b":
+        del settings["model"]
+    done = paceline(
+        *("mlperf", "run", recipe, "--engine", "mlperf", "--cluster", "lambda-gb300-nvl72"),
+        *(w for n, v in settings.items() for w in ("--set", f"engine_settings.{n}={v}")),
+        *("--data", tmp_path, "--dry-run"),
+        runs=tmp_path / "runs",
+    )
+    assert done.returncode == 0, done.stderr
+    minutes = 40 if recipe == "llama31-8b" else 20
+    assert done.stdout.splitlines()[-1].endswith(f"-N 18 -t {minutes} run.sub")
+    assert f"export DATADIR={tmp_path}" in done.stdout
+    assert "mlperf-trial-72" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--tiny", "--synthetic"])
+def test_what_is_the_native_trainers_alone_is_refused(option: str, tmp_path: Path) -> None:
+    words = ("mlperf", "run", "llama31-8b", "--engine", "mlperf", option)
+    done = paceline(*words, runs=tmp_path)
+    assert done.returncode == 1
+    assert f"{option}: is for the native trainer, not for engine mlperf" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.machines import slurm
+from tests.command import paceline
 from tests.engines.batch_site import NEMO, site, spec_of
 
 PUBLISHED = """
@@ -132,3 +134,21 @@ def test_the_published_run_is_refused_for_nothing_but_what_is_not_there(tmp_path
     assert "nvidia+nemo+24.09.sqsh is not there" in str(engine("nemo").missing(spec))
     (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
     assert engine("nemo").missing(spec) is None
+
+
+def test_the_published_run_is_shown_before_it_is_submitted(tmp_path: Path) -> None:
+    (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
+    chosen = ("--set", "engine=nemo", "--set", f"engine_settings.stage_path={tmp_path}")
+    words = ("run", "llama31-70b", "--cluster", "dgx-h100", *chosen, "--dry-run")
+    done = paceline(*words, runs=tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    assert "-N 8 ./launch.sh\n" in done.stdout, "job.sh"
+    assert "  model.tensor_model_parallel_size=4 \\\n" in done.stdout, "launch.sh of our own"
+    assert "and launch.sh, which it submits:" in done.stderr
+
+
+def test_the_list_of_engines_says_what_is_not_here(tmp_path: Path) -> None:
+    done = paceline("engines", "--json", env={"PATH": str(tmp_path)})
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["nemo"]["state"] == "missing" and "sbatch" in rows["nemo"]["remedy"]
+    assert "Pyxis" in rows["mlperf"]["requires"][0]

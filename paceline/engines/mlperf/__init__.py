@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from paceline.engines.mlperf.dialect import DIALECT
-from paceline.engines.mlperf.launch import LOGS, job, missing, settings, unsupported
+from paceline.engines.mlperf.launch import job, missing, settings, unsupported
 
-__all__ = ["DIALECT", "LOGS", "job", "missing", "settings", "unsupported"]
+__all__ = ["COMMANDS", "DIALECT", "OUTSIDE", "job", "missing", "settings", "unsupported"]
+
+COMMANDS = ("bash", "sbatch")
+OUTSIDE = "Slurm with Pyxis; the benchmark's image, run.sub, config_*.sh and data"

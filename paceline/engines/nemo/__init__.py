@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.engines.nemo.launch import LOGS, job, missing, settings, unsupported
+from paceline.engines.nemo.launch import job, missing, settings, unsupported
 
-__all__ = ["LOGS", "job", "missing", "settings", "unsupported"]
+__all__ = ["COMMANDS", "OUTSIDE", "TITLE", "job", "missing", "settings", "unsupported"]
+
+TITLE = "NeMo 1, as NVIDIA publishes it"
+COMMANDS = ("sbatch",)
+OUTSIDE = "Slurm with Pyxis; the image of NeMo 24.09 in STAGE_PATH"
