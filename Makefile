@@ -17,7 +17,7 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := attacks engines estimate layouts mlperf runs scaling trainer
+PARALLEL_SUITES := attacks engines estimate layouts mlperf runs scaling staging trainer
 SUITES := browser clusters numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
@@ -50,6 +50,7 @@ test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
 test-runs: ## real runs from plan to report, repeats, comparisons, history
 test-scaling: ## campaigns on this machine alone, their analysis, checks of hosts
+test-staging: ## assets fetched, made, verified, from servers that fail in every way
 test-trainer: ## the native trainer: its parts, small trainings, every way in which one can end
 $(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/$* $(PYTEST_ARGS)
