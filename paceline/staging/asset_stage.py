@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -31,6 +30,7 @@ from paceline.files.staged import (
     content_sizes,
 )
 from paceline.staging.credentials import hub_endpoint, shown
+from paceline.staging.ending import Ending
 from paceline.staging.ledger import Ledger
 from paceline.staging.listing import Listing
 from paceline.staging.lock import LockOwner, StageLock
@@ -86,7 +86,7 @@ class AssetStage:
     runtime: str | None
     pool: ThreadPoolExecutor
     ledger: Ledger
-    ended: threading.Event
+    ended: Ending
     waiting: Callable[[str], None]
 
     def run(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.staging.asset_stage import AssetStage, StageEndedError, is_listed, listing_of
+from paceline.staging.ending import Ending
 from paceline.staging.ledger import Ledger, StageWatcher
 from paceline.staging.listing import Listing
 from paceline.staging.outline import OutlinedAsset, StageOutline, refuse_without_room
@@ -26,7 +26,7 @@ class Stager:
     runtime: str | None = None
     watch: StageWatcher = lambda progress: None
     waiting: Callable[[str], None] = lambda sentence: None
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: Ending = field(default_factory=Ending)
 
     def stage(self, outline: StageOutline) -> None:
         """Stage what is not; what fails leaves the others to go on, and is raised at the end.

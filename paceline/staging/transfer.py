@@ -6,7 +6,6 @@ import errno
 import hashlib
 import http.client
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from paceline.staging.connection import (
     open_url,
 )
 from paceline.staging.credentials import shown
+from paceline.staging.ending import Ending
 
 BLOCK_BYTES = 1 << 20
 TRIES = 5
@@ -53,7 +53,7 @@ class Desk:
     check: Callable[[], None]
     present: Callable[[int], None]
     fetched: Callable[[int], None]
-    ended: threading.Event
+    ended: Ending
     gate: str | None = None
 
 
@@ -215,7 +215,9 @@ def _receive(file: RemoteFile, part: _PartialFile, desk: Desk, digests: _Digests
         if tag and not tag.startswith("W/"):
             part.tag.write_text(tag)
         expected = response.headers.get("Content-Length")
-        came = _store(response, part.path, desk, digests)
+        with desk.ended.breaking(response):
+            desk.check()
+            came = _store(response, part.path, desk, digests)
     if expected and came < int(expected):
         raise TransientError("the connection was cut")
 

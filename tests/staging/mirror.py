@@ -30,7 +30,9 @@ class Mirror:
     gated: set[str] = field(default_factory=set)
     faults: dict[str, deque[Any]] = field(default_factory=dict)
     """What goes wrong with the next requests of a path, one after the other: an HTTP status, or
-    ("cut", bytes), ("damage",), ("slow", event)."""
+    ("cut", bytes), ("damage",), ("slow", event, bytes), ("redirect", url)."""
+    silent: bool = False
+    """Tell no sizes in advance."""
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     """Method, path and headers of each request."""
     url: str = ""
@@ -84,7 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.of.asked.append((self.command, path, dict(self.headers)))
         queue = self.of.faults.get(path)
         fault = queue.popleft() if queue and self.command == "GET" else None
-        if isinstance(fault, int):
+        if self.of.silent and self.command == "HEAD":
+            self._send(b"", 405)
+        elif isinstance(fault, tuple) and fault[0] == "redirect":
+            self._send(b"", 302, {"Location": fault[1]})
+        elif isinstance(fault, int):
             self._send(b"{}", fault, {"Retry-After": "0"})
         elif match := re.fullmatch(r"/api/(model|dataset)s/(.+?)(?:/revision/([^/]+))?", path):
             self._repository(match[1], match[2])
