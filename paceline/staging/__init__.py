@@ -1,0 +1,1 @@
+"""What runs need, fetched, converted and verified before they start."""
