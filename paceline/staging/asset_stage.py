@@ -34,7 +34,7 @@ from paceline.staging.ending import Ending
 from paceline.staging.ledger import Ledger
 from paceline.staging.listing import Listing
 from paceline.staging.lock import LockOwner, StageLock
-from paceline.staging.makers import Making, maker
+from paceline.staging.makers import Making, make
 from paceline.staging.outline import DONE_FOLDER, UNDERWAY_FOLDER
 from paceline.staging.sources.container import fetch_image
 from paceline.staging.sources.git import clone
@@ -170,7 +170,7 @@ class AssetStage:
             return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
-            maker(asset.source)(Making(done, inputs, asset.settings, check))
+            make(asset.source, Making(done, inputs, asset.settings, check))
             return _Fetched(self._measured(done, check), "made here")
         revision = copy_cached(asset, done)
         return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)

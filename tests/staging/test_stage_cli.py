@@ -63,7 +63,7 @@ def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
 
 def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     root = {"PACELINE_STAGE": str(tmp_path / "stage")}
-    data = ("--set", "data.source=jsonl", "--set", "data.path=staged:corpus/corpus.jsonl")
+    data = ("--set", "data.source=jsonl", "--set", "data.path=staged:corpus/code.jsonl")
     plan = ("run", "tiny-llama", *data, "--dry-run", "--json", "--devices", 1)
 
     refused = paceline(*plan, env=root)
@@ -80,7 +80,7 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     damaged = paceline("stage", "tiny-llama", "--verify", "--json", env=root)
     assert damaged.returncode == 3
     assert json.loads(damaged.stdout)["faults"] == [
-        {"asset": "corpus", "fault": "changed", "path": "corpus.jsonl"}
+        {"asset": "corpus", "fault": "changed", "path": "code.jsonl"}
     ]
     assert "corpus is damaged" in paceline(*plan, env=root).stderr
     assert paceline("stage", "tiny-llama", env=root).returncode == 0
