@@ -30,9 +30,9 @@ from paceline.files.staged import (
     content_sizes,
 )
 from paceline.staging.credentials import hub_endpoint, shown
-from paceline.staging.ending import Ending
+from paceline.staging.ending import StageEnd
 from paceline.staging.ledger import Ledger
-from paceline.staging.listing import Listing
+from paceline.staging.listing import SourceListing
 from paceline.staging.lock import LockOwner, StageLock
 from paceline.staging.makers import Making, make
 from paceline.staging.outline import DONE_FOLDER, UNDERWAY_FOLDER
@@ -43,7 +43,7 @@ from paceline.staging.sources.url import list_r2, list_urls
 from paceline.staging.transfer import Desk, fetch, unwritable
 from paceline.staging.verification import file_digest
 
-_LISTS: dict[str, Callable[[Asset], Listing]] = {
+_LISTS: dict[str, Callable[[Asset], SourceListing]] = {
     "url": list_urls,
     "r2": list_r2,
     **dict.fromkeys(HUB_KINDS, list_hub),
@@ -59,7 +59,7 @@ def is_listed(asset: Asset) -> bool:
     return asset.kind in _LISTS
 
 
-def listing_of(asset: Asset) -> Listing:
+def listing_of(asset: Asset) -> SourceListing:
     """The files of an asset; raises UserError and SystemFaultError."""
     return _LISTS[asset.kind](asset)
 
@@ -82,11 +82,11 @@ class AssetStage:
     folder: Path
     inputs: Mapping[str, Path]
     """Folders of the assets that it is made of."""
-    listing: Listing | None
+    listing: SourceListing | None
     runtime: str | None
     pool: ThreadPoolExecutor
     ledger: Ledger
-    ended: Ending
+    ended: StageEnd
     waiting: Callable[[str], None]
 
     def run(self) -> None:
@@ -176,7 +176,7 @@ class AssetStage:
         return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)
 
     def _transfer(
-        self, listing: Listing, done: Path, check: Callable[[], None]
+        self, listing: SourceListing, done: Path, check: Callable[[], None]
     ) -> tuple[StagedFile, ...]:
         """All files of a listing, several at the same time; what it does not list goes."""
         listed = {file.path for file in listing.files}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-class Ending:
+class StageEnd:
     """Set once: by an interrupt, from another thread."""
 
     def __init__(self) -> None:

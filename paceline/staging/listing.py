@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Listing:
+class SourceListing:
     """The files of an asset, and the revision that they are of."""
 
     files: tuple[RemoteFile, ...]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.staging.asset_stage import AssetStage, StageEndedError, is_listed, listing_of
-from paceline.staging.ending import Ending
+from paceline.staging.ending import StageEnd
 from paceline.staging.ledger import Ledger, StageWatcher
-from paceline.staging.listing import Listing
+from paceline.staging.listing import SourceListing
 from paceline.staging.outline import OutlinedAsset, StageOutline, refuse_without_room
 from paceline.staging.sources.container import container_runtime
 from paceline.staging.sources.hub import is_offline
@@ -26,7 +26,7 @@ class Stager:
     runtime: str | None = None
     watch: StageWatcher = lambda progress: None
     waiting: Callable[[str], None] = lambda sentence: None
-    ended: Ending = field(default_factory=Ending)
+    ended: StageEnd = field(default_factory=StageEnd)
 
     def stage(self, outline: StageOutline) -> None:
         """Stage what is not; what fails leaves the others to go on, and is raised at the end.
@@ -57,7 +57,7 @@ class Stager:
         self,
         outline: StageOutline,
         lacking: list[OutlinedAsset],
-        listings: dict[str, Listing],
+        listings: dict[str, SourceListing],
         runtime: str | None,
         ledger: Ledger,
     ) -> None:
@@ -92,7 +92,7 @@ class Stager:
         has_image = any(part.asset.kind == "container" for part in lacking)
         return container_runtime(self.runtime) if has_image else None
 
-    def _listings(self, lacking: list[OutlinedAsset]) -> dict[str, Listing]:
+    def _listings(self, lacking: list[OutlinedAsset]) -> dict[str, SourceListing]:
         """What sources list, by asset; offline the hub is not asked."""
         asked = [
             part.asset
@@ -100,7 +100,7 @@ class Stager:
             if is_listed(part.asset) and not (is_offline() and part.asset.kind.startswith("hub-"))
         ]
         with ThreadPoolExecutor(self.jobs, "list") as pool:
-            answers: dict[str, Future[Listing]] = {
+            answers: dict[str, Future[SourceListing]] = {
                 asset.name: pool.submit(listing_of, asset) for asset in asked
             }
         _raise_faults(answers)
@@ -114,7 +114,7 @@ def _after(before: list[Future[None]], stage: AssetStage) -> None:
     stage.run()
 
 
-def _with_sizes(outline: StageOutline, listings: Mapping[str, Listing]) -> StageOutline:
+def _with_sizes(outline: StageOutline, listings: Mapping[str, SourceListing]) -> StageOutline:
     """The outline with the sizes that sources list, which may not be what the recipe states."""
     sizes = {name: listing.bytes for name, listing in listings.items()}
     assets = [
@@ -124,7 +124,7 @@ def _with_sizes(outline: StageOutline, listings: Mapping[str, Listing]) -> Stage
     return replace(outline, assets=tuple(assets))
 
 
-def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[Listing]]) -> None:
+def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceListing]]) -> None:
     """Raise what went wrong: the only fault as it is, several as one that names each."""
     faults = [error for answer in answers.values() if (error := answer.exception())]
     causes = [error for error in faults if not isinstance(error, StageEndedError)] or faults

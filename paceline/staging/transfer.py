@@ -22,7 +22,7 @@ from paceline.staging.connection import (
     open_url,
 )
 from paceline.staging.credentials import shown
-from paceline.staging.ending import Ending
+from paceline.staging.ending import StageEnd
 
 BLOCK_BYTES = 1 << 20
 TRIES = 5
@@ -53,7 +53,7 @@ class Desk:
     check: Callable[[], None]
     present: Callable[[int], None]
     fetched: Callable[[int], None]
-    ended: Ending
+    ended: StageEnd
     gate: str | None = None
 
 

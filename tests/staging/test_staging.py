@@ -17,7 +17,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, asset_state, with_staged_files
 from paceline.staging import outline
 from paceline.staging.asset_stage import StageEndedError
-from paceline.staging.ending import Ending
+from paceline.staging.ending import StageEnd
 from paceline.staging.outline import make_outline
 from paceline.staging.stager import Stager
 from paceline.staging.transfer import BLOCK_BYTES
@@ -107,7 +107,7 @@ def test_without_room_nothing_is_begun(
 
 
 def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, tmp_path: Path):
-    one, server, ended = shards(mirror), threading.Event(), Ending()
+    one, server, ended = shards(mirror), threading.Event(), StageEnd()
     mirror.fail("/data/part-0", ("slow", server, 1000))
 
     def interrupt() -> None:

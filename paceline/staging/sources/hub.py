@@ -18,7 +18,7 @@ from paceline.core.assets import HUB_KINDS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.staging.connection import LOCAL_FAULTS, TransientError, refusal, refused
 from paceline.staging.credentials import HUB, hub_endpoint
-from paceline.staging.listing import Listing, inner_path, tried
+from paceline.staging.listing import SourceListing, inner_path, tried
 from paceline.staging.transfer import RemoteFile
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -52,7 +52,7 @@ def require_library(asset: Asset) -> None:
         )
 
 
-def list_hub(asset: Asset) -> Listing:
+def list_hub(asset: Asset) -> SourceListing:
     """The files of a repository at the commit that its revision is now.
 
     Raises UserError where access is refused, SystemFaultError where there is no such repository.
@@ -83,7 +83,7 @@ def list_hub(asset: Asset) -> Listing:
         )
         for file in chosen
     ]
-    return Listing(tuple(files), f"{hub_endpoint()}/{asset.source}", info.sha)
+    return SourceListing(tuple(files), f"{hub_endpoint()}/{asset.source}", info.sha)
 
 
 def copy_cached(asset: Asset, done: Path) -> str | None:

@@ -13,7 +13,7 @@ from paceline.core.assets import Asset, AssetFile
 from paceline.core.errors import SystemFaultError
 from paceline.staging.connection import length_of, read_small
 from paceline.staging.credentials import shown
-from paceline.staging.listing import Listing, inner_path, tried
+from paceline.staging.listing import SourceListing, inner_path, tried
 from paceline.staging.transfer import RemoteFile
 
 AT_ONCE = 8
@@ -21,13 +21,13 @@ AT_ONCE = 8
 _MD5_LINE = re.compile(r"([0-9a-f]{32})\s+\*?(?:\./)?(\S.*)")
 
 
-def list_urls(asset: Asset) -> Listing:
+def list_urls(asset: Asset) -> SourceListing:
     """The files that the recipe itself names."""
     files = asset.files or (_only_file(asset),)
-    return Listing(_sized(asset, [_remote(asset, f) for f in files]), shown(asset.source))
+    return SourceListing(_sized(asset, [_remote(asset, f) for f in files]), shown(asset.source))
 
 
-def list_r2(asset: Asset) -> Listing:
+def list_r2(asset: Asset) -> SourceListing:
     """The files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
 
     The first holds the URL of the folder with the files, the second, which lies beside it, a line
@@ -45,7 +45,7 @@ def list_r2(asset: Asset) -> Listing:
         if match
     ]
     remote = [_remote(asset.model_copy(update={"source": base}), file) for file in files]
-    return Listing(_sized(asset, remote), shown(base))
+    return SourceListing(_sized(asset, remote), shown(base))
 
 
 def _sized(asset: Asset, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
