@@ -200,6 +200,14 @@ def test_a_field_names_a_staged_file_and_is_refused_before_it_is(mirror: Mirror,
     stage_all(one, tmp_path)
     located = with_staged_files(one, tmp_path).data.path
     assert located and Path(located).read_bytes() == FILES["part-0"]
+    settings = {"tokenizer": "staged:shards/part-1", "model": "staged:shards", "offload": "cpu"}
+    engines = with_staged_files(one.model_copy(update={"engine_settings": settings}), tmp_path)
+    content = folder_of(one, tmp_path, "shards") / CONTENT_FOLDER
+    assert engines.engine_settings == {
+        "tokenizer": str(content / "part-1"),
+        "model": str(content),
+        "offload": "cpu",
+    }
     unknown = data.model_copy(update={"path": "staged:shard/part-0"})
     with pytest.raises(UserError, match="did you mean 'shards'"):
         with_staged_files(one.model_copy(update={"data": unknown}), tmp_path)
