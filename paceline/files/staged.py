@@ -59,15 +59,17 @@ def asset_state(folder: Path) -> AssetState:
     manifest = read_manifest(folder)
     if manifest is None:
         return "damaged"
-    sizes = {file.path: file.bytes for file in manifest.files}
-    return "staged" if sizes == content_sizes(folder / CONTENT_FOLDER) else "damaged"
+    sizes = content_sizes(folder / CONTENT_FOLDER)
+    # What programs leave beside the files, such as caches, harms nobody.
+    whole = all(sizes.get(file.path) == file.bytes for file in manifest.files)
+    return "staged" if whole else "damaged"
 
 
 def content_sizes(content: Path) -> dict[str, int]:
-    """Bytes of every file by its path inside `content`, what git keeps for itself left out."""
+    """Bytes of every file by its path inside `content`, what git and Python keep there left out."""
     sizes: dict[str, int] = {}
     for folder, names, files in os.walk(content):
-        names[:] = [name for name in names if name != GIT_FOLDER]
+        names[:] = [name for name in names if name not in (GIT_FOLDER, "__pycache__")]
         for name in files:
             path = Path(folder) / name
             # A submodule's .git is a file that names a folder of this machine.

@@ -19,7 +19,7 @@ from paceline.core.assets import (
     StagedFile,
     content_digest,
 )
-from paceline.core.errors import IncompleteError
+from paceline.core.errors import IncompleteError, SystemFaultError, UserError
 from paceline.files.documents import read_value, write_value
 from paceline.files.staged import (
     CONTENT_FOLDER,
@@ -219,7 +219,11 @@ class AssetStage:
 
 def _drop_damaged(manifest_file: Path, done: Path, check: Callable[[], None]) -> None:
     """Remove every file that is not as it was staged, so that it is fetched again."""
-    for file in read_value(manifest_file, Manifest).files:
+    try:
+        files = read_value(manifest_file, Manifest).files
+    except (UserError, SystemFaultError):
+        return  # Nothing is known of the files but what their source says.
+    for file in files:
         path = done / file.path
         if path.is_file() and file_digest(path, check) != file.sha256:
             path.unlink()

@@ -114,15 +114,12 @@ def refused(where: str, why: str, gate: str | None) -> UserError:
 
 
 def length_of(url: str, gate: str | None) -> int | None:
-    """Bytes of what lies at `url`, by its headers; None where they do not tell.
-
-    Raises as open_url does where access is refused.
-    """
+    """Bytes of what lies at `url`, by its headers; None where they do not tell."""
     try:
         with open_url(url, gate, method="HEAD") as response:
             length = response.headers.get("Content-Length")
-    except (TransientError, SystemFaultError):
-        return None  # Fetching it will say what is wrong, or that only HEAD is.
+    except (TransientError, PacelineError):
+        return None  # Fetching it will say what is wrong; some servers refuse HEAD alone.
     return int(length) if length and length.isdecimal() else None
 
 

@@ -153,6 +153,26 @@ def test_damage_is_found_refused_and_mended(
     assert fetched == ([f"/data/{fault[0]}"] if fault[0] in FILES else [])
 
 
+def test_an_unreadable_manifest_is_written_anew(mirror: Mirror, tmp_path: Path):
+    one = shards(mirror)
+    stage_all(one, tmp_path)
+    (folder_of(one, tmp_path, "shards") / MANIFEST_FILE).write_text("{")
+    assert asset_state(folder_of(one, tmp_path, "shards")) == "damaged"
+    stage_all(one, tmp_path)
+    assert verify(folder_of(one, tmp_path, "shards"), "shards") == []
+
+
+def test_what_programs_leave_beside_staged_files_hinders_no_run(mirror: Mirror, tmp_path: Path):
+    one = shards(mirror)
+    stage_all(one, tmp_path)
+    content = folder_of(one, tmp_path, "shards") / CONTENT_FOLDER
+    (content / "__pycache__").mkdir()
+    (content / "__pycache__/train.pyc").write_bytes(b"code")
+    assert verify(content.parent, "shards") == []
+    (content / "index.cache").write_text("an index")
+    assert asset_state(content.parent) == "staged"
+
+
 def flip(path: Path) -> None:
     """Change one bit, as a disk may."""
     content = bytearray(path.read_bytes())

@@ -167,6 +167,14 @@ def test_a_list_of_mlcommons_gives_files_and_checksums(mirror: Mirror, tmp_path:
     assert content_of(one, tmp_path, "set") == contents
 
 
+def test_a_list_behind_a_login_says_so(mirror: Mirror, tmp_path: Path):
+    mirror.files = {"/login": b"<html>please log in</html>"}
+    mirror.fail("/m/set.uri", ("redirect", f"{mirror.url}/login"))
+    one = recipe_of({"name": "set", "kind": "r2", "source": f"{mirror.url}/m/set.uri"})
+    with pytest.raises(UserError, match="asks for a login; CF_ACCESS_CLIENT_ID and"):
+        stage_all(one, tmp_path)
+
+
 def test_a_path_that_leaves_its_folder_is_refused(mirror: Mirror, tmp_path: Path):
     line = f"{hashlib.md5(b'x').hexdigest()}  ../../escaped\n"
     mirror.files = {

@@ -10,9 +10,9 @@ from pathlib import PurePosixPath
 from urllib.parse import quote, unquote, urlsplit
 
 from paceline.core.assets import Asset, AssetFile
-from paceline.core.errors import SystemFaultError
+from paceline.core.errors import SystemFaultError, UserError
 from paceline.staging.connection import length_of, read_small
-from paceline.staging.credentials import shown
+from paceline.staging.credentials import ACCESS_VARIABLES, shown
 from paceline.staging.listing import SourceListing, inner_path, tried
 from paceline.staging.transfer import RemoteFile
 
@@ -31,9 +31,16 @@ def list_r2(asset: Asset) -> SourceListing:
     """The files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
 
     The first holds the URL of the folder with the files, the second, which lies beside it, a line
-    with MD5 and path for each. Raises SystemFaultError where they say something else.
+    with MD5 and path for each. Raises UserError where a login is asked for, SystemFaultError where
+    they say something else.
     """
     base = tried(lambda: read_small(asset.source, asset.gate), asset.source).strip()
+    if base.startswith("<"):
+        # What is for members leads to a page for logging in.
+        variables = " and ".join(ACCESS_VARIABLES)
+        raise UserError(
+            shown(asset.source), "asks for a login", remedy=f"{variables} are a service account's"
+        )
     list_url = asset.source.removesuffix(".uri") + ".md5"
     lines = tried(lambda: read_small(list_url, asset.gate), list_url).splitlines()
     matches = [_MD5_LINE.fullmatch(line.strip()) for line in lines if line.strip()]
