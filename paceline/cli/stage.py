@@ -106,7 +106,7 @@ def stage(
     if not outline.assets:
         echo(f"note: {outline.recipe.name} declares no assets: it needs nothing", err=True)
     if check:
-        raise typer.Exit(_verify(outline, form))
+        raise typer.Exit(_verify(outline, form, jobs))
     if not dry_run:
         outline = _stage(outline, jobs, runtime, asset or ())
     elif ask:
@@ -193,7 +193,7 @@ def _columns(rate: float | None) -> list[OutputColumn]:
     ]
 
 
-def _verify(outline: StageOutline, form: TableFormat) -> int:
+def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
     """Print what is wrong with the staged assets; the exit code."""
     faults: list[StageFault] = []
     states: dict[str, str] = {}
@@ -202,7 +202,7 @@ def _verify(outline: StageOutline, form: TableFormat) -> int:
             states[part.asset.name] = part.state
             continue
         echo(f"  reading {part.asset.name}", err=True)
-        wrong = verify(part.folder, part.asset.name)
+        wrong = verify(part.folder, part.asset.name, jobs)
         states[part.asset.name] = "damaged" if wrong else "verified"
         faults += wrong
     rows = [{"asset": fault.asset, "fault": fault.fault, "path": fault.path} for fault in faults]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.assets import Manifest
+from paceline.core.assets import StagedFile
 from paceline.files.staged import (
     CONTENT_FOLDER,
     DAMAGED_FILE,
@@ -30,41 +31,41 @@ class StageFault:
     fault: Fault
 
 
-def verify(folder: Path, name: str, check: Callable[[], None] = lambda: None) -> list[StageFault]:
-    """Every file of a staged asset that is missing, extra or changed; all are read.
+def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
+    """Every file of a staged asset that is missing, extra or changed; all are read, `jobs` at once.
 
-    A changed one makes the asset damaged, so that no run takes it and staging mends it.
+    What is not as it was staged makes the asset damaged: no run takes it, and staging mends it.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         return [StageFault(name, MANIFEST_FILE, "missing")]
+    content = folder / CONTENT_FOLDER
+    present = content_sizes(content)
+    with ThreadPoolExecutor(jobs, "verify") as pool:
+        seen: list[Fault | None] = list(
+            pool.map(lambda file: _fault(content, file, present), manifest.files)
+        )
     faults = [
-        StageFault(name, path, fault) for path, fault in _faults(folder, manifest, check).items()
+        StageFault(name, file.path, fault)
+        for file, fault in zip(manifest.files, seen, strict=True)
+        if fault
     ]
+    stated = {file.path for file in manifest.files}
+    faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in stated]
     if faults:
         (folder / MANIFEST_FILE).replace(folder / DAMAGED_FILE)
     return faults
 
 
-def _faults(folder: Path, manifest: Manifest, check: Callable[[], None]) -> dict[str, Fault]:
-    content = folder / CONTENT_FOLDER
-    sizes = content_sizes(content)
-    faults: dict[str, Fault] = {}
-    for file in manifest.files:
-        if file.path not in sizes:
-            faults[file.path] = "missing"
-            continue
-        try:
-            same = sizes[file.path] == file.bytes and file.sha256 == file_digest(
-                content / file.path, check
-            )
-        except OSError:
-            faults[file.path] = "unreadable"
-            continue
-        if not same:
-            faults[file.path] = "changed"
-    stated = {file.path for file in manifest.files}
-    return {**faults, **{path: "extra" for path in sorted(sizes) if path not in stated}}
+def _fault(content: Path, file: StagedFile, present: Mapping[str, int]) -> Fault | None:
+    """What is wrong with one file; one of another size is not read."""
+    if file.path not in present:
+        return "missing"
+    try:
+        same = present[file.path] == file.bytes and file.sha256 == file_digest(content / file.path)
+    except OSError:
+        return "unreadable"
+    return None if same else "changed"
 
 
 def file_digest(path: Path, check: Callable[[], None] = lambda: None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -171,6 +172,16 @@ def test_what_programs_leave_beside_staged_files_hinders_no_run(mirror: Mirror, 
     assert verify(content.parent, "shards") == []
     (content / "index.cache").write_text("an index")
     assert asset_state(content.parent) == "staged"
+
+
+def test_a_copy_of_the_folder_is_as_good(mirror: Mirror, tmp_path: Path):
+    one = shards(mirror)
+    stage_all(one, tmp_path / "shared")
+    shutil.copytree(tmp_path / "shared", tmp_path / "local")
+    assert verify(folder_of(one, tmp_path / "local", "shards"), "shards", jobs=3) == []
+    mirror.asked.clear()
+    stage_all(one, tmp_path / "local")
+    assert mirror.asked == []
 
 
 def flip(path: Path) -> None:
