@@ -17,6 +17,7 @@ from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.engines import dialects
+from paceline.engines.dialect.records import out_of_memory_line
 from paceline.files.documents import read_json
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import (
@@ -37,6 +38,9 @@ from paceline.runs.log_result import log_result
 
 NATIVE = "native"
 BAD = ("oom", "nan", "truncated")
+TAIL_BYTES = 1 << 16
+"""Of a rank's log, where it says what ended it."""
+LONGEST_LINE = 300
 MOST_LOGS = 64
 """Ranks whose logs are looked into: the first ones and the last, where frameworks print."""
 SETTINGS = ("global_batch", "seq_len", "num_devices", "tp", "pp", "cp", "vp", "zero_stage")
@@ -92,7 +96,8 @@ def parsed(folder: Path, record: RunRecord) -> Parsing | None:
     known = engine_name if engine_name in dialects() else None
     # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
     facts = record.known.model_copy(update={"origin": "imported"})
-    return parse_log(path, UserSettings(engine=known, window=record.window, facts=facts))
+    user = UserSettings(engine=known, window=record.window, facts=facts)
+    return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
 
 
 def ending_of(
@@ -113,10 +118,19 @@ def ending_of(
         return Ending("ok", None, (late,) if code else ())
     if said.status == "oom" or said.status == "nan":
         return Ending(said.status, said.reason)
+    if code and (line := _out_of_memory(folder)):
+        return Ending("oom", line)
     if code or oom_killed or job_end:
         ending = judge(evidence)
         return ending if ending.reason else Ending(ending.status, said.reason)
     return _early_end(folder, said, spec)
+
+
+def _out_of_memory(folder: Path) -> str | None:
+    """The line with which a rank says that memory ran out: often not the one that tells steps."""
+    tails = (file_text(path, TAIL_BYTES).encode() for path in log_files(folder))
+    line = next(filter(None, map(out_of_memory_line, tails)), None)
+    return line[:LONGEST_LINE] if line else None
 
 
 def _early_end(folder: Path, said: _Said, spec: RunSpec) -> Ending:
