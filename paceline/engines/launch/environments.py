@@ -6,6 +6,7 @@ a torch of several GB is not installed a second time.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -25,6 +26,8 @@ VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
 """Written last: an environment without it was never finished."""
 SHARED = "paceline-shared.pth"
+OWN_PIP = importlib.util.find_spec("pip") is not None
+"""Whether this interpreter has a pip; copying one into each environment takes seconds."""
 INSTALL_LIMIT_S = 3600.0
 CHECK_LIMIT_S = 300.0
 _IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -56,6 +59,11 @@ def environments_root() -> Path:
         return Path(named).expanduser().absolute()
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(data).expanduser() / "paceline" / "engines"
+
+
+def own_interpreter() -> str:
+    """The interpreter that runs Paceline."""
+    return sys.executable
 
 
 def installed(name: str) -> Environment | None:
@@ -129,14 +137,13 @@ def install(
     tell(f"making {folder}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        venv.create(folder, with_pip=True, symlinks=True)
+        venv.create(folder, with_pip=not OWN_PIP, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemFaultError(str(folder), f"cannot be made: {error}") from error
     if not isolated:
         _share_packages(folder)
     tell(f"installing {' '.join(requirements)}")
-    pip = [str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check"]
-    _call([*pip, *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
+    _call([*_pip(folder), "install", *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
     tell(f"importing {', '.join(imports)}")
     _call([str(_python(folder)), "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
     names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
@@ -153,6 +160,15 @@ def remove(name: str) -> bool:
     there = folder.exists()
     shutil.rmtree(folder, ignore_errors=True)
     return there
+
+
+def _pip(folder: Path) -> list[str]:
+    """The pip that installs into an environment: this interpreter's, else one of its own."""
+    own = [sys.executable, "-m", "pip", "--python", str(_python(folder))]
+    return [
+        *(own if OWN_PIP else [str(_python(folder)), "-m", "pip"]),
+        "--disable-pip-version-check",
+    ]
 
 
 def _share_packages(folder: Path) -> None:
@@ -176,13 +192,13 @@ def _call(command: list[str], folder: Path, limit_s: float) -> str:
             env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SystemFaultError(str(folder), f"{command[2:4]}: {error}") from error
+        raise SystemFaultError(str(folder), f"`{' '.join(command)[:200]}`: {error}") from error
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
         raise SystemFaultError(
             str(folder),
-            f"{Path(command[0]).name} {' '.join(command[1:3])} failed: {' | '.join(errors)[:500]}",
+            f"`{' '.join(command)[:200]}` failed: {' | '.join(errors)[:500]}",
         )
     return done.stdout
 
