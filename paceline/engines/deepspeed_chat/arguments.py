@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from paceline.core.run import RunSpec
 from paceline.engines.deepspeed_chat.checkpoint_shapes import published_name
@@ -137,8 +138,8 @@ def _words(name: str, value: object) -> list[str]:
     """One argument; a switch that is off is left out."""
     if isinstance(value, bool):
         return [f"--{name}"] if value else []
-    values = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
-    return [f"--{name}", *(str(v) for v in values)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    values = cast(list[object], value) if isinstance(value, list) else [value]
+    return [f"--{name}", *map(str, values)]
 
 
 def _absolute(name: str) -> str:

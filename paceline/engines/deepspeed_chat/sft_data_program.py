@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
+import math
 import os
 import random
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 ANSWER_KEYS = ("chosen", "response", "completion", "text")
-ON_THE_SPOT = ("synthetic", "stdlib")
-SYNTHETIC_SAMPLES = 20_000
+DIFFERENT_TEXTS = 1000
+LEAST_STEPS = 4
+"""An epoch's, of samples that are made on the spot."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 DATA_FILES = ("*.jsonl", "*.jsonl.gz", "*.parquet")
 LEAST_LETTERS = 80
@@ -81,7 +84,7 @@ def load_tokenizer(model: str) -> Tokenizer:
     else:
         loaded = AutoTokenizer.from_pretrained(model)
     if loaded.eos_token_id is None:
-        sys.exit(f"{model}: its tokenizer names no token that ends a text")
+        sys.exit(f"error: {model}: its tokenizer names no token that ends a text")
     return FolderTokenizer(loaded)
 
 
@@ -96,25 +99,45 @@ class Batches:
     seed: int
     rank: int
     world_size: int
+    _known: dict[int, torch.Tensor] = field(default_factory=dict)
+    _orders: dict[int, list[list[int]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts) // (self.world_size * self.micro_batch)
 
+    def prepare(self, num_batches: int) -> None:
+        """Draw and turn into ids what so many batches need, so that no step waits for it."""
+        epochs = (self._places(epoch) for epoch in itertools.count())
+        for places in itertools.islice(itertools.chain.from_iterable(epochs), num_batches):
+            for place in places:
+                self._ids(place)
+
     def epoch(self, epoch: int) -> Iterator[dict[str, torch.Tensor]]:
         """The batches of this rank; what fills no batch of all ranks is left out."""
-        order = list(range(len(self.texts)))
-        random.Random(self.seed + epoch).shuffle(order)
-        mine = order[self.rank :: self.world_size]
-        for start in range(0, len(self) * self.micro_batch, self.micro_batch):
-            yield self._batch(mine[start : start + self.micro_batch])
+        return map(self._batch, self._places(epoch))
+
+    def _places(self, epoch: int) -> list[list[int]]:
+        if epoch not in self._orders:
+            order = list(range(len(self.texts)))
+            random.Random(self.seed + epoch).shuffle(order)
+            mine = order[self.rank :: self.world_size]
+            size = self.micro_batch
+            starts = range(0, len(self) * size, size)
+            self._orders[epoch] = [mine[start : start + size] for start in starts]
+        return self._orders[epoch]
+
+    def _ids(self, place: int) -> torch.Tensor:
+        if place not in self._known:
+            ids = self.tokenizer.ids(self.texts[place] + self.tokenizer.eos_text)
+            self._known[place] = torch.tensor(ids[: self.length], dtype=torch.int32)
+        return self._known[place]
 
     def _batch(self, places: list[int]) -> dict[str, torch.Tensor]:
         """Ids (micro_batch, length); labels are the ids, padding included, as in DeepSpeed-Chat."""
         ids = torch.full((len(places), self.length), self.tokenizer.eos)
         mask = torch.zeros_like(ids)
-        for row, place in enumerate(places):
-            sample = self.tokenizer.ids(self.texts[place])[: self.length]
-            ids[row, : len(sample)] = torch.tensor(sample)
+        for row, sample in enumerate(map(self._ids, places)):
+            ids[row, : len(sample)] = sample
             mask[row, : len(sample)] = 1
         return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
 
@@ -126,11 +149,15 @@ def training_batches(
 
     Raises SystemExit when it is less than one batch of all ranks.
     """
+    sizes = [float(size) for size in args.data_split.split(",")]
+    share = sizes[0] / sum(sizes)
+    in_a_step = world_size * args.per_device_train_batch_size
+    made = math.ceil(LEAST_STEPS * in_a_step / share)
     texts: list[str] = []
     for source in args.data_path:
-        texts += _first_part(list(samples(source, args.seed)), args.data_split, args.seed)
+        texts += _first_part(list(samples(source, args.seed, made)), share, args.seed)
     batches = Batches(
-        texts=[text + tokenizer.eos_text for text in texts],
+        texts=texts,
         tokenizer=tokenizer,
         length=args.max_seq_len,
         micro_batch=args.per_device_train_batch_size,
@@ -140,24 +167,25 @@ def training_batches(
     )
     if len(batches) == 0:
         sys.exit(
-            f"--data_path {' '.join(args.data_path)}: {len(texts)} samples in the part of "
+            f"error: --data_path {' '.join(args.data_path)}: {len(texts)} samples in the part of "
             f"--data_split {args.data_split} that is trained on, fewer than the "
-            f"{world_size * args.per_device_train_batch_size} of one step"
+            f"{in_a_step} of one step"
         )
+    steps = args.num_warmup_steps + args.max_steps
+    batches.prepare(steps * args.gradient_accumulation_steps)
     return batches
 
 
-def _first_part(texts: list[str], split: str, seed: int) -> list[str]:
+def _first_part(texts: list[str], share: float, seed: int) -> list[str]:
     """The share of DeepSpeed-Chat's first training, drawn by the seed."""
-    sizes = [float(size) for size in split.split(",")]
     random.Random(seed).shuffle(texts)
-    return texts[: int(len(texts) * sizes[0] / sum(sizes))]
+    return texts[: round(len(texts) * share)]
 
 
-def samples(source: str, seed: int) -> Iterator[str]:
-    """Prompt and answer as one text each: made on the spot, of files, or of a hub data set."""
+def samples(source: str, seed: int, made: int) -> Iterator[str]:
+    """Prompt and answer as one text each: `made` on the spot, of files, or of a hub data set."""
     if source == "synthetic":
-        yield from _synthetic(seed)
+        yield from itertools.islice(itertools.cycle(_synthetic(seed)), made)
     elif source == "stdlib":
         yield from _paragraphs(Path(sysconfig.get_paths()["stdlib"]))
     else:
@@ -165,10 +193,10 @@ def samples(source: str, seed: int) -> Iterator[str]:
 
 
 def _synthetic(seed: int) -> Iterator[str]:
-    """Words of no meaning, always as many."""
+    """Different texts of words of no meaning, always as many words."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(997)]
-    for _ in range(SYNTHETIC_SAMPLES):
+    for _ in range(DIFFERENT_TEXTS):
         question, answer = draw.choices(words, k=24), draw.choices(words, k=72)
         yield f"\n\nHuman: {' '.join(question)}?\n\nAssistant: {' '.join(answer)}."
 
@@ -186,7 +214,7 @@ def _joined(records: Iterable[dict[str, Any]], source: str) -> Iterator[str]:
     for number, record in enumerate(records, 1):
         key = next((key for key in ANSWER_KEYS if isinstance(record.get(key), str)), None)
         if key is None:
-            sys.exit(f"{source}: record {number} has none of {', '.join(ANSWER_KEYS)}")
+            sys.exit(f"error: {source}: record {number} has none of {', '.join(ANSWER_KEYS)}")
         yield str(record.get("prompt") or "") + record[key]
 
 
@@ -203,7 +231,7 @@ def _records(source: str) -> Iterator[dict[str, Any]]:
     files = sorted(file for pattern in DATA_FILES for file in path.rglob(pattern))
     training = [file for file in files if "test" not in file.name and "valid" not in file.name]
     if not training:
-        sys.exit(f"{source}: no {', '.join(DATA_FILES)} for training in it")
+        sys.exit(f"error: {source}: no {', '.join(DATA_FILES)} for training in it")
     for file in training:
         yield from _file_records(file)
 

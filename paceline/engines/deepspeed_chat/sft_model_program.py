@@ -102,7 +102,7 @@ def add_adapters(model: nn.Module, modules: str, rank: int) -> None:
     layers = [(name, layer) for name, layer in model.named_modules() if modules in name]
     linears = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
     if not linears:
-        raise SystemExit(f"--lora_module_name {modules}: no linear layer is called so")
+        raise SystemExit(f"error: --lora_module_name {modules}: no linear layer is called so")
     for name, linear in linears:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, LoraLinear(linear, rank))

@@ -220,6 +220,7 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
     accumulation = args.gradient_accumulation_steps
     engine.train()
     begin, done, epoch = time.monotonic(), 0, 0
+    losses: list[torch.Tensor] = []
     if rank == 0:
         print("***** Running training *****")
     while True:
@@ -234,6 +235,7 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
                 begin = time.monotonic()
             inputs = {name: tensor.to(device) for name, tensor in batch.items()}
             loss = engine(**inputs, use_cache=False).loss
+            losses = [*losses[:1], loss.detach()]
             if args.print_loss:
                 print(f"Epoch: {epoch}, Step: {done}, Rank: {rank}, loss = {loss.item()}")
             engine.backward(loss)
@@ -241,7 +243,10 @@ def train(args: argparse.Namespace, engine: Any, batches: Any, device: torch.dev
             done += 1
             if done == steps * accumulation:
                 get_accelerator().synchronize()
-                return time.monotonic() - begin
+                seconds = time.monotonic() - begin
+                if rank == 0:
+                    print(f"loss: {losses[0].item():.4f} at first, {losses[-1].item():.4f} at last")
+                return seconds
         engine.tput_timer.update_epoch_count()
         epoch += 1
 
