@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
@@ -46,6 +46,9 @@ class Environment:
     versions: dict[str, str]
     """What was asked for, by the name of its distribution."""
     size_bytes: int
+    requirements: tuple[str, ...] = ()
+    """The pins of pip that it was made by."""
+    isolated: bool = False
 
     @property
     def python(self) -> Path:
@@ -71,7 +74,13 @@ def installed(name: str) -> Environment | None:
     folder = environments_root() / name
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return Environment(folder, dict(document["versions"]), int(document["size_bytes"]))
+        return Environment(
+            folder,
+            dict(document["versions"]),
+            int(document["size_bytes"]),
+            tuple(document["requirements"]),
+            bool(document["isolated"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -128,11 +137,14 @@ def install(
     extra_arguments: Sequence[str] = (),
     isolated: bool = False,
 ) -> Environment:
-    """Make the environment anew and check it; raises SystemFaultError with what pip said.
+    """Make the environment and check it, unless it is there as asked for.
 
-    Nothing half-made is ever taken for one: its manifest is written last.
+    Nothing half-made is ever taken for one: its manifest is written last. Raises SystemFaultError
+    with what pip said.
     """
-    folder = environments_root() / name
+    folder, before = environments_root() / name, installed(name)
+    if before and (before.requirements, before.isolated) == (tuple(requirements), isolated):
+        return before
     remove(name)
     tell(f"making {folder}")
     try:
@@ -148,10 +160,10 @@ def install(
     _call([str(_python(folder)), "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
     names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
     versions = json.loads(_call([str(_python(folder)), "-c", _FREEZE, *names], folder, 60.0))
-    environment = Environment(folder, versions, _size_bytes(folder))
-    document = {"versions": versions, "size_bytes": environment.size_bytes, "isolated": isolated}
+    made = Environment(folder, versions, _size_bytes(folder), tuple(requirements), isolated)
+    document = {name: value for name, value in asdict(made).items() if name != "folder"}
     write_text(folder / MANIFEST, json.dumps(document, indent=2) + "\n")
-    return environment
+    return made
 
 
 def remove(name: str) -> bool:
