@@ -14,7 +14,12 @@ from paceline.engines.hf_trainer.configurations import (
 )
 from paceline.engines.launch.environments import interpreter, not_installed
 from paceline.engines.launch.programs import launch, program_file, unknown_settings
-from paceline.engines.samples import data_problems, data_settings, windows_program
+from paceline.engines.samples import (
+    data_problems,
+    data_settings,
+    training_problems,
+    windows_program,
+)
 
 REQUIREMENTS = ("transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
 IMPORTS = ("torch", "transformers", "accelerate", "peft")
@@ -185,17 +190,4 @@ def _training_problems(spec: RunSpec) -> list[str]:
         problems.append(f"dtype {training.dtype} is not among {', '.join(DTYPES)}")
     if training.dtype == "fp16" and spec.cluster.device == "cpu":
         problems.append("fp16 on a CPU: the Trainer scales its loss on a GPU only; use bf16")
-    absent = {
-        "training.ramp_up": training.ramp_up,
-        "training.evaluation": training.evaluation,
-        "training.initial_weights": training.initial_weights,
-        "checkpoint.every": spec.checkpoint.every,
-        "checkpoint.resume": spec.checkpoint.resume,
-        "mlperf": spec.mlperf,
-        "memory_limit_bytes": spec.memory_limit_bytes,
-    }
-    return problems + [
-        f"{name} is not in this engine: leave it out, or use engine=native"
-        for name, value in absent.items()
-        if value is not None
-    ]
+    return problems + training_problems(spec)

@@ -30,6 +30,25 @@ def data_problems(spec: RunSpec) -> list[str]:
     return problems
 
 
+def training_problems(spec: RunSpec) -> list[str]:
+    """What such programs leave to the native trainer, one sentence each."""
+    training = spec.training
+    absent = {
+        "training.ramp_up": training.ramp_up,
+        "training.evaluation": training.evaluation,
+        "training.initial_weights": training.initial_weights,
+        "checkpoint.every": spec.checkpoint.every,
+        "checkpoint.resume": spec.checkpoint.resume,
+        "mlperf": spec.mlperf,
+        "memory_limit_bytes": spec.memory_limit_bytes,
+    }
+    return [
+        f"{name} is not in this engine: leave it out, or use engine=native"
+        for name, value in absent.items()
+        if value is not None
+    ]
+
+
 def data_settings(spec: RunSpec) -> dict[str, Any]:
     """What `token_windows_program.py` is to be told of the data."""
     return spec.data.model_dump(mode="json", include={"source", "path", "token_dtype"})
