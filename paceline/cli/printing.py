@@ -47,6 +47,16 @@ def print_plan(plan: Plan, form: ReportFormat) -> None:
         echo(f"on every node: {shlex.join(plan.job.program)}", err=True)
     echo(f"in a new run folder beside {names}, job.sh:", err=True)
     echo(plan.script, nl=False)
+    for name, text in _submitted(plan).items():
+        echo(f"and {name}, which it submits:", err=True)
+        echo(text, nl=False)
+
+
+def _submitted(plan: Plan) -> dict[str, str]:
+    """The batch script that the run itself brings along, by its name."""
+    batch, files = plan.job.batch, plan.job.files
+    name = batch.script.removeprefix("./") if batch else ""
+    return {name: files[name]} if name in files else {}
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
@@ -57,6 +67,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "script": plan.script,
         "settings": engine(plan.spec.engine).settings(plan.spec),
         "files": sorted(plan.job.files),
+        **({"submitted": submitted} if (submitted := _submitted(plan)) else {}),
     }
 
 

@@ -116,6 +116,7 @@ def scale(
     topology: campaign_options.Topology = None,
     max_parallel: campaign_options.MaxParallel = None,
     extra_rounds: campaign_options.ExtraRounds = None,
+    least_per_node: campaign_options.LeastPerNode = None,
     timeout: options.Timeout = None,
     name: campaign_options.Name = None,
     resume: campaign_options.Resume = None,
@@ -203,6 +204,7 @@ def scale(
             charts,
             fail,
             _judging(scaling, reference, history),
+            least_per_node,
         )
         raise typer.Exit(run_campaign(campaign_request, how))
     nodes = nodes or 64

@@ -32,6 +32,7 @@ from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import LogStatus
 from paceline.logs.parser import Parsing, detect, parse_log
 from paceline.machines import JobEnd
+from paceline.machines.slurm.foreign import submitted_logs
 from paceline.runs.ending import Ending, file_text, judge, last_error, log_tail, read_evidence
 from paceline.runs.log_result import log_result
 
@@ -64,7 +65,7 @@ def tells_by_log(folder: Path, spec: RunSpec) -> bool:
 
 def log_files(folder: Path) -> list[Path]:
     """The logs of a run's processes, those first in which frameworks print their steps."""
-    files = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
+    files = submitted_logs(folder) or sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
     ordered = [*files[:1], *files[-1:], *files[1:-1]][:MOST_LOGS]
     return list(dict.fromkeys(ordered))
 
