@@ -122,7 +122,8 @@ def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[St
 def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
     """That a rank trained a model of another size than the recipe's, whose figures say nothing."""
     expected = record.spec.num_parameters if record.spec else None
-    numbers = {log.start.num_parameters for log in ranks.values() if log.start} - {expected}
+    told = {log.start.num_parameters for log in ranks.values() if log.start}
+    numbers = {number for number in told if number is not None} - {expected}
     if expected is None or not numbers:
         return None
     trained = ", ".join(f"{number:,}" for number in sorted(numbers))
@@ -284,8 +285,8 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
     versions = {"paceline": record.paceline_version}
     start = next((log.start for log in ranks.values() if log.start), None)
     if start:
-        versions |= {"torch": start.torch, "python": start.python}
-        versions |= {"cuda": start.cuda} if start.cuda else {}
+        programs = {"torch": start.torch, "python": start.python, "cuda": start.cuda}
+        versions |= {name: version for name, version in programs.items() if version}
     return versions
 
 
