@@ -81,7 +81,7 @@ class _Log:
         self.began_s: float | None = None
         self.waits: dict[str, float] = {}
         self.outside_s = 0.0
-        rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        rank, self.world = _number("RANK", "NODE_RANK"), _number("WORLD_SIZE", "NNODES", default=1)
         torch, group = sys.modules.get("torch"), sys.modules.get("torch.distributed")
         if group and group.is_available() and group.is_initialized():
             rank, self.world = group.get_rank(), group.get_world_size()
@@ -92,7 +92,7 @@ class _Log:
         self.file.write("\n" if self.file.tell() else "")  # what was killed may leave a torn line
         place = {"rank": rank, "world_size": self.world, "host": platform.node(), "pid": self.pid}
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda} if torch else {}
-        self.write("start", schema=1, **place, local_rank=int(os.environ.get("LOCAL_RANK", 0)),
+        self.write("start", schema=1, **place, local_rank=_number("LOCAL_RANK"),
                    time_unix=time.time(), monotonic_s=time.monotonic(), first_step=first_step,
                    python=platform.python_version(), **versions)  # fmt: skip
         atexit.register(self.end)
@@ -147,6 +147,10 @@ def _log() -> _Log:
     if not _logs or _logs[-1].pid != os.getpid():  # a forked process has a file of its own
         begin()
     return _logs[-1]
+
+
+def _number(*variables: str, default: int = 0) -> int:
+    return next((int(os.environ[name]) for name in variables if name in os.environ), default)
 
 
 def _peaks() -> dict[str, int]:

@@ -68,10 +68,10 @@ class TimedRun:
 
     @property
     def global_batch(self) -> float | None:
-        """Samples per step in the window: as stated, else the mean of what the ranks count."""
+        """Samples per step in the window: as its lines state or count them, else as was asked."""
         stated = first_value(self.window["global_batch"][:1])
-        stated = self.facts.global_batch if stated is None else stated
-        return mean_value(self.window["samples"]) if stated is None else stated
+        stated = mean_value(self.window["samples"]) if stated is None else stated
+        return self.facts.global_batch if stated is None else stated
 
     @property
     def seq_len(self) -> float | None:
