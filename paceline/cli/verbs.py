@@ -226,6 +226,11 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "devices:devices",
             "List the hardware that Paceline knows, every figure with its source.",
         ),
+        Verb(
+            "engines",
+            "engines:engines",
+            "List the frameworks that `run` can start, what they need, and install it apart.",
+        ),
         Verb("version", "version:version", "Print the versions of Paceline, Python and torch."),
     ),
 }
