@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -205,11 +205,14 @@ class RunSpec(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _stand_in(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        if fields.get("bare") is not True:
+    def _stand_in(cls, fields: object) -> object:
+        if not isinstance(fields, dict):
             return fields
-        training = {**NOTHING_STATED["training"], "global_batch": _world_size(fields)}
-        return {**NOTHING_STATED, **fields, "training": training}
+        stated = cast(dict[str, Any], fields)
+        if stated.get("bare") is not True:
+            return stated
+        training = {**NOTHING_STATED["training"], "global_batch": _world_size(stated)}
+        return {**NOTHING_STATED, **stated, "training": training}
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:
@@ -293,7 +296,7 @@ def _world_size(fields: dict[str, Any]) -> int:
         return cluster.world_size
     try:
         return int(cluster["nodes"]) * int(cluster["devices_per_node"])  # type: ignore[index]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         return 1
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from paceline import steplog
 from paceline.core.errors import UserError
@@ -184,3 +185,12 @@ def test_a_dry_run_shows_the_command_as_typed() -> None:
     assert done.stdout.rstrip().endswith(
         "starter_program.py node 1 1 1 python train.py --steps 3 --json"
     )
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [[], "x", {"bare": True}, {"bare": True, "recipe": "x", "cluster": {"nodes": float("inf")}}],
+)
+def test_a_stored_run_that_is_none_is_refused(stored: object) -> None:
+    with pytest.raises(ValidationError):
+        RunSpec.model_validate(stored)
