@@ -23,6 +23,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.steps import Step, Steps
 from paceline.core.window import steady_window
 from paceline.engines import native
+from paceline.files.events import read_rank
 from paceline.files.recipe import load_recipe, resolve
 from paceline.files.trainer_program import write_program
 from paceline.machines.probe.inventory import usable_cores
@@ -64,7 +65,7 @@ def native_steps(content: dict[str, Any], folder: Path) -> tuple[list[Step], int
     done = subprocess.run(command, cwd=folder, env=_environment(content))
     if done.returncode:
         raise RuntimeError((folder / "logs" / "rank-00000.log").read_text()[-3000:])
-    log = native.read_rank((folder / "steps" / "rank-00000.jsonl").read_text().splitlines())
+    log = read_rank((folder / "steps" / "rank-00000.jsonl").read_text().splitlines())
     assert log.start is not None
     return list(log.steps), log.start.num_parameters
 

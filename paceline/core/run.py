@@ -21,6 +21,7 @@ DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens", "latents"
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
+EngineSettings = dict[str, bool | int | float | str | None]
 
 
 UNLIKE_A_SETTING = (
@@ -38,6 +39,8 @@ NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
 """The same of the model, in the native trainer not at all."""
+NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": []}
+"""The same of the run itself."""
 NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
 NEWER_OF_LORA = {"lr": None}
@@ -146,6 +149,10 @@ class RunSpec(Value):
     recipe: str
     variant: str | None = None
     engine: str = "native"
+    engine_settings: EngineSettings = {}
+    """What only that engine knows, by its own names."""
+    command: tuple[str, ...] = ()
+    """The program of engine `command` and its arguments."""
     model: Shape
     lora: LoraSpec | None = None
     training: Training
@@ -203,6 +210,9 @@ class RunSpec(Value):
             "mlperf",
         }
         content = self.model_dump(mode="json", exclude=labels)
+        for name, usual in NEWER_OF_RUN.items():
+            if content[name] == usual:
+                content.pop(name)
         for name in NEWER:
             if content["training"][name] is None:
                 content["training"].pop(name)
@@ -244,12 +254,14 @@ class Job:
     python: str
     """Interpreter on the machine that runs it."""
     program: tuple[str, ...]
-    """Python file and its arguments, run once per device."""
+    """Python file and its arguments, run once per rank."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     files: dict[str, str] = field(default_factory=dict[str, str])
     """Text files that must lie in the run folder before the start, by relative path."""
     nodes: int = 1
     devices_per_node: int = 1
+    launches_once: bool = False
+    """Whether the program is started once a node and starts the ranks of its devices itself."""
     timeout_s: float | None = None
     collective_limit_s: float = 300.0
     """How long a rank waits for others in a collective before it gives up."""
@@ -257,3 +269,8 @@ class Job:
     """Hosts and site settings, for launchers that need them; None for this machine."""
     sampled: bool = False
     """Whether every node samples power and energy meanwhile; on this machine `flow` does it."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes that a launcher starts on a node."""
+        return 1 if self.launches_once else self.devices_per_node

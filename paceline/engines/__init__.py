@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, Protocol, cast
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.run import Job, RunSpec
-from paceline.core.steps import Step
 from paceline.engines.dialect.log_content import Dialect
-from paceline.files.events import RankLog
 
 
 class Engine(Protocol):
-    """What a module of this folder offers."""
+    """What a module of this folder offers that can start runs.
+
+    What the ranks' event lines tell goes before their logs, which the module's DIALECT reads. A
+    framework that has an environment of its own names it in REQUIREMENTS (pins of pip) and IMPORTS
+    (modules that must be importable in it).
+    """
 
     def unsupported(self, spec: RunSpec) -> list[str]:
         """What the framework cannot do of `spec`, one sentence each."""
@@ -35,14 +38,6 @@ class Engine(Protocol):
 
     def settings(self, spec: RunSpec) -> dict[str, Any]:
         """The resolved settings as the framework reads them."""
-        ...
-
-    def steps(self, lines: Iterable[str]) -> Iterator[Step]:
-        """The steps that log lines tell."""
-        ...
-
-    def read_rank(self, lines: Iterable[str]) -> RankLog:
-        """Everything that one rank's lines tell: start, steps, end."""
         ...
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from paceline.core.hardware import with_secrets
@@ -13,13 +12,12 @@ from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
 from paceline.core.run import NEWER_SIZES, Job, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
-from paceline.core.steps import Step
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect
-from paceline.files.events import StepEvent, read_events, read_rank, to_step
+from paceline.engines.launch.programs import unknown_settings
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
-__all__ = ["DIALECT", "job", "missing", "read_rank", "settings", "steps", "unsupported"]
+__all__ = ["DIALECT", "job", "missing", "settings", "unsupported"]
 
 SETTINGS_FILE = "trainer.json"
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
@@ -33,7 +31,7 @@ BYTE_VOCAB = 257
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What this trainer cannot do of `spec`, one sentence each."""
-    problems = _layout_problems(spec)
+    problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
     if spec.training.dtype not in DTYPES:
         problems.append(f"dtype {spec.training.dtype} is not among {', '.join(DTYPES)}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
@@ -200,11 +198,6 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "events": "steps",
         "logs": "logs",
     }
-
-
-def steps(lines: Iterable[str]) -> Iterator[Step]:
-    """The steps in one rank's event lines."""
-    return (to_step(event) for event in read_events(lines) if isinstance(event, StepEvent))
 
 
 def _device(spec: RunSpec) -> str:

@@ -17,7 +17,15 @@ from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.node_groups import ScalingKind
 from paceline.core.quality import MlperfLog
-from paceline.core.run import Checkpointing, Data, RunSpec, Training, TrainingBase, log_problem
+from paceline.core.run import (
+    Checkpointing,
+    Data,
+    EngineSettings,
+    RunSpec,
+    Training,
+    TrainingBase,
+    log_problem,
+)
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import PositiveInt, Value
 from paceline.files.yaml_file import (
@@ -81,6 +89,8 @@ class Recipe(Value):
     description: str = ""
     engine: str = "native"
     """A file of engines/."""
+    engine_settings: EngineSettings = {}
+    """What only that engine knows, by its own names."""
     model: Shape
     lora: LoraSpec | None = None
     training: RecipeTraining
@@ -245,6 +255,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
         recipe=recipe.name,
         variant=variant,
         engine=recipe.engine,
+        engine_settings=recipe.engine_settings,
         model=recipe.model,
         lora=recipe.lora,
         training=training,

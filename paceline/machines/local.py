@@ -54,7 +54,7 @@ def render(job: Job) -> str:
         LOCAL_ADDRESS,
         NO_LOG_FOLDER,
         "--nnodes=1",
-        f"--nproc-per-node={job.devices_per_node}",
+        f"--nproc-per-node={job.ranks_per_node}",
         "--max-restarts=0",
         *job.program,
     ]

@@ -19,9 +19,8 @@ from pathlib import Path
 from signal import Signals
 
 from paceline.core.result import Status
-from paceline.engines import engine
 from paceline.files.documents import open_regular, read_lines
-from paceline.files.events import Cause, EndEvent, RankLog
+from paceline.files.events import Cause, EndEvent, RankLog, read_rank
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines import JobEnd
 
@@ -89,25 +88,28 @@ class EndEvidence:
         return reason if self.world_size == 1 or alike else f"rank {rank}: {reason}"
 
 
-def read_ranks(folder: Path, engine_name: str) -> dict[int, RankLog]:
-    """Every rank's event lines in a run folder as its engine reads them, by rank."""
-    reader = engine(engine_name)
+def read_ranks(folder: Path) -> dict[int, RankLog]:
+    """Every rank's event lines in a run folder, by rank."""
     logs: dict[int, RankLog] = {}
     for rank, path in _rank_files(folder / STEPS_FOLDER, "jsonl"):
         try:
-            logs[rank] = reader.read_rank(read_lines(path))
+            logs[rank] = read_rank(read_lines(path))
         except OSError:  # no file, or none that can be read: this rank tells nothing
             continue
     return logs
 
 
 def read_evidence(
-    folder: Path, engine_name: str, world_size: int, exit_code: int, oom_killed: bool
+    folder: Path,
+    world_size: int,
+    exit_code: int,
+    oom_killed: bool,
+    job_end: JobEnd | None = None,
 ) -> EndEvidence:
-    """What a run folder tells of a job that has ended."""
+    """What a run folder, and the launcher, tell of a job that has ended."""
     logs = folder / LOGS_FOLDER
     return EndEvidence(
-        ranks=read_ranks(folder, engine_name),
+        ranks=read_ranks(folder),
         world_size=world_size,
         exit_code=exit_code,
         oom_killed=oom_killed,
@@ -115,6 +117,7 @@ def read_evidence(
         or agent_exits(file_text(path, TAIL_BYTES) for path in logs.glob("host-*.log")),
         tails={rank: _tail(path) for rank, path in _rank_files(logs, "log")},
         tail=log_tail(folder),
+        job_end=job_end,
         locked=frozenset(rank for rank, path in _rank_files(logs, "timer") if file_text(path, 1)),
     )
 
@@ -142,7 +145,7 @@ def log_tail(folder: Path, rank: int | None = None) -> list[str]:
         return tail
     launcher = folder / LOGS_FOLDER / LAUNCHER_LOG
     tails = [tail for tail in map(_tail, [*files.values(), launcher]) if tail]
-    with_error = [tail for tail in tails if _last_error(tail)]
+    with_error = [tail for tail in tails if last_error(tail)]
     batch = sorted(folder.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
     return (with_error or tails[-1:] or [_tail(path) for path in batch[-1:]] or [[]])[0]
 
@@ -216,7 +219,7 @@ def _killed(evidence: EndEvidence) -> Ending | None:
         reason = f"the kernel killed {who} because the machine ran out of memory"
         return Ending("oom", reason, rank=rank)
     for rank, number in exits.items():
-        error = _last_error(evidence.tails.get(rank, ()))
+        error = last_error(evidence.tails.get(rank, ()))
         reason = f"rank {rank} was killed by {_signal_name(number)}"
         return Ending("failed", f"{reason}: {error}" if error else reason, rank=rank)
     return None
@@ -278,11 +281,11 @@ def _unexplained(evidence: EndEvidence) -> Ending:
     """Nobody said why: an exit without a word, the logs, and at last the one who noticed."""
     for rank, code in evidence.exits.items():
         if code > 0 and rank in evidence.silent:
-            error = _last_error(evidence.tails.get(rank, ()))
+            error = last_error(evidence.tails.get(rank, ()))
             reason = f"ended with exit code {code}" + (f": {error}" if error else "")
             return Ending("failed", evidence.with_rank(rank, reason), rank=rank)
     lost = next((end.reason for end in evidence.ends.values() if end.status != "ok"), None)
-    reason = _last_error(evidence.tail) or lost
+    reason = last_error(evidence.tail) or lost
     return Ending("failed", reason or f"the launcher ended with code {evidence.exit_code}")
 
 
@@ -299,7 +302,8 @@ def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
             yield int(number), path
 
 
-def _last_error(tail: Sequence[str]) -> str | None:
+def last_error(tail: Sequence[str]) -> str | None:
+    """The last line that tells of an error, None without one."""
     errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
     return errors[-1][:300] if errors else None
 

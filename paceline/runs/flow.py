@@ -22,8 +22,9 @@ from paceline.core.run import Job, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
-from paceline.engines import Engine, engine
+from paceline.engines import engine
 from paceline.files.documents import write_text, write_value
+from paceline.files.events import read_rank
 from paceline.files.index import Index
 from paceline.files.run_folder import (
     INVENTORY_FILE,
@@ -46,9 +47,10 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory, oom_kills
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
-from paceline.runs.ending import Ending, file_text, judge, log_tail, read_evidence
+from paceline.runs.ending import Ending, file_text, log_tail
+from paceline.runs.logged_run import ending_of
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
-from paceline.runs.step_follower import StepFollower
+from paceline.runs.step_follower import follower
 
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
@@ -255,9 +257,8 @@ def _launch_and_wait(
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is None:
         # Elsewhere the ranks do not share this machine's memory.
-        killed, spec = local and oom_kills() > kills_before, plan.spec
-        evidence = read_evidence(folder, spec.engine, spec.world_size, code, killed)
-        ending = judge(replace(evidence, job_end=job.verdict()))
+        killed = local and oom_kills() > kills_before
+        ending = ending_of(folder, record, code, killed, job.verdict())
     return _ended(record, ending, code, folder)
 
 
@@ -265,8 +266,8 @@ def _watch(
     job: Handle, spec: RunSpec, folder: Path, watch: Watcher, stopped: Callable[[], bool]
 ) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
-    follower = StepFollower(folder / STEPS_FOLDER / "rank-00000.jsonl", engine(spec.engine))
-    signs = _SignsOfLife(folder, spec.hang_limit_s, engine(spec.engine))
+    steps = follower(folder, spec.engine)
+    signs = _SignsOfLife(folder, spec.hang_limit_s)
     finished_at: float | None = None
     phase = ""
     try:
@@ -277,7 +278,7 @@ def _watch(
             if job.phase != phase:
                 phase = job.phase
                 watch(Progress(phase))
-            for step in follower.new_steps():
+            for step in steps.new_steps():
                 watch(_progress(spec, step))
             if code is not None:
                 job.sweep()
@@ -291,13 +292,13 @@ def _watch(
             if signs.silent_s > signs.limit_s:
                 silence = f"no rank gave a sign of life for {signs.silent_s:.0f} s"
                 return job.stop(), Ending("failed", silence)
-            if follower.finished:
+            if steps.finished:
                 finished_at = finished_at or time.monotonic()
                 if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
                     return job.stop(), None
             time.sleep(POLL_S)
     finally:
-        follower.close()
+        steps.close()
 
 
 @dataclass
@@ -306,7 +307,6 @@ class _SignsOfLife:
 
     folder: Path
     hang_limit_s: float
-    engine: Engine
     silent_s: float = 0.0
     """How long no rank has written anything or shown that its watchdog is alive."""
     failed_s: float = 0.0
@@ -336,7 +336,7 @@ class _SignsOfLife:
         """Whether a rank's event lines end with one that tells of a failure."""
         if path.suffix != ".jsonl":
             return False
-        end = self.engine.read_rank(file_text(path, LAST_LINES_BYTES).splitlines()[-1:]).end
+        end = read_rank(file_text(path, LAST_LINES_BYTES).splitlines()[-1:]).end
         return end is not None and end.status != "ok"
 
     def _times(self) -> Iterator[tuple[Path, int]]:

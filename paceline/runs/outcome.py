@@ -45,8 +45,9 @@ from paceline.files.run_folder import (
 )
 from paceline.machines.placement import find_device
 from paceline.machines.slurm.record import left_job
-from paceline.runs.ending import file_text, judge, log_tail, read_evidence, read_ranks, stacks
+from paceline.runs.ending import file_text, log_tail, read_ranks, stacks
 from paceline.runs.log_result import evaluate_log
+from paceline.runs.logged_run import ending_of, logged_report, tells_by_log
 
 JITTER_WARNING = 0.1
 """The mean step over the median one, less 1, beyond which spikes are warned of."""
@@ -64,16 +65,16 @@ def evaluate(folder: Path) -> RunReport:
     record = read_record(folder)
     if record.spec is None:
         return evaluate_log(folder, record)
+    if tells_by_log(folder, record.spec):
+        status, reason = _status(record, folder)
+        return logged_report(folder, record, status, reason)
     facts = record.known
-    ranks = read_ranks(folder, record.spec.engine)
+    ranks = read_ranks(folder)
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
-    status = current_status(record)
     window = steady_window(merged) if len(merged) else None
-    if status == "incomplete":
-        status, reason = left_alone(record, folder)
-        record = record.model_copy(update={"reason": reason})
-    status, reason = _final(record, status, window)
+    status, reason = _status(record, folder)
+    status, reason = _final(status, reason, window)
     if status == "ok" and (other := another_model(record, ranks)):
         status, reason = "failed", other
     result = _result(folder, record, ranks, series, merged, window, status, reason)
@@ -91,6 +92,12 @@ def evaluate(folder: Path) -> RunReport:
     )
 
 
+def _status(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
+    """How the run stands, and why if it did not end well."""
+    status = current_status(record)
+    return left_alone(record, folder) if status == "incomplete" else (status, record.reason)
+
+
 def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
     """How a run stands whose controller is gone: a job in Slurm's queue goes on to its own end."""
     gone = record.reason or "the controller ended before the run did"
@@ -100,8 +107,7 @@ def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
     if left.code is None:
         advice = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
         return "incomplete", f"{gone}; {advice}"
-    spec = record.spec
-    ending = judge(read_evidence(folder, spec.engine, spec.world_size, left.code, False))
+    ending = ending_of(folder, record, left.code, False, None)
     return ending.status, ending.reason
 
 
@@ -112,11 +118,11 @@ def full_disk(folder: Path) -> str:
     return f"; a rank's log ends with: {line}" if line else ""
 
 
-def _final(record: RunRecord, status: Status, window: Window | None) -> tuple[Status, str | None]:
+def _final(status: Status, reason: str | None, window: Window | None) -> tuple[Status, str | None]:
     if status == "ok" and (window is None or window.record.n < MIN_STEADY):
         num_steady = window.record.n if window else 0
         return "incomplete", f"{num_steady} steady steps; a figure needs at least {MIN_STEADY}"
-    return status, record.reason
+    return status, reason
 
 
 def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:

@@ -1,13 +1,48 @@
-"""The first rank's step file, followed while it grows."""
+"""A run's steps while it goes on: from the first rank's event lines, or from a foreign log."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from paceline.core.steps import Step
-from paceline.engines import Engine
+from paceline.engines import dialects
+from paceline.engines.dialect.log_content import LogContent
+from paceline.files.events import read_rank
+from paceline.files.log_file import LogFile
+from paceline.files.run_folder import STEPS_FOLDER
+from paceline.runs.logged_run import NATIVE, measured_log
+
+LOOK_S = 2.0
+"""At the least between two looks into a foreign log."""
+MOST_BYTES = 4 << 20
+"""A foreign log is read anew at each look; a longer one is not followed."""
+
+
+class Follower(Protocol):
+    """What tells the steps that were made since the last look."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rank has told its end."""
+        ...
+
+    def new_steps(self) -> list[Step]:
+        """The steps since the last look."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        ...
+
+
+def follower(folder: Path, engine_name: str) -> Follower:
+    """Follows a run of the native trainer by its event lines, of another program by both."""
+    events = StepFollower(folder / STEPS_FOLDER / "rank-00000.jsonl")
+    return events if engine_name == NATIVE else LogFollower(folder, engine_name, events)
 
 
 @dataclass
@@ -15,7 +50,6 @@ class StepFollower:
     """Reads the lines that one rank has added to its step file since the last look."""
 
     path: Path
-    engine: Engine
     _file: IO[str] | None = None
     _rest: str = ""
     finished: bool = field(default=False)
@@ -27,10 +61,61 @@ class StepFollower:
             self._file = self.path.open(encoding="utf-8", errors="replace")
         text = self._rest + self._file.read()
         complete, newline, self._rest = text.rpartition("\n")
-        log = self.engine.read_rank(complete.splitlines() if newline else [])
+        log = read_rank(complete.splitlines() if newline else [])
         self.finished = self.finished or log.end is not None
         return list(log.steps)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+@dataclass
+class LogFollower:
+    """Looks into a foreign log now and then; event lines go before it."""
+
+    folder: Path
+    engine_name: str
+    events: StepFollower
+    _last: int = -1
+    _looked: float = 0.0
+    _size: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.events.finished
+
+    def new_steps(self) -> list[Step]:
+        steps = self.events.new_steps()
+        if steps or self.events.path.exists() or time.monotonic() - self._looked < LOOK_S:
+            return steps
+        self._looked = time.monotonic()
+        latest = self._latest()
+        if latest is None or latest.index <= self._last:
+            return []
+        self._last = latest.index
+        return [latest]
+
+    def close(self) -> None:
+        self.events.close()
+
+    def _latest(self) -> Step | None:
+        """The last step of the log, None where that has not grown or has none."""
+        path = measured_log(self.folder, self.engine_name)
+        kind = dialects().get(self.engine_name)
+        if path is None or kind is None:
+            return None
+        size = path.stat().st_size
+        if size == self._size or size > MOST_BYTES:
+            return None
+        self._size = size
+        log = LogContent()
+        kind.read(LogFile(path, kind.begins), log)
+        steps = log.steps()
+        if not len(steps):
+            return None
+        step_time_s, loss, batch = (
+            value if isfinite(value := float(steps[name][-1])) else None
+            for name in ("step_time_s", "loss", "global_batch")
+        )
+        return Step(int(steps.index[-1]), step_time_s, loss, global_batch=batch)

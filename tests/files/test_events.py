@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.native import steps
 from paceline.files.events import read_events, read_rank
 from tests.example import make_spec
 
@@ -147,7 +146,7 @@ def test_a_torn_last_line_costs_only_itself():
 
 def test_foreign_and_wrong_lines_are_passed_over():
     noise = ["warning: x\n", "{}\n", '{"event": "step"}\n', "{nonsense\n", '{"event": "other"}\n']
-    assert [s.index for s in steps([*noise, *lines(STEP), *noise])] == [1]
+    assert [s.index for s in read_rank([*noise, *lines(STEP), *noise]).steps] == [1]
 
 
 def test_event_lines_that_are_not_valid_are_counted():
@@ -195,7 +194,7 @@ def test_numbers_that_no_machine_holds_make_a_line_invalid():
 
 
 def test_a_nan_loss_is_kept_as_nan():
-    (step,) = steps([json.dumps({**STEP, "loss": float("nan")})])
+    (step,) = read_rank([json.dumps({**STEP, "loss": float("nan")})]).steps
     assert step.loss is not None and step.loss != step.loss
 
 

@@ -221,7 +221,7 @@ def test_the_tail_prefers_the_rank_that_failed(tmp_path: Path):
 def test_what_slurms_script_said_counts_where_nothing_was_started(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "slurm-8.log").write_text("error: node-1 has no address on ib0\n")
-    ending = judge(read_evidence(tmp_path, "native", 2, 1, oom_killed=False))
+    ending = judge(read_evidence(tmp_path, 2, 1, oom_killed=False))
     assert ending.reason == "error: node-1 has no address on ib0"
     (tmp_path / "logs" / "launcher.log").write_text(
         "srun: error: task 0: Exited with exit code 1\n"
@@ -242,11 +242,11 @@ def test_stacks_are_those_that_say_something(tmp_path: Path):
         "logs/rank-00001.timer": "Timeout (0:00:05)!\n",
         "logs/rank-00002.stack": "here",
     }
-    assert read_evidence(folder, "native", 3, 1, False).locked == {1, 2}
+    assert read_evidence(folder, 3, 1, False).locked == {1, 2}
 
 
 def test_a_folder_without_anything_is_evidence_of_a_failure(tmp_path: Path):
-    ending = judge(read_evidence(tmp_path, "native", 2, 3, False))
+    ending = judge(read_evidence(tmp_path, 2, 3, False))
     assert (ending.status, ending.reason) == ("failed", "the launcher ended with code 3")
 
 
@@ -268,7 +268,7 @@ def test_exits_of_many_nodes_are_read_from_their_own_logs(tmp_path: Path):
     logs.mkdir()
     (logs / "host-b.log").write_text("@exit rank=1 code=-9 at=10.0\n")
     (logs / "host-a.log").write_text("@exit rank=0 code=1 at=11.0\n")
-    evidence = read_evidence(tmp_path, "native", 2, 1, False)
+    evidence = read_evidence(tmp_path, 2, 1, False)
     assert list(evidence.exits.items()) == [(1, -9), (0, 1)]
     assert outcome(evidence) == ("failed", "rank 1 was killed by SIGKILL")
 

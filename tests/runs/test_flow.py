@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.engines import engine
 from paceline.files.run_folder import LOGS_FOLDER, REPORT_FILE, RESULT_FILE, STEPS_FOLDER
 from paceline.machines.placement import Request
 from paceline.runs import flow
@@ -277,7 +276,7 @@ def test_a_file_that_a_rank_removes_while_it_is_looked_at_is_no_fault(
         return paths
 
     monkeypatch.setattr(Path, "glob", glob_then_remove)
-    life = _SignsOfLife(tmp_path, 60.0, engine("native"))
+    life = _SignsOfLife(tmp_path, 60.0)
     life._looked -= 2 * LOOK_S
     life.look()
 

@@ -65,7 +65,7 @@ class Job:
 
     @property
     def ending(self) -> Ending:
-        return judge(read_evidence(self.folder, "native", RANKS, self.process.returncode, False))
+        return judge(read_evidence(self.folder, RANKS, self.process.returncode, False))
 
     @property
     def seconds_to_end(self) -> float:

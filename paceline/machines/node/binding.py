@@ -24,7 +24,7 @@ def bound(job: Job) -> Job:
     if job.cluster is None or job.cluster.bind == "none":
         return job
     if job.cluster.bind != "auto":
-        return _by_file(job, _entries(Path(job.cluster.bind), job.devices_per_node))
+        return _by_file(job, _entries(Path(job.cluster.bind), job.ranks_per_node))
     return _by(job, "cpu" if job.cluster.device == "cpu" else "cuda", {})
 
 

@@ -49,7 +49,7 @@ def render_node(job: Job) -> str:
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         *exports,
-        f'exec {shlex.join(start)} "$1" {job.devices_per_node} "$2" "$3" {shlex.join(job.program)}',
+        f'exec {shlex.join(start)} "$1" {job.ranks_per_node} "$2" "$3" {shlex.join(job.program)}',
     ]
     return "\n".join(lines) + "\n"
 

@@ -81,7 +81,7 @@ def _start(run: SshRun, job: Job, folder: Path) -> None:
     cluster = _cluster(job)
     for host in run.hosts:
         host.session.send(remote.greeting(job.env))
-    world_size = job.nodes * job.devices_per_node
+    world_size = job.nodes * job.ranks_per_node
     questions = Questions(job.python, folder, cluster.interface, world_size)
     checks = examine(run.fanout, questions, cluster.ssh)
     raise_for_faults(checks)

@@ -301,7 +301,7 @@ def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
 
 def _speed(run: Path) -> MeasuredSpeed | None:
     """Samples/s of the steady steps and the median evaluation time of a run."""
-    result, first = evaluate(run).result, read_ranks(run, "native").get(0)
+    result, first = evaluate(run).result, read_ranks(run).get(0)
     rate = result.metrics.get("samples_per_s")
     times = [event.eval_time_s for event in first.evaluations] if first else []
     if rate is None or rate.value is None or not times:

@@ -177,7 +177,7 @@ def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialSt
 
 def _kept_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
     """Put a run's log and telemetry into the series' folder; the log's name and its last loss."""
-    ranks = read_ranks(run, "native")
+    ranks = read_ranks(run)
     first = ranks.get(0)
     losses = [event.loss for event in first.evaluations] if first else []
     file = f"result_{number}.txt"

@@ -1,0 +1,108 @@
+"""Becomes one process of a foreign program, whoever launches it; runs beside no package.
+
+    python starter_program.py rank|node NODES DEVICES STEPS PROGRAM [ARGUMENT ...]
+
+`rank`: the program is one of NODES x DEVICES ranks, which find each other by the variables that
+torch.distributed reads. `node`: it is the only one on its node and starts the ranks of its DEVICES
+itself. STEPS is 1 where it may write event lines. What it prints goes to logs/rank-NNNNN.log.
+Placeholders in PROGRAM and its arguments ({rank}, {local_rank}, {world_size}, {nodes},
+{node_rank}, {devices_per_node}, {master_addr}, {master_port}, {output}, {python}) are replaced;
+braces around anything else stay.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+"""Variables of this launch that would mislead a launcher of the program's own."""
+LAUNCHERS_OWN = "TORCHELASTIC_"
+NOT_EXECUTABLE, NO_PROGRAM = 126, 127
+"""Exit codes that shells use."""
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def main(arguments: list[str]) -> int:
+    """Replace this process by the program; returns only where that cannot be started."""
+    per, nodes, devices, steps, *program = arguments
+    own = dict(os.environ)
+    rank = int(own.get("RANK", "0"))
+    folder = os.getcwd()  # noqa: PTH109
+    values = placeholders(own, per == "node", int(nodes), int(devices), folder)
+    environment = variables(own, per == "node", values, folder, steps == "1")
+    redirect(rank)
+    argv = [filled(word, values) for word in program]
+    working_folder = own.get("PACELINE_WORKING_FOLDER")
+    try:
+        if working_folder:
+            os.chdir(working_folder)
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        print(f"error: {error.filename or argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        return NO_PROGRAM if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+
+
+def placeholders(
+    own: Mapping[str, str], per_node: bool, nodes: int, devices: int, folder: str
+) -> dict[str, str]:
+    """What each placeholder stands for in this process."""
+    node = own.get("GROUP_RANK", own.get("RANK", "0"))
+    port = int(own.get("MASTER_PORT", "29500"))
+    return {
+        "rank": own.get("RANK", "0"),
+        "local_rank": "0" if per_node else own.get("LOCAL_RANK", "0"),
+        "world_size": str(nodes * devices),
+        "nodes": str(nodes),
+        "node_rank": node,
+        "devices_per_node": str(devices),
+        "master_addr": own.get("MASTER_ADDR", "127.0.0.1"),
+        # The launch's own port may be in use by what started this process.
+        "master_port": str(port + 1 if per_node else port),
+        "output": folder,
+        "python": sys.executable,
+    }
+
+
+def variables(
+    own: Mapping[str, str], per_node: bool, values: Mapping[str, str], folder: str, steps: bool
+) -> dict[str, str]:
+    """The program's environment: that of a rank, or of a node whose ranks are yet to be."""
+    given = dict(own)
+    if per_node:
+        given = {
+            name: value
+            for name, value in own.items()
+            if name not in OF_A_RANK and not name.startswith(LAUNCHERS_OWN)
+        }
+        given |= {
+            "NNODES": values["nodes"],
+            "NODE_RANK": values["node_rank"],
+            "NPROC_PER_NODE": values["devices_per_node"],
+            "MASTER_ADDR": values["master_addr"],
+            "MASTER_PORT": values["master_port"],
+        }
+    given["PACELINE_OUTPUT"] = folder
+    if steps:
+        given["PACELINE_STEPS"] = os.path.join(folder, "steps")  # noqa: PTH118
+    return given
+
+
+def redirect(rank: int) -> None:
+    """Both streams into the rank's own log."""
+    log = os.open(f"logs/rank-{rank:05d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+
+
+def filled(word: str, values: Mapping[str, str]) -> str:
+    """`word` with its placeholders replaced; what is no placeholder stays."""
+    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 6:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,217 @@
+"""A run of a foreign program: its steps and its end are what its log says.
+
+Where its ranks write event lines too (`paceline.steplog`), those go before the log.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.compare.published import compare_with_references
+from paceline.compare.single_run import single_run_verdict
+from paceline.core.result import Result, Status
+from paceline.core.run import RunSpec
+from paceline.core.run_report import RunReport
+from paceline.core.steps import Steps
+from paceline.engines import dialects
+from paceline.files.documents import read_json
+from paceline.files.log_file import LogFile
+from paceline.files.run_folder import (
+    INVENTORY_FILE,
+    LOGS_FOLDER,
+    SCRIPT_FILE,
+    STEPS_FOLDER,
+    RunRecord,
+    run_files,
+)
+from paceline.logs.facts import UserSettings
+from paceline.logs.parsed_log import LogStatus
+from paceline.logs.parser import Parsing, detect, parse_log
+from paceline.machines import JobEnd
+from paceline.runs.ending import Ending, file_text, judge, last_error, log_tail, read_evidence
+from paceline.runs.log_result import log_result
+
+NATIVE = "native"
+BAD = ("oom", "nan", "truncated")
+MOST_LOGS = 64
+"""Ranks whose logs are looked into: the first ones and the last, where frameworks print."""
+SETTINGS = ("global_batch", "seq_len", "num_devices", "tp", "pp", "cp", "vp", "zero_stage")
+"""What a log may state otherwise than it was asked for."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the log says of the end."""
+
+    status: LogStatus | None
+    num_steps: int
+    whole: bool
+    """Whether it comes to the end of what was asked for."""
+    reason: str | None = None
+
+
+def tells_by_log(folder: Path, spec: RunSpec) -> bool:
+    """Whether the run's steps are in its log alone."""
+    return spec.engine != NATIVE and not any((folder / STEPS_FOLDER).glob("rank-*.jsonl"))
+
+
+def log_files(folder: Path) -> list[Path]:
+    """The logs of a run's processes, those first in which frameworks print their steps."""
+    files = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
+    ordered = [*files[:1], *files[-1:], *files[1:-1]][:MOST_LOGS]
+    return list(dict.fromkeys(ordered))
+
+
+def measured_log(folder: Path, engine_name: str) -> Path | None:
+    """The first log that holds a step of the engine's dialect, or of any; None without one."""
+    known = dialects()
+    for path in log_files(folder):
+        if path.stat().st_size and (name := detect(LogFile(path))) is not None:
+            if name == engine_name or engine_name not in known:
+                return path
+            if _has_steps(path, engine_name):
+                return path
+    return None
+
+
+def _has_steps(path: Path, engine_name: str) -> bool:
+    kind = dialects()[engine_name]
+    return any(kind.step_line.search(block) for block in LogFile(path, kind.begins))
+
+
+def parsed(folder: Path, record: RunRecord) -> Parsing | None:
+    """The run's log as its dialect reads it; None where no log has a step."""
+    engine_name = record.spec.engine if record.spec else None
+    path = measured_log(folder, engine_name or "")
+    if path is None:
+        return None
+    known = engine_name if engine_name in dialects() else None
+    # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
+    facts = record.known.model_copy(update={"origin": "imported"})
+    return parse_log(path, UserSettings(engine=known, window=record.window, facts=facts))
+
+
+def ending_of(
+    folder: Path, record: RunRecord, code: int, oom_killed: bool, job_end: JobEnd | None
+) -> Ending:
+    """How a run ended whose processes have; of a foreign program by steps and end marker first.
+
+    Some programs end with an error after all their work is done, so the exit code comes last.
+    """
+    spec = record.spec
+    assert spec is not None
+    evidence = read_evidence(folder, spec.world_size, code, oom_killed, job_end)
+    if not tells_by_log(folder, spec):
+        return judge(evidence)
+    said = _said(parsed(folder, record), spec)
+    if said.whole and said.status not in BAD:
+        late = f"all {said.num_steps} steps are done, yet the program ended with code {code}"
+        return Ending("ok", None, (late,) if code else ())
+    if said.status == "oom" or said.status == "nan":
+        return Ending(said.status, said.reason)
+    if code or oom_killed or job_end:
+        ending = judge(evidence)
+        return ending if ending.reason else Ending(ending.status, said.reason)
+    return _early_end(folder, said, spec)
+
+
+def _early_end(folder: Path, said: _Said, spec: RunSpec) -> Ending:
+    """A program that ended by itself, and well as it says, before its steps were done."""
+    error = last_error(log_tail(folder))
+    what = f"the program ended after {said.num_steps} of {spec.training.steps} steps"
+    return Ending("failed", f"{what}: {error}" if error else what)
+
+
+def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
+    if parsing is None:
+        return _Said(None, 0, False)
+    log, document = parsing.log, parsing.document
+    steps = parsing.steps
+    last = int(steps.index.max()) if len(steps) else 0
+    # Some programs count from 0, some print a line for several steps.
+    done = last >= spec.training.steps - 1 or "run_time_s" in log.figures
+    whole = (done or log.ended is not None) and log.torn is None
+    return _Said(document.status, last, whole, document.reason)
+
+
+def logged_report(folder: Path, record: RunRecord, status: Status, reason: str | None) -> RunReport:
+    """The report of a run whose steps are in its log alone."""
+    spec = record.spec
+    assert spec is not None
+    parsing = parsed(folder, record)
+    result = _result(folder, record, parsing, status, reason)
+    return RunReport(
+        result=result,
+        steps=parsing.steps if parsing else Steps.of(()),
+        spec=spec,
+        facts=record.known,
+        command=shlex.join(record.command),
+        job_script=file_text(folder / SCRIPT_FILE),
+        inventory=read_json(folder / INVENTORY_FILE),
+        folder=str(folder),
+        files=run_files(folder),
+    )
+
+
+def _result(
+    folder: Path,
+    record: RunRecord,
+    parsing: Parsing | None,
+    status: Status,
+    reason: str | None,
+) -> Result:
+    spec = record.spec
+    assert spec is not None
+    own = {
+        "status": status,
+        "reason": reason,
+        "log_tail": record.log_tail if status not in ("ok", "queued", "running") else (),
+        "steps_asked": spec.training.steps,
+        "recipe": spec.recipe,
+    }
+    if parsing is None:
+        warning = "no log of the run holds a step line of a known dialect"
+        return Result(
+            run=folder.name,
+            created=record.created,
+            metrics={},
+            headline=record.known.headline,
+            window=None,
+            conventions={},
+            verdict=single_run_verdict(status, reason, None, ()),
+            versions={"paceline": record.paceline_version},
+            warnings=(*record.warnings, *([warning] if status == "ok" else [])),
+            **own,
+        )
+    result = log_result(folder.name, record, parsing)
+    window = result.window if result.window and result.window.judgeable else None
+    comparisons = compare_with_references(record.known, spec.references, result.metrics)
+    return result.model_copy(
+        update={
+            **own,
+            "references": comparisons,
+            "verdict": single_run_verdict(status, reason, window, comparisons),
+            "warnings": (*record.warnings, *_differences(spec, parsing), *result.warnings),
+        }
+    )
+
+
+def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
+    """Settings that the log states otherwise than the run asked for."""
+    layout = spec.layout
+    asked = {
+        "global_batch": spec.training.global_batch,
+        "seq_len": spec.training.seq_len,
+        "num_devices": spec.world_size,
+        **{name: getattr(layout, name) for name in ("tp", "pp", "cp", "vp", "zero_stage")},
+    }
+    stated = parsing.log.facts
+    for name in SETTINGS:
+        if name in stated and stated[name] != asked[name]:
+            yield (
+                f"{name.replace('_', ' ')} {asked[name]} was asked for; the log says "
+                f"{stated[name]}: the program did not do what was planned"
+            )

@@ -1,0 +1,142 @@
+"""Runs of a foreign program, really started: placeholders, logs, and every way of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import engines
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.core.run_report import RunReport
+from paceline.files.documents import read_json
+from paceline.machines.placement import Request
+from paceline.runs import flow
+from paceline.runs.flow import Progress
+from paceline.runs.outcome import evaluate
+from paceline.runs.plan import Plan, make_plan
+from tests.example import make_spec
+
+ENGINE = '''
+"""An engine whose program prints nanoGPT's lines."""
+from pathlib import Path
+from paceline.engines.launch.programs import launch, unknown_settings
+from paceline.engines.nanogpt import DIALECT
+
+PROGRAM = """{program}"""
+
+def unsupported(spec):
+    return unknown_settings(spec, ("mode", "per"))
+
+def missing(spec):
+    return None
+
+def settings(spec):
+    return {{}}
+
+def job(spec, name):
+    mode, per = (spec.engine_settings.get(key) for key in ("mode", "per"))
+    argv = ("{{python}}", "program.py", mode or "", "{{rank}} of {{world_size}} {{other}}")
+    return launch(spec, name, argv, python=spec.cluster.interpreter, per=per or "device",
+                  files={{"program.py": PROGRAM}})
+'''
+PROGRAM = """
+import os, sys, time
+mode, words = sys.argv[1:]
+print("argv", words, "env", os.environ.get("RANK"), os.environ.get("NODE_RANK"))
+if os.environ.get("RANK", "0") == "0":
+    for step in range(12 if mode == "short" else 20):
+        print(f"iter {step}: loss {5 - step / 10:.4f}, time {100 + step % 3}.00ms, mfu -100.00%")
+        time.sleep(0.01)
+    if mode == "oom":
+        print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+        sys.exit(1)
+    if mode == "crash":
+        print("ValueError: no such thing", file=sys.stderr)
+        sys.exit(3)
+if mode in ("late", "fails-late"):
+    time.sleep(0.5)
+    os._exit(134 if mode == "fails-late" else 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def example_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "engines"
+    folder.mkdir()
+    (folder / "example_engine.py").write_text(ENGINE.format(program=PROGRAM))
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(folder)])
+    yield
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., RunReport]:
+    def started(mode: str = "", ranks: int = 2, per: str = "device") -> RunReport:
+        spec = make_spec(
+            ranks=ranks, engine="example_engine", engine_settings={"mode": mode, "per": per}
+        )
+        job = engines.engine("example_engine").job(spec, "example")
+        return flow.run(Plan(spec, job, {}), tmp_path / "runs", ["x"], seen.append, probe=False)
+
+    return started
+
+
+seen: list[Progress] = []
+
+
+def test_steps_come_from_the_log_and_every_process_has_one_of_its_own(
+    run: Callable[..., RunReport],
+):
+    result = (report := run()).result
+    assert result.status == "ok" and result.reason is None
+    assert (result.steps_done, result.steps_asked) == (20, 20)
+    assert result.metrics["step_time_s"].value == pytest.approx(0.101)
+    assert result.metrics["tokens_per_s"].value == pytest.approx(8 * 32 / 0.101)
+    logs = sorted((Path(report.folder) / "logs").glob("rank-*.log"))
+    first_lines = [log.read_text().splitlines()[0] for log in logs]
+    assert first_lines == [f"argv {n} of 2 {{other}} env {n} None" for n in range(2)]
+    assert read_json(Path(report.folder) / "result.json")["status"] == "ok"
+    assert evaluate(Path(report.folder)).result == result
+
+
+def test_a_program_that_starts_its_ranks_itself_is_started_once_a_node(
+    run: Callable[..., RunReport],
+):
+    report = run(per="node")
+    (log,) = (Path(report.folder) / "logs").glob("rank-*.log")
+    assert log.read_text().splitlines()[0] == "argv 0 of 2 {other} env None 0"
+    assert report.result.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "reason"),
+    [
+        ("short", "failed", "the program ended after 11 of 20 steps"),
+        ("oom", "oom", "CUDA out of memory"),
+        ("crash", "ok", None),
+        ("fails-late", "ok", None),
+    ],
+)
+def test_steps_are_asked_before_the_exit_code(
+    run: Callable[..., RunReport], mode: str, status: str, reason: str | None
+):
+    result = run(mode).result
+    assert result.status == status
+    assert reason is None if result.reason is None else (reason or "") in result.reason
+    ended_badly = [warning for warning in result.warnings if "ended with code" in warning]
+    assert bool(ended_badly) == (mode in ("crash", "fails-late"))
+
+
+def test_what_only_an_engine_knows_is_refused_by_others(tmp_path: Path):
+    request = Request("tiny-llama", device="cpu", overrides=("engine_settings.mode=x",))
+    with pytest.raises(UserError, match="mode is not known to engine native"):
+        make_plan(request)
+
+
+def test_a_spec_without_engine_settings_keeps_its_key():
+    cluster = Cluster(name="here", device="cpu", devices_per_node=2, threads_per_device=1)
+    spec = make_spec(cluster=cluster)
+    assert spec.key == make_spec(cluster=cluster, engine_settings={}, command=()).key
+    assert spec.key != make_spec(cluster=cluster, engine_settings={"a": 1}).key
