@@ -47,6 +47,7 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory, oom_kills
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
+from paceline.runs.data_files import make_tokens
 from paceline.runs.ending import Ending, file_text, log_tail
 from paceline.runs.logged_run import ending_of
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
@@ -121,6 +122,7 @@ def run(
     absent = engine(plan.spec.engine).missing(plan.spec)
     if absent:
         raise UserError(f"engine {plan.spec.engine}", absent)
+    make_tokens(plan.token_files, lambda phase: watch(Progress(phase)))
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     folder, record = _begin(plan, root, command, membership)
     try:
