@@ -44,7 +44,7 @@ NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": []}
 NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
 NEWER_OF_LORA = {"lr": None}
-NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0, "blend": {}, "tokenizer": None}
+NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0, "blend": [], "tokenizer": None}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
@@ -106,8 +106,8 @@ class Data(Value):
     source: DataSource = "synthetic"
     path: str | None = None
     """File for `text`, `jsonl` and `tokens`; for `indexed` PREFIX of a .bin and an .idx."""
-    blend: dict[str, PositiveFloat] = {}
-    """Weights of several indexed data sets by their prefix, in place of `path`."""
+    blend: tuple[tuple[str, PositiveFloat], ...] = ()
+    """(prefix, weight) of several indexed data sets, in place of `path`."""
     tokenizer: str | None = None
     """A tokenizer.json by which `text` and `jsonl` become an indexed data set; None: bytes."""
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"

@@ -184,10 +184,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
             **spec.training.model_dump(mode="json", exclude={"total_tokens"}),
             "ramp_up": ramp_up.sizes(spec.training.global_batch) if ramp_up else [],
         },
-        "data": {
-            **spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample", "tokenizer"}),
-            "blend": list(spec.data.blend.items()),
-        },
+        "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample", "tokenizer"}),
         "layout": spec.layout.model_dump(mode="json"),
         "layout_rules": [
             {"features": sorted(rule.features), "reason": rule.reason} for rule in RULES

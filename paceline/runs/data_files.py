@@ -66,10 +66,9 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
         )
     indexed = data.source == "indexed"
     changed = _with_files(recipe, "data", data, beside, indexed)
-    blend = {
-        _place(recipe, "data.blend", path, beside, True): weight
-        for path, weight in data.blend.items()
-    }
+    blend = tuple(
+        (_place(recipe, "data.blend", path, beside, True), weight) for path, weight in data.blend
+    )
     update: dict[str, Any] = {"data": changed.model_copy(update={"blend": blend})}
     evaluation = recipe.training.evaluation
     if evaluation is not None:

@@ -72,6 +72,6 @@ def test_a_vocabulary_without_room_is_refused(text: Path, tmp_path: Path) -> Non
 def test_indexed_data_is_sought_by_its_prefix(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no prefix of a"):
         plan(tmp_path / "x", tmp_path, "data.source=indexed", "data.tokenizer=null")
-    blend = (f"data.blend={{{tmp_path / 'x'}: 1}}", "data.path=null", "data.tokenizer=null")
+    blend = (f"data.blend=[[{tmp_path / 'x'}, 1]]", "data.path=null", "data.tokenizer=null")
     with pytest.raises(UserError, match=r"data\.blend: .*x is no prefix"):
         plan(tmp_path / "x", tmp_path, "data.source=indexed", *blend)
