@@ -16,7 +16,7 @@ PANELS = {
     "--max-nodes --least-efficiency --every-batch --seed",
     "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
-    "--per-node --gpus-per-node --intra --inter --topology",
+    "--per --per-node --gpus-per-node --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
     "--limit --wait",
     "Time model": "--evidence --stack --compiled --trace --measured --measured-s",
