@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import SeriesResult
+from paceline.core.assets import Manifest
 from paceline.core.hardware import Cluster, Device, Link
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
@@ -42,6 +43,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "link": Link,
     "references": Source,
     "run": RunRecord,
+    "stage-manifest": Manifest,
     "result": Result,
     "repeats": SeriesResult,
     "campaign": Campaign,
