@@ -9,7 +9,8 @@ from typer.core import TyperOption
 MOST_WITHOUT = 15
 """Options that a verb shows in one list."""
 PANELS = {
-    "What is trained": "--variant --set --layout --tokens --tiny --synthetic --data --heldout",
+    "What is trained": "--variant --set --engine --layout --tokens --tiny --synthetic --data "
+    "--heldout",
     "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
     "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
     "--max-nodes --least-efficiency --every-batch --seed",

@@ -54,6 +54,7 @@ def run(
     ] = None,
     variant: options.Variant = None,
     overrides: options.Overrides = None,
+    engine: options.EngineName = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -148,7 +149,7 @@ def run(
     request = Request(
         recipe or "",
         variant,
-        tuple(overrides or ()),
+        options.with_engine(overrides, engine),
         devices,
         device.value,
         cluster,

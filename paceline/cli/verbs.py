@@ -133,6 +133,13 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "result.",
         ),
     ),
+    "Prepare": (
+        Verb(
+            "stage",
+            "stage:stage",
+            "Fetch or make what a recipe needs: models, data, code, containers, each verified.",
+        ),
+    ),
     "Clusters": (
         Verb("hosts", "hosts:hosts", "Make hostfiles, and look at the hosts in them."),
         Verb(

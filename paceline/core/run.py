@@ -309,6 +309,25 @@ def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
     return None
 
 
+RUN_FOLDER = "{folder}"
+"""In what a BatchScript is given: the run folder's path, which a job does not know."""
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """A batch script of somebody else, which Slurm is given as it is.
+
+    Its variables are the job's. RUN_FOLDER stands for the run folder in them and in what is below.
+    """
+
+    script: str
+    """The file, relative to `folder` if it is there."""
+    folder: str = RUN_FOLDER
+    """Where sbatch is called, as the script expects."""
+    options: tuple[str, ...] = ()
+    """Words of sbatch before the script's name, such as `-N 2`."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A distributed program: what an engine wants started, and what a launcher starts.
@@ -332,6 +351,10 @@ class Job:
     timeout_s: float | None = None
     collective_limit_s: float = 300.0
     """How long a rank waits for others in a collective before it gives up."""
+    batch: BatchScript | None = None
+    """Submitted in place of `program`, by Slurm alone."""
+    logs: tuple[str, ...] = ()
+    """Patterns of the files that hold the whole job's log, where logs/rank-*.log do not."""
     cluster: Cluster | None = None
     """Hosts and site settings, for launchers that need them; None for this machine."""
     sampled: bool = False

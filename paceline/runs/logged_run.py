@@ -18,6 +18,7 @@ from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.engines import dialects
+from paceline.engines.dialect.records import out_of_memory_line
 from paceline.files.documents import read_json
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import (
@@ -32,6 +33,7 @@ from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import LogStatus
 from paceline.logs.parser import Parsing, detect, parse_log
 from paceline.machines import JobEnd
+from paceline.machines.slurm.foreign import submitted_logs
 from paceline.runs.ending import (
     TAIL_BYTES,
     EndEvidence,
@@ -48,6 +50,9 @@ from paceline.runs.log_result import log_result
 
 NATIVE = "native"
 BAD = ("oom", "nan", "truncated")
+LAST_BYTES = 1 << 16
+"""Of a rank's log, where it says what ended it."""
+LONGEST_LINE = 300
 NO_STEPS = (
     "no log of the run holds a step line of a known dialect, and no rank wrote event lines; "
     "`paceline.steplog` tells the steps of any loop"
@@ -76,7 +81,7 @@ def tells_by_log(folder: Path, spec: RunSpec) -> bool:
 
 def log_files(folder: Path) -> list[Path]:
     """The logs of a run's processes, those first in which frameworks print their steps."""
-    files = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
+    files = submitted_logs(folder) or sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
     ordered = [*files[:1], *files[-1:], *files[1:-1]][:MOST_LOGS]
     return list(dict.fromkeys(ordered))
 
@@ -111,7 +116,8 @@ def parsed(folder: Path, record: RunRecord) -> Parsing | None:
     dialect = engine_name if engine_name in dialects() else None
     # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
     facts = record.known.model_copy(update={"origin": "imported"})
-    return parse_log(path, UserSettings(engine=dialect, window=record.window, facts=facts))
+    user = UserSettings(engine=dialect, window=record.window, facts=facts)
+    return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
 
 
 def with_told_facts(record: RunRecord, folder: Path) -> RunRecord:
@@ -148,12 +154,21 @@ def ending_of(
         return Ending("ok", None, (late,) if code else ())
     if said.status == "oom" or said.status == "nan":
         return Ending(said.status, said.reason)
+    if code and (line := _out_of_memory(folder)):
+        return Ending("oom", line)
     if code or oom_killed or job_end:
         ending = judge(evidence)
         return ending if ending.reason else Ending(ending.status, said.reason)
     if spec.steps_asked is None:
         return Ending("ok", None)
     return _early_end(folder, said, spec.steps_asked)
+
+
+def _out_of_memory(folder: Path) -> str | None:
+    """The line with which a rank says that memory ran out: often not the one that tells steps."""
+    tails = (file_text(path, LAST_BYTES).encode() for path in log_files(folder))
+    line = next(filter(None, map(out_of_memory_line, tails)), None)
+    return line[:LONGEST_LINE] if line else None
 
 
 def _as_started(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEvidence:

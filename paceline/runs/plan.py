@@ -19,6 +19,7 @@ from paceline.engines import engine
 from paceline.files import catalog, references
 from paceline.files.recipe import Recipe, recipe_names, recipe_path, resolve
 from paceline.files.run_folder import find_run, runs_root
+from paceline.files.staged import with_staged_files
 from paceline.machines import launcher
 from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request, choose_cluster, find_device
@@ -63,6 +64,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     recipe = requested_recipe(request)
     for name in recipe.references:
         references.named(name)
+    recipe = with_staged_files(recipe)
     if not request.command:
         recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
         recipe = with_checkpoint(recipe, runs_root(request.runs_dir))
