@@ -88,8 +88,9 @@ bench-%: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/$*.py
 
 .PHONY: nightly
-nightly: $(VENV)/.installed-tested ## name really slow nodes in 20 trials on virtual hosts, then test-busy (see deps-clusters)
+nightly: $(VENV)/.installed-tested ## really slow nodes in 20 trials, every case of the numerics, test-busy (see deps-clusters)
 	$(BIN)/python $(NIGHTLY)
+	PACELINE_NUMERICS=all $(MAKE) test-numerics
 	$(MAKE) test-busy
 
 .PHONY: gallery
