@@ -20,6 +20,8 @@ RAMP_UP = RampUp(start=6, increment=6, samples=6)
 """One step of half the batch, then whole ones."""
 STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 """fp64 takes AdamW steps, the others plain SGD steps: Adam would amplify their rounding."""
+SHORT, SHORT_STEPS = "short", 6
+"""A word of fp32 on eight ranks: its twenty steps, for ALL, take as long as all that is fp64."""
 
 DATA_STEPS = max(STEPS.values())
 
@@ -100,7 +102,7 @@ ROUNDED = {3: ("zero3 mb4",), 4: ("tp2 sp zero2 mb3", "cp2 zero1 mb3")}
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 EXCHANGES = ("all-gather", "all-to-all", "ring")
-DATA_WORDS = ("masked", "ramp")
+DATA_WORDS = ("masked", "ramp", SHORT)
 """What makes it another training, whatever the layout."""
 SIZES = {"zero": "zero_stage", "shard": "dp_shard", "mb": "micro_batch"}
 
@@ -144,7 +146,7 @@ class Case:
     @property
     def steps(self) -> int:
         """How many steps of the data are trained; the data itself depends on how many there are."""
-        return STEPS[self.dtype]
+        return SHORT_STEPS if SHORT in self.words.split() else STEPS[self.dtype]
 
     @property
     def sgd(self) -> bool:
@@ -247,7 +249,14 @@ def rounded(everything: bool = ALL) -> list[Case]:
             had.update(each[model])
             if everything or row.words in ROUNDED.get(row.ranks, (row.words,)):
                 chosen.append(case)
-    return [replace(case, dtype=dtype) for dtype in ("fp32", "bf16") for case in chosen]
+    in_bf16 = [replace(case, dtype="bf16") for case in chosen]
+    if not everything:
+        chosen = [_shortened(case) if case.ranks == 8 else case for case in chosen]
+    return [*chosen, *in_bf16]
+
+
+def _shortened(case: Case) -> Case:
+    return replace(case, words=f"{case.words} {SHORT}")
 
 
 class Row(NamedTuple):
