@@ -9,7 +9,6 @@ Interpreters that start anew spend most of their time with the same imports.
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import importlib
 import json
@@ -18,6 +17,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ SERVER_ENV = {
     "COLUMNS": "200",
     "NO_COLOR": "1",
 }
+_idle: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
+"""Servers that wait for an order, by the module that they have imported."""
 
 
 def run(
@@ -43,18 +45,20 @@ def run(
     """Start `words` once for each environment; 0, or the code of the first that failed.
 
     The first word is a module or the path of a program; `streams` are files for standard input,
-    output and errors. When one fails the others are terminated, as launchers do it.
+    output and errors. When one fails the others are terminated, as launchers do it. Orders of
+    several threads run at the same time, each by a server of its own.
     """
-    server = _server(prepared)
+    server = _idle[prepared].pop() if _idle[prepared] else _server(prepared)
     assert server.stdin and server.stdout
     order = {"words": list(words), "cwd": str(cwd), "envs": [dict(env) for env in envs],
              "streams": list(streams), "limit_s": limit_s}  # fmt: skip
     server.stdin.write(json.dumps(order) + "\n")
     server.stdin.flush()
-    return int(server.stdout.readline())
+    code = int(server.stdout.readline())
+    _idle[prepared].append(server)
+    return code
 
 
-@functools.cache
 def _server(prepared: str) -> subprocess.Popen[str]:
     """The process that has imported everything; it ends with this one."""
     server = subprocess.Popen(

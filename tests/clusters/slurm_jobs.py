@@ -26,7 +26,7 @@ RANK = """
 import json, os, pathlib, socket, sys, time
 steps, step_s, code = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 if pathlib.Path("attempts").exists():
-    step_s = 0.02
+    step_s = 0.001
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 start, step, end = json.loads(pathlib.Path("lines.json").read_text())
 place = {"rank": rank, "world_size": world, "host": socket.gethostname(), "pid": os.getpid()}

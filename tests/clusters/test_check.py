@@ -51,6 +51,7 @@ def even(ssh_hosts: Bed) -> Bed:
     return ssh_hosts
 
 
+@pytest.mark.alone
 def test_a_slow_host_is_named_with_its_evidence(even: Bed, tmp_path: Path):
     even.hosts["node-003"].limit(SHARE / 3)
     report = checked(even, tmp_path, "--at-once", "2")
@@ -63,6 +64,7 @@ def test_a_slow_host_is_named_with_its_evidence(even: Bed, tmp_path: Path):
     assert all(measure["smallest_fault"] > 0.01 for measure in measures.values())
 
 
+@pytest.mark.alone
 def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
     ssh_hosts: Bed, tmp_path: Path
 ):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.layout import Layout
 from paceline.core.run import Training
@@ -19,16 +20,22 @@ RAMP_UP = RampUp(start=6, increment=6, samples=6)
 """One step of half the batch, then whole ones."""
 STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 """fp64 takes AdamW steps, the others plain SGD steps: Adam would amplify their rounding."""
+SHORT, SHORT_STEPS = "short", 6
+"""A word of fp32 on eight ranks: its twenty steps, for ALL, take as long as all that is fp64."""
 
 DATA_STEPS = max(STEPS.values())
 
+ALL = os.environ.get("PACELINE_NUMERICS") == "all"
+"""Whether what covers no pair of features of its own is trained as well, as `make nightly` does."""
+
+# Ranks, layout, models; behind them models whose pairs of features other rows have, for ALL.
 # `mb` is the micro-batch; without it a replica takes its whole share of the batch at once.
 # `compile` stops where gradients are decided, at the graphs that autograd makes: inductor takes
 # 40 s more.
 TABLE = """
 1  mb4 full                                          llama gpt opt lora sft flux
 1  mb6 selective                                     llama gpt opt lora sft
-1  compile                                           llama gpt sft
+1  compile                                           llama sft               gpt
 2  masked                                            llama gpt sft
 2  ramp mb3                                          gpt
 2  mb6                                               llama gpt opt lora sft flux
@@ -40,7 +47,7 @@ TABLE = """
 2  tp2 mb4 full                                      lora sft flux
 2  tp2 sp                                            llama gpt opt lora sft
 2  tp2 sp mb4 selective                              llama gpt lora
-2  tp2 compile                                       llama gpt lora
+2  tp2 compile                                       lora                    llama gpt
 2  pp2 gpipe mb3                                     llama gpt opt lora sft
 2  pp2 mb3                                           llama gpt opt lora sft
 2  pp2                                               gpt
@@ -53,31 +60,31 @@ TABLE = """
 2  cp2 masked                                        llama gpt sft
 3  mb2 full                                          opt
 3  zero1 mb4                                         llama
-3  zero2 mb2 full                                    opt lora
-3  zero3 mb4                                         llama flux
-3  pp3 mb2                                           llama gpt
+3  zero2 mb2 full                                    lora                    opt
+3  zero3 mb4                                         flux                    llama
+3  pp3 mb2                                           gpt                     llama
 4  tp4                                               flux
-4  tp4 sp                                            gpt sft
-4  tp2 sp zero1                                      llama gpt lora sft
+4  tp4 sp                                            sft                     gpt
+4  tp2 sp zero1                                      sft                     llama gpt lora
 4  tp2 sp zero2 mb3                                  llama gpt lora sft
-4  tp2 sp zero3 compile                              llama gpt
+4  tp2 sp zero3 compile                              gpt                     llama
 4  tp2 cp2 compile                                   flux
 4  tp2 zero1 mb3                                     flux
 4  tp2 zero2 mb3                                     flux
-4  tp2 zero3 mb3 full                                lora sft flux
-4  pp2 zero1 mb1                                     llama gpt lora sft
+4  tp2 zero3 mb3 full                                flux                    lora sft
+4  pp2 zero1 mb1                                     sft                     llama gpt lora
 4  pp2 zero1 ramp mb1                                gpt
-4  pp4 mb2                                           llama opt lora
-4  cp4                                               llama flux
+4  pp4 mb2                                           lora                    llama opt
+4  cp4                                               flux                    llama
 4  cp4 all-to-all                                    gpt
-4  cp4 ring masked                                   llama gpt
+4  cp4 ring masked                                   gpt                     llama
 4  cp2 zero1 mb3                                     llama gpt lora sft flux
-4  cp2 zero3 mb3                                     llama gpt lora sft flux
-4  cp2 all-to-all tp2 sp                             gpt lora
-4  pp2 cp2 mb3 selective                             llama gpt sft
-4  zero3 shard2                                      llama gpt lora sft flux
-4  pp2 zero3 mb3 masked                              llama gpt sft
-8  tp2 sp pp2 zero3 mb3                              llama gpt lora sft
+4  cp2 zero3 mb3                                     flux                    llama gpt lora sft
+4  cp2 all-to-all tp2 sp                             lora                    gpt
+4  pp2 cp2 mb3 selective                             sft                     llama gpt
+4  zero3 shard2                                      flux                    llama gpt lora sft
+4  pp2 zero3 mb3 masked                              sft                     llama gpt
+8  tp2 sp pp2 zero3 mb3                              sft                     llama gpt lora
 8  tp2 sp pp2 vp2 zero-bubble zero3 mb3              llama gpt lora sft
 8  tp2 sp pp2 cp2 vp2 interleaved mb3 full masked    llama ends gpt lora sft
 8  tp2 sp pp2 vp2 zero-bubble zero1 mb3 selective    llama gpt lora sft
@@ -90,9 +97,12 @@ TABLE = """
 4  pp2 cp2 all-to-all mb3                            gpt
 """
 
+ROUNDED = {3: ("zero3 mb4",), 4: ("tp2 sp zero2 mb3", "cp2 zero1 mb3")}
+"""Rows of these sizes that are rounded without ALL: other sizes have all further pairs."""
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 EXCHANGES = ("all-gather", "all-to-all", "ring")
-DATA_WORDS = ("masked", "ramp")
+DATA_WORDS = ("masked", "ramp", SHORT)
 """What makes it another training, whatever the layout."""
 SIZES = {"zero": "zero_stage", "shard": "dp_shard", "mb": "micro_batch"}
 
@@ -136,7 +146,7 @@ class Case:
     @property
     def steps(self) -> int:
         """How many steps of the data are trained; the data itself depends on how many there are."""
-        return STEPS[self.dtype]
+        return SHORT_STEPS if SHORT in self.words.split() else STEPS[self.dtype]
 
     @property
     def sgd(self) -> bool:
@@ -215,30 +225,54 @@ def exact(case: Case) -> Case:
     return replace(case, dtype="fp32")
 
 
-def table() -> list[Case]:
+def table(everything: bool = ALL) -> list[Case]:
     """The rows, each with all of its models, in fp64."""
     return [
-        Case(ranks, words, model, "fp64") for ranks, words, models in rows() for model in models
+        Case(row.ranks, row.words, model, "fp64")
+        for row in rows()
+        for model in (*row.models, *(row.further if everything else ()))
     ]
 
 
-def rounded() -> list[Case]:
+def rounded(everything: bool = ALL) -> list[Case]:
     """The rows in fp32 and bf16, each with the model that has had the least of its words so far."""
     chosen: list[Case] = []
     had: Counter[tuple[str, str]] = Counter()
-    for ranks, words, models in rows():
-        each = {model: [(model, word) for word in words.split()] for model in models}
+    for row in rows():
+        models = (*row.models, *row.further)
+        each = {model: [(model, word) for word in row.words.split()] for model in models}
         model = min(
             each, key=lambda model: sorted((had[pair] for pair in each[model]), reverse=True)
         )
-        case = Case(ranks, words, model, "fp32")
+        case = Case(row.ranks, row.words, model, "fp32")
         if not case.compiled:
             had.update(each[model])
-            chosen.append(case)
-    return [replace(case, dtype=dtype) for dtype in ("fp32", "bf16") for case in chosen]
+            if everything or row.words in ROUNDED.get(row.ranks, (row.words,)):
+                chosen.append(case)
+    in_bf16 = [replace(case, dtype="bf16") for case in chosen]
+    if not everything:
+        chosen = [_shortened(case) if case.ranks == 8 else case for case in chosen]
+    return [*chosen, *in_bf16]
 
 
-def rows() -> list[tuple[int, str, list[str]]]:
-    """Ranks, layout and models of each row of the table."""
-    cells = [re.split(r"\s{2,}", line.strip()) for line in TABLE.strip().splitlines()]
-    return [(int(ranks), words, models.split()) for ranks, words, models in cells]
+def _shortened(case: Case) -> Case:
+    return replace(case, words=f"{case.words} {SHORT}")
+
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    ranks: int
+    words: str
+    models: tuple[str, ...]
+    further: tuple[str, ...]
+    """Models that are trained for ALL alone."""
+
+
+def rows() -> list[Row]:
+    """The table."""
+    cells = [re.split(r"\s{2,}", line) for line in TABLE.strip().splitlines()]
+    return [
+        Row(int(ranks), words, tuple(models.split()), tuple(" ".join(further).split()))
+        for ranks, words, models, *further in cells
+    ]

@@ -44,7 +44,7 @@ from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.trainer import Trainer
 
-CASE_LIMIT_S = 120
+CASE_LIMIT_S = 300
 WATCHED_STEPS = 3
 HELD_OUT = EvaluationConfig(every_samples=1, skip_first=0, samples=11, target=None, path=None)
 """A number that no layout divides."""

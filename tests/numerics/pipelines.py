@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,8 @@ from paceline.trainer.parallel.stages import schedule_problems
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.pipeline import PipelineRunner, make_schedule
 from paceline.trainer.replica.replica import PipelineReplica, Replica
-from tests.trainer.example import command, settings
+from tests.numerics.ranks import run_ranks
+from tests.trainer.example import settings
 
 LIMIT_S = 300
 SCHEDULES = (
@@ -98,14 +98,10 @@ def outcome(ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cases.json").write_text(json.dumps(cases(ranks)))
-        process = subprocess.run(
-            command(ranks, __file__, "cases.json", "outcome.json"),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
+        code, output = run_ranks(
+            ranks, Path(__file__), "cases.json", "outcome.json", folder=folder, limit_s=LIMIT_S
         )
-        assert process.returncode == 0, process.stderr
+        assert code == 0, output
         return json.loads((folder / "outcome.json").read_text())
 
 

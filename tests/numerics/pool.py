@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.numerics.cases import Case
-from tests.trainer.example import command
+from tests.numerics.ranks import run_ranks
 
 DRIVER = Path(__file__).with_name("driver.py")
-LIMIT_S = 480
+LIMIT_S = 900
+WORLDS_AT_ONCE = 2
 
 
 class Results:
@@ -41,22 +42,36 @@ class Results:
 
 
 def run_all(cases: Sequence[Case], folder: Path) -> Results:
-    """Train all cases; those of one world size follow each other in the same processes."""
+    """Train all cases; those of one world size follow each other in the same processes.
+
+    Two worlds train at a time: ranks that wait for each other leave a core to the other world.
+    """
+    worlds: dict[int, list[Case]] = {}
+    for case in dict.fromkeys(cases):
+        worlds.setdefault(case.ranks, []).append(case)
     failures: dict[str, str] = {}
-    for ranks in sorted({case.ranks for case in cases}):
-        remaining = [case for case in dict.fromkeys(cases) if case.ranks == ranks]
-        while remaining:
-            output = _start(ranks, remaining, folder)
-            unfinished = [case for case in remaining if not _result(case, folder).exists()]
-            if unfinished:
-                # Ranks are out of step after a failure: a new pool goes on behind it.
-                failures[unfinished[0].name] = _reason(unfinished[0], folder) or output
-            remaining = unfinished[1:]
+    with ThreadPoolExecutor(WORLDS_AT_ONCE) as pool:
+        largest_first = sorted(worlds.values(), key=lambda world: -world[0].ranks)
+        for failed in pool.map(lambda world: _run_world(world, folder), largest_first):
+            failures |= failed
     return Results(folder, failures)
 
 
+def _run_world(cases: list[Case], folder: Path) -> dict[str, str]:
+    """Train the cases of one world size; what the failed ones failed of, by name."""
+    failures: dict[str, str] = {}
+    while cases:
+        output = _start(cases[0].ranks, cases, folder)
+        unfinished = [case for case in cases if not _result(case, folder).exists()]
+        if unfinished:
+            # Ranks are out of step after a failure: a new pool goes on behind it.
+            failures[unfinished[0].name] = _reason(unfinished[0], folder) or output
+        cases = unfinished[1:]
+    return failures
+
+
 def _start(ranks: int, cases: Sequence[Case], folder: Path) -> str:
-    """Train cases until the last or the first that fails; what the processes printed at the end."""
+    """Train cases until the last or the first that fails; the end of what the ranks printed."""
     rows = [
         {"name": case.name, "fault": case.fault, "masked": case.masked, "steps": case.steps,
          "sgd": case.sgd, "settings": case.settings()}
@@ -64,11 +79,8 @@ def _start(ranks: int, cases: Sequence[Case], folder: Path) -> str:
     ]  # fmt: skip
     path = folder / f"cases-{ranks}.json"
     path.write_text(json.dumps(rows))
-    done = subprocess.run(
-        command(ranks, str(DRIVER), str(path), str(folder)),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    return done.stdout[-4000:]
+    _, output = run_ranks(ranks, DRIVER, str(path), str(folder), folder=folder, limit_s=LIMIT_S)
+    return output[-4000:]
 
 
 def _reason(case: Case, folder: Path) -> str:

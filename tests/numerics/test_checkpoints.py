@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from paceline.core.shape import DecoderShape, num_parameters
 from tests.numerics.cases import Case
 from tests.numerics.compare import difference
-from tests.trainer.example import command
+from tests.numerics.ranks import run_ranks
 
 DRIVER = Path(__file__).with_name("checkpoint_driver.py")
 STEPS, SAVED_AFTER = 4, 2
@@ -79,11 +78,8 @@ def task(case: Case, name: str, resume: Path | None) -> dict[str, Any]:
 def run_tasks(ranks: int, tasks: list[dict[str, Any]], folder: Path) -> None:
     path = folder / f"tasks-{ranks}.json"
     path.write_text(json.dumps(tasks))
-    done = subprocess.run(
-        command(ranks, str(DRIVER), str(path), str(folder)),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-12000:]
+    code, output = run_ranks(ranks, DRIVER, str(path), str(folder), folder=folder, limit_s=LIMIT_S)
+    assert code == 0, output[-12000:]
 
 
 @pytest.fixture(scope="module")

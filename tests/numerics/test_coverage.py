@@ -172,6 +172,32 @@ def test_these_axes_are_all_that_the_structure_allows(model: str) -> None:
     assert possible & EVERYTHING == IN_PAIRS[model]
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_trained_at_night_alone_has_no_pair_and_no_layout_of_its_own(model: str) -> None:
+    always, night = (
+        {pair for names in occurring(model, table(everything)) for pair in pairs(names)}
+        for everything in (False, True)
+    )
+
+    assert sorted(night - always) == []
+    assert {(c.ranks, c.words) for c in table(True)} == {(c.ranks, c.words) for c in table(False)}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_pair_of_features_that_is_rounded_at_night_always_is(dtype: str) -> None:
+    always, night = (
+        {
+            pair
+            for model in MODELS
+            for names in occurring(model, [c for c in rounded(everything) if c.dtype == dtype])
+            for pair in pairs(names)
+        }
+        for everything in (False, True)
+    )
+
+    assert sorted(night - always) == []
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", IN_PAIRS)
 def test_every_workload_is_rounded_along_every_axis(model: str, dtype: str) -> None:

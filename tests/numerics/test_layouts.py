@@ -34,7 +34,7 @@ def test_a_layout_changes_nothing_but_the_work(case: Case, results: Results) -> 
 
 
 @pytest.mark.parametrize("case", [c for c in ROUNDED if c.dtype == "fp32"], ids=named)
-def test_fp32_differs_by_rounding_alone_and_twenty_sgd_steps_end_at_the_same_loss(
+def test_fp32_differs_by_rounding_alone_and_all_sgd_steps_end_at_the_same_loss(
     case: Case, results: Results
 ) -> None:
     found, wanted = results[case], results[reference(case)]
