@@ -108,6 +108,7 @@ def scale(
     where: Where = None,
     variant: options.Variant = None,
     overrides: campaign_options.Overrides = None,
+    engine: options.EngineName = None,
     gpus_per_node: campaign_options.GpusPerNode = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
@@ -169,7 +170,7 @@ def scale(
         request = Request(
             recipe or "",
             variant,
-            tuple(overrides or ()),
+            options.with_engine(overrides, engine),
             None,
             device.value,
             cluster,

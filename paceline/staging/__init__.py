@@ -1,0 +1,1 @@
+"""Models, data, code and containers of a recipe: fetched or made, verified, never half there."""

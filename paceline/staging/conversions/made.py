@@ -1,0 +1,159 @@
+"""Small real things made on the spot, of the interpreter's own sources: what tiny recipes train on.
+
+A byte-level BPE tokenizer that was trained on them, the sources as jsonl, as Megatron's indexed
+data sets of that tokenizer, and a small model with random weights in the hub's form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from paceline.staging.conversions.progress import Progress, unwatched
+from paceline.staging.conversions.tokenization import tokenization, tokenize
+
+VOCABULARY = 2048
+END = "<|endoftext|>"
+MOST_BYTES = 1_500_000
+"""Of text; tens of thousands of samples of a small model."""
+LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
+"""Packages of others, and what not every installation has."""
+HIDDEN, LAYERS, HEADS, POSITIONS = 64, 2, 4, 256
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(name, text) of modules of the standard library in order, MOST_BYTES of them."""
+    root = Path(sysconfig.get_path("stdlib"))
+    taken_bytes = 0
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
+        for name in sorted(names):
+            if not name.endswith(".py"):
+                continue
+            path = Path(folder, name)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            taken_bytes += len(text.encode())
+            if taken_bytes > MOST_BYTES:
+                return
+            yield str(path.relative_to(root)), text
+
+
+def make_jsonl(folder: Path, progress: Progress = unwatched) -> None:
+    """`code.jsonl`, a module a record: {"name", "text"}."""
+    with (folder / "code.jsonl").open("w", encoding="utf-8") as file:
+        done = 0
+        for name, text in sources():
+            file.write(json.dumps({"name": name, "text": text}) + "\n")
+            done += len(text)
+            progress(min(done, MOST_BYTES), MOST_BYTES)
+
+
+def make_tokenizer(
+    folder: Path, progress: Progress = unwatched, vocab_size: int = VOCABULARY
+) -> None:
+    """`tokenizer.json`: byte-level BPE of `vocab_size` tokens, trained on the sources."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for _, text in sources()), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END,
+        "model_max_length": POSITIONS,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    progress(MOST_BYTES, MOST_BYTES)
+
+
+def make_indexed(folder: Path, progress: Progress = unwatched) -> None:
+    """Two data sets as the big ones have several: `code-0`, `code-1`, and what they were made of.
+
+    Each is a .bin and an .idx beside tokenizer.json and the jsonl of its half of the sources.
+    """
+    make_tokenizer(folder)
+    halves: list[list[str]] = [[], []]
+    for number, (name, text) in enumerate(sources()):
+        halves[number % 2].append(json.dumps({"name": name, "text": text}) + "\n")
+    how = tokenization(folder / "tokenizer.json")
+    for number, lines in enumerate(halves):
+        part = folder / f"code-{number}.jsonl"
+        part.write_text("".join(lines), encoding="utf-8")
+        tokenize([part], folder / f"code-{number}", how, progress=progress)
+
+
+def make_gpt2(folder: Path, progress: Progress = unwatched) -> None:
+    """A model folder as the hub has them: config.json, model.safetensors, tokenizer files.
+
+    GPT-2 of 2 layers and width 64 with random weights, N(0, 0.02), for the tokenizer above.
+    """
+    from safetensors.numpy import save_file
+
+    make_tokenizer(folder)
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": VOCABULARY,
+        "n_positions": POSITIONS,
+        "n_embd": HIDDEN,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_inner": 4 * HIDDEN,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(_gpt2_weights(), folder / "model.safetensors", {"format": "pt"})
+    progress(1, 1)
+
+
+def _gpt2_weights() -> dict[str, np.ndarray]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (VOCABULARY, HIDDEN),
+        "wpe.weight": (POSITIONS, HIDDEN),
+        "ln_f.weight": (HIDDEN,),
+        "ln_f.bias": (HIDDEN,),
+    }
+    inner = {
+        "ln_1": (HIDDEN,),
+        "ln_2": (HIDDEN,),
+        "attn.c_attn": (HIDDEN, 3 * HIDDEN),
+        "attn.c_proj": (HIDDEN, HIDDEN),
+        "mlp.c_fc": (HIDDEN, 4 * HIDDEN),
+        "mlp.c_proj": (4 * HIDDEN, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        for name, shape in inner.items():
+            shapes[f"h.{layer}.{name}.weight"] = shape
+            shapes[f"h.{layer}.{name}.bias"] = shape[-1:]
+    random = np.random.default_rng(1234)
+    weights: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        values = random.normal(0.0, 0.02, shape).astype(np.float32)
+        norm = ".ln_" in f".{name}"
+        constant = np.ones if norm and name.endswith("weight") else np.zeros
+        plain = norm or name.endswith("bias")
+        full_name = f"transformer.{name}"
+        weights[full_name] = constant(shape, np.float32) if plain else values
+    return weights
