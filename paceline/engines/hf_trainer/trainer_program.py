@@ -66,7 +66,7 @@ def main(path: str) -> None:
     if arguments.fsdp and not trainer.is_fsdp_enabled:
         raise SystemExit("fsdp: accelerate does not shard here and would train copies instead")
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(StepLines())
+    trainer.add_callback(StepEntries())
     trainer.train()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -96,7 +96,7 @@ class PlannedTrainer(Trainer):
         return self.lr_scheduler
 
 
-class StepLines(TrainerCallback):
+class StepEntries(TrainerCallback):
     """Prints each entry of the Trainer's history with all of its digits and its run time."""
 
     def __init__(self) -> None:
