@@ -93,7 +93,7 @@ def refuse_without_room(outline: StageOutline, largest_file: int | None = None) 
     if largest_file and limit != resource.RLIM_INFINITY and largest_file > limit:
         raise SystemFaultError(
             str(outline.root),
-            f"a file of {si(largest_file, 'B')} is to come, and no file may exceed {si(limit, 'B')}",
+            f"a file of {si(largest_file, 'B')} is to come, none may exceed {si(limit, 'B')}",
             remedy="see `ulimit -f`",
         )
 
