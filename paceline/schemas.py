@@ -30,6 +30,7 @@ from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.tune.result import TuneResult
 from paceline.logs.parsed_log import ParsedLog
 from paceline.machines.probe.gemm import GemmProbe
+from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
 from paceline.scaling.campaigns.record import Campaign
@@ -50,6 +51,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "sweep": SweepResult,
     "tune": TuneResult,
     "slurm": SlurmRecord,
+    "batch": SubmittedScript,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "event-start": StartEvent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,7 +80,10 @@ def engines(
 def _row(name: str) -> dict[str, Any]:
     needed, there = needs(name), environments.installed(name)
     absent = [] if there or not needed.imports else _absent_here(needed)
-    if there:
+    lacking = [command for command in needed.commands if shutil.which(command) is None]
+    if lacking:
+        state, remedy = "missing", f"start Paceline where {', '.join(lacking)} is"
+    elif there:
         state, remedy = "installed", ""
     elif not absent:
         state, remedy = "here", ""
@@ -93,7 +97,7 @@ def _row(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": needed.title,
-        "requires": list(needed.requirements),
+        "requires": [*needed.requirements, *([needed.outside] if needed.outside else [])],
         "state": state,
         "versions": there.versions if there else {},
         "size_bytes": there.size_bytes if there else None,

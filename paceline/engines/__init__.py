@@ -52,16 +52,24 @@ class Needs:
     imports: tuple[str, ...]
     pip_arguments: tuple[str, ...]
     """More of pip's arguments, as `--no-deps`."""
+    commands: tuple[str, ...] = ()
+    """Programs that it calls on this machine."""
+    outside: str = ""
+    """What it needs that no environment holds."""
 
 
 def needs(name: str) -> Needs:
     """What the engine called `name` needs; raises UserError with the nearest name."""
     module = _named(name, "job", engine_names)
     return Needs(
-        title=module.DIALECT.title if hasattr(module, "DIALECT") else name,
+        title=module.DIALECT.title
+        if hasattr(module, "DIALECT")
+        else getattr(module, "TITLE", name),
         requirements=getattr(module, "REQUIREMENTS", ()),
         imports=getattr(module, "IMPORTS", ()),
         pip_arguments=getattr(module, "PIP_ARGUMENTS", ()),
+        commands=getattr(module, "COMMANDS", ()),
+        outside=getattr(module, "OUTSIDE", ""),
     )
 
 
