@@ -28,7 +28,7 @@ from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
-DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens", "latents"]
+DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
@@ -55,7 +55,7 @@ NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": [], "bare": Fa
 NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
 NEWER_OF_LORA = {"lr": None}
-NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0}
+NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0, "blend": [], "tokenizer": None}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
@@ -131,7 +131,11 @@ class Data(Value):
 
     source: DataSource = "synthetic"
     path: str | None = None
-    """File for `text`, `jsonl` and `tokens`."""
+    """File for `text`, `jsonl` and `tokens`; for `indexed` PREFIX of a .bin and an .idx."""
+    blend: tuple[tuple[str, PositiveFloat], ...] = ()
+    """(prefix, weight) of several indexed data sets, in place of `path`."""
+    tokenizer: str | None = None
+    """A tokenizer.json by which `text` and `jsonl` become an indexed data set; None: bytes."""
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
     text_key: str = "text"
     """Field of a jsonl record that holds the text."""
@@ -147,6 +151,14 @@ class Data(Value):
     """Sizes of parts in proportion to each other, as DeepSpeed-Chat's `--data_split 2,4,4`."""
     split_part: NonNegativeInt = 0
     """The part that is trained on and evaluated by, the first one 0."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.blend and (self.source != "indexed" or self.path is not None):
+            raise ValueError("blend takes the place of path, for source indexed")
+        if self.tokenizer is not None and self.source not in ("text", "jsonl", "indexed"):
+            raise ValueError(f"tokenizer is for text and jsonl, and source is {self.source}")
+        return self
 
     @model_validator(mode="after")
     def _part_is_there(self) -> Self:

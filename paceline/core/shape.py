@@ -36,7 +36,7 @@ class DecoderShape(Value):
     vocab_multiple: PositiveInt = 1
     """The embedding is padded to a multiple of this (Megatron: 128 x tp)."""
     gated_ffn: bool = False
-    activation: Literal["silu", "gelu", "relu"] = "gelu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "gelu"
     norm: Literal["rmsnorm", "layernorm"] = "layernorm"
     norm_position: Literal["pre", "post"] = "pre"
     norm_eps: PositiveFloat = 1e-5

@@ -25,6 +25,7 @@ DTYPES = ("fp32", "bf16", "fp16", "fp8")
 EMULATED = ("fp16", "fp8")
 """What no CPU computes by itself."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
+TOKEN_FILES = ("tokens", "indexed")
 LATENT_SOURCES = ("synthetic", "latents")
 BYTE_VOCAB = 257
 """One id for each byte and one that ends a document."""
@@ -56,7 +57,7 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
     """What contradicts itself in how the run is evaluated and logged."""
     problems: list[str] = []
     evaluation = spec.training.evaluation
-    if evaluation and evaluation.path and spec.data.path is None:
+    if evaluation and evaluation.path and not (spec.data.path or spec.data.blend):
         problems.append(
             "training.evaluation.path is a file like data.path, and source "
             f"{spec.data.source} has none"
@@ -65,7 +66,9 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
         "data": spec.data.loss_mask,
         "training.evaluation": evaluation and evaluation.loss_mask,
     }
-    if spec.data.source != "tokens" and (where := [name for name, mask in masks.items() if mask]):
+    if spec.data.source not in TOKEN_FILES and (
+        where := [name for name, mask in masks.items() if mask]
+    ):
         problems.append(
             f"{where[0]}.loss_mask has a byte for each token of a file, and source "
             f"{spec.data.source} has none"
@@ -74,6 +77,10 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
         problems.append(
             "training.evaluation.mean samples: an mmdit's is over the times it is tried at"
         )
+    if evaluation and not evaluation.path and spec.data.blend:
+        problems.append("training.evaluation.path: a blend is evaluated on a file of its own")
+    if spec.data.blend and (spec.data.loss_mask or spec.data.packing == "padded"):
+        problems.append("data.blend mixes packed samples without a mask; use data.path")
     if spec.mlperf and spec.checkpoint.resume:
         problems.append("checkpoint.resume: a run that mlperf times is whole or it is none")
     return problems
@@ -178,7 +185,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
             **spec.training.model_dump(mode="json", exclude={"total_tokens"}),
             "ramp_up": ramp_up.sizes(spec.training.global_batch) if ramp_up else [],
         },
-        "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample"}),
+        "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample", "tokenizer"}),
         "layout": spec.layout.model_dump(mode="json"),
         "layout_rules": [
             {"features": sorted(rule.features), "reason": rule.reason} for rule in RULES

@@ -48,6 +48,7 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory, oom_kills
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
+from paceline.runs.data_files import make_tokens
 from paceline.runs.ending import Ending, file_text, log_tail
 from paceline.runs.logged_run import ending_of, with_told_facts
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
@@ -122,6 +123,7 @@ def run(
     absent = engine(plan.spec.engine).missing(plan.spec)
     if absent:
         raise UserError(f"engine {plan.spec.engine}", absent)
+    make_tokens(plan.token_files, lambda phase: watch(Progress(phase)))
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     folder, record = _begin(plan, root, command, membership)
     try:

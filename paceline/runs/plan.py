@@ -6,13 +6,12 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.memory import memory_per_device, smallest_fit
-from paceline.core.quality import Evaluation
-from paceline.core.run import Data, Job, MatmulPrecision, RunSpec
+from paceline.core.run import Job, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
 from paceline.engines import engine
@@ -27,6 +26,7 @@ from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.slurm import client, user_variables
 from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
+from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 BUSY_LIMIT = 0.2
@@ -34,11 +34,11 @@ BUSY_LIMIT = 0.2
 
 CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest", "state.json"
 """Names that the native trainer gives."""
+HUB_CONFIG = "config.json"
+"""In a model's folder of the hub, beside its safetensors."""
 
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
-
-V = TypeVar("V", Data, Evaluation)
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Plan:
     job: Job
     inventory: dict[str, Any]
     notices: tuple[str, ...] = field(default=())
+    token_files: tuple[TokenFile, ...] = field(default=())
+    """What is tokenized first, where it was not before."""
 
     @property
     def script(self) -> str:
@@ -65,9 +67,12 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     for name in recipe.references:
         references.named(name)
     recipe = with_staged_files(recipe)
+    runs = runs_root(request.runs_dir)
+    token_files: tuple[TokenFile, ...] = ()
     if not request.command:
         recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
-        recipe = with_checkpoint(recipe, runs_root(request.runs_dir))
+        recipe, token_files = with_tokens(recipe, runs)
+        recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
     cluster, notices = choose_cluster(on_one_device(request, recipe, machine), recipe, machine)
     # What a program of the user's own needs is not known.
@@ -83,7 +88,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     job = bound(engine(spec.engine).job(spec, spec.recipe))
     if cluster.launcher == "slurm" and cluster.slurm.allocation is None:
         notices += user_variables.remarks(job, os.environ)
-    return Plan(spec, job, machine, tuple(notices))
+    return Plan(spec, job, machine, tuple(notices), token_files)
 
 
 def plan_again(spec: RunSpec) -> Plan:
@@ -177,44 +182,6 @@ def _dtype(recipe: Recipe) -> Dtype:
     return "bf16" if recipe.training.dtype == "auto" else recipe.training.dtype
 
 
-def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
-    """The recipe with absolute paths of its data, sought from the current folder, then `beside`.
-
-    Raises UserError when the source needs a file and there is none.
-    """
-    data = recipe.data
-    if data.source in ("synthetic", "stdlib"):
-        return recipe
-    if data.path is None:
-        raise UserError(
-            f"{recipe.name}: data.path",
-            f"source {data.source} needs a file",
-            remedy="--set data.path=FILE",
-        )
-    update: dict[str, Any] = {"data": _with_files(recipe, "data", data, beside)}
-    evaluation = recipe.training.evaluation
-    if evaluation is not None:
-        located = _with_files(recipe, "training.evaluation", evaluation, beside)
-        update["training"] = recipe.training.model_copy(update={"evaluation": located})
-    return recipe.model_copy(update=update)
-
-
-def _with_files(recipe: Recipe, where: str, part: V, beside: Path) -> V:
-    """A part of the recipe with absolute paths of its file and its mask, where it names them."""
-    files = {name: getattr(part, name) for name in ("path", "loss_mask")}
-    update = {
-        name: _file(recipe, f"{where}.{name}", file, beside) for name, file in files.items() if file
-    }
-    return part.model_copy(update=update)
-
-
-def _file(recipe: Recipe, field: str, name: str, beside: Path) -> str:
-    for path in (Path(name).expanduser(), beside / name):
-        if path.is_file():
-            return str(path.resolve())
-    raise UserError(f"{recipe.name}: {field}", f"{name} is not a file")
-
-
 def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
     """The recipe with the absolute folders of the very checkpoints that it begins with.
 
@@ -240,6 +207,8 @@ def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
         folder = place / latest.read_text().strip() if latest.is_file() else place
         if (folder / CHECKPOINT_STATE).is_file():
             return str(folder.resolve())
+    if field == "training.initial_weights" and (origin / HUB_CONFIG).is_file():
+        return str(origin.resolve())
     raise UserError(
         f"{recipe.name}: {field}",
         f"{origin} holds no whole checkpoint",

@@ -13,9 +13,8 @@ COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
 DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
 PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
-SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "latents")
+SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents")
 LATENT_SOURCES = ("synthetic", "latents")
-"""What a diffusion transformer can be trained on."""
 
 T = TypeVar("T")
 
@@ -218,6 +217,8 @@ class DataConfig:
     split: tuple[float, ...] | None = None
     """Sizes of the source's parts, in proportion to each other."""
     split_part: int = 0
+    blend: tuple[tuple[str, float], ...] = ()
+    """(path, weight) of indexed data sets that are mixed, in place of `path`."""
 
 
 @dataclass(frozen=True)

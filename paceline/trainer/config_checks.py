@@ -20,6 +20,9 @@ from paceline.trainer.config import (
 )
 from paceline.trainer.parallel.stages import schedule_problems, stage_layers
 
+TOKEN_FILES = ("tokens", "indexed")
+"""Sources that a mask can go with."""
+
 
 def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
     """Why this trainer cannot run the input, one sentence each; empty when it can."""
@@ -96,12 +99,16 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
         problems.append(f"data.packing {data.packing}: use one of {', '.join(PACKINGS)}")
     if data.loss_on not in LOSSES:
         problems.append(f"data.loss_on {data.loss_on}: use one of {', '.join(LOSSES)}")
-    if data.loss_mask is not None and data.source != "tokens":
+    if data.loss_mask is not None and (data.source not in TOKEN_FILES or data.blend):
         problems.append(f"data.loss_mask: source {data.source} is no file of tokens")
+    if data.blend and data.source != "indexed":
+        problems.append(f"data.blend: mixes indexed data sets, and source is {data.source}")
     if data.split is not None and data.source == "latents":
         problems.append("data.split: latents are not split; use a text or token source")
     if data.split is not None and not 0 <= data.split_part < len(data.split):
         problems.append(f"data.split_part {data.split_part}: split has {len(data.split)} parts")
+    if data.packing == "padded" and data.blend:
+        problems.append("data.packing padded: its samples are of one data set, so no data.blend")
     if data.packing == "padded" and data.source == "tokens":
         problems.append("data.packing padded: a token file has no records; use jsonl or text")
     return problems
@@ -115,7 +122,7 @@ def evaluation_problems(config: TrainerConfig) -> list[str]:
         problems.append(
             f"training.evaluation.mean {evaluation.mean}: use one of {', '.join(MEANS)}"
         )
-    if evaluation is not None and evaluation.loss_mask is not None and source != "tokens":
+    if evaluation is not None and evaluation.loss_mask is not None and source not in TOKEN_FILES:
         problems.append(f"training.evaluation.loss_mask: source {source} is no file of tokens")
     return problems
 

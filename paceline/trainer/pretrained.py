@@ -1,4 +1,4 @@
-"""Taking a model's weights, and nothing else, from a checkpoint that any layout has written."""
+"""Taking a model's weights, and nothing else, from any layout's checkpoint or a hub's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import WEIGHTS, cause, find_checkpoint, placed
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
-from paceline.trainer.config import ConfigError
+from paceline.trainer.config import ConfigError, FluxConfig, Model
+from paceline.trainer.hub_weights import HubReader, is_hub_folder
 from paceline.trainer.replica.replica import Replica
 
 FIELD = "training.initial_weights"
@@ -22,21 +23,21 @@ ADAPTERS = ("lora_a", "lora_b")
 
 
 @torch.no_grad()
-def load_weights(replica: Replica, source: str) -> None:
+def load_weights(replica: Replica, source: str, model: Model) -> None:
     """Fill a replica's weights; adapters that the checkpoint does not have stay as they are.
 
     Raises ConfigError when it is missing or broken, or lacks a weight of that shape.
     """
-    folder = find_checkpoint(Path(source), FIELD)
     weights = {
         f"{WEIGHTS}{name}": placed(name, parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
     }
-    reader = CheckpointReader(folder)
+    folder = Path(source) if is_hub_folder(Path(source)) else find_checkpoint(Path(source), FIELD)
     # All ranks need a group of their own that knows main memory, whatever they find.
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     assert group is None or isinstance(group, dist.ProcessGroup)
     try:
+        reader = _reader(folder, model)
         chosen = _chosen(weights, sizes_in(reader), folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
@@ -49,7 +50,15 @@ def load_weights(replica: Replica, source: str) -> None:
         raise ConfigError(f"{FIELD} {folder}: cannot be read: {error!r}") from error
 
 
-def sizes_in(reader: CheckpointReader) -> dict[str, torch.Size]:
+def _reader(folder: Path, model: Model) -> CheckpointReader | HubReader:
+    if not is_hub_folder(folder):
+        return CheckpointReader(folder)
+    if isinstance(model, FluxConfig):
+        raise ConfigError(f"{FIELD} {folder}: a hub's folder is read for decoders alone")
+    return HubReader(folder, model)
+
+
+def sizes_in(reader: CheckpointReader | HubReader) -> dict[str, torch.Size]:
     """The shape of every tensor of a checkpoint."""
     entries = reader.read_metadata().state_dict_metadata
     return {

@@ -98,7 +98,7 @@ def initialise(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) ->
     from paceline.trainer.pretrained import load_weights  # takes 0.1 s
 
     with heartbeat.paused():
-        load_weights(replica, source)
+        load_weights(replica, source, config.model)
 
 
 def start_clock(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,36 @@ def test_our_program_starts_where_no_checkout_is_named():
 def test_what_has_no_argument_is_refused(tmp_path: Path, changes: tuple[str, ...], says: str):
     problems = engine("megatron").unsupported(lm(tmp_path, *changes))
     assert any(says in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("layout.tp=2", "training.dtype=bf16", "engine_settings.overlap=true"),
+        ("data.source=synthetic", "layout.recompute=none", "layout.pp=2"),
+        ("training.ramp_up={start: 32, increment: 32, samples: 2000000}",),
+        ("model.gated_ffn=true", "model.activation=silu", "model.num_kv_heads=4"),
+        ("training.lr_schedule={kind: constant}", "model.norm=rmsnorm", "model.positions=rope"),
+    ],
+)
+def test_our_program_takes_every_argument_that_it_is_given(
+    tmp_path: Path, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    named = study(tmp_path, *changes, name="megatron")
+    own = {name: value for name, value in named.engine_settings.items() if name != "checkout"}
+    spec = named.model_copy(update={"engine_settings": own})
+    assert engine("megatron").unsupported(spec) == []
+    program = engine("megatron").job(spec, "x").program
+    words = program[program.index("core_program.py") + 1 :]
+    monkeypatch.syspath_prepend(str(resources.files("paceline.engines.megatron")))
+    monkeypatch.setattr("sys.argv", ["core_program.py", *words])
+    arguments = importlib.import_module("core_arguments_program").parsed_arguments()
+
+    tp = spec.layout.tp
+    assert arguments.padded_vocab_size == spec.model.padded_vocab(tp)  # type: ignore[union-attr]
+    steps = arguments.train_iters or arguments.exit_interval or arguments.iterations_of_samples
+    assert steps == spec.training.steps
 
 
 @pytest.mark.parametrize(

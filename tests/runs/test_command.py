@@ -52,6 +52,8 @@ if "crash" in sys.argv:
 if "oom" in sys.argv:
     sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
 """
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+"""A launcher of the program's own, which alone knows how its ranks ended."""
 Runner = Callable[..., RunReport]
 
 
@@ -118,6 +120,7 @@ def test_a_recipe_says_what_the_program_trains(start: Runner) -> None:
         (("logged.py", "oom"), {}, "oom", "out of memory"),
         (("-c", "print('no step')"), {}, "incomplete", "no log of the run holds a step line"),
         (("loop.py", "killed"), {"per": "device", "devices": 2}, "failed", "rank 1 was killed by"),
+        ((*TORCHRUN, "loop.py", "killed"), {}, "failed", "rank 1 was killed by SIGKILL"),
         (("loop.py", "nan"), {"per": "device", "devices": 1}, "nan", "step 22 is not finite"),
         (("-c", "import time; time.sleep(60)"), {"timeout_s": 1.0}, "timeout", "time limit of 1 s"),
     ],

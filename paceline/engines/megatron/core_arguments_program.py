@@ -79,6 +79,7 @@ def parsed_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", choices=choices, default=default)
     parser.add_argument("--rampup-batch-size", nargs=3, type=int)
     parser.add_argument("--data-path", help="prefix of a .bin and an .idx file")
+    parser.add_argument("--split", default="969,30,1", help="shares to train, validate, test on")
     parser.add_argument("--text", choices=("stdlib",), help="Python's own files, byte by byte")
     return completed(parser.parse_args())
 

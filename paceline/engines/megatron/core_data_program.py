@@ -42,7 +42,7 @@ def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
         generator = torch.Generator(device="cpu").manual_seed(args.seed + rank)
         while True:
             yield torch.randint(args.vocab_size, (length,), generator=generator)
-    tokens = indexed(args.data_path) if args.data_path else texts(args.seed)
+    tokens = indexed(args.data_path, args.split) if args.data_path else texts(args.seed)
     number = len(tokens) // length
     if number < ranks:
         raise SystemExit(f"{len(tokens)} tokens are less than a sample of {length} a rank")
@@ -52,13 +52,14 @@ def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
         at = at + ranks if at + ranks < number else rank
 
 
-def indexed(prefix: str) -> torch.Tensor:
-    """All tokens of an indexed data set, its documents one after another."""
+def indexed(prefix: str, split: str) -> torch.Tensor:
+    """Tokens of an indexed data set to train on, its documents one after another."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     documents = IndexedDataset(prefix)
-    parts = [torch.from_numpy(documents[n].astype("int64")) for n in range(len(documents))]
-    return torch.cat(parts)
+    shares = [float(share) for share in split.split(",")]
+    number = round(len(documents) * shares[0] / sum(shares))
+    return torch.cat([torch.from_numpy(documents[n].astype("int64")) for n in range(number)])
 
 
 def texts(seed: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from paceline.engines.megatron.refusals import refused_data, refused_everywhere
 SPELLINGS = ("old", "new")
 DTYPES = ("fp32", "fp16", "bf16")
 OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
+OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl")
 PROGRAM_DATA = ("synthetic", "stdlib")
 BYTE_VOCAB = 257
 
@@ -70,6 +71,9 @@ def _of_the_program(spec: RunSpec, shape: DecoderShape) -> list[str]:
     axes = {"cp": layout.cp, "vp": layout.vp, "ep": layout.ep}
     only = "is not in our program on Megatron-Core: name a checkout of Megatron-LM"
     problems = [f"{axis} > 1 {only}" for axis, size in axes.items() if size > 1]
+    problems += [
+        f"engine_settings.{name} {only}" for name in OF_A_CHECKOUT if name in spec.engine_settings
+    ]
     rules = (
         (f"sequence_parallel {only}", layout.sequence_parallel),
         (f"zero_stage {layout.zero_stage} {only}", layout.zero_stage > 1),

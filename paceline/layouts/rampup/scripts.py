@@ -129,8 +129,8 @@ def _whole_paths(chain: Chain) -> list[str]:
     files = {
         f"{where}.{name}": value
         for where, part in parts.items()
-        for name in ("path", "loss_mask")
-        if part and (value := getattr(part, name)) and not Path(value).is_absolute()
+        for name in ("path", "loss_mask", "tokenizer")
+        if part and (value := getattr(part, name, None)) and not Path(value).is_absolute()
     }
     folders = {
         "training.initial_weights": recipe.training.initial_weights,
@@ -145,7 +145,7 @@ def _whole_paths(chain: Chain) -> list[str]:
 
 def _whole_path(field: str, name: str, beside: Path) -> Path:
     for path in (Path(name).expanduser(), beside / name):
-        if path.is_file():
+        if path.is_file() or path.with_name(f"{path.name}.idx").is_file():
             return path
     raise UserError(
         f"{field} {name}",

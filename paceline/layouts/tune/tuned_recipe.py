@@ -19,7 +19,7 @@ from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.files.staged import with_staged_files
 from paceline.layouts.tune.candidates import Candidates
 from paceline.machines.placement import Request
-from paceline.runs.plan import with_data_file
+from paceline.runs.data_files import with_data_file
 
 
 def tuned_recipe(

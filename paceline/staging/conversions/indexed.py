@@ -59,7 +59,7 @@ def files_of(prefix: Path) -> tuple[Path, Path]:
 class IndexedWriter(AbstractContextManager["IndexedWriter"]):
     """Writes a data set; its files get their names when it is whole, the index last.
 
-    Left by an exception, or killed, it leaves only `.part` files, which the next writer replaces.
+    Left by an exception it leaves nothing, killed it leaves files that end in `.part`.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
@@ -69,7 +69,7 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         self._documents: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
         self._num_sequences = 0
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._parts = [Path(f"{path}.part") for path in files_of(prefix)]
+        self._parts = [Path(f"{path}.{os.getpid()}.part") for path in files_of(prefix)]
         self._bin = self._parts[0].open("wb")
 
     def add(self, tokens: bytes, lengths: NDArray[np.int32]) -> None:
@@ -95,14 +95,19 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._bin:
-            if kind is not None:
-                return
-            self._bin.flush()
-            os.fsync(self._bin.fileno())
+        try:
+            with self._bin:
+                if kind is None:
+                    self._finish()
+        finally:
+            for part in self._parts:
+                part.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
         with self._parts[1].open("wb") as file:
-            for piece in self._index():
-                file.write(piece)
+            file.writelines(self._index())
             file.flush()
             os.fsync(file.fileno())
         for part, path in zip(self._parts, files_of(self.prefix), strict=True):

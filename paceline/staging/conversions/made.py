@@ -53,15 +53,17 @@ def make_jsonl(folder: Path, progress: Progress = unwatched) -> None:
             progress(min(done, MOST_BYTES), MOST_BYTES)
 
 
-def make_tokenizer(folder: Path, progress: Progress = unwatched) -> None:
-    """`tokenizer.json`: byte-level BPE of VOCABULARY tokens, trained on the sources."""
+def make_tokenizer(
+    folder: Path, progress: Progress = unwatched, vocab_size: int = VOCABULARY
+) -> None:
+    """`tokenizer.json`: byte-level BPE of `vocab_size` tokens, trained on the sources."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocab_size,
         special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -1,26 +1,35 @@
 """Samples of a run, from tokens of text or at random.
 
-Packed, a corpus is cut into windows of seq_len + 1 tokens that share one token with the next: the
-last target of one is the first input of the other. Padded, every record is a sample of its own, cut
-to seq_len + 1 tokens or filled up with end marks: a line of jsonl, or a paragraph of a text.
+What samples are made of is in `samples`; here the source of a run is opened, no more of it than the
+steps can use, and what evaluations keep for themselves is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, FluxConfig, TrainerConfig
+from paceline.trainer.data.indexed_corpus import load_indexed, load_validation_indexed
 from paceline.trainer.data.latents import load_latents, load_validation_latents
+from paceline.trainer.data.samples import (
+    Corpus,
+    PaddedCorpus,
+    PartCorpus,
+    SyntheticCorpus,
+    TokenCorpus,
+    enough,
+    part_of,
+    train_part,
+)
 from paceline.trainer.data.texts import (
     BYTE_VOCAB,
     END,
-    END_OF_DOCUMENT,
     MOST_TEXT_TOKENS,
     WHOLE_SOURCE,
     Extent,
@@ -37,204 +46,7 @@ from paceline.trainer.data.validation_split import (
     too_little,
     validation_size,
 )
-from paceline.trainer.model.context_parallel import rows
-from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.model.weights import mixed_seed
-from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.schedule import BatchSizes
-
-SPLIT_SEED = 1234
-"""Of the order that parts are cut from: the same for all phases of a training."""
-
-
-@dataclass(frozen=True)
-class TokenCorpus:
-    """Windows of one long line of tokens."""
-
-    tokens: Tensor
-    seq_len: int
-    vocab_size: int
-    mask: Tensor | None = None
-    """For each token, 0 where it counts for nothing as a target."""
-
-    @property
-    def masked(self) -> bool:
-        """Whether some targets count for nothing."""
-        return self.mask is not None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens at hand."""
-        return self.tokens.numel()
-
-    @property
-    def num_windows(self) -> int:
-        """Whole windows."""
-        return max(0, (self.num_tokens - 1) // self.seq_len)
-
-    def window(self, index: int) -> Tensor:
-        """(seq_len + 1,) token ids; raises ConfigError for an id that the model does not know."""
-        start = index * self.seq_len
-        ids = self.tokens[start : start + self.seq_len + 1].to(torch.int64)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= self.vocab_size:
-            wrong = low if low < 0 else high
-            raise ConfigError(
-                f"data: token {wrong} between {start} and {start + self.seq_len} "
-                f"is outside the vocabulary of {self.vocab_size}"
-            )
-        return ids
-
-    def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
-        return len(indices) * self.seq_len
-
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """Windows as inputs and targets; raises ConfigError as `window` does."""
-        inputs, targets = next_tokens([self.window(i) for i in indices], cp)
-        if self.mask is not None:
-            starts = [index * self.seq_len for index in indices]
-            counts = [self.mask[start : start + self.seq_len + 1] for start in starts]
-            targets = targets.masked_fill(next_tokens(counts, cp)[1] == 0, IGNORE_INDEX)
-        return inputs, targets
-
-
-@dataclass(frozen=True)
-class PaddedCorpus:
-    """Separate records: sample i is tokens[ends[i]:ends[i + 1]] and end marks up to the length."""
-
-    tokens: Tensor
-    ends: Tensor
-    """(num_windows + 1,) where records begin and end."""
-    seq_len: int
-    masked: bool
-    """Whether targets that are padding count for nothing."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens at hand, padding left out."""
-        return self.tokens.numel()
-
-    @property
-    def num_windows(self) -> int:
-        """Records."""
-        return self.ends.numel() - 1
-
-    def real_tokens(self, indices: Sequence[int]) -> int:
-        """Inputs of some samples that are text."""
-        chosen = torch.tensor([*indices], dtype=torch.int64)
-        lengths = self.ends[chosen + 1] - self.ends[chosen]
-        return int(lengths.clamp(max=self.seq_len).sum())
-
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """Samples as inputs and targets; targets that are padding may not count."""
-        windows = torch.full((len(indices), self.seq_len + 1), END_OF_DOCUMENT)
-        ends = self.ends.tolist()
-        padded = torch.ones(windows.shape, dtype=torch.bool)
-        for i, index in enumerate(indices):
-            record = self.tokens[ends[index] : ends[index + 1]]
-            windows[i, : len(record)] = record
-            padded[i, : len(record)] = False
-        inputs, targets = next_tokens([*windows], cp)
-        if self.masked:
-            targets = targets.masked_fill(next_tokens([*padded], cp)[1], IGNORE_INDEX)
-        return inputs, targets
-
-
-@dataclass(frozen=True)
-class SyntheticCorpus:
-    """Endless windows of random ids, each made from its own seed; `backwards` makes other ones."""
-
-    seq_len: int
-    vocab_size: int
-    seed: int
-    backwards: bool = False
-    num_tokens: None = None
-    num_windows: None = None
-    masked: bool = False
-
-    def window(self, index: int) -> Tensor:
-        """(seq_len + 1,) token ids, the same for an index on every rank."""
-        part = -1 - index if self.backwards else index
-        generator = torch.Generator().manual_seed(mixed_seed(self.seed, part))
-        return torch.randint(self.vocab_size, (self.seq_len + 1,), generator=generator)
-
-    def real_tokens(self, indices: Sequence[int]) -> int:
-        """Every position is a token."""
-        return len(indices) * self.seq_len
-
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """Windows as inputs and targets."""
-        return next_tokens([self.window(i) for i in indices], cp)
-
-
-@dataclass(frozen=True)
-class PartCorpus:
-    """Some of the samples of another corpus."""
-
-    whole: TokenCorpus | PaddedCorpus
-    indices: Tensor
-    """(num_windows,) which ones, in their order here."""
-
-    @property
-    def masked(self) -> bool:
-        """Whether some targets count for nothing."""
-        return self.whole.masked
-
-    @property
-    def num_windows(self) -> int:
-        """Samples of the part."""
-        return self.indices.numel()
-
-    @property
-    def num_tokens(self) -> int:
-        """Inputs of the part's samples, padding left out."""
-        return self.real_tokens(range(self.num_windows))
-
-    def real_tokens(self, indices: Sequence[int]) -> int:
-        """Input positions of some samples that are no padding."""
-        return self.whole.real_tokens(self._there(indices))
-
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """Samples as the whole corpus has them."""
-        return self.whole.collate(self._there(indices), cp)
-
-    def _there(self, indices: Sequence[int]) -> list[int]:
-        return self.indices[[*indices]].tolist()
-
-
-class Corpus(Protocol):
-    """Samples by index; every rank makes the same sample from the same index."""
-
-    @property
-    def num_tokens(self) -> int | None:
-        """Tokens at hand; None without end."""
-        ...
-
-    @property
-    def num_windows(self) -> int | None:
-        """Samples at hand; None without end."""
-        ...
-
-    @property
-    def masked(self) -> bool:
-        """Whether some targets count for nothing, so that ranks may count different numbers."""
-        ...
-
-    def real_tokens(self, indices: Sequence[int]) -> int:
-        """Input positions of some samples that are no padding."""
-        ...
-
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """(inputs, targets, the model's other inputs) of some samples, this rank's part of each."""
-        ...
-
-
-def next_tokens(windows: list[Tensor], cp: Axis) -> tuple[Tensor, Tensor]:
-    """(n, seq_len / cp) inputs and the tokens after them, from (seq_len + 1,) windows."""
-    ids = torch.stack(windows)
-    positions = rows(ids.shape[1] - 1, cp)
-    return ids[:, positions], ids[:, positions + 1]
 
 
 def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
@@ -264,8 +76,10 @@ def load_corpus(config: TrainerConfig) -> Corpus:
     vocab = config.model.vocab_size
     if data.source == "synthetic":
         return SyntheticCorpus(training.seq_len, vocab, training.seed)
+    if data.source == "indexed":
+        return load_indexed(config, vocab)
     if data.split is not None:
-        return train_part(config, part_of(config, data, data.split))
+        return train_part(config, part_of(whole_source(config, data), data))
     samples = BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
     usable = samples * training.seq_len + 1
     apart = held_out_of(config)
@@ -295,11 +109,13 @@ def load_validation(config: TrainerConfig) -> Corpus:
     vocab = config.model.vocab_size
     if data.source == "synthetic":
         return SyntheticCorpus(training.seq_len, vocab, 0, backwards=True)
+    if data.source == "indexed":
+        return load_validation_indexed(config, vocab)
     apart, need = held_out_of(config), validation_size(config)
     masked = evaluation.loss_mask or (None if evaluation.path else data.loss_mask)
     data = replace(data, path=evaluation.path or data.path, loss_mask=masked)
     if data.split is not None:
-        part = part_of(config, data, data.split)
+        part = part_of(whole_source(config, data), data)
         kept = slice(-evaluation.samples, None) if apart else slice(evaluation.samples)
         corpus: Corpus = PartCorpus(part.whole, part.indices[kept])
     elif data.source == "tokens":
@@ -311,40 +127,15 @@ def load_validation(config: TrainerConfig) -> Corpus:
     else:
         extent = split_off(data, apart)[1] if apart else WHOLE_SOURCE
         corpus = text_corpus(config, data, 0, evaluation.samples, extent)
-    if (corpus.num_windows or 0) < evaluation.samples:
-        raise ConfigError(
-            f"training.evaluation.samples {evaluation.samples}: {data.path or data.source} holds "
-            f"{corpus.num_windows}"
-        )
-    return corpus
+    return enough(corpus, evaluation.samples, data.path or data.source)
 
 
-def part_of(config: TrainerConfig, data: DataConfig, split: Sequence[float]) -> PartCorpus:
-    """The samples of a run's part of a source, in an order that is the same for every seed.
-
-    The whole source's samples are shuffled once and cut in proportion to `split`, as DeepSpeed-Chat
-    does it (its shuffle is NumPy's, so the samples are others). Raises ConfigError as the source.
-    """
-    if data.source == "tokens":
-        vocab = config.model.vocab_size  # type: ignore[union-attr]
-        tokens, seq_len = map_tokens(data, None), config.training.seq_len
-        whole: TokenCorpus | PaddedCorpus = TokenCorpus(tokens, seq_len, vocab, mask_of(data))
-    else:
-        whole = text_corpus(config, data, 0, MOST_TEXT_TOKENS, WHOLE_SOURCE)
-    order = torch.randperm(whole.num_windows, generator=torch.Generator().manual_seed(SPLIT_SEED))
-    ends = (sum(split[:part]) / sum(split) for part in (data.split_part, data.split_part + 1))
-    start, end = (round(end * whole.num_windows) for end in ends)
-    return PartCorpus(whole, order[start:end])
-
-
-def train_part(config: TrainerConfig, part: PartCorpus) -> PartCorpus:
-    """A part without its last samples, if these are held out for evaluations."""
-    evaluation = config.training.evaluation
-    if evaluation is None or evaluation.path is not None:
-        return part
-    if part.num_windows <= evaluation.samples:
-        raise too_little(f"part {config.data.split_part} of {config.data.path or 'the data'}")
-    return replace(part, indices=part.indices[: -evaluation.samples])
+def whole_source(config: TrainerConfig, data: DataConfig) -> TokenCorpus | PaddedCorpus:
+    """All samples of a source; raises ConfigError as the source."""
+    if data.source != "tokens":
+        return text_corpus(config, data, 0, MOST_TEXT_TOKENS, WHOLE_SOURCE)
+    vocab = config.model.vocab_size  # type: ignore[union-attr]
+    return TokenCorpus(map_tokens(data, None), config.training.seq_len, vocab, mask_of(data))
 
 
 def mask_of(data: DataConfig) -> Tensor | None:

@@ -110,11 +110,15 @@ def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
 
 def map_mask(path: str, data: DataConfig) -> Tensor:
     """One byte a token of `data`'s file, mapped into memory; ConfigError for another number."""
-    size, num_tokens = Path(path).stat().st_size, map_tokens(data, None).numel()
+    return map_bytes(path, map_tokens(data, None).numel(), str(data.path))
+
+
+def map_bytes(path: str, num_tokens: int, of: str) -> Tensor:
+    """(num_tokens,) bytes of a mask, mapped into memory; ConfigError for another number."""
+    size = Path(path).stat().st_size
     if size != num_tokens:
         raise ConfigError(
-            f"loss_mask: {path} has {size} bytes, and {data.path} {num_tokens} tokens: "
-            "it takes one each"
+            f"loss_mask: {path} has {size} bytes, and {of} {num_tokens} tokens: it takes one each"
         )
     return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
 

@@ -5,7 +5,7 @@ V vocabulary. The residual stream runs in the compute dtype; parameters keep the
 cast where they are used, so the same code trains fp32 master weights and parameters that FSDP
 already gathers in the compute dtype. Everything is computed on plain local tensors: with tensor
 parallelism N, V and the ffn's width are this rank's share, and a Region says where to exchange.
-`gelu` is the exact one; GPT-2's tanh form costs the same FLOPs.
+`gelu` is the exact one, `gelu_tanh` the form that GPT-2 was trained with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import WHOLE, Region, local
 
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
-ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
 
 
 @dataclass(frozen=True)

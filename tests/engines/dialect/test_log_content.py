@@ -248,3 +248,16 @@ def test_an_excerpt_is_short_and_can_be_printed(line):
 
     assert len(shown) <= MOST_CHARACTERS
     assert shown.isprintable()
+
+
+def test_another_rank_adds_settings_memory_and_the_end_but_no_steps():
+    log, other = LogContent(), LogContent()
+    log.facts, log.memory_bytes = {"tp": 2, "global_batch": 16}, {"reserved": 5.0}
+    other.facts, other.memory_bytes = {"tp": 1, "seq_len": 128}, {"reserved": 7.0, "resident": 3.0}
+    other.ended = "[after training is done]"
+    other.add_steps(np.array([1]), step_time_s=np.array([1.0]))
+    log.add_rank(other)
+
+    assert log.facts == {"tp": 2, "global_batch": 16, "seq_len": 128}
+    assert log.memory_bytes == {"reserved": 7.0, "resident": 3.0}
+    assert log.ended == "[after training is done]" and len(log) == 0

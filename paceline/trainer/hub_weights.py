@@ -1,0 +1,299 @@
+"""Weights of OPT, GPT-2 and Llama models in the hub's form, under the names of this trainer.
+
+A folder has config.json and *.safetensors: 8 bytes that say how long the header is, a JSON header
+of {name: {dtype, shape, data_offsets}}, then the tensors (huggingface/safetensors, README). They
+are mapped into memory; each rank reads its own part alone, through DCP's planner.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from paceline.trainer.checkpoint import WEIGHTS
+from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.config import ModelConfig
+
+CONFIG, PATTERN = "config.json", "*.safetensors"
+LARGEST_HEADER = 100_000_000
+"""Bytes, the format's own limit."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+OUTER = {
+    "opt": {
+        "embedding": "model.decoder.embed_tokens",
+        "positions": "model.decoder.embed_positions",
+        "project_in": "model.decoder.project_in",
+        "project_out": "model.decoder.project_out",
+        "final_norm": "model.decoder.final_layer_norm",
+    },
+    "gpt2": {
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+    },
+    "llama": {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
+}
+"""Layers outside of the blocks by model_type of config.json: name here, name there."""
+BLOCKS = {"opt": "model.decoder.layers", "gpt2": "transformer.h", "llama": "model.layers"}
+INNER = {
+    "opt": {
+        "attention_norm": "self_attn_layer_norm",
+        "attention.q": "self_attn.q_proj",
+        "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.o": "self_attn.out_proj",
+        "ffn_norm": "final_layer_norm",
+        "ffn.up": "fc1",
+        "ffn.down": "fc2",
+    },
+    "gpt2": {
+        "attention_norm": "ln_1",
+        "attention.q": "attn.c_attn",
+        "attention.k": "attn.c_attn",
+        "attention.v": "attn.c_attn",
+        "attention.o": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn.up": "mlp.c_fc",
+        "ffn.down": "mlp.c_proj",
+    },
+    "llama": {
+        "attention_norm": "input_layernorm",
+        "attention.q": "self_attn.q_proj",
+        "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.o": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn.gate": "mlp.gate_proj",
+        "ffn.up": "mlp.up_proj",
+        "ffn.down": "mlp.down_proj",
+    },
+}
+"""Layers of a block."""
+ROOTS = ("", "model.", "transformer.")
+"""Saved without its head, a model's names lack the first of these that they had."""
+FUSED = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
+"""GPT-2 keeps the three in one layer, and all matrices of blocks as (in, out)."""
+SETTINGS = {
+    "opt": {
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "activation_function": "activation",
+    },
+    "gpt2": {
+        "n_layer": "num_layers",
+        "n_head": "num_heads",
+        "activation_function": "activation",
+        "layer_norm_epsilon": "norm_eps",
+    },
+    "llama": {
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "kv_heads",
+        "hidden_act": "activation",
+        "rms_norm_eps": "norm_eps",
+        "rope_theta": "rope_theta",
+    },
+}
+"""What of config.json no tensor's size tells: key there, field here."""
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies."""
+
+    file: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """Byte of the file."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which tensor of the folder a weight is, and what is done with it."""
+
+    name: str
+    turned: bool = False
+    third: int | None = None
+
+
+def is_hub_folder(path: Path) -> bool:
+    """Whether a folder holds a model in the hub's form."""
+    return (path / CONFIG).is_file() and any(path.glob(PATTERN))
+
+
+class HubReader(StorageReader):
+    """DCP's reader of such a folder; raises UnsoundCheckpointError for one that is not sound.
+
+    Also for a model that computes otherwise than `model` does.
+    """
+
+    def __init__(self, folder: Path, model: ModelConfig) -> None:
+        super().__init__()
+        self.folder, self.model = folder, model
+        config = _json(folder / CONFIG)
+        self._stored: dict[str, Stored] = {}
+        self._files: dict[str, mmap.mmap] = {}
+        for file in sorted(folder.glob(PATTERN)):
+            self._open(file)
+        problems = differences(config, model)
+        if problems:
+            raise UnsoundCheckpointError("; ".join(problems))
+        self._places = places(str(config["model_type"]), model, self._stored)
+
+    def _open(self, path: Path) -> None:
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._files[path.name] = content
+        length = int.from_bytes(content[:8], "little")
+        if not 0 < length <= min(LARGEST_HEADER, len(content) - 8):
+            raise UnsoundCheckpointError(f"{path.name} is no safetensors file, or is torn")
+        try:
+            for name, entry in json.loads(content[8 : 8 + length]).items():
+                if name != "__metadata__":
+                    start, end = (8 + length + int(at) for at in entry["data_offsets"])
+                    shape, dtype = tuple(map(int, entry["shape"])), DTYPES[entry["dtype"]]
+                    if end - start != prod(shape) * dtype.itemsize or end > len(content):
+                        raise UnsoundCheckpointError(f"{path.name} is torn: {name}")
+                    self._stored[name] = Stored(path.name, dtype, shape, start)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UnsoundCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight of this trainer's as a whole, rows of a padded vocabulary being 0."""
+        place = self._places[name]
+        stored = self._stored[place.name]
+        count, content = prod(stored.shape), self._files[stored.file]
+        flat = torch.frombuffer(content, dtype=stored.dtype, count=count, offset=stored.start)
+        tensor = flat.view(stored.shape)
+        tensor = tensor.t() if place.turned else tensor
+        tensor = tensor if place.third is None else tensor.chunk(3)[place.third]
+        missing = self.model.padded_vocab - len(tensor)
+        if _is_vocabulary(name) and missing > 0:
+            return torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])])
+        return tensor
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept between loads."""
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """The folder's weights by their names in this trainer's checkpoints."""
+        entries: dict[str, Any] = {}
+        for name in self._places:
+            tensor = self.tensor(name)
+            chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.shape)
+            entries[f"{WEIGHTS}{name}"] = TensorStorageMetadata(
+                TensorProperties(dtype=tensor.dtype), tensor.shape, [chunk]
+            )
+        return Metadata(entries)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any
+    ) -> None:
+        """All is known from the beginning."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what each item of the plan asks for."""
+        for item in plan.items:
+            tensor = self.tensor(item.storage_index.fqn.removeprefix(WEIGHTS))
+            for dim, (start, length) in enumerate(
+                zip(item.storage_offsets, item.lengths, strict=True)
+            ):
+                tensor = tensor.narrow(dim, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(tensor)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it names such a folder."""
+        return is_hub_folder(Path(checkpoint_id))
+
+
+def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    """Where a folder's model computes otherwise than this one, one sentence each."""
+    family = config.get("model_type")
+    if family not in SETTINGS:
+        return [f"its model_type is {family}; use one of {', '.join(SETTINGS)}"]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    problems = [f"its positions are scaled ({kind}), which is not here"] * (kind != "default")
+    values = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    for theirs, ours in SETTINGS[family].items():
+        value, here = values.get(theirs), getattr(model, ours)
+        value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
+        if value is not None and value != here:
+            problems.append(f"its {theirs} is {values[theirs]}, and model.{ours} is {here}")
+    if family == "opt" and config.get("do_layer_norm_before", True) != (
+        model.norm_position == "pre"
+    ):
+        problems.append(f"model.norm_position is {model.norm_position}, and there the other")
+    return problems
+
+
+def places(family: str, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
+    """Which tensor of the folder each weight is, of those that are there."""
+    layers = {ours: Place(theirs) for ours, theirs in OUTER[family].items()}
+    for number in range(model.num_layers):
+        for ours, theirs in INNER[family].items():
+            turned = family == "gpt2" and not ours.endswith("norm")
+            third = FUSED.get(ours) if family == "gpt2" else None
+            name = f"{BLOCKS[family]}.{number}.{theirs}"
+            layers[f"blocks.{number}.{ours}"] = Place(name, turned, third)
+    chosen: dict[str, Place] = {}
+    for ours, place in layers.items():
+        for kind in ("weight", "bias"):
+            names = [f"{place.name}.{kind}".removeprefix(root) for root in ROOTS]
+            for name in [name for name in names if name in stored][:1]:
+                turned = place.turned and kind == "weight"
+                chosen[f"{ours}.{kind}"] = Place(name, turned, place.third)
+    return chosen
+
+
+def _is_vocabulary(name: str) -> bool:
+    return name in ("embedding.weight", "head.weight")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsoundCheckpointError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsoundCheckpointError(f"{path.name} holds no JSON object")
+    return content

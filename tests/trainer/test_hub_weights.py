@@ -1,0 +1,157 @@
+"""Models in the hub's form begin trainings: the first loss is that of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from paceline.staging.conversions import made
+from paceline.trainer.config import parse_config
+from paceline.trainer.data.batches import sampler_of
+from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.parallel.mesh import ALONE
+from tests.trainer import peers
+from tests.trainer.example import log, settings, steps, train, world_size
+from tests.trainer.model.test_peers import GPT, MODELS
+
+SEQ_LEN, BATCH = 24, 4
+SHAPES = {
+    **{name: MODELS[name] for name in ("opt-350m", "opt-13b", "llama")},
+    "gpt": {**GPT, "activation": "gelu_tanh"},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "tp 2": {"ranks": 2, "tp": 2, "dp": 1},
+    "zero 3": {"ranks": 2, "zero_stage": 3},
+}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """A file of random ids that any of the models knows."""
+    ids = np.random.default_rng(0).integers(0, 320, 4000).astype("uint16")
+    ids.tofile(tmp_path / "ids.bin")
+    return tmp_path / "ids.bin"
+
+
+def hub(folder: Path, raw: dict[str, Any]) -> torch.nn.Module:
+    """The peer of a trainer.json with random weights, saved as the hub has it."""
+    torch.manual_seed(7)
+    gpt = raw["model"]["activation"] == "gelu_tanh"
+    model = {**raw["model"], "activation": "gelu_new"} if gpt else raw["model"]
+    peer = peers.PEERS["gpt2" if gpt else peers.family(model)](model)
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    peer.save_pretrained(folder)
+    return peer
+
+
+def begun(tokens: Path, folder: Path, ranks: int = 1, **changes: Any) -> dict[str, Any]:
+    """One step of a training that begins with a folder's weights."""
+    changes = {"seq_len": SEQ_LEN, "global_batch": BATCH, "micro_batch": 2, **changes}
+    data = {"source": "tokens", "path": str(tokens)}
+    raw = settings(ranks=ranks, steps=1, **data, **changes)
+    raw["training"]["initial_weights"] = str(folder)
+    dp = raw["dp"]
+    raw["num_microbatches"] = BATCH // (dp * raw["layout"]["micro_batch"])
+    return raw
+
+
+def first_loss(peer: torch.nn.Module, raw: dict[str, Any]) -> float:
+    """The mean loss of the peer on the first step's samples."""
+    config = parse_config(raw)
+    corpus = load_corpus(config)
+    sampler = sampler_of(config, corpus.num_windows)
+    windows = [index for rank in range(config.dp) for index in sampler.windows(0, rank)]
+    inputs, targets = corpus.collate(windows, ALONE)
+    with torch.no_grad():
+        return peers.mean_loss(peer.eval(), torch.cat([inputs, targets[:, -1:]], 1)).item()
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        *((model, "alone") for model in SHAPES),
+        ("gpt", "tp 2"),
+        ("llama", "tp 2"),
+        ("gpt", "zero 3"),
+    ],
+)
+def test_the_first_loss_is_that_of_transformers(
+    model: str, layout: str, tokens: Path, tmp_path: Path
+) -> None:
+    raw = begun(tokens, tmp_path / "hub", **SHAPES[model], **LAYOUTS[layout])
+    peer = hub(tmp_path / "hub", raw)
+
+    assert train(tmp_path / "run", raw) == 0, log(tmp_path / "run")
+
+    losses = [steps(tmp_path / "run", rank)[0]["loss"] for rank in range(world_size(raw))]
+    assert sum(losses) / len(losses) == pytest.approx(first_loss(peer, raw), rel=2e-6)
+
+
+def other_layers(folder: Path) -> None:
+    change(folder, n_layer=3)
+
+
+def scaled_positions(folder: Path) -> None:
+    change(folder, rope_scaling={"rope_type": "llama3"})
+
+
+def other_activation(folder: Path) -> None:
+    change(folder, activation_function="gelu")
+
+
+def unknown_kind(folder: Path) -> None:
+    change(folder, model_type="bert")
+
+
+def torn(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def change(folder: Path, **fields: Any) -> None:
+    """Other values in config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "what"),
+    [
+        (other_layers, "its n_layer is 3, and model.num_layers is 2"),
+        (scaled_positions, "its positions are scaled"),
+        (other_activation, "its activation_function is gelu, and model.activation is gelu_tanh"),
+        (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama"),
+        (torn, "model.safetensors is torn"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(
+    break_it: Callable[[Path], None], what: str, tmp_path: Path
+) -> None:
+    from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+    from paceline.trainer.hub_weights import HubReader
+
+    made.make_gpt2(tmp_path)
+    config = parse_config(settings(**made_shape())).model
+    reader = HubReader(tmp_path, config)  # type: ignore[arg-type]
+    assert reader.tensor("blocks.1.attention.k.weight").shape == (64, 64)
+    break_it(tmp_path)
+
+    with pytest.raises(UnsoundCheckpointError, match=what):
+        HubReader(tmp_path, config)  # type: ignore[arg-type]
+
+
+def made_shape() -> dict[str, Any]:
+    """The model that tiny recipes are staged with."""
+    sizes = {"hidden_size": 64, "ffn_size": 256, "vocab_size": 2048, "max_positions": 256}
+    return {**SHAPES["gpt"], **sizes}
