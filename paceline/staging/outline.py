@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.assets import Asset, AssetState
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
-from paceline.core.units import gib
+from paceline.core.units import si
 from paceline.files.recipe import Recipe
 from paceline.files.staged import (
     PARTIAL_FOLDER,
@@ -86,14 +86,14 @@ def refuse_without_room(outline: StageOutline, largest_file: int | None = None) 
     if need > free:
         raise SystemFaultError(
             str(outline.root),
-            f"{gib(need)} are to come and {gib(free)} are free",
+            f"{si(need, 'B')} are to come and {si(free, 'B')} are free",
             remedy="make room, or give another place with --to",
         )
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest_file and limit != resource.RLIM_INFINITY and largest_file > limit:
         raise SystemFaultError(
             str(outline.root),
-            f"a file of {gib(largest_file)} is to come, and no file may exceed {gib(limit)} here",
+            f"a file of {si(largest_file, 'B')} is to come, none may exceed {si(limit, 'B')}",
             remedy="see `ulimit -f`",
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.core.assets import StagedFile
 from paceline.core.errors import SystemFaultError
-from paceline.core.units import gib
+from paceline.core.units import si
 from paceline.staging.connection import (
     LOCAL_FAULTS,
     TransientError,
@@ -257,7 +257,7 @@ def unwritable(path: Path, error: OSError) -> SystemFaultError:
     why = _UNWRITABLE.get(error.errno or 0)
     return SystemFaultError(
         str(path.parent),
-        f"{why}, {gib(status.f_bavail * status.f_frsize)} are free"
+        f"{why}, {si(status.f_bavail * status.f_frsize, 'B')} are free"
         if why
         else f"cannot be written: {error.strerror or error}",
         remedy="make room, or give another place with --to; what has come is kept",

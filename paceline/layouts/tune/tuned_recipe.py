@@ -16,6 +16,7 @@ from paceline.core.hosts import compress
 from paceline.core.layout import Layout
 from paceline.files.documents import write_text
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
+from paceline.files.staged import with_staged_files
 from paceline.layouts.tune.candidates import Candidates
 from paceline.machines.placement import Request
 from paceline.runs.data_files import with_data_file
@@ -29,7 +30,7 @@ def tuned_recipe(
     A ramp-up whose first batches the layout cannot divide is left out.
     """
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
-    recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
+    recipe = with_data_file(with_staged_files(recipe), recipe_path(request.recipe).parent)
     cluster = candidates.spec.cluster
     tuned = recipe.model_copy(
         update={
