@@ -17,8 +17,9 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := attacks engines estimate layouts mlperf runs scaling trainer
-SUITES := browser clusters numerics $(PARALLEL_SUITES)
+PARALLEL_SUITES := attacks engines estimate layouts mlperf runs scaling staging trainer
+FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
+SUITES := browser clusters frameworks numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -50,6 +51,7 @@ test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
 test-runs: ## real runs from plan to report, repeats, comparisons, history
 test-scaling: ## campaigns on this machine alone, their analysis, checks of hosts
+test-staging: ## downloads, conversions, manifests, and every way in which fetching fails
 test-trainer: ## the native trainer: its parts, small trainings, every way in which one can end
 $(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest $(TWO_AT_ONCE) --durations=20 tests/$* $(PYTEST_ARGS)
@@ -59,6 +61,13 @@ test-browser: ## the HTML report in a real Chromium (see deps-browser)
 test-clusters: ## real Slurm and real SSH on this machine (see deps-clusters)
 test-numerics test-browser test-clusters: test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
+
+.PHONY: frameworks
+frameworks: $(VENV)/.installed-tested ## make the environments of the frameworks that train here for real
+	@for name in $(FRAMEWORKS); do $(BIN)/paceline engines install $$name; done
+
+test-frameworks: frameworks ## real DeepSpeed, Megatron-Core, torchtitan and transformers
+	$(BIN)/python -m pytest --durations=20 tests/frameworks $(PYTEST_ARGS)
 
 .PHONY: test-busy
 test-busy: $(VENV)/.installed-tested ## the default tests and those of clusters, ROUNDS times beside four busy loops

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import SeriesResult
+from paceline.core.assets import Manifest
 from paceline.core.hardware import Cluster, Device, Link
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
@@ -29,6 +30,7 @@ from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.tune.result import TuneResult
 from paceline.logs.parsed_log import ParsedLog
 from paceline.machines.probe.gemm import GemmProbe
+from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
 from paceline.scaling.campaigns.record import Campaign
@@ -41,6 +43,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "link": Link,
     "references": Source,
     "run": RunRecord,
+    "stage-manifest": Manifest,
     "result": Result,
     "repeats": SeriesResult,
     "campaign": Campaign,
@@ -48,6 +51,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "sweep": SweepResult,
     "tune": TuneResult,
     "slurm": SlurmRecord,
+    "batch": SubmittedScript,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "event-start": StartEvent,

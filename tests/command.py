@@ -58,7 +58,8 @@ def prepare() -> None:
 
     # Reading the signatures of all verbs takes as long as what most of them do.
     typer.main.get_command = functools.cache(typer.main.get_command)
-    modules = [module.name for module in pkgutil.walk_packages(package.__path__, "paceline.")]
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, "paceline.")]
+    modules = [name for name in names if not name.endswith("_program")]
     for name in (*LIBRARIES, *(name for name in modules if not name.startswith(PROGRAMS))):
         importlib.import_module(name)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123

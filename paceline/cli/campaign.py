@@ -65,6 +65,8 @@ class Conduct:
     charts: Path | None = None
     fail: bool = False
     judging: Judging | None = None
+    least_per_node: float | None = None
+    """Samples/s a node below which a sub-cluster is a Fail in results.csv."""
 
 
 def run_campaign(request: CampaignRequest, how: Conduct) -> int:
@@ -154,7 +156,7 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
     campaign = running.campaign
     folder = running.root / campaign.name
     trials = sorted(running.trials.values(), key=lambda trial: (trial.round, trial.hosts))
-    write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node))
+    write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node, how.least_per_node))
     write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
     if not any(trial.ok and trial.devices_per_node == campaign.whole_node for trial in trials):
         echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)

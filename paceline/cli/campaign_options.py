@@ -49,6 +49,15 @@ MaxParallel = Annotated[
     int | None,
     typer.Option(min=1, help="Sub-clusters at once; default 128."),
 ]
+LeastPerNode = Annotated[
+    float | None,
+    typer.Option(
+        "--least-per-node",
+        min=0,
+        metavar="SAMPLES/S",
+        help="Below so much a node a sub-cluster is a Fail in results.csv, as in Lambda's scripts.",
+    ),
+]
 ExtraRounds = Annotated[
     int | None,
     typer.Option(

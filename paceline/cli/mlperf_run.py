@@ -76,6 +76,13 @@ def run(
     heldout: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What it is evaluated on.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What trains: native, or mlperf for a submission's own run.sub and config_*.sh.",
+        ),
+    ] = None,
     overrides: options.Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the series; one that exists is gone on with.")
@@ -120,6 +127,10 @@ def run(
       paceline mlperf run llama31-8b --data c4.bin --heldout c4-val.bin
       --set data.token_dtype=uint32
 
+      paceline mlperf run llama31-8b --engine mlperf --cluster lambda-gb300-nvl72 --data /data
+      --set engine_settings.config=config_GB300_18x4x1xtp1pp1cp2_8b.sh
+      --set engine_settings.container=registry/llama31_8b.sqsh
+
     Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
     """
     placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
@@ -127,7 +138,7 @@ def run(
     request = Request(
         "",
         None,
-        tuple(overrides or ()),
+        (*([f"engine={engine}"] if engine else []), *(overrides or ())),
         1 if alone else devices,
         device.value,
         cluster,

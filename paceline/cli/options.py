@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import json
+from collections.abc import Container, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,12 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set steps=20."
     ),
 ]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", help="What trains, as `--set engine=NAME`; `paceline engines` lists them."
+    ),
+]
 Timeout = Annotated[
     float | None, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each run.")
 ]
@@ -58,6 +65,16 @@ RunName = Annotated[
 ReportForm = Annotated[ReportFormat, typer.Option("--format")]
 Device = Annotated[DeviceKind, typer.Option(help="auto, cpu or cuda.")]
 ClusterName = Annotated[str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")]
+
+
+def with_engine(overrides: Iterable[str] | None, engine: str | None) -> tuple[str, ...]:
+    """The overrides, and that of `--engine` behind them; raises UserError for two engines."""
+    changes = tuple(overrides or ())
+    if engine is None:
+        return changes
+    if any(change.partition("=")[0].strip() == "engine" for change in changes):
+        raise UserError("--engine", "is set by --set engine=... as well", remedy="leave one out")
+    return (*changes, f"engine={json.dumps(engine)}")
 
 
 def refuse_unused(context: typer.Context, mode: str, used: Container[str]) -> None:

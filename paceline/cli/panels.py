@@ -9,13 +9,14 @@ from typer.core import TyperOption
 MOST_WITHOUT = 15
 """Options that a verb shows in one list."""
 PANELS = {
-    "What is trained": "--variant --set --layout --tokens --tiny --synthetic --data --heldout",
+    "What is trained": "--variant --set --engine --layout --tokens --tiny --synthetic --data "
+    "--heldout",
     "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
     "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
     "--max-nodes --least-efficiency --every-batch --seed",
     "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
-    "--per-node --gpus-per-node --intra --inter --topology",
+    "--per --per-node --gpus-per-node --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
     "--limit --wait",
     "Time model": "--evidence --stack --compiled --trace --measured --measured-s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.cli.terminal import echo
 from paceline.core.run_report import RunReport
 from paceline.engines import engine
 from paceline.report.tables import metrics_csv, metrics_md
+from paceline.runs.logged_run import NATIVE
 from paceline.runs.plan import Plan
 
 
@@ -40,8 +42,21 @@ def print_plan(plan: Plan, form: ReportFormat) -> None:
         echo(json.dumps(plan_content(plan), indent=2))
         return
     names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
+    if plan.spec.engine != NATIVE and plan.spec.cluster.launcher != "local":
+        # Their scripts start node.sh, which lies in the run folder.
+        echo(f"on every node: {shlex.join(plan.job.program)}", err=True)
     echo(f"in a new run folder beside {names}, job.sh:", err=True)
     echo(plan.script, nl=False)
+    for name, text in _submitted(plan).items():
+        echo(f"and {name}, which it submits:", err=True)
+        echo(text, nl=False)
+
+
+def _submitted(plan: Plan) -> dict[str, str]:
+    """The batch script that the run itself brings along, by its name."""
+    batch, files = plan.job.batch, plan.job.files
+    name = batch.script.removeprefix("./") if batch else ""
+    return {name: files[name]} if name in files else {}
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
@@ -52,6 +67,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "script": plan.script,
         "settings": engine(plan.spec.engine).settings(plan.spec),
         "files": sorted(plan.job.files),
+        **({"submitted": submitted} if (submitted := _submitted(plan)) else {}),
     }
 
 

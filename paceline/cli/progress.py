@@ -34,7 +34,7 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
     in_samples = facts_of(spec).headline == "samples_per_s"
     headline = repeat or run_headline(spec)
     if console.is_terminal:
-        with _bar(console, headline, spec.training.steps, in_samples) as watch:
+        with _bar(console, headline, spec.steps_asked, in_samples) as watch:
             yield watch
     else:
         echo(headline, err=True)
@@ -44,8 +44,11 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
 def run_headline(spec: RunSpec) -> str:
     """What runs, in one line."""
     label = f" ({spec.cluster.device_label})" if spec.cluster.device_label else ""
+    place = f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label}"
+    if spec.bare:
+        return place
     return (
-        f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label} · "
+        f"{place} · "
         f"{spec.training.dtype} · {spec.layout.label(spec.world_size)} · "
         f"seq {spec.training.seq_len} · global batch {spec.training.global_batch} "
         f"{facts_of(spec).batch_of}"
@@ -72,7 +75,7 @@ def _lines(in_samples: bool) -> Watcher:
 
 @contextmanager
 def _bar(
-    console: object, headline: str, total: int, in_samples: bool
+    console: object, headline: str, total: int | None, in_samples: bool
 ) -> Iterator[Callable[[Progress], None]]:
     assert isinstance(console, Console)
     console.print(escape(headline), highlight=False)
@@ -101,13 +104,14 @@ def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str
     step = progress.step
     assert step is not None
     typical = median(recent[-RECENT_STEPS:])
-    parts = [f"{step.index}/{progress.total_steps}", f"{typical:.4g} s"]
+    total = progress.total_steps
+    parts = [f"{step.index}/{total}" if total else f"step {step.index}", f"{typical:.4g} s"]
     if typical > 0 and in_samples and step.global_batch:
         parts.append(f"{significant(step.global_batch / typical, 4)} samples/s")
-    elif typical > 0:
+    elif typical > 0 and progress.tokens_per_step:
         parts.append(f"{progress.tokens_per_step / typical:,.0f} tokens/s")
     if step.loss is not None:
         parts.append(f"loss {step.loss:.3f}")
-    left = typical * (progress.total_steps - step.index)
-    parts.append(f"{left:.0f} s left")
+    if total:
+        parts.append(f"{typical * (total - step.index):.0f} s left")
     return " · ".join(parts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import Json, Overrides, Variant
+from paceline.cli.options import EngineName, Json, Overrides, Variant, with_engine
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -85,6 +85,7 @@ def rampup(
     ] = None,
     variant: Variant = None,
     overrides: Overrides = None,
+    engine: EngineName = None,
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
@@ -121,7 +122,8 @@ def rampup(
     site = _site(cluster, device, per_node)
     where = _devices(site, device, per_node)
     question = model.question(
-        recipe, where.device, where.per_node, stack, variant=variant, overrides=overrides,
+        recipe, where.device, where.per_node, stack,
+        variant=variant, overrides=with_engine(overrides, engine),
         per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
     )  # fmt: skip
     setting = setting_of(question, model.chosen_evidence(evidence, question))

@@ -114,7 +114,7 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
     requests = [request]
     if several.interleave:
         requests = [side_request(request, text) for text in several.interleave]
-    if not request.recipe and not several.interleave:
+    if not (request.recipe or request.command or several.interleave):
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     shared = several.nodes_per_trial, several.max_parallel
     return new_series(root, requests, repeats or ENOUGH_FOR_SAME, several.group, *shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -17,6 +18,14 @@ from paceline.machines.placement import Request
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 
+
+class Per(StrEnum):
+    """How often a program of the user's own is started."""
+
+    node = "node"
+    device = "device"
+
+
 STATUS_EXIT = {"ok": 0, "incomplete": 4, "cancelled": 4}
 """Exit code by status; every other status is a system fault (2)."""
 
@@ -28,8 +37,24 @@ def run(
             help="Name of a recipe, or a YAML file.", metavar="RECIPE", show_default=False
         ),
     ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A program of yours to measure, with its arguments.",
+            metavar="-- PROGRAM ...",
+            show_default=False,
+        ),
+    ] = None,
+    per: Annotated[
+        Per | None,
+        typer.Option(
+            help="How often PROGRAM is started: once a `node`, as typed (default), or once for "
+            "each `device`, with RANK, WORLD_SIZE, MASTER_ADDR, ... as torchrun sets them."
+        ),
+    ] = None,
     variant: options.Variant = None,
     overrides: options.Overrides = None,
+    engine: options.EngineName = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -113,6 +138,8 @@ def run(
 
       paceline run --interleave tiny-llama tiny-gpt
 
+      paceline run -- torchrun --nproc-per-node 8 train.py       any program of yours, measured
+
     Any layout of tp, pp, cp, vp, schedule and ZeRO stage can be set; one that cannot run is refused
     with the reason (docs/layouts.md has them all).
 
@@ -122,7 +149,7 @@ def run(
     request = Request(
         recipe or "",
         variant,
-        tuple(overrides or ()),
+        options.with_engine(overrides, engine),
         devices,
         device.value,
         cluster,
@@ -130,13 +157,17 @@ def run(
         force,
         place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
         runs_dir,
+        command=tuple(command or ()),
+        per=per.value if per else None,
     )
+    if per and not command:
+        raise UserError("--per", "is for a program of yours", remedy="-- PROGRAM [ARGUMENT ...]")
     form = options.ReportFormat.json if as_json else form
     if repeat is not None or interleave or group is not None or resume is not None:
         several = Several(repeat, interleave, group, resume, nodes_per_trial, max_parallel)
         how = Execution(form, tag, probe, runs_dir)
         raise typer.Exit(repeat_runs(request, several, how, dry_run))
-    if recipe is None:
+    if recipe is None and not command:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     if nodes_per_trial or max_parallel:
         raise UserError(

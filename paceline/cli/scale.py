@@ -108,6 +108,7 @@ def scale(
     where: Where = None,
     variant: options.Variant = None,
     overrides: campaign_options.Overrides = None,
+    engine: options.EngineName = None,
     gpus_per_node: campaign_options.GpusPerNode = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
@@ -115,6 +116,7 @@ def scale(
     topology: campaign_options.Topology = None,
     max_parallel: campaign_options.MaxParallel = None,
     extra_rounds: campaign_options.ExtraRounds = None,
+    least_per_node: campaign_options.LeastPerNode = None,
     timeout: options.Timeout = None,
     name: campaign_options.Name = None,
     resume: campaign_options.Resume = None,
@@ -168,7 +170,7 @@ def scale(
         request = Request(
             recipe or "",
             variant,
-            tuple(overrides or ()),
+            options.with_engine(overrides, engine),
             None,
             device.value,
             cluster,
@@ -202,6 +204,7 @@ def scale(
             charts,
             fail,
             _judging(scaling, reference, history),
+            least_per_node,
         )
         raise typer.Exit(run_campaign(campaign_request, how))
     nodes = nodes or 64

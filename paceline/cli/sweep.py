@@ -67,6 +67,7 @@ def sweep(
             help="Override a recipe field; a list of values varies it.",
         ),
     ] = None,
+    engine: options.EngineName = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -149,7 +150,7 @@ def sweep(
         raise UserError(
             "--prune-above", "prunes, and --all runs everything", remedy="leave one out"
         )
-    varied, fixed = dimensions(named, overrides or ())
+    varied, fixed = dimensions(named, options.with_engine(overrides, engine))
     placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
     request = Request(
         recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 _OF_BOTH = {
-    *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides"),
+    *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides", "engine"),
     *("most_tp", "most_cp", "evidence", "form", "as_json"),
 }
 _OF_ESTIMATES = {"top", "most_ep", "per_node", "intra", "inter", "stack"}
@@ -66,6 +66,7 @@ def tune(
     top: Annotated[int, typer.Option(min=1, help="Layouts that a ranking lists.")] = 50,
     variant: options.Variant = None,
     overrides: options.Overrides = None,
+    engine: options.EngineName = None,
     most_tp: Annotated[int, typer.Option(min=1, help="Largest tensor-parallel size.")] = 8,
     most_cp: Annotated[int, typer.Option(min=1, help="Largest context-parallel size.")] = 16,
     most_ep: Annotated[int, typer.Option(min=1, help="Largest expert-parallel size.")] = 64,
@@ -138,7 +139,7 @@ def tune(
             _given(gpus, "--gpus"),
             stack,
             variant=variant,
-            overrides=overrides,
+            overrides=options.with_engine(overrides, engine),
             per_node=per_node,
             intra=intra,
             inter=inter,
@@ -171,7 +172,7 @@ def tune(
     request = Request(
         recipe,
         variant,
-        tuple(overrides or ()),
+        options.with_engine(overrides, engine),
         devices,
         device or "auto",
         cluster,

@@ -21,6 +21,8 @@ from paceline.core.units import LARGEST_INT
 LARGEST_NUMBER = 1e100
 """Of an option; no quantity comes near it, and its square is still a number."""
 
+COMMAND = "command"
+"""The argument of a verb that takes a program behind `--`."""
 NAMES = frozenset({"tag", "group"})
 """Options that name what is written."""
 
@@ -29,7 +31,12 @@ class VerbCommand(TyperCommand):
     """Refuses what no option means: numbers beyond all quantities, and bytes that are no text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args, command = _before_command(args) if self._takes_command() else (args, ())
         rest = super().parse_args(ctx, args)
+        if self._takes_command():
+            if ctx.params[COMMAND]:
+                ctx.fail(f"Got unexpected extra argument ({ctx.params[COMMAND][0]})")
+            ctx.params[COMMAND] = command
         for param in cast(list[Any], self.params):
             value = ctx.params.get(param.name or "")
             for item in value if isinstance(value, list | tuple) else [value]:
@@ -44,6 +51,19 @@ class VerbCommand(TyperCommand):
                         remedy="choose another name; files and folders are called by it",
                     )
         return rest
+
+    def _takes_command(self) -> bool:
+        return any(param.name == COMMAND for param in cast(list[Any], self.params))
+
+
+def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words before the first `--`, and those behind it."""
+    if "--" not in words:
+        return words, ()
+    at = words.index("--")
+    if at == len(words) - 1:
+        raise UserError("--", "is followed by no program", remedy="-- PROGRAM [ARGUMENT ...]")
+    return words[:at], tuple(words[at + 1 :])
 
 
 def _problem(value: object) -> str | None:
@@ -111,6 +131,13 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "group",
             "MLPerf Training by its rules: run, score, check and package. Never an official "
             "result.",
+        ),
+    ),
+    "Prepare": (
+        Verb(
+            "stage",
+            "stage:stage",
+            "Fetch or make what a recipe needs: models, data, code, containers, each verified.",
         ),
     ),
     "Clusters": (
@@ -205,6 +232,11 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "devices",
             "devices:devices",
             "List the hardware that Paceline knows, every figure with its source.",
+        ),
+        Verb(
+            "engines",
+            "engines:engines",
+            "List the frameworks that `run` can start, what they need, and install it apart.",
         ),
         Verb("version", "version:version", "Print the versions of Paceline, Python and torch."),
     ),

@@ -13,6 +13,9 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import PositiveInt, Value
 
+OF_ALL_DEVICES = ("{world_size}", "{devices_per_node}")
+"""Placeholders of a command that takes all devices that there are."""
+
 
 class Facts(Value):
     """One run's settings; None = nobody said, which is never taken for a default."""
@@ -76,6 +79,8 @@ class Facts(Value):
 def facts_of(spec: RunSpec) -> Facts:
     """All facts of a run that Paceline itself starts."""
     cluster, training = spec.cluster, spec.training
+    if spec.bare:
+        return _facts_of_command(spec)
     return Facts(
         recipe=spec.recipe,
         variant=spec.variant,
@@ -100,4 +105,23 @@ def facts_of(spec: RunSpec) -> Facts:
         nominal_parameters=spec.nominal_parameters,
         total_tokens=training.total_tokens,
         profiled=False,
+    )
+
+
+def _facts_of_command(spec: RunSpec) -> Facts:
+    """What is known of a program before it has said anything: where it runs."""
+    cluster = spec.cluster
+    # A program that is started once a node may use any of its devices.
+    shares_out = any(name in word for word in spec.command for name in OF_ALL_DEVICES)
+    settings = spec.engine_settings
+    counted = settings.get("per") == "device" or "devices" in settings or shares_out
+    return Facts(
+        recipe=spec.recipe,
+        engine=spec.engine,
+        device=cluster.device,
+        device_label=cluster.device_label,
+        device_memory_bytes=cluster.device_memory_bytes,
+        num_devices=spec.world_size if counted else None,
+        devices_per_node=cluster.devices_per_node if counted else None,
+        profiled=None,
     )

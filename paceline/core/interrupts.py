@@ -36,6 +36,9 @@ def ignore() -> None:
     """What comes now changes nothing: the answer is given, and the interpreter is closing."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
+    # An interrupt that left an `exec` of text (every dataclass has one) makes CPython kill itself
+    # by SIGINT when it closes, caught or not, until another such `exec` has ended.
+    exec("")
 
 
 @contextmanager

@@ -12,8 +12,7 @@ import numpy as np
 
 from paceline.core.rates import days, mfu, samples_per_s, tokens_per_s
 from paceline.core.result import Metric
-from paceline.core.steps import FloatColumn
-from paceline.core.timed_run import TimedRun, first_value
+from paceline.core.timed_run import TimedRun, first_value, mean_value
 from paceline.core.units import count
 
 COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
@@ -234,7 +233,7 @@ def _loss_last(run: TimedRun) -> Metric:
     last = run.window["loss"][-5:]
     model = run.facts.model
     unit = model.loss_unit if model else "nats/token"
-    return Metric(value=_mean(last), unit=unit, n=len(last), statistic="mean")
+    return Metric(value=mean_value(last), unit=unit, n=len(last), statistic="mean")
 
 
 def _flops_rate(run: TimedRun, value: float | None, convention: str | None, *needs: str) -> Metric:
@@ -325,7 +324,7 @@ def _real_tokens(run: TimedRun) -> float | None:
     """
     stated, batch, seq_len = run.facts.real_tokens_per_sample, run.global_batch, run.seq_len
     stated_tokens = stated * batch if stated and batch else None
-    counted = _mean(run.window["tokens"])
+    counted = mean_value(run.window["tokens"])
     if stated_tokens is not None and (counted is None or run.facts.data in (None, "synthetic")):
         return stated_tokens
     if counted is not None or run.facts.origin == "measured":
@@ -345,8 +344,3 @@ def _tokens_trained_on(run: TimedRun) -> float | None:
     if facts.origin == "imported" and masked and batch and seq_len:
         return batch * seq_len
     return _real_tokens(run)
-
-
-def _mean(column: FloatColumn) -> float | None:
-    finite = column[np.isfinite(column)]
-    return float(finite.mean()) if len(finite) else None

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+    model_validator,
+)
 
 from paceline.core.flops import known_convention
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LossScale, LrSchedule, RampUp
+from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
@@ -39,7 +50,7 @@ NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
 """The same of the model, in the native trainer not at all."""
-NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": []}
+NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": [], "bare": False}
 """The same of the run itself."""
 NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
@@ -53,6 +64,21 @@ NEWER_OF_DATA: dict[str, Any] = {
 }
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
+
+
+NOTHING_STATED: dict[str, Any] = {
+    "model": {
+        "kind": "decoder",
+        "num_layers": 1,
+        "hidden_size": 1,
+        "num_heads": 1,
+        "ffn_size": 1,
+        "vocab_size": 1,
+    },
+    "training": {"seq_len": 1, "steps": 1, "dtype": "fp32"},
+}
+"""What stands in a bare run in the place of what nobody said; it is written to no file."""
+OF_A_RECIPE = ("model", "lora", "training", "data", "layout", "flops_convention", "checkpoint")
 
 
 class TrainingBase(Value):
@@ -171,6 +197,9 @@ class RunSpec(Value):
     """What only that engine knows, by its own names."""
     command: tuple[str, ...] = ()
     """The program of engine `command` and its arguments."""
+    bare: bool = False
+    """A command without a recipe: nobody said what it trains, and no figure may rest on `model`,
+    `training`, `data` or `layout`, which files leave out."""
     model: Shape
     lora: LoraSpec | None = None
     training: Training
@@ -192,12 +221,38 @@ class RunSpec(Value):
     """Labels of the MLPerf log that the run writes; None writes none."""
     references: tuple[str, ...] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _stand_in(cls, fields: object) -> object:
+        if not isinstance(fields, dict):
+            return fields
+        stated = cast(dict[str, Any], fields)
+        if stated.get("bare") is not True:
+            return stated
+        training = {**NOTHING_STATED["training"], "global_batch": _world_size(stated)}
+        return {**NOTHING_STATED, **stated, "training": training}
+
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:
         problem = log_problem(self.training, self.mlperf)
         if problem:
             raise ValueError(problem)
         return self
+
+    @field_serializer("command")
+    def _without_secrets(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        return redacted_words(command, os.environ)
+
+    @model_serializer(mode="wrap")
+    def _what_was_stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content = handler(self)
+        left_out = OF_A_RECIPE if self.bare else ()
+        return {name: value for name, value in content.items() if name not in left_out}
+
+    @property
+    def steps_asked(self) -> int | None:
+        """Steps after which the training is complete; None where a user's own program decides."""
+        return None if self.command else self.training.steps
 
     @property
     def world_size(self) -> int:
@@ -231,15 +286,16 @@ class RunSpec(Value):
         for name, usual in NEWER_OF_RUN.items():
             if content[name] == usual:
                 content.pop(name)
+        training: dict[str, Any] = content.get("training") or {}
         for name in NEWER:
-            if content["training"][name] is None:
-                content["training"].pop(name)
-        evaluation: dict[str, Any] = content["training"].get("evaluation") or {}
+            if name in training and training[name] is None:
+                training.pop(name)
+        evaluation: dict[str, Any] = training.get("evaluation") or {}
         for part, newer in (
-            (content["model"], NEWER_OF_MODEL),
-            (content["lora"] or {}, NEWER_OF_LORA),
-            (content["training"], NEWER_OF_TRAINING),
-            (content["data"], NEWER_OF_DATA),
+            (content.get("model") or {}, NEWER_OF_MODEL),
+            (content.get("lora") or {}, NEWER_OF_LORA),
+            (training, NEWER_OF_TRAINING),
+            (content.get("data") or {}, NEWER_OF_DATA),
             (evaluation, NEWER_OF_EVALUATION),
         ):
             for name, usual in newer.items():
@@ -251,6 +307,17 @@ class RunSpec(Value):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def _world_size(fields: dict[str, Any]) -> int:
+    """Devices of a spec that is not validated yet, 1 where it has no sound cluster."""
+    cluster = fields.get("cluster")
+    if isinstance(cluster, Cluster):
+        return cluster.world_size
+    try:
+        return int(cluster["nodes"]) * int(cluster["devices_per_node"])  # type: ignore[index]
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return 1
+
+
 def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
     """Why a training cannot write the log that it is asked for; None when it can."""
     if mlperf is not None and training.evaluation is None:
@@ -258,6 +325,25 @@ def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
             "mlperf needs training.evaluation: a benchmark ends when an evaluation is good enough"
         )
     return None
+
+
+RUN_FOLDER = "{folder}"
+"""In what a BatchScript is given: the run folder's path, which a job does not know."""
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """A batch script of somebody else, which Slurm is given as it is.
+
+    Its variables are the job's. RUN_FOLDER stands for the run folder in them and in what is below.
+    """
+
+    script: str
+    """The file, relative to `folder` if it is there."""
+    folder: str = RUN_FOLDER
+    """Where sbatch is called, as the script expects."""
+    options: tuple[str, ...] = ()
+    """Words of sbatch before the script's name, such as `-N 2`."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +369,10 @@ class Job:
     timeout_s: float | None = None
     collective_limit_s: float = 300.0
     """How long a rank waits for others in a collective before it gives up."""
+    batch: BatchScript | None = None
+    """Submitted in place of `program`, by Slurm alone."""
+    logs: tuple[str, ...] = ()
+    """Patterns of the files that hold the whole job's log, where logs/rank-*.log do not."""
     cluster: Cluster | None = None
     """Hosts and site settings, for launchers that need them; None for this machine."""
     sampled: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 REDACTED = "(redacted)"
@@ -184,3 +184,20 @@ def _is_random(word: str) -> bool:
     classes = [bool(re.search(kind, word)) for kind in (r"[a-z]", r"[A-Z]", r"\d", r"[^\w\s]")]
     digits = sum(character.isdigit() for character in word)
     return sum(classes) >= 3 or (classes[2] and sum(classes) >= 2 and digits * 6 >= len(word))
+
+
+def secret_words(words: Sequence[str], environment: Mapping[str, str]) -> frozenset[int]:
+    """Which words of a command hold a secret, by themselves or behind the one before them."""
+    before = ("", *words)
+    return frozenset(
+        at
+        for at, (first, word) in enumerate(zip(before, words, strict=False))
+        if redact(word, environment) != word
+        or not redact(f"{first} {word}", environment).endswith(word)
+    )
+
+
+def redacted_words(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of a command, those that hold a secret replaced."""
+    secret = secret_words(words, environment)
+    return tuple(REDACTED if at in secret else word for at, word in enumerate(words))

@@ -68,8 +68,9 @@ class TimedRun:
 
     @property
     def global_batch(self) -> float | None:
-        """Samples per step in the window."""
+        """Samples per step in the window: as its lines state or count them, else as was asked."""
         stated = first_value(self.window["global_batch"][:1])
+        stated = mean_value(self.window["samples"]) if stated is None else stated
         return self.facts.global_batch if stated is None else stated
 
     @property
@@ -143,3 +144,9 @@ def timed_run(
 def first_value(column: FloatColumn) -> float | None:
     """The first value of a column, None where there is none."""
     return float(column[0]) if len(column) and np.isfinite(column[0]) else None
+
+
+def mean_value(column: FloatColumn) -> float | None:
+    """The mean of a column's known values, None where there is none."""
+    finite = column[np.isfinite(column)]
+    return float(finite.mean()) if len(finite) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, cast
 
@@ -21,7 +22,7 @@ class Engine(Protocol):
 
     What the ranks' event lines tell goes before their logs, which the module's DIALECT reads. A
     framework that has an environment of its own names it in REQUIREMENTS (pins of pip) and IMPORTS
-    (modules that must be importable in it).
+    (modules that must be importable in it); PIP_ARGUMENTS are more of pip's.
     """
 
     def unsupported(self, spec: RunSpec) -> list[str]:
@@ -39,6 +40,37 @@ class Engine(Protocol):
     def settings(self, spec: RunSpec) -> dict[str, Any]:
         """The resolved settings as the framework reads them."""
         ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a framework needs that a start would import."""
+
+    title: str
+    requirements: tuple[str, ...]
+    """Pins of pip for an environment of its own; empty for one that has none."""
+    imports: tuple[str, ...]
+    pip_arguments: tuple[str, ...]
+    """More of pip's arguments, as `--no-deps`."""
+    commands: tuple[str, ...] = ()
+    """Programs that it calls on this machine."""
+    outside: str = ""
+    """What it needs that no environment holds."""
+
+
+def needs(name: str) -> Needs:
+    """What the engine called `name` needs; raises UserError with the nearest name."""
+    module = _named(name, "job", engine_names)
+    return Needs(
+        title=module.DIALECT.title
+        if hasattr(module, "DIALECT")
+        else getattr(module, "TITLE", name),
+        requirements=getattr(module, "REQUIREMENTS", ()),
+        imports=getattr(module, "IMPORTS", ()),
+        pip_arguments=getattr(module, "PIP_ARGUMENTS", ()),
+        commands=getattr(module, "COMMANDS", ()),
+        outside=getattr(module, "OUTSIDE", ""),
+    )
 
 
 def engine_names() -> list[str]:

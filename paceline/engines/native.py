@@ -19,6 +19,7 @@ from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
 __all__ = ["DIALECT", "job", "missing", "settings", "unsupported"]
 
+IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 EMULATED = ("fp16", "fp8")

@@ -1,5 +1,6 @@
-"""The trainer's event lines: one JSON object a line, one file a rank.
+"""Event lines of the native trainer and of `paceline.steplog`: a JSON object a line, a file a rank.
 
+What a program of somebody else cannot tell is left out or null: None, never a guess.
 Schema 1. A `start` line when training begins, a `step` line per optimizer step, a `memory` line
 about the step that was watched for it, an `eval` line per evaluation, an `end` line with the status
 and the cause. A run that was killed has no `end` line and at most one torn last line.
@@ -69,23 +70,23 @@ class StartEvent(Value):
     """When training was ready to begin."""
     monotonic_s: float | None = None
     """The same by the host's monotonic clock, which nobody sets; None in older files."""
-    torch: str
+    torch: str | None = None
     python: str
-    cuda: str | None
-    backend: str | None
-    device_name: str
-    num_parameters: NonNegativeInt
-    trainable_parameters: NonNegativeInt
-    layout: dict[str, Any]
-    dtype: str
-    matmul_precision: str
-    threads: NonNegativeInt | None
+    cuda: str | None = None
+    backend: str | None = None
+    device_name: str | None = None
+    num_parameters: NonNegativeInt | None = None
+    trainable_parameters: NonNegativeInt | None = None
+    layout: dict[str, Any] = {}
+    dtype: str | None = None
+    matmul_precision: str | None = None
+    threads: NonNegativeInt | None = None
     cores: Annotated[str, Field(pattern=rf"^{CORES}(,{CORES})*$")] | None = None
     """Hardware threads that the rank may use, `0-3,8`; None where the system does not say."""
     numa_nodes: NonNegativeInt | None = None
     bound: Bound | None = None
     """None where no binding was asked for."""
-    data: dict[str, Any]
+    data: dict[str, Any] = {}
     first_step: PositiveInt = 1
     """The one after the checkpoint that the run went on from."""
 
@@ -102,22 +103,23 @@ class StepEvent(Value):
 
     event: Literal["step"] = "step"
     step: NonNegativeInt
-    loss: MaybeNan | None
-    grad_norm: MaybeNan | None
+    loss: MaybeNan | None = None
+    grad_norm: MaybeNan | None = None
     lr: NonNegativeFloat | None = None
     """The learning rate that it was taken with; None in lines from before it was written."""
     lora_lr: NonNegativeFloat | None = None
     """That of the adapters, None where they have none of their own."""
-    tokens: NonNegativeFloat
-    samples: NonNegativeFloat
-    global_batch: NonNegativeInt
-    seq_len: NonNegativeInt
+    tokens: NonNegativeFloat | None = None
+    samples: NonNegativeFloat | None = None
+    global_batch: NonNegativeInt | None = None
+    seq_len: NonNegativeInt | None = None
     step_time_s: NonNegativeFloat
-    busy_time_s: NonNegativeFloat
-    """The step minus the time blocked in collectives and by its checkpoint."""
-    comm_wait_s: NonNegativeFloat
-    data_wait_s: NonNegativeFloat
-    memory_bytes: MemoryPeaks
+    busy_time_s: NonNegativeFloat | None = None
+    """The step minus the time blocked in collectives and by its checkpoint; None where the program
+    does not mark such waits."""
+    comm_wait_s: NonNegativeFloat | None = None
+    data_wait_s: NonNegativeFloat | None = None
+    memory_bytes: MemoryPeaks = MemoryPeaks()
     skipped: bool = False
     checkpoint_s: NonNegativeFloat | None = None
     """Part of the step in which it waited for its checkpoint; None where none was saved."""

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_origin
 
 from pydantic import PositiveFloat, StringConstraints, field_validator, model_validator
 
+from paceline.core.assets import Asset, graph_problem
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import known_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
@@ -115,6 +116,8 @@ class Recipe(Value):
     """Labels of the MLPerf log that the run writes; None writes none."""
     references: tuple[str, ...] = ()
     """Reference tables or rows by id."""
+    assets: tuple[Asset, ...] = ()
+    """What `paceline stage` fetches or makes for it."""
     variants: dict[str, dict[str, Any]] = {}
     """Named sets of overrides, by dotted field."""
 
@@ -125,6 +128,13 @@ class Recipe(Value):
         if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
             raise ValueError(f"must be 1 to {LONGEST_NAME} characters, none of them for control")
         return name
+
+    @field_validator("assets")
+    @classmethod
+    def _can_be_ordered(cls, assets: tuple[Asset, ...]) -> tuple[Asset, ...]:
+        if problem := graph_problem(assets):
+            raise ValueError(problem)
+        return assets
 
     @field_validator("flops_convention")
     @classmethod
@@ -328,7 +338,8 @@ def _dotted(model: type[Value], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
-        nested = [t for t in models_in(annotation) if issubclass(t, Value)]
+        several = get_origin(annotation) is tuple
+        nested = [] if several else [t for t in models_in(annotation) if issubclass(t, Value)]
         keys += [key for kind in nested for key in _dotted(kind, f"{prefix}{name}.")]
         keys += [] if nested else [f"{prefix}{name}"]
     return keys

@@ -93,7 +93,7 @@ class RunRecord(Value):
     spec: RunSpec | None
     """What Paceline itself runs; None for an imported log."""
     facts: Facts | None = None
-    """What is known of an imported log."""
+    """What is known of an imported log, or what the log of a bare command told."""
     log: str | None = None
     """The imported log, by its path inside the folder."""
     log_sha256: str | None = None
@@ -123,7 +123,7 @@ class RunRecord(Value):
     @property
     def known(self) -> Facts:
         """What is known of the run, started here or imported."""
-        return facts_of(self.spec) if self.spec else self.facts or Facts(origin="imported")
+        return self.facts or (facts_of(self.spec) if self.spec else Facts(origin="imported"))
 
     @property
     def key(self) -> str | None:
@@ -144,7 +144,7 @@ def runs_root(option: Path | None) -> Path:
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
     """`<date>-<recipe>-<layout>-<n>x<device>-<key>`, with the tag if there is one."""
-    layout = spec.layout.label(spec.world_size).replace(" ", "")
+    layout = None if spec.bare else spec.layout.label(spec.world_size).replace(" ", "")
     parts = [
         f"{when:%Y-%m-%d}",
         spec.recipe,

@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,12 +86,18 @@ def standard_input(paths: list[Path]) -> Iterator[Path]:
 
 
 def parse_log(
-    path: Path, user: UserSettings, *, called: Path | None = None, one_of_many: bool = False
+    path: Path,
+    user: UserSettings,
+    *,
+    called: Path | None = None,
+    one_of_many: bool = False,
+    beside: Sequence[Path] = (),
 ) -> Parsing:
     """What the log at `path` says together with what the user adds.
 
     Whatever the file holds, the answer is a status. The user knows the log as `called`, if that is
-    not `path`. Raises UserError for settings that are not known and for a window that picks no
+    not `path`. `beside` are logs of other ranks of the same run, whose settings and memory count.
+    Raises UserError for settings that are not known and for a window that picks no
     step; of `one_of_many` logs that is a warning.
     """
     shown = called or path
@@ -103,7 +109,8 @@ def parse_log(
         name = user.engine_name or detect(file)
         if name is None:
             return _unknown(shown, user, file)
-        return _read(LogFile(path, dialect(name).begins), shown, user, name, one_of_many)
+        file = LogFile(path, dialect(name).begins)
+        return _read(file, _content(file, name, beside), shown, user, name, one_of_many)
     except OSError as error:
         return _without_steps(shown, user, "unreadable", error.strerror or str(error))
 
@@ -130,9 +137,21 @@ def _shows(block: bytes, kind: Dialect) -> bool:
     return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
 
 
-def _read(file: LogFile, shown: Path, user: UserSettings, name: str, one_of_many: bool) -> Parsing:
+def _content(file: LogFile, name: str, beside: Sequence[Path]) -> LogContent:
+    """What a log says, with what other ranks' logs say beside their steps."""
     kind, log = dialect(name), LogContent()
     kind.read(profile_watched(file, log), log)
+    for path in beside:
+        rank = LogContent()
+        kind.read(LogFile(path, kind.begins), rank)
+        log.add_rank(rank)
+    return log
+
+
+def _read(
+    file: LogFile, log: LogContent, shown: Path, user: UserSettings, name: str, one_of_many: bool
+) -> Parsing:
+    kind = dialect(name)
     place = NO_PATH if shown == STANDARD_INPUT else path_facts(shown)
     facts, notes, steps = _of_one_attempt(user, name, log, place)
     figure = single_figure(log, facts, kind, steps, user.window)

@@ -70,6 +70,10 @@ class Request:
     """Where `checkpoint.resume` seeks a run by name."""
     devices_per_node: int | None = None
     """Devices used of every node of `cluster`; None uses them all."""
+    command: tuple[str, ...] = ()
+    """A program of the user's own that is to run in the place of the recipe's engine."""
+    per: str | None = None
+    """Whether that is started once a `node` or once a `device`; None is once a node."""
 
 
 _NO_PEAK = ("is not in the catalog", "is a slice of a device, whose peak is not the slice's")

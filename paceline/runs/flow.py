@@ -20,6 +20,7 @@ from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.hardware import Dtype
 from paceline.core.run import Job, RunSpec
 from paceline.core.run_report import RunReport
+from paceline.core.secrets import redacted_words
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
 from paceline.engines import engine
@@ -49,7 +50,7 @@ from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
 from paceline.runs.data_files import make_tokens
 from paceline.runs.ending import Ending, file_text, log_tail
-from paceline.runs.logged_run import ending_of
+from paceline.runs.logged_run import ending_of, with_told_facts
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
 from paceline.runs.step_follower import follower
 
@@ -126,7 +127,7 @@ def run(
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     folder, record = _begin(plan, root, command, membership)
     try:
-        if probe and plan.spec.cluster.launcher == "local":
+        if probe and plan.spec.cluster.launcher == "local" and not plan.spec.bare:
             watch(Progress("measuring the reachable rate"))
             record = _with_reachable_rate(record, plan)
         watch(Progress("starting"))
@@ -197,7 +198,7 @@ def _new_record(plan: Plan, folder: Path, command: list[str]) -> RunRecord:
     return RunRecord(
         name=folder.name,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        command=tuple(command),
+        command=redacted_words(command, os.environ),
         spec=plan.spec,
         status="queued",
         controller=this_controller(),
@@ -261,7 +262,7 @@ def _launch_and_wait(
         # Elsewhere the ranks do not share this machine's memory.
         killed = local and oom_kills() > kills_before
         ending = ending_of(folder, record, code, killed, job.verdict())
-    return _ended(record, ending, code, folder)
+    return _ended(with_told_facts(record, folder), ending, code, folder)
 
 
 def _watch(
@@ -350,8 +351,8 @@ class _SignsOfLife:
 
 
 def _progress(spec: RunSpec, step: Step) -> Progress:
-    tokens = spec.training.global_batch * spec.training.seq_len
-    return Progress("training", step, spec.training.steps, tokens)
+    tokens = 0 if spec.bare else spec.training.global_batch * spec.training.seq_len
+    return Progress("training", step, spec.steps_asked or 0, tokens)
 
 
 def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
+from paceline.core.facts import Facts
 from paceline.core.result import Result, Status
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.engines import dialects
+from paceline.engines.dialect.records import out_of_memory_line
 from paceline.files.documents import read_json
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import (
@@ -31,11 +33,30 @@ from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import LogStatus
 from paceline.logs.parser import Parsing, detect, parse_log
 from paceline.machines import JobEnd
-from paceline.runs.ending import Ending, file_text, judge, last_error, log_tail, read_evidence
+from paceline.machines.slurm.foreign import submitted_logs
+from paceline.runs.ending import (
+    TAIL_BYTES,
+    EndEvidence,
+    Ending,
+    file_text,
+    judge,
+    last_error,
+    launcher_exits,
+    log_tail,
+    read_evidence,
+    read_ranks,
+)
 from paceline.runs.log_result import log_result
 
 NATIVE = "native"
 BAD = ("oom", "nan", "truncated")
+LAST_BYTES = 1 << 16
+"""Of a rank's log, where it says what ended it."""
+LONGEST_LINE = 300
+NO_STEPS = (
+    "no log of the run holds a step line of a known dialect, and no rank wrote event lines; "
+    "`paceline.steplog` tells the steps of any loop"
+)
 MOST_LOGS = 64
 """Ranks whose logs are looked into: the first ones and the last, where frameworks print."""
 SETTINGS = ("global_batch", "seq_len", "num_devices", "tp", "pp", "cp", "vp", "zero_stage")
@@ -60,7 +81,7 @@ def tells_by_log(folder: Path, spec: RunSpec) -> bool:
 
 def log_files(folder: Path) -> list[Path]:
     """The logs of a run's processes, those first in which frameworks print their steps."""
-    files = sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
+    files = submitted_logs(folder) or sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
     ordered = [*files[:1], *files[-1:], *files[1:-1]][:MOST_LOGS]
     return list(dict.fromkeys(ordered))
 
@@ -88,10 +109,29 @@ def parsed(folder: Path, record: RunRecord) -> Parsing | None:
     path = measured_log(folder, engine_name or "")
     if path is None:
         return None
-    known = engine_name if engine_name in dialects() else None
+    if record.spec and record.spec.bare and record.facts is None:
+        known = record.known
+        started = UserSettings(device=known.device, num_devices=known.num_devices)
+        return parse_log(path, started, called=Path(path.name))
+    dialect = engine_name if engine_name in dialects() else None
     # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
     facts = record.known.model_copy(update={"origin": "imported"})
-    return parse_log(path, UserSettings(engine=known, window=record.window, facts=facts))
+    user = UserSettings(engine=dialect, window=record.window, facts=facts)
+    return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
+
+
+def with_told_facts(record: RunRecord, folder: Path) -> RunRecord:
+    """The record of a bare command that has ended, with what its log and its ranks told of it."""
+    if record.spec is None or not record.spec.bare:
+        return record
+    known, parsing = record.known, parsed(folder, record)
+    if parsing is not None:
+        told = parsing.document.facts.model_dump(exclude_none=True, exclude={"origin"})
+        known = Facts.model_validate({**known.model_dump(), **told})
+    ranks = [log.start.world_size for log in read_ranks(folder).values() if log.start]
+    if ranks and known.num_devices is None:
+        known = known.model_copy(update={"num_devices": max(ranks)})
+    return record.model_copy(update={"facts": known})
 
 
 def ending_of(
@@ -104,24 +144,57 @@ def ending_of(
     spec = record.spec
     assert spec is not None
     evidence = read_evidence(folder, spec.world_size, code, oom_killed, job_end)
-    if not tells_by_log(folder, spec):
+    if spec.engine == NATIVE:
         return judge(evidence)
+    if evidence.ranks:
+        return _of_ranks(_as_started(evidence, folder, spec))
     said = _said(parsed(folder, record), spec)
     if said.whole and said.status not in BAD:
         late = f"all {said.num_steps} steps are done, yet the program ended with code {code}"
         return Ending("ok", None, (late,) if code else ())
     if said.status == "oom" or said.status == "nan":
         return Ending(said.status, said.reason)
+    if code and (line := _out_of_memory(folder)):
+        return Ending("oom", line)
     if code or oom_killed or job_end:
         ending = judge(evidence)
         return ending if ending.reason else Ending(ending.status, said.reason)
-    return _early_end(folder, said, spec)
+    if spec.steps_asked is None:
+        return Ending("ok", None)
+    return _early_end(folder, said, spec.steps_asked)
 
 
-def _early_end(folder: Path, said: _Said, spec: RunSpec) -> Ending:
+def _out_of_memory(folder: Path) -> str | None:
+    """The line with which a rank says that memory ran out: often not the one that tells steps."""
+    tails = (file_text(path, LAST_BYTES).encode() for path in log_files(folder))
+    line = next(filter(None, map(out_of_memory_line, tails)), None)
+    return line[:LONGEST_LINE] if line else None
+
+
+def _as_started(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEvidence:
+    """The evidence with the ranks that there are, where a program starts them itself on its node.
+
+    Which of them failed first is then what torch's launcher tells in the program's own log.
+    """
+    if spec.engine_settings.get("per") == "device" or not spec.command:
+        return evidence
+    texts = (file_text(path, TAIL_BYTES) for path in log_files(folder))
+    exits = {rank: code for text in texts for rank, code in launcher_exits(text).items()}
+    return replace(evidence, world_size=max(evidence.ranks) + 1, exits=exits or evidence.exits)
+
+
+def _of_ranks(evidence: EndEvidence) -> Ending:
+    """By event lines, which not every rank of a foreign program needs to write, nor to its end."""
+    well = all(end.status == "ok" for end in evidence.ends.values())
+    if well and not (evidence.exit_code or evidence.oom_killed or evidence.job_end):
+        return Ending("ok", None)
+    return judge(evidence)
+
+
+def _early_end(folder: Path, said: _Said, asked: int) -> Ending:
     """A program that ended by itself, and well as it says, before its steps were done."""
     error = last_error(log_tail(folder))
-    what = f"the program ended after {said.num_steps} of {spec.training.steps} steps"
+    what = f"the program ended after {said.num_steps} of {asked} steps"
     return Ending("failed", f"{what}: {error}" if error else what)
 
 
@@ -132,7 +205,8 @@ def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
     steps = parsing.steps
     last = int(steps.index.max()) if len(steps) else 0
     # Some programs count from 0, some print a line for several steps.
-    done = last >= spec.training.steps - 1 or "run_time_s" in log.figures
+    asked = spec.steps_asked
+    done = (asked is not None and last >= asked - 1) or "run_time_s" in log.figures
     whole = (done or log.ended is not None) and log.torn is None
     return _Said(document.status, last, whole, document.reason)
 
@@ -146,7 +220,7 @@ def logged_report(folder: Path, record: RunRecord, status: Status, reason: str |
     return RunReport(
         result=result,
         steps=parsing.steps if parsing else Steps.of(()),
-        spec=spec,
+        spec=None if spec.bare else spec,
         facts=record.known,
         command=shlex.join(record.command),
         job_script=file_text(folder / SCRIPT_FILE),
@@ -165,15 +239,16 @@ def _result(
 ) -> Result:
     spec = record.spec
     assert spec is not None
+    if parsing is None and status == "ok":
+        status, reason = "incomplete", NO_STEPS
     own = {
         "status": status,
         "reason": reason,
         "log_tail": record.log_tail if status not in ("ok", "queued", "running") else (),
-        "steps_asked": spec.training.steps,
+        "steps_asked": spec.steps_asked or 0,
         "recipe": spec.recipe,
     }
     if parsing is None:
-        warning = "no log of the run holds a step line of a known dialect"
         return Result(
             run=folder.name,
             created=record.created,
@@ -183,7 +258,7 @@ def _result(
             conventions={},
             verdict=single_run_verdict(status, reason, None, ()),
             versions={"paceline": record.paceline_version},
-            warnings=(*record.warnings, *([warning] if status == "ok" else [])),
+            warnings=record.warnings,
             **own,
         )
     result = log_result(folder.name, record, parsing)
@@ -201,6 +276,8 @@ def _result(
 
 def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
     """Settings that the log states otherwise than the run asked for."""
+    if spec.bare:
+        return
     layout = spec.layout
     asked = {
         "global_batch": spec.training.global_batch,

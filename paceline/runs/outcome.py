@@ -81,7 +81,7 @@ def evaluate(folder: Path) -> RunReport:
     return RunReport(
         result=result,
         steps=merged,
-        spec=record.spec,
+        spec=None if record.spec.bare else record.spec,
         facts=facts,
         command=shlex.join(record.command),
         job_script=file_text(folder / SCRIPT_FILE),
@@ -127,8 +127,9 @@ def _final(status: Status, reason: str | None, window: Window | None) -> tuple[S
 
 def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
     """That a rank trained a model of another size than the recipe's, whose figures say nothing."""
-    expected = record.spec.num_parameters if record.spec else None
-    numbers = {log.start.num_parameters for log in ranks.values() if log.start} - {expected}
+    expected = record.spec.num_parameters if record.spec and not record.spec.bare else None
+    told = {log.start.num_parameters for log in ranks.values() if log.start}
+    numbers = {number for number in told if number is not None} - {expected}
     if expected is None or not numbers:
         return None
     trained = ", ".join(f"{number:,}" for number in sorted(numbers))
@@ -181,7 +182,7 @@ def _result(
         resumed_after=max((log.start.first_step for log in ranks.values() if log.start), default=1)
         - 1,
         steps_done=len(merged),
-        steps_asked=record.spec.training.steps if record.spec else 0,
+        steps_asked=(record.spec and record.spec.steps_asked) or 0,
         warnings=(
             *_unread(ranks),
             *binding_warnings(places),
@@ -290,8 +291,8 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
     versions = {"paceline": record.paceline_version}
     start = next((log.start for log in ranks.values() if log.start), None)
     if start:
-        versions |= {"torch": start.torch, "python": start.python}
-        versions |= {"cuda": start.cuda} if start.cuda else {}
+        programs = {"torch": start.torch, "python": start.python, "cuda": start.cuda}
+        versions |= {name: version for name, version in programs.items() if version}
     return versions
 
 

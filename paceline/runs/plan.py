@@ -16,14 +16,16 @@ from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
 from paceline.engines import engine
 from paceline.files import catalog, references
-from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_path, resolve
+from paceline.files.recipe import Recipe, recipe_names, recipe_path, resolve
 from paceline.files.run_folder import find_run, runs_root
+from paceline.files.staged import with_staged_files
 from paceline.machines import launcher
 from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request, choose_cluster, find_device
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.slurm import client, user_variables
+from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
 from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
@@ -61,21 +63,27 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
 
     `machine` is its inventory where it was taken just before.
     """
-    recipe = load_recipe(request.recipe, request.variant, request.overrides)
+    recipe = requested_recipe(request)
     for name in recipe.references:
         references.named(name)
+    recipe = with_staged_files(recipe)
     runs = runs_root(request.runs_dir)
-    recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
-    recipe, token_files = with_tokens(recipe, runs)
-    recipe = with_checkpoint(recipe, runs)
+    token_files: tuple[TokenFile, ...] = ()
+    if not request.command:
+        recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
+        recipe, token_files = with_tokens(recipe, runs)
+        recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
-    cluster, notices = choose_cluster(request, recipe, machine)
-    if not request.force:
+    cluster, notices = choose_cluster(on_one_device(request, recipe, machine), recipe, machine)
+    # What a program of the user's own needs is not known.
+    force = request.force or bool(request.command)
+    if not force:
         refuse_what_cannot_fit(recipe, cluster)
     spec = resolve(recipe, cluster, _native_bf16(cluster, machine), request.variant)
+    spec = with_command(spec, request)
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
-    _check(spec, request.force)
+    _check(spec, force)
     notices += busy_notice(machine)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
     if cluster.launcher == "slurm" and cluster.slurm.allocation is None:

@@ -16,10 +16,10 @@ from paceline.compare.over_time.repeats import has_figure
 from paceline.compare.over_time.settings import distinguishing, flat_settings
 from paceline.core.errors import UserError
 from paceline.core.result import Result
-from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record, run_folders
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe.inventory import inventory
+from paceline.runs.command_plan import requested_recipe
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan, plan_again
 from paceline.runs.tasks.division import divide, slots_for
@@ -104,7 +104,7 @@ def side_request(base: Request, text: str) -> Request:
                 allowed="KEY=VALUE, RECIPE, RECIPE:VARIANT, :VARIANT",
             )
         request = replace(request, recipe=recipe or request.recipe, variant=variant or None)
-    if not request.recipe:
+    if not (request.recipe or request.command):
         raise UserError(
             f"--interleave {text!r}",
             "names no recipe",
@@ -129,7 +129,7 @@ def new_series(
     if name is not None:
         _check_name(root, name)
     first = requests[0]
-    recipe = load_recipe(first.recipe, first.variant, first.overrides)
+    recipe = requested_recipe(first)
     division = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
     plans = [
         make_plan(replace(request, where=division.request.where), division.inventory)

@@ -1,1 +1,1 @@
-"""What runs need, fetched, converted and verified before they start."""
+"""Models, data, code and containers of a recipe: fetched or made, verified, never half there."""

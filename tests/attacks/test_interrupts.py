@@ -116,6 +116,21 @@ def test_an_interrupt_of_the_first_seconds_ends_all_with_its_code(
         assert record["status"] == result["status"] == "cancelled"
 
 
+def test_an_interrupt_inside_text_that_is_executed_leaves_the_exit_code_alone(tmp_path: Path):
+    (tmp_path / "program.py").write_text(
+        "import os, signal, sys\n"
+        "from paceline.core import interrupts\n"
+        "interrupts.take_over()\n"
+        "try:\n"
+        "    exec('os.kill(os.getpid(), signal.SIGINT); sum(range(1000))')\n"
+        "except KeyboardInterrupt:\n"
+        "    interrupts.ignore()\n"
+        "    sys.exit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, timeout=LIMIT_S)
+    assert done.returncode == 130
+
+
 @pytest.mark.parametrize(
     "what",
     [

@@ -13,11 +13,18 @@ import pytest
 from paceline import engines
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.run import Training
+from paceline.core.run import RunSpec, Training
 from paceline.engines import dialect, dialects, engine, engine_names
+from tests.engines.batch_site import MLPERF, NEMO
 from tests.example import make_spec
 
 ENGINES = pytest.mark.parametrize("name", engine_names())
+SETTINGS = {"mlperf": MLPERF, "nemo": NEMO}
+"""What an engine cannot do without."""
+
+
+def spec_for(name: str) -> RunSpec:
+    return make_spec(engine=name, engine_settings=SETTINGS.get(name, {}))
 
 
 def test_the_native_trainer_needs_nothing_more_and_refuses_nothing():
@@ -40,21 +47,21 @@ def test_a_setting_that_it_does_not_know_is_refused(name: str):
 
 @ENGINES
 def test_its_job_is_complete_and_relative_to_the_run_folder(name: str):
-    job = engine(name).job(make_spec(engine=name), "x")
+    job = engine(name).job(spec_for(name), "x")
     assert job.devices_per_node == 2 and job.timeout_s == 120
-    program = job.program[0]
+    program = job.program[0] if job.batch is None else next(iter(job.files))
     assert program in job.files or f"{program}/__main__.py" in job.files
     assert not any(path.startswith(("/", "..")) for path in (*job.files, *job.program))
 
 
 @ENGINES
 def test_its_settings_are_json(name: str):
-    assert json.loads(json.dumps(engine(name).settings(make_spec(engine=name))))
+    assert json.loads(json.dumps(engine(name).settings(spec_for(name))))
 
 
 @ENGINES
 def test_its_job_follows_from_the_spec_alone(name: str):
-    spec = make_spec(engine=name)
+    spec = spec_for(name)
     assert engine(name).job(spec, "x") == engine(name).job(spec, "x")
 
 

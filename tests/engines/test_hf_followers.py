@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.units import GIB
 from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.hf_trainer import DIALECT, OWN_TIME
+from paceline.engines.hf_trainer.dialect import DIALECT, OWN_TIME
 from tests.engines.promises import check_read, parsed
 
 

@@ -1,0 +1,1 @@
+"""Frameworks really started, each in the environment that `paceline engines install` makes."""

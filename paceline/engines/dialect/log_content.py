@@ -129,6 +129,13 @@ class LogContent:
         if value_bytes < LARGEST:
             self.memory_bytes[kind] = max(value_bytes, self.memory_bytes.get(kind, 0.0))
 
+    def add_rank(self, other: LogContent) -> None:
+        """Take what another rank of the run says beside its steps: settings, memory, the end."""
+        self.facts = {**other.facts, **self.facts}
+        for kind, value_bytes in other.memory_bytes.items():
+            self.peak(kind, value_bytes)
+        self.ended = self.ended or other.ended
+
     def steps(self) -> Steps:
         """Everything so far as columns, in the order of training; restarts stand one after another.
 

@@ -76,7 +76,7 @@ _BILLIONS = re.compile(
 _UNIQUE = re.compile(rb"UNIQUE_PARAMS=(\d{1,15})")
 
 _MEMORY_MIB = re.compile(rb" memory \(MB\) \|([^\r\n]{1,400})")
-_PEAK_MIB = re.compile(rb"(?<!\w)max (allocated|reserved): ([0-9.]{1,24})")
+_PEAK_MIB = re.compile(rb"(?<!\w)max (allocated|reserved|resident): ([0-9.]{1,24})")
 _PEAK_GB = re.compile(rb"(?<![\w-])mem-max-(allocated|reserved)-gigabytes: ([0-9.]{1,24})")
 
 _ENDED = re.compile(

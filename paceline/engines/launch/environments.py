@@ -6,6 +6,7 @@ a torch of several GB is not installed a second time.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
@@ -25,6 +26,8 @@ VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
 """Written last: an environment without it was never finished."""
 SHARED = "paceline-shared.pth"
+OWN_PIP = importlib.util.find_spec("pip") is not None
+"""Whether this interpreter has a pip; copying one into each environment takes seconds."""
 INSTALL_LIMIT_S = 3600.0
 CHECK_LIMIT_S = 300.0
 _IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -43,6 +46,9 @@ class Environment:
     versions: dict[str, str]
     """What was asked for, by the name of its distribution."""
     size_bytes: int
+    requirements: tuple[str, ...] = ()
+    """The pins of pip that it was made by."""
+    isolated: bool = False
 
     @property
     def python(self) -> Path:
@@ -58,12 +64,23 @@ def environments_root() -> Path:
     return Path(data).expanduser() / "paceline" / "engines"
 
 
+def own_interpreter() -> str:
+    """The interpreter that runs Paceline."""
+    return sys.executable
+
+
 def installed(name: str) -> Environment | None:
     """The finished environment of an engine, None where there is none."""
     folder = environments_root() / name
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return Environment(folder, dict(document["versions"]), int(document["size_bytes"]))
+        return Environment(
+            folder,
+            dict(document["versions"]),
+            int(document["size_bytes"]),
+            tuple(document["requirements"]),
+            bool(document["isolated"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -120,31 +137,33 @@ def install(
     extra_arguments: Sequence[str] = (),
     isolated: bool = False,
 ) -> Environment:
-    """Make the environment anew and check it; raises SystemFaultError with what pip said.
+    """Make the environment and check it, unless it is there as asked for.
 
-    Nothing half-made is ever taken for one: its manifest is written last.
+    Nothing half-made is ever taken for one: its manifest is written last. Raises SystemFaultError
+    with what pip said.
     """
-    folder = environments_root() / name
+    folder, before = environments_root() / name, installed(name)
+    if before and (before.requirements, before.isolated) == (tuple(requirements), isolated):
+        return before
     remove(name)
     tell(f"making {folder}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        venv.create(folder, with_pip=True, symlinks=True)
+        venv.create(folder, with_pip=not OWN_PIP, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemFaultError(str(folder), f"cannot be made: {error}") from error
     if not isolated:
         _share_packages(folder)
     tell(f"installing {' '.join(requirements)}")
-    pip = [str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check"]
-    _call([*pip, *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
+    _call([*_pip(folder), "install", *extra_arguments, *requirements], folder, INSTALL_LIMIT_S)
     tell(f"importing {', '.join(imports)}")
     _call([str(_python(folder)), "-c", _IMPORT, *imports], folder, CHECK_LIMIT_S)
     names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
     versions = json.loads(_call([str(_python(folder)), "-c", _FREEZE, *names], folder, 60.0))
-    environment = Environment(folder, versions, _size_bytes(folder))
-    document = {"versions": versions, "size_bytes": environment.size_bytes, "isolated": isolated}
+    made = Environment(folder, versions, _size_bytes(folder), tuple(requirements), isolated)
+    document = {name: value for name, value in asdict(made).items() if name != "folder"}
     write_text(folder / MANIFEST, json.dumps(document, indent=2) + "\n")
-    return environment
+    return made
 
 
 def remove(name: str) -> bool:
@@ -153,6 +172,15 @@ def remove(name: str) -> bool:
     there = folder.exists()
     shutil.rmtree(folder, ignore_errors=True)
     return there
+
+
+def _pip(folder: Path) -> list[str]:
+    """The pip that installs into an environment: this interpreter's, else one of its own."""
+    own = [sys.executable, "-m", "pip", "--python", str(_python(folder))]
+    return [
+        *(own if OWN_PIP else [str(_python(folder)), "-m", "pip"]),
+        "--disable-pip-version-check",
+    ]
 
 
 def _share_packages(folder: Path) -> None:
@@ -176,13 +204,13 @@ def _call(command: list[str], folder: Path, limit_s: float) -> str:
             env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SystemFaultError(str(folder), f"{command[2:4]}: {error}") from error
+        raise SystemFaultError(str(folder), f"`{' '.join(command)[:200]}`: {error}") from error
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
         raise SystemFaultError(
             str(folder),
-            f"{Path(command[0]).name} {' '.join(command[1:3])} failed: {' | '.join(errors)[:500]}",
+            f"`{' '.join(command)[:200]}` failed: {' | '.join(errors)[:500]}",
         )
     return done.stdout
 

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 """Variables of this launch that would mislead a launcher of the program's own."""
 LAUNCHERS_OWN = "TORCHELASTIC_"
+SECRET_ARGUMENT = "PACELINE_SECRET_"
+"""Variables whose values stand in the place of {their names} in PROGRAM, and nowhere else."""
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127
 """Exit codes that shells use."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -31,10 +33,11 @@ def main(arguments: list[str]) -> int:
     own = dict(os.environ)
     rank = int(own.get("RANK", "0"))
     folder = os.getcwd()  # noqa: PTH109
+    secrets = {name: own.pop(name) for name in list(own) if name.startswith(SECRET_ARGUMENT)}
     values = placeholders(own, per == "node", int(nodes), int(devices), folder)
     environment = variables(own, per == "node", values, folder, steps == "1")
     redirect(rank)
-    argv = [filled(word, values) for word in program]
+    argv = [secrets.get(word[1:-1], filled(word, values)) for word in program]
     working_folder = own.get("PACELINE_WORKING_FOLDER")
     try:
         if working_folder:

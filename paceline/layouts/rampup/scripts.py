@@ -14,7 +14,7 @@ from paceline.core.run import Job
 from paceline.estimate.question import Question
 from paceline.files.recipe import recipe_path
 from paceline.layouts.rampup.plan import RampPlan, StagePlan
-from paceline.layouts.rampup.timing import Setting
+from paceline.layouts.rampup.timing import NATIVE, Setting
 from paceline.machines.slurm.script import batch_options
 
 SLACK = 1.5
@@ -41,7 +41,17 @@ class Chain:
 
 
 def scripts(chain: Chain) -> dict[str, str]:
-    """The scripts by file name: one for each stage that has steps, in order, and submit.sh."""
+    """The scripts by file name: one for each stage that has steps, in order, and submit.sh.
+
+    Raises UserError for stages that go on from each other where the engine cannot.
+    """
+    engine = chain.setting.spec.engine
+    if chain.trains and engine != NATIVE:
+        raise UserError(
+            "--every-batch",
+            f"has stages go on from each other's checkpoint, which engine {engine} does not",
+            remedy="leave it out: each stage measures its own batch",
+        )
     stages = enumerate(chain.plan.stages)
     texts = {
         f"stage-{number + 1}-batch-{stage.batch}.sh": _stage_script(chain, number)

@@ -12,6 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems, native_problems
 from paceline.core.run import RunSpec
+from paceline.engines import engine
 from paceline.estimate.estimates import Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Floats
@@ -23,6 +24,8 @@ from paceline.files.recipe import Recipe
 from paceline.layouts.rampup.stages import RampStage
 from paceline.layouts.search.space import Space, feasible
 
+NATIVE = "native"
+"""The engine whose own rules are of layouts."""
 FOLLOWED = 8
 """The fastest layouts by the closed form of a step, among which the choice is made by following."""
 
@@ -121,14 +124,16 @@ class StageEstimates:
 def setting_of(question: Question, evidence: Evidence) -> Setting:
     """What a question stands for, on one node; the recipe's own ramp-up does not count.
 
-    Raises UserError for what is in no catalog.
+    Raises UserError for what is in no catalog, and for what the recipe's engine refuses.
     """
     machine = machine_of(question)
     if machine.device.memory_bytes is None:
         raise UserError(machine.device.name, "has no memory size in the catalog")
-    return Setting(
-        recipe_of(question), spec_of_any_layout(question), machine, evidence, question.software
-    )
+    recipe, spec = recipe_of(question), spec_of_any_layout(question)
+    plain = spec.model_copy(update={"layout": Layout(zero_stage=spec.layout.zero_stage)})
+    if spec.engine != NATIVE and (faults := engine(spec.engine).unsupported(plain)):
+        raise UserError(recipe.name, "; ".join(faults), remedy="change it with --set")
+    return Setting(recipe, spec, machine, evidence, question.software)
 
 
 def runnable(setting: Setting, stage: RampStage, nodes: int, space: Space) -> list[Layout]:
@@ -142,7 +147,8 @@ def runnable(setting: Setting, stage: RampStage, nodes: int, space: Space) -> li
     valid: dict[Layout, bool] = {}
 
     def runs(layout: Layout) -> bool:
-        key = layout.model_copy(update={"recompute": "none"})
+        native = setting.spec.engine == NATIVE
+        key = layout.model_copy(update={"recompute": "none"}) if native else layout
         if key not in valid:
             valid[key] = not any(problems(setting, layout, batch, nodes) for batch in stage.batches)
         return valid[key]
@@ -154,8 +160,10 @@ def problems(setting: Setting, layout: Layout, batch: int, nodes: int) -> list[s
     """Why a layout cannot train a batch on so many nodes, by all engines' rules and its own."""
     spec, devices = setting.spec, nodes * setting.per_node
     faults = layout_problems(layout, spec.model, devices, batch, spec.training.seq_len)
-    if faults or spec.engine != "native":
+    if faults:
         return faults
+    if spec.engine != NATIVE:
+        return engine(spec.engine).unsupported(spec.model_copy(update={"layout": layout}))
     compiled = spec.training.compile != "none"
     return native_problems(
         layout,

@@ -13,6 +13,7 @@ from paceline.machines import Handle
 from paceline.machines.node.script import prepare_node, secret_variables
 from paceline.machines.slurm import client
 from paceline.machines.slurm.batch import BatchRun
+from paceline.machines.slurm.foreign import prepare_foreign, submission_script
 from paceline.machines.slurm.record import left_job, note_abandoned
 from paceline.machines.slurm.script import array_script, batch_script, step_script
 from paceline.machines.slurm.states import unusable_nodes
@@ -23,11 +24,13 @@ ARRAY_SCRIPT = "array.sh"
 
 def allocation(job: Job) -> str | None:
     """The number of the allocation that the job is a step of; None where it is queued by itself."""
-    return job.cluster.slurm.allocation if job.cluster else None
+    return job.cluster.slurm.allocation if job.cluster and not job.batch else None
 
 
 def render(job: Job) -> str:
     """job.sh; raises UserError for a setting that Slurm or bash could read as something else."""
+    if job.batch:
+        return submission_script(job, job.batch)
     number = allocation(job)
     return step_script(job, number) if number else batch_script(job)
 
@@ -35,9 +38,14 @@ def render(job: Job) -> str:
 def prepare(job: Job, folder: Path) -> None:
     """Write the job's files and its scripts into the run folder.
 
-    Raises UserError when the container's plugin is missing or Slurm cannot take the folder's name.
+    Raises UserError when the container's plugin or the batch script of somebody else is missing, or
+    Slurm cannot take the folder's name.
     """
-    check_folder(folder, container=bool(job.cluster and job.cluster.slurm.container_image))
+    container = job.cluster and job.cluster.slurm.container_image and not job.batch
+    check_folder(folder, container=bool(container))
+    if job.batch:
+        prepare_foreign(job, job.batch, folder)
+        return
     client.needs_pyxis(job)
     prepare_node(job, folder)
     write_text(folder / SCRIPT_FILE, render(job))
@@ -53,7 +61,7 @@ def submit(job: Job, folder: Path, after: Sequence[str] = ()) -> Handle:
         return submit_step(job, folder, number)
     refuse_unusable_hosts(job)
     number = client.sbatch(job, folder, SCRIPT_FILE, dependency(after))
-    run = BatchRun(job, folder, number)
+    run = BatchRun(job, folder, number, may_retry=job.batch is None)
     _warn_of_stored_secrets(run)
     return run
 

@@ -11,6 +11,7 @@ from threading import Condition
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.run import Job
 from paceline.machines import Handle
+from paceline.machines.slurm import submit as submit_alone
 from paceline.machines.slurm import submit_array
 from paceline.machines.slurm.script import batch_options
 
@@ -43,6 +44,8 @@ class Gathering:
 
         def submit(job: Job, folder: Path) -> Handle:
             nonlocal handed_in
+            if job.batch:  # a script of somebody else is no task of an array
+                return submit_alone(job, folder)
             handed_in = True
             return self._submit(job, folder)
 

@@ -209,8 +209,11 @@ class BatchRun(Handle):
         if state is not None:
             self._heard_at, self._last = time.monotonic(), state
             self._waited_for = state.reason if state.state in WAITING else self._waited_for
-        begun = state is not None and state.state not in WAITING
-        if self._begun_at is None and begun and marks and marks.restart == self._restart:
+        if self._begun_at is not None or state is None or state.state in WAITING:
+            return
+        if self.job.batch:  # a script of somebody else leaves no marks
+            marks = Marks(restart=self._restart, nodes=state.nodes)
+        if marks and marks.restart == self._restart:
             self._begun_at = time.monotonic()
             self._diary.note(nodes=marks.nodes, state="RUNNING")
 

@@ -42,13 +42,15 @@ def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> subprocess.CompletedP
 
 
 def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> str:
-    """Submit a script of `folder` and return the job's number.
+    """Submit a script of `folder`, or run the one that submits somebody else's; the job's number.
 
     Variables that look like secrets travel in this command's environment, never in the script or
     the arguments. Raises SystemFaultError with Slurm's own words when it refuses.
     """
+    own = ["sbatch", "--parsable", *options, script]
+    words = ["bash", script, *options] if job.batch else own
     try:
-        done = _run(["sbatch", "--parsable", *options, script], environment(job.env, job), folder)
+        done = _run(words, environment(job.env, job), folder)
     except SystemFaultError as fault:
         if isinstance(fault.__cause__, subprocess.TimeoutExpired):
             what = f"{fault.what}, and may have queued the job all the same"

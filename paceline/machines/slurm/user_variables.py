@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.run import Job
+from paceline.machines.slurm.foreign import asked_options
 from paceline.machines.slurm.script import NO_GRES, batch_options
 
 PREFIX = "SBATCH_"
@@ -71,10 +72,11 @@ def _word_of_the_job(job: Job, variable: str) -> str | None:
     site = job.cluster.slurm if job.cluster else None
     if option == "gres" and site and site.gres == NO_GRES:
         return None
-    for written in batch_options(job):
+    for written in asked_options(job.batch) if job.batch else batch_options(job):
         if written.partition("=")[0] == f"--{option}":
             return f"job.sh says {written}"
-    return f"job.sh asks for no --{option}" if option in NEVER else None
+    settled = option in NEVER and not (job.batch and option == "gres")
+    return f"job.sh asks for no --{option}" if settled else None
 
 
 def _same(variable: str, value: str, word: str) -> bool:

@@ -35,6 +35,7 @@ from paceline.mlperf.score.expected_time import ExpectedTime, MeasuredSpeed, exp
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score
 from paceline.runs.ending import read_ranks
+from paceline.runs.logged_run import NATIVE
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
 
@@ -53,6 +54,8 @@ NEEDS = {
     "flux1": "CC12M as encoded latents, texts and pooled texts: an index in JSON and bf16 files",
 }
 """What each benchmark trains on."""
+NO_DATA = Prepared((), None)
+"""Of an engine that has its own."""
 MASK = "loss_mask="
 """In an override that says which tokens count."""
 
@@ -99,8 +102,13 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
     benchmark = benchmark_of(request)
     if request.drop_caches:
         mlperf_trials.check_cache_drop()
+    request, foreign = _of_engine(request, benchmark)
     variant = _variant(request, benchmark)
-    data = _data(request, benchmark, variant.plan.spec.training.global_batch, show)
+    data = (
+        NO_DATA
+        if foreign
+        else _data(request, benchmark, variant.plan.spec.training.global_batch, show)
+    )
     fixed = (*data.overrides, *_labels(request, benchmark), *request.run.overrides)
     base = replace(
         request.run,
@@ -146,6 +154,32 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
         drop_caches=request.drop_caches,
     )
     return Trials(mlperf_trials.opened(folder, series), benchmark, folder, request.root, planned)
+
+
+def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequest, bool]:
+    """The request as its engine is told it, and whether that is another than the native trainer.
+
+    Raises UserError for what is the native trainer's alone.
+    """
+    recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT, request.run.overrides)
+    if recipe.engine == NATIVE:
+        return request, False
+    if recipe.engine_settings.get("nexp", 1) != 1:
+        raise UserError(
+            "engine_settings.nexp", "every trial is a job of its own", remedy="use --trials"
+        )
+    alone = {"--tiny": request.tiny, "--synthetic": request.synthetic, "--heldout": request.heldout}
+    if options := [name for name, value in alone.items() if value]:
+        raise UserError(
+            options[0],
+            f"is for the native trainer, not for engine {recipe.engine}",
+            remedy="leave it out: the submission has its own data and variables",
+        )
+    if request.data is None:
+        return request, True
+    named = f"engine_settings.data={json.dumps(str(request.data.absolute()))}"
+    run = replace(request.run, overrides=(*request.run.overrides, named))
+    return replace(request, run=run), True
 
 
 def _never_again(plan: Plan) -> Plan:

@@ -18,13 +18,14 @@ from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState, Tri
 from paceline.mlperf.score.energy import copy_telemetry
 from paceline.runs import flow
 from paceline.runs.ending import read_ranks
+from paceline.runs.logged_run import log_files
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot
 
 LOG_FILE = Path("mlperf") / "result.txt"
-"""Where a run leaves its result lines, inside its folder."""
+"""Where the native trainer leaves its result lines, inside the run folder."""
 DROP_FILE = Path("/proc/sys/vm/drop_caches")
 MISSES: dict[str, TrialStatus] = {"ok": "missed", "timeout": "timeout"}
 """What a run without its target is called in the series; any other status is a failure."""
@@ -177,16 +178,24 @@ def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialSt
 
 def _kept_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
     """Put a run's log and telemetry into the series' folder; the log's name and its last loss."""
-    ranks = read_ranks(run)
-    first = ranks.get(0)
-    losses = [event.loss for event in first.evaluations] if first else []
-    file = f"result_{number}.txt"
-    log = run / LOG_FILE
+    ranks, file, log = read_ranks(run), f"result_{number}.txt", trial_log(run)
     # A trial that died before its first line is one of the series all the same.
-    write_text(trials.folder / file, log.read_text(encoding="utf-8") if log.is_file() else "")
+    text = log.read_text(encoding="utf-8", errors="replace") if log else ""
+    write_text(trials.folder / file, text)
     hosts = {rank.start.host for rank in ranks.values() if rank.start}
     copy_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
+    first = ranks.get(0)
+    losses = [event.loss for event in first.evaluations] if first else []
+    if not ranks:  # of a foreign program its log tells
+        losses = [loss for _, loss in read_log(trials.folder / file).trials[0].evaluations]
     return {"file": file, "last_loss": losses[-1] if losses else None}
+
+
+def trial_log(run: Path) -> Path | None:
+    """The file of a run with its result lines: the native trainer's, else the program's log."""
+    if (run / LOG_FILE).is_file():
+        return run / LOG_FILE
+    return next(iter(log_files(run)), None)
 
 
 def check_cache_drop() -> None:

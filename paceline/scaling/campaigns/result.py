@@ -117,21 +117,29 @@ def campaign_result(
     )
 
 
-def lambda_csv(trials: Iterable[TrialResult], whole_node: int) -> str:
+def lambda_csv(
+    trials: Iterable[TrialResult], whole_node: int, least_per_node: float | None = None
+) -> str:
     """Host names, samples/s and Success or Fail, as Lambda's eval_batch.py writes them.
 
+    `least_per_node`: samples/s a node below which a value is a Fail; None takes every value.
     Only planned sub-clusters of whole nodes: no column could tell others from them.
     """
     rows = [
         (
             ", ".join(trial.hosts),
             f"{trial.samples_per_s:.4f}" if trial.samples_per_s else FAILED,
-            "Success" if trial.ok else "Fail",
+            "Success" if _is_enough(trial, least_per_node) else "Fail",
         )
         for trial in trials
         if trial.purpose == "plan" and trial.devices_per_node == whole_node
     ]
     return _csv(LAMBDA_HEAD, rows)
+
+
+def _is_enough(trial: TrialResult, least_per_node: float | None) -> bool:
+    value = trial.samples_per_s
+    return value is not None and value >= (least_per_node or 0.0) * trial.nodes
 
 
 def trials_csv(trials: Iterable[TrialResult], scaling: str) -> str:

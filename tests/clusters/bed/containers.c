@@ -13,19 +13,22 @@ struct spank_option spank_options[] = {
     {"container-mounts", "FROM:TO,...", "folders seen inside", 1, 1, take},
     {"container-name", "NAME", "a container to keep", 1, 2, take},
     {"container-workdir", "FOLDER", "where to start inside", 1, 3, take},
+    {"container-writable", NULL, "let the image be written into", 0, 4, take},
+    {"no-container-mount-home", NULL, "leave the home folder out", 0, 5, take},
     SPANK_OPTIONS_TABLE_END};
 
-static const char *names[] = {"BED_CONTAINER_IMAGE", "BED_CONTAINER_MOUNTS", "BED_CONTAINER_NAME",
-                              "BED_CONTAINER_WORKDIR"};
-static const char *given[4];
+static const char *names[] = {"BED_CONTAINER_IMAGE",   "BED_CONTAINER_MOUNTS",
+                              "BED_CONTAINER_NAME",    "BED_CONTAINER_WORKDIR",
+                              "BED_CONTAINER_WRITABLE", "BED_CONTAINER_NO_HOME"};
+static const char *given[6];
 
 static int take(int which, const char *value, int remote) {
-    given[which] = strdup(value); /* Slurm takes its text back */
+    given[which] = value ? strdup(value) : "1"; /* Slurm takes its text back */
     return 0;
 }
 
 int slurm_spank_task_init(spank_t job, int count, char **words) {
-    for (int which = 0; which < 4; which++)
+    for (int which = 0; which < 6; which++)
         if (given[which]) spank_setenv(job, names[which], given[which], 1);
     return 0;
 }

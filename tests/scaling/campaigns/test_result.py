@@ -115,6 +115,11 @@ def test_the_short_table_is_lambdas():
     ]
 
 
+def test_a_sub_cluster_below_the_least_of_its_nodes_fails_in_the_short_table():
+    rows = lambda_csv(TRIALS[1:], 2, least_per_node=97.5).splitlines()
+    assert rows[1:] == ["b,100.0000,Success", "c,-1,Fail", '"a, b",190.0000,Fail']
+
+
 def test_both_tables_can_be_analysed_again(tmp_path: Path):
     whole = [trial for trial in TRIALS if trial.devices_per_node == 2]
     for name, text in (("short", lambda_csv(TRIALS, 2)), ("long", trials_csv(whole, "weak"))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -49,6 +50,8 @@ _EITHER = {
 _MEMORY = {"reserved_bytes": (field(rb"memory: {0,12}"), field(rb'max_reserved\(GiB\)"?[:=] ?'))}
 _GRAD_NORM = {"grad_norm": field(rb'grad_norm"?[:=] {0,12}')}
 _RATES = {"flops_per_s_per_device": field(rb'tflops"?[:=] ?')}
+_UNKNOWN = {"loss": -1.0, "reserved_bytes": 0.0}
+"""What a pipeline's first stages print, which see no loss, and a device that counts no memory."""
 _PER_CENT = {"mfu": field(rb'mfu(?:\(%\))?"?[:=] ?')}
 
 
@@ -66,13 +69,16 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         index, fields = zip(*steps, strict=True)
         # The comma sets thousands apart, in the rates at least.
         records = Records([line.replace(b",", b"") for line in fields])
-        log.add_steps(
-            whole_numbers(index),
+        columns = {
             **records.either(_EITHER),
             **records.columns(_GRAD_NORM),
             **records.columns(_RATES, TERA),
             **records.columns(_PER_CENT, 0.01),
             **records.either(_MEMORY, GIB),
+        }
+        log.add_steps(
+            whole_numbers(index),
+            **{n: c for n, c in columns.items() if not (c == _UNKNOWN.get(n, math.nan)).all()},
         )
         note_decimals(log, records.texts(_TIME[0]) or records.texts(_TIME[1]))
     if log.facts.get("pp", 1) != 1:

@@ -1,0 +1,157 @@
+"""`paceline engines`: the frameworks that can be started, and their environments."""
+
+from __future__ import annotations
+
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    Where,
+    emit_json,
+    emit_table,
+    refuse_where,
+    select_rows,
+)
+from paceline.cli.terminal import echo
+from paceline.core.errors import UserError
+from paceline.core.units import gib
+from paceline.engines import Needs, engine_names, needs
+from paceline.engines.launch import environments
+
+
+class Action(StrEnum):
+    """What can be done to an environment."""
+
+    install = "install"
+    remove = "remove"
+
+
+def engines(
+    action: Annotated[
+        Action | None, typer.Argument(help="Make or take away the environment of NAME.")
+    ] = None,
+    name: Annotated[str | None, typer.Argument(help="A framework, as the list names it.")] = None,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            help="A torch of its own: without this, packages of the interpreter that runs "
+            "Paceline are seen behind the environment's own.",
+        ),
+    ] = False,
+    where: Where = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """List the frameworks that `run` can start, what they need, and install it apart.
+
+    An environment lies in $PACELINE_ENGINES, else in ~/.local/share/paceline/engines. `python` of
+    a cluster file, or a container, goes before it.
+
+    Examples:
+
+      paceline engines
+
+      paceline engines install deepspeed_chat
+
+      paceline engines remove deepspeed_chat
+    """
+    form = TableFormat.json if as_json else form
+    if action is None:
+        emit_table(select_rows([_row(each) for each in engine_names()], where), _COLUMNS, form)
+        return
+    refuse_where(where, action.value)
+    if name is None:
+        raise UserError(f"engines {action}", "names no framework", allowed=_installable())
+    if action is Action.remove:
+        _remove(name, form)
+    else:
+        _install(name, form, isolated)
+
+
+def _row(name: str) -> dict[str, Any]:
+    needed, there = needs(name), environments.installed(name)
+    absent = [] if there or not needed.imports else _absent_here(needed)
+    lacking = [command for command in needed.commands if shutil.which(command) is None]
+    if lacking:
+        state, remedy = "missing", f"start Paceline where {', '.join(lacking)} is"
+    elif there:
+        state, remedy = "installed", ""
+    elif not absent:
+        state, remedy = "here", ""
+    else:
+        state = "missing"
+        remedy = (
+            f"paceline engines install {name}"
+            if needed.requirements
+            else f"{', '.join(absent)} beside Paceline"
+        )
+    return {
+        "name": name,
+        "title": needed.title,
+        "requires": [*needed.requirements, *([needed.outside] if needed.outside else [])],
+        "state": state,
+        "versions": there.versions if there else {},
+        "size_bytes": there.size_bytes if there else None,
+        "folder": str(there.folder) if there else None,
+        "remedy": remedy,
+    }
+
+
+def _absent_here(needed: Needs) -> list[str]:
+    return environments.absent_modules(Path(environments.own_interpreter()), needed.imports)
+
+
+def _install(name: str, form: TableFormat, isolated: bool) -> None:
+    needed = needs(name)
+    if not needed.requirements:
+        raise UserError(
+            f"engine {name}",
+            "has no environment of its own",
+            allowed=_installable(),
+            remedy="`paceline engines` says what it needs",
+        )
+    made = environments.install(
+        name,
+        needed.requirements,
+        needed.imports,
+        lambda line: echo(f"  {line}", err=True),
+        extra_arguments=needed.pip_arguments,
+        isolated=isolated,
+    )
+    if form is TableFormat.json:
+        emit_json(_row(name))
+        return
+    versions = ", ".join(f"{package} {version}" for package, version in made.versions.items())
+    echo(f"{name}: {versions}; {gib(made.size_bytes)} in {made.folder}")
+
+
+def _remove(name: str, form: TableFormat) -> None:
+    needs(name)
+    removed = environments.remove(name)
+    if form is TableFormat.json:
+        emit_json({"name": name, "removed": removed})
+    else:
+        echo(f"{name}: {'removed' if removed else 'there was no environment'}")
+
+
+def _installable() -> str:
+    return ", ".join(name for name in engine_names() if needs(name).requirements) or "none"
+
+
+_COLUMNS = [
+    OutputColumn("name", "engine"),
+    OutputColumn("title", "framework"),
+    OutputColumn("state", "state"),
+    OutputColumn("requires", "requires", " ".join),
+    OutputColumn("size_bytes", "size", lambda size: gib(size) if size else ""),
+    OutputColumn("remedy", "how to get it"),
+]

@@ -1,0 +1,219 @@
+"""`paceline stage`: fetch or make what a recipe needs, before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import Json
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    emit_json,
+    emit_table,
+)
+from paceline.cli.stage_progress import stage_display
+from paceline.cli.terminal import echo
+from paceline.core.errors import EXIT_GATE_FAILED, UserError
+from paceline.core.units import seconds, si
+from paceline.engines import engine_names
+from paceline.files.recipe import load_recipe
+from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root
+from paceline.staging.outline import OutlinedAsset, StageOutline, make_outline
+from paceline.staging.stager import USUAL_JOBS, Stager
+from paceline.staging.verification import StageFault, verify
+
+MEGA = 1e6
+SHOWN_DIGITS = 12
+"""Of a commit in the table; JSON has all."""
+
+
+def stage(
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
+    ],
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Only what this engine needs; without it what any engine of the recipe needs.",
+            show_default=False,
+        ),
+    ] = None,
+    asset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this asset, and those that it is made of."),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FOLDER",
+            help=f"Where to put it; default ${STAGE_VARIABLE}, else ~/.local/share/paceline/stage. "
+            f"Runs look in ${STAGE_VARIABLE}.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what, from where and how large; fetch nothing.")
+    ] = False,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MB/S", help="Say also how long it takes at this rate."),
+    ] = None,
+    ask: Annotated[
+        bool,
+        typer.Option("--ask", help="With --dry-run: ask the sources for sizes that none states."),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Read every staged file again; fetch nothing.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Files at the same time.")] = USUAL_JOBS,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="Program for container images; default the first of enroot, apptainer, "
+            "singularity, docker, podman and skopeo that is here.",
+            show_default=False,
+        ),
+    ] = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Fetch or make what a recipe needs: models, data, code, containers, each verified.
+
+    Examples:
+
+      paceline stage opt-350m-sft --dry-run --rate 500
+
+      paceline stage opt-350m-sft --to /shared/stage
+
+      paceline stage opt-350m-sft-tiny --verify
+
+    A call that was broken off goes on where it was, and what is there is not fetched again. Tokens
+    are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
+    """
+    form = TableFormat.json if as_json else form
+    if dry_run and check:
+        raise UserError("--dry-run", "changes nothing beside --verify", remedy="leave it out")
+    if engine is not None and engine not in engine_names() + _declared_engines(recipe):
+        raise UserError(
+            f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
+        )
+    outline = make_outline(load_recipe(recipe), engine, stage_root(to), asset or ())
+    if not outline.assets:
+        echo(f"note: {outline.recipe.name} declares no assets: it needs nothing", err=True)
+    if check:
+        raise typer.Exit(_verify(outline, form, jobs))
+    if not dry_run:
+        outline = _stage(outline, jobs, runtime, asset or ())
+    elif ask:
+        outline = Stager(jobs=jobs).sized(outline)
+    _print_outline(outline, form, rate)
+
+
+def _declared_engines(recipe: str) -> list[str]:
+    """Engines that the recipe's assets name, also where their logs alone can be read."""
+    return [name for asset in load_recipe(recipe).assets for name in asset.engines]
+
+
+def _stage(
+    outline: StageOutline, jobs: int, runtime: str | None, names: list[str] | tuple[()]
+) -> StageOutline:
+    with stage_display() as (watch, waiting):
+        Stager(jobs=jobs, runtime=runtime, watch=watch, waiting=waiting).stage(outline)
+    return make_outline(outline.recipe, outline.engine, outline.root, names)
+
+
+def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None) -> None:
+    rows = [_row(part, rate) for part in outline.assets]
+    document = {
+        "recipe": outline.recipe.name,
+        "engine": outline.engine,
+        "folder": str(outline.root),
+        "assets": rows,
+        "bytes_needed": outline.bytes_needed,
+        "bytes_unknown": list(outline.unknown),
+        "bytes_free": outline.bytes_free,
+        "seconds": outline.bytes_needed / (rate * MEGA) if rate else None,
+    }
+    emit_table(rows, _columns(rate), form, document=document)
+    if form is TableFormat.text and rows:
+        echo(f"in {outline.root}: {_sentence(outline, rate)}")
+        for part in outline.assets:
+            if part.asset.gate and part.state != "staged":
+                echo(f"{part.asset.name}: access has to be asked for on {part.asset.gate}")
+
+
+def _sentence(outline: StageOutline, rate: float | None) -> str:
+    if all(part.state == "staged" for part in outline.assets):
+        return "everything is staged"
+    need, unknown = outline.bytes_needed, len(outline.unknown)
+    parts = [f"{si(need, 'B')} to come"] if need else []
+    if unknown:
+        asked = "" if need else " (--ask asks the sources)"
+        parts.append(f"{unknown} of {len(outline.assets)} assets have no stated size{asked}")
+    if rate and need:
+        least = "at least " if unknown else ""
+        parts.append(f"{least}{seconds(need / (rate * MEGA))} at {rate:g} MB/s")
+    return "; ".join([*parts, f"{si(outline.bytes_free, 'B')} free"])
+
+
+def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:
+    asset, left = part.asset, part.left_bytes
+    return {
+        "name": asset.name,
+        "kind": asset.kind,
+        "source": asset.source,
+        "revision": asset.revision,
+        "bytes": part.total_bytes,
+        "digest": asset.digest,
+        "needs": list(asset.needs),
+        "engines": list(asset.engines),
+        "gate": asset.gate,
+        "note": asset.note,
+        "state": part.state,
+        "bytes_left": left,
+        "seconds": left / (rate * MEGA) if rate and left is not None else None,
+        "path": str(part.folder / CONTENT_FOLDER),
+    }
+
+
+def _columns(rate: float | None) -> list[OutputColumn]:
+    return [
+        OutputColumn("name", "asset"),
+        OutputColumn("kind", "kind"),
+        OutputColumn("bytes", "size", lambda value: si(value, "B"), "right"),
+        *([OutputColumn("seconds", "time", seconds, "right")] if rate else []),
+        OutputColumn("state", "state"),
+        OutputColumn("revision", "revision", lambda value: value[:SHOWN_DIGITS]),
+        OutputColumn("source", "source", wraps=True),
+    ]
+
+
+def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
+    """Print what is wrong with the staged assets; the exit code."""
+    faults: list[StageFault] = []
+    states: dict[str, str] = {}
+    for part in outline.assets:
+        if part.state in ("missing", "partial"):
+            states[part.asset.name] = part.state
+            continue
+        echo(f"  reading {part.asset.name}", err=True)
+        wrong = verify(part.folder, part.asset.name, jobs)
+        states[part.asset.name] = "damaged" if wrong else "verified"
+        faults += wrong
+    rows = [{"asset": fault.asset, "fault": fault.fault, "path": fault.path} for fault in faults]
+    if form is TableFormat.json:
+        emit_json({"recipe": outline.recipe.name, "states": states, "faults": rows})
+    else:
+        columns = [OutputColumn(name, name) for name in ("asset", "fault", "path")]
+        if rows or form is not TableFormat.text:
+            emit_table(rows, columns, form)
+    if form is TableFormat.text:
+        echo("; ".join(f"{name}: {state}" for name, state in states.items()))
+        if faults:
+            echo(f"`paceline stage {outline.recipe.name}` mends it", err=True)
+    return EXIT_GATE_FAILED if faults else 0

@@ -1,0 +1,15 @@
+"""DeepSpeed-Chat's supervised fine-tuning: how it is started and how its log reads."""
+
+from __future__ import annotations
+
+from paceline.core.run import RunSpec
+from paceline.engines.deepspeed_chat.dialect import DIALECT
+from paceline.engines.deepspeed_chat.refusals import refusals
+from paceline.engines.deepspeed_chat.start import IMPORTS, REQUIREMENTS, job, missing, settings
+
+__all__ = ["DIALECT", "IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What DeepSpeed-Chat cannot do of `spec`, one sentence each."""
+    return list(refusals(spec))

@@ -1,0 +1,96 @@
+"""OPT's shapes: which one the hub publishes under which name, and a shape as its configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.core.shape import DecoderShape, Shape
+
+PUBLISHED = {
+    (12, 768, 12): "facebook/opt-125m",
+    (24, 1024, 16): "facebook/opt-350m",
+    (24, 2048, 32): "facebook/opt-1.3b",
+    (32, 2560, 32): "facebook/opt-2.7b",
+    (32, 4096, 32): "facebook/opt-6.7b",
+    (40, 5120, 40): "facebook/opt-13b",
+    (48, 7168, 56): "facebook/opt-30b",
+    (64, 9216, 72): "facebook/opt-66b",
+}
+"""Layers, hidden size and heads (Zhang et al., arXiv:2205.01068, table 1)."""
+PUBLISHED_VOCABULARY = 50272
+OFFSET = 2
+
+
+def published_name(shape: Shape) -> str | None:
+    """The hub's name of the OPT that has this shape, None where none has."""
+    if shape.kind != "decoder" or shape.vocab_size != PUBLISHED_VOCABULARY:
+        return None
+    return PUBLISHED.get((shape.num_layers, shape.hidden_size, shape.num_heads))
+
+
+def unlike_opt(shape: Shape) -> Iterator[str]:
+    """What of a shape no OPT has, one sentence each."""
+    if shape.kind != "decoder":
+        yield f"model.kind {shape.kind} is not among what it fine-tunes: a decoder shaped as OPT"
+        return
+    fixed: dict[str, Any] = {
+        "activation": "relu",
+        "norm": "layernorm",
+        "positions": "learned",
+        "position_offset": OFFSET,
+        "gated_ffn": False,
+        "bias": True,
+        "tied_embeddings": True,
+        "embedding_norm": False,
+        "num_experts": 1,
+        "kv_heads": shape.num_heads,
+        "head_dim": shape.hidden_size // shape.num_heads,
+        "norm_eps": 1e-5,
+        "final_norm": shape.norm_position == "pre",
+    }
+    for name, value in fixed.items():
+        if getattr(shape, name) != value:
+            yield f"model.{name} {getattr(shape, name)} is not OPT's, whose {name} is {value}"
+
+
+def opt_configuration(shape: Shape) -> dict[str, Any]:
+    """The shape as transformers' OPT reads it from config.json; padding and end are one token."""
+    model = cast(DecoderShape, shape)
+    end = min(2, model.vocab_size - 1)
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "vocab_size": model.padded_vocab(),
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "ffn_dim": model.ffn_size,
+        "max_position_embeddings": model.max_positions,
+        "word_embed_proj_dim": model.embed_dim,
+        "do_layer_norm_before": model.norm_position == "pre",
+        "activation_function": "relu",
+        "dropout": model.dropout,
+        "attention_dropout": model.dropped_probabilities,
+        "init_std": 0.02,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": 1 if model.vocab_size > 1 else 0,
+    }
+
+
+def unlike_folder(shape: DecoderShape, folder: Path) -> list[str]:
+    """In what a model's folder differs from the shape that is planned with; [] when unreadable."""
+    try:
+        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    planned = opt_configuration(shape)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "vocab_size")
+    return [
+        f"engine_settings.model: {name} of {folder} is {stated[name]}, the recipe's {planned[name]}"
+        for name in sizes
+        if name in stated and stated[name] != planned[name]
+    ]

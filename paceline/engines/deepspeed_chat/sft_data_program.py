@@ -1,0 +1,247 @@
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportMissingModuleSource=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+"""Pairs of a prompt and a chosen answer as batches of padded token ids."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+ANSWER_KEYS = ("chosen", "response", "completion", "text")
+DIFFERENT_TEXTS = 1000
+LEAST_STEPS = 4
+"""An epoch's, of samples that are made on the spot."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+DATA_FILES = ("*.jsonl", "*.jsonl.gz", "*.parquet")
+LEAST_LETTERS = 80
+
+
+class Tokenizer(Protocol):
+    """Text to ids, of which `eos` also fills samples up."""
+
+    eos: int
+    eos_text: str
+
+    def ids(self, text: str) -> list[int]:
+        """The token ids of `text`."""
+        ...
+
+
+class ByteTokenizer:
+    """An id a byte, and one more that ends a sample: for models without a vocabulary."""
+
+    eos = 256
+    eos_text = ""
+
+    def ids(self, text: str) -> list[int]:
+        """UTF-8 bytes, then the end."""
+        return [*text.encode("utf-8", "replace"), self.eos]
+
+
+class FolderTokenizer:
+    """The tokenizer that lies in a model's folder or in the hub's cache."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.eos = tokenizer.eos_token_id
+        self.eos_text = tokenizer.eos_token
+
+    def ids(self, text: str) -> list[int]:
+        """As the model was trained, special tokens included."""
+        return self._tokenizer(text)["input_ids"]
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """The tokenizer of a folder or a hub name; bytes where a folder has none.
+
+    Raises SystemExit when it names no token that ends a text.
+    """
+    folder = Path(model)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return ByteTokenizer()
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    bare = folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES[1:])
+    if bare:
+        loaded = PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER_FILES[0]))
+        vocabulary = loaded.get_vocab()
+        ends = [t for t in ("</s>", "<|endoftext|>", "<eos>") if t in vocabulary]
+        loaded.eos_token = ends[0] if ends else None
+    else:
+        loaded = AutoTokenizer.from_pretrained(model)
+    if loaded.eos_token_id is None:
+        sys.exit(f"error: {model}: its tokenizer names no token that ends a text")
+    return FolderTokenizer(loaded)
+
+
+@dataclass
+class Batches:
+    """A rank's share of the samples, in batches of equal shape, in another order each epoch."""
+
+    texts: list[str]
+    tokenizer: Tokenizer
+    length: int
+    micro_batch: int
+    seed: int
+    rank: int
+    world_size: int
+    _known: dict[int, torch.Tensor] = field(default_factory=dict)
+    _orders: dict[int, list[list[int]]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.texts) // (self.world_size * self.micro_batch)
+
+    def prepare(self, num_batches: int) -> None:
+        """Draw and turn into ids what so many batches need, so that no step waits for it."""
+        epochs = (self._places(epoch) for epoch in itertools.count())
+        for places in itertools.islice(itertools.chain.from_iterable(epochs), num_batches):
+            for place in places:
+                self._ids(place)
+
+    def epoch(self, epoch: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches of this rank; what fills no batch of all ranks is left out."""
+        return map(self._batch, self._places(epoch))
+
+    def _places(self, epoch: int) -> list[list[int]]:
+        if epoch not in self._orders:
+            order = list(range(len(self.texts)))
+            random.Random(self.seed + epoch).shuffle(order)
+            mine = order[self.rank :: self.world_size]
+            size = self.micro_batch
+            starts = range(0, len(self) * size, size)
+            self._orders[epoch] = [mine[start : start + size] for start in starts]
+        return self._orders[epoch]
+
+    def _ids(self, place: int) -> torch.Tensor:
+        if place not in self._known:
+            ids = self.tokenizer.ids(self.texts[place] + self.tokenizer.eos_text)
+            self._known[place] = torch.tensor(ids[: self.length], dtype=torch.int32)
+        return self._known[place]
+
+    def _batch(self, places: list[int]) -> dict[str, torch.Tensor]:
+        """Ids (micro_batch, length); labels are the ids, padding included, as in DeepSpeed-Chat."""
+        ids = torch.full((len(places), self.length), self.tokenizer.eos)
+        mask = torch.zeros_like(ids)
+        for row, sample in enumerate(map(self._ids, places)):
+            ids[row, : len(sample)] = sample
+            mask[row, : len(sample)] = 1
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
+
+
+def training_batches(
+    args: argparse.Namespace, tokenizer: Tokenizer, rank: int, world_size: int
+) -> Batches:
+    """The first part of the data, split and shuffled by the seed, the same on every rank.
+
+    Raises SystemExit when it is less than one batch of all ranks.
+    """
+    sizes = [float(size) for size in args.data_split.split(",")]
+    share = sizes[0] / sum(sizes)
+    in_a_step = world_size * args.per_device_train_batch_size
+    made = math.ceil(LEAST_STEPS * in_a_step / share)
+    texts: list[str] = []
+    for source in args.data_path:
+        texts += _first_part(list(samples(source, args.seed, made)), share, args.seed)
+    batches = Batches(
+        texts=texts,
+        tokenizer=tokenizer,
+        length=args.max_seq_len,
+        micro_batch=args.per_device_train_batch_size,
+        seed=args.seed,
+        rank=rank,
+        world_size=world_size,
+    )
+    if len(batches) == 0:
+        sys.exit(
+            f"error: --data_path {' '.join(args.data_path)}: {len(texts)} samples in the part of "
+            f"--data_split {args.data_split} that is trained on, fewer than the "
+            f"{in_a_step} of one step"
+        )
+    steps = args.num_warmup_steps + args.max_steps
+    batches.prepare(steps * args.gradient_accumulation_steps)
+    return batches
+
+
+def _first_part(texts: list[str], share: float, seed: int) -> list[str]:
+    """The share of DeepSpeed-Chat's first training, drawn by the seed."""
+    random.Random(seed).shuffle(texts)
+    return texts[: round(len(texts) * share)]
+
+
+def samples(source: str, seed: int, made: int) -> Iterator[str]:
+    """Prompt and answer as one text each: `made` on the spot, of files, or of a hub data set."""
+    if source == "synthetic":
+        yield from itertools.islice(itertools.cycle(_synthetic(seed)), made)
+    elif source == "stdlib":
+        yield from _paragraphs(Path(sysconfig.get_paths()["stdlib"]))
+    else:
+        yield from _joined(_records(source), source)
+
+
+def _synthetic(seed: int) -> Iterator[str]:
+    """Different texts of words of no meaning, always as many words."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(997)]
+    for _ in range(DIFFERENT_TEXTS):
+        question, answer = draw.choices(words, k=24), draw.choices(words, k=72)
+        yield f"\n\nHuman: {' '.join(question)}?\n\nAssistant: {' '.join(answer)}."
+
+
+def _paragraphs(folder: Path) -> Iterator[str]:
+    """Of the interpreter's own sources, in an order that all ranks share."""
+    for path in sorted(folder.glob("*.py")):
+        for paragraph in path.read_text("utf-8", "replace").split("\n\n"):
+            if len(paragraph) >= LEAST_LETTERS:
+                yield paragraph
+
+
+def _joined(records: Iterable[dict[str, Any]], source: str) -> Iterator[str]:
+    """`prompt` and what was chosen as its answer; or the whole text of records without."""
+    for number, record in enumerate(records, 1):
+        key = next((key for key in ANSWER_KEYS if isinstance(record.get(key), str)), None)
+        if key is None:
+            sys.exit(f"error: {source}: record {number} has none of {', '.join(ANSWER_KEYS)}")
+        yield str(record.get("prompt") or "") + record[key]
+
+
+def _records(source: str) -> Iterator[dict[str, Any]]:
+    """Records of a file, of a folder's files, or of a data set in the hub's cache."""
+    path = Path(source)
+    if path.is_file():
+        yield from _file_records(path)
+        return
+    if not path.is_dir():
+        from huggingface_hub import snapshot_download
+
+        path = Path(snapshot_download(source, repo_type="dataset", allow_patterns=[*DATA_FILES]))
+    files = sorted(file for pattern in DATA_FILES for file in path.rglob(pattern))
+    training = [file for file in files if "test" not in file.name and "valid" not in file.name]
+    if not training:
+        sys.exit(f"error: {source}: no {', '.join(DATA_FILES)} for training in it")
+    for file in training:
+        yield from _file_records(file)
+
+
+def _file_records(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        for batch in pyarrow.parquet.ParquetFile(os.fspath(path)).iter_batches():
+            yield from batch.to_pylist()
+        return
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        yield from (json.loads(line) for line in lines if line.strip())

@@ -1,0 +1,130 @@
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportMissingModuleSource=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+"""The model that is fine-tuned: from a folder or the hub, with DeepSpeed-Chat's adapters."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+WEIGHTS = ("*.safetensors", "*.bin")
+ADAPTERS = ("lora_down", "lora_up")
+UNDECAYED = ("bias", "norm.weight")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What decides the model beside its configuration."""
+
+    name: str
+    dtype: str
+    attention: str
+    dropout: bool
+    load_weights: bool
+    checkpointing: bool
+    lora_rank: int
+    lora_modules: str
+    only_lora: bool
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer with an adapter: W x + b + up(down(x)) / rank; the bias trains."""
+
+    def __init__(self, linear: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.weight.requires_grad_(False)
+        place: dict[str, Any] = {"device": self.weight.device, "dtype": self.weight.dtype}
+        self.lora_down = nn.Parameter(torch.empty(rank, linear.in_features, **place))
+        self.lora_up = nn.Parameter(torch.zeros(linear.out_features, rank, **place))
+        nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
+        self.scaling = 1 / rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in) to (..., out)."""
+        low = nn.functional.linear(x, self.lora_down)
+        added = nn.functional.linear(low, self.lora_up) * self.scaling
+        return nn.functional.linear(x, self.weight, self.bias) + added
+
+
+def make_model(options: ModelOptions, device: torch.device, zero_stage: int) -> nn.Module:
+    """The model in the training's dtype; without weights in its folder they are drawn."""
+    config = AutoConfig.from_pretrained(options.name)
+    if not options.dropout:
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
+    if hasattr(config, "layerdrop"):
+        config.layerdrop = 0.0
+    config.use_cache = False
+    dtype = DTYPES[options.dtype] if device.type != "cpu" else torch.float32
+    keywords: dict[str, Any] = {"dtype": dtype, "attn_implementation": options.attention}
+    if options.load_weights and _has_weights(options.name):
+        model = AutoModelForCausalLM.from_pretrained(options.name, config=config, **keywords)
+    else:
+        with _placement(device, zero_stage):
+            model = AutoModelForCausalLM.from_config(config, **keywords)
+    if options.lora_rank:
+        add_adapters(model, options.lora_modules, options.lora_rank)
+        if options.only_lora:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.endswith(ADAPTERS))
+    if options.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _has_weights(name: str) -> bool:
+    """Whether a folder has weights; a hub name has."""
+    folder = Path(name)
+    return not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+
+
+def _placement(device: torch.device, zero_stage: int) -> AbstractContextManager[Any]:
+    """Where drawn weights are made: on the device; of ZeRO-3 on the host, which then parts them.
+
+    `deepspeed.zero.Init` would part them at once, and transformers then cannot draw them.
+    """
+    return nullcontext() if device.type == "cpu" or zero_stage == 3 else device
+
+
+def add_adapters(model: nn.Module, modules: str, rank: int) -> None:
+    """Replace every linear layer whose name has `modules` in it."""
+    layers = [(name, layer) for name, layer in model.named_modules() if modules in name]
+    linears = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
+    if not linears:
+        raise SystemExit(f"error: --lora_module_name {modules}: no linear layer is called so")
+    for name, linear in linears:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, LoraLinear(linear, rank))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, lora_lr: float) -> list[dict[str, Any]]:
+    """What decays, the adapters with a rate of their own, and what does not decay."""
+    decayed: list[nn.Parameter] = []
+    adapters: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if name.endswith(ADAPTERS):
+            adapters.append(parameter)
+        elif name.lower().endswith(UNDECAYED):
+            undecayed.append(parameter)
+        else:
+            decayed.append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": adapters, "weight_decay": weight_decay, "lr": lora_lr},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,193 @@
+"""A RunSpec as settings of transformers' Trainer, and what the Trainer cannot do of one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paceline.core.run import Job, RunSpec
+from paceline.engines.hf_trainer.configurations import (
+    adapters,
+    configuration,
+    lora_problems,
+    shape_problems,
+)
+from paceline.engines.launch.environments import interpreter, not_installed
+from paceline.engines.launch.programs import launch, program_file, unknown_settings
+from paceline.engines.samples import (
+    data_problems,
+    data_settings,
+    training_problems,
+    windows_program,
+)
+
+REQUIREMENTS = ("transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
+IMPORTS = ("torch", "transformers", "accelerate", "peft")
+DTYPES = ("fp32", "bf16", "fp16")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+ENGINE_SETTINGS = {"attention": "sdpa", "optimizer": "adamw_torch_fused", "workers": 0}
+"""What this engine alone knows, and its value where a run says nothing: how attention is computed,
+the Trainer's name of an optimizer, and processes that read samples ahead."""
+OUTPUT = "output"
+PROGRAM_FILE = "trainer_program.py"
+SETTINGS_FILE = "hf_trainer.json"
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What this engine cannot do of `spec`, one sentence each."""
+    if spec.model.kind != "decoder":
+        return [f"model.kind {spec.model.kind} is not in this engine: it trains decoders"]
+    problems = unknown_settings(spec, tuple(ENGINE_SETTINGS))
+    attention = _own(spec)["attention"]
+    if attention not in ATTENTIONS:
+        allowed = ", ".join(ATTENTIONS)
+        problems.append(f"engine_settings.attention {attention} is not among {allowed}")
+    problems += shape_problems(spec.model) + data_problems(spec)
+    if spec.lora:
+        problems += lora_problems(spec.model, spec.lora)
+    return problems + _layout_problems(spec) + _training_problems(spec)
+
+
+def missing(spec: RunSpec) -> str | None:
+    """What a start would lack, as `what; remedy`, or None."""
+    return not_installed(spec, IMPORTS if spec.lora else IMPORTS[:-1])
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """The Job that starts `trainer_program.py` once per device."""
+    files = {
+        **program_file(__package__ or "", PROGRAM_FILE),
+        **windows_program(),
+        SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n",
+    }
+    argv = ("{python}", PROGRAM_FILE, SETTINGS_FILE)
+    return launch(spec, name, argv, python=interpreter(spec), files=files)
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """What `trainer_program.py` reads; `arguments` are the Trainer's own."""
+    assert spec.model.kind == "decoder", "unsupported refuses any other"
+    training = spec.training
+    return {
+        "model": configuration(spec.model),
+        "attention": _own(spec)["attention"],
+        "lora": adapters(spec.model, spec.lora) if spec.lora else None,
+        "expected_parameters": spec.num_parameters,
+        "arguments": arguments(spec),
+        "learning_rate": _learning_rate(spec),
+        "matmul_precision": training.matmul_precision,
+        "compile_blocks": training.compile == "blocks",
+        "data": data_settings(spec),
+        "seq_len": training.seq_len,
+        "samples": training.steps * training.global_batch,
+        "seed": training.seed,
+    }
+
+
+def arguments(spec: RunSpec) -> dict[str, Any]:
+    """The TrainingArguments by name."""
+    training, layout = spec.training, spec.layout
+    return {
+        "output_dir": OUTPUT,
+        "max_steps": training.steps,
+        "per_device_train_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_microbatches(
+            spec.world_size, training.global_batch
+        ),
+        "learning_rate": training.lr,
+        "adam_beta1": training.betas[0],
+        "adam_beta2": training.betas[1],
+        "adam_epsilon": training.eps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.grad_clip,
+        "optim": _own(spec)["optimizer"],
+        "dataloader_num_workers": _own(spec)["workers"],
+        "bf16": training.dtype == "bf16",
+        "fp16": training.dtype == "fp16",
+        "seed": training.seed,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": spec.cluster.device == "cpu",
+        **_sharding(spec),
+        **(_processes(spec) if spec.world_size > 1 else {}),
+    }
+
+
+def _own(spec: RunSpec) -> dict[str, Any]:
+    """The engine's own settings, defaults filled in."""
+    return {**ENGINE_SETTINGS, **spec.engine_settings}
+
+
+def _processes(spec: RunSpec) -> dict[str, Any]:
+    """How several processes talk to each other."""
+    return {
+        "ddp_backend": "gloo" if spec.cluster.device == "cpu" else "nccl",
+        "ddp_timeout": int(spec.hang_limit_s),
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def _sharding(spec: RunSpec) -> dict[str, Any]:
+    """Gradient checkpointing and FSDP, each by whoever has it."""
+    recompute = spec.layout.recompute == "full"
+    if spec.layout.zero_stage < 2:
+        return {
+            "activation_checkpointing": recompute,
+            "activation_checkpointing_kwargs": {"use_reentrant": False},
+        }
+    return {
+        "fsdp": True,
+        "fsdp_config": {
+            "version": 2,
+            "reshard_after_forward": spec.layout.zero_stage == 3,
+            "activation_checkpointing": recompute,
+        },
+    }
+
+
+def _learning_rate(spec: RunSpec) -> dict[str, Any]:
+    """The schedule in steps, and the lowest rate as a part of the highest."""
+    training, plan = spec.training, spec.training.lr_schedule
+    batch = training.global_batch if plan.unit == "samples" else 1
+    return {
+        "kind": plan.kind,
+        "warmup": plan.warmup / batch,
+        "decay": plan.decay / batch if plan.decay else training.steps,
+        "lowest": plan.min_lr / training.lr,
+    }
+
+
+def _layout_problems(spec: RunSpec) -> list[str]:
+    layout = spec.layout
+    problems = [
+        f"layout.{axis} {size}: the Trainer trains data-parallel, so use layout.{axis}=1"
+        for axis in ("tp", "pp", "cp", "vp", "ep")
+        if (size := getattr(layout, axis)) > 1
+    ]
+    if layout.zero_stage == 1:
+        problems.append("layout.zero_stage 1: the Trainer has DDP (0) and FSDP (2, 3)")
+    if layout.zero_stage >= 2 and (spec.world_size == 1 or spec.cluster.device == "cpu"):
+        why = (
+            "one process has nobody to shard with"
+            if spec.world_size == 1
+            else "on CPUs accelerate leaves FSDP out without a word and trains whole copies"
+        )
+        problems.append(f"layout.zero_stage {layout.zero_stage}: {why}, so use layout.zero_stage=0")
+    if layout.dp_shard is not None:
+        problems.append("layout.dp_shard: the Trainer's FSDP shards over all processes")
+    if layout.recompute == "selective":
+        problems.append("layout.recompute selective: the Trainer recomputes whole blocks or none")
+    return problems
+
+
+def _training_problems(spec: RunSpec) -> list[str]:
+    training = spec.training
+    problems: list[str] = []
+    if training.dtype not in DTYPES:
+        problems.append(f"dtype {training.dtype} is not among {', '.join(DTYPES)}")
+    if training.dtype == "fp16" and spec.cluster.device == "cpu":
+        problems.append("fp16 on a CPU: the Trainer scales its loss on a GPU only; use bf16")
+    return problems + training_problems(spec)

@@ -1,0 +1,180 @@
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Trains a model of transformers with its Trainer; run once per device with env:// set.
+
+`trainer_program.py SETTINGS.json` beside `token_windows_program.py`. It writes the Trainer's own
+lines, and each step's entry as `trainer_state.json` holds it, with the seconds since the training
+began.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from token_windows_program import TokenWindows
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.utils import logging
+
+GIB = 2**30
+
+
+def main(path: str) -> None:
+    """Train as the settings in `path` say."""
+    if os.environ.get("WORLD_SIZE") == "1":
+        stay_alone()
+    settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    torch.set_float32_matmul_precision(settings["matmul_precision"])
+    if os.environ.get("RANK", "0") == "0":
+        logging.set_verbosity_info()
+    logging.disable_progress_bar()
+    arguments = TrainingArguments(**settings["arguments"])
+    model = adapted(build(settings), settings["lora"])
+    check_size(model, settings["expected_parameters"])
+    if settings["compile_blocks"]:
+        for block in blocks_of(model):
+            block.compile()
+    trainer = PlannedTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=TokenWindows(
+            settings["data"],
+            settings["seq_len"],
+            settings["model"]["vocab_size"],
+            settings["samples"],
+            settings["seed"],
+        ),
+        data_collator=collate,
+        rates=rate_factors(settings["learning_rate"]),
+    )
+    if arguments.fsdp and not trainer.is_fsdp_enabled:
+        raise SystemExit("fsdp: accelerate does not shard here and would train copies instead")
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(StepLines())
+    trainer.train()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def stay_alone() -> None:
+    """Keep one process from wrapping its model for others, and from taking every visible GPU."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+class PlannedTrainer(Trainer):
+    """A Trainer whose learning rate follows `rates`: a step's part of the highest, from step 0."""
+
+    def __init__(self, *, rates: Callable[[int], float], **settings: Any) -> None:
+        self._rates = rates
+        super().__init__(**settings)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The schedule of the settings instead of one of transformers'."""
+        chosen = optimizer or self.optimizer
+        assert isinstance(chosen, torch.optim.Optimizer), "the Trainer makes its optimizer first"
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, self._rates)
+        return self.lr_scheduler
+
+
+class StepLines(TrainerCallback):
+    """Prints each entry of the Trainer's history with all of its digits and its run time."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the clock."""
+        self._began = time.perf_counter()
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Print a step's entry; the Trainer has read its loss, so the device is done with it."""
+        entry = dict(state.log_history[-1])
+        # The entry for the whole run would go before those of the steps, first ones included.
+        if not state.is_world_process_zero or "loss" not in entry:
+            return
+        entry["train_runtime"] = round(time.perf_counter() - self._began, 4)
+        if torch.cuda.is_available():
+            allocated = torch.cuda.max_memory_allocated() / GIB
+            entry["memory/max_allocated (GiB)"] = round(allocated, 2)
+        print(entry, flush=True)
+
+
+def build(settings: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a transformers configuration, its weights made from the seed, in float32."""
+    torch.manual_seed(settings["seed"])
+    configuration = AutoConfig.for_model(**settings["model"])
+    return AutoModelForCausalLM.from_config(
+        configuration, attn_implementation=settings["attention"]
+    ).float()
+
+
+def adapted(model: PreTrainedModel, lora: Mapping[str, Any] | None) -> nn.Module:
+    """The model with peft's adapters where the settings name them."""
+    if lora is None:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(**lora, task_type="CAUSAL_LM"))
+
+
+def check_size(model: nn.Module, expected: int) -> None:
+    """Raise SystemExit where the model has another number of parameters than its recipe says."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count != expected:
+        raise SystemExit(f"model: has {count:,} parameters, and its recipe says {expected:,}")
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """The transformer blocks: the longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len)
+
+
+def collate(windows: list[Tensor]) -> dict[str, Tensor]:
+    """Inputs that are their own labels: the model shifts them by a token."""
+    ids = torch.stack(windows)
+    return {"input_ids": ids, "labels": ids}
+
+
+def rate_factors(plan: Mapping[str, Any]) -> Callable[[int], float]:
+    """Part of the highest learning rate that a step (from 0) takes.
+
+    (n + 1) / warmup while n < warmup, then m + (1 - m) f((n - warmup) / (decay - warmup)), with
+    f(x) = 1 - x for linear and (1 + cos(pi x)) / 2 for cosine; m is the lowest part.
+    """
+    kind, warmup, decay, lowest = plan["kind"], plan["warmup"], plan["decay"], plan["lowest"]
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return min(1.0, (step + 1) / warmup)
+        if kind == "constant":
+            return 1.0
+        done = min(1.0, (step - warmup) / max(1.0, decay - warmup))
+        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return lowest + (1 - lowest) * left
+
+    return factor
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

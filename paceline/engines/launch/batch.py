@@ -1,0 +1,46 @@
+"""sbatch's words for a batch script of somebody else, spelled as published procedures do."""
+
+from __future__ import annotations
+
+from paceline.core.hardware import Cluster
+from paceline.core.run import RunSpec
+
+NO_GRES = "none"
+"""Of `cluster.slurm.gres`: leave the option out."""
+
+
+def needs_queue(spec: RunSpec) -> list[str]:
+    """Why a batch script cannot be submitted for `spec`, in a sentence."""
+    number = spec.cluster.slurm.allocation
+    if spec.cluster.launcher != "slurm":
+        return [f"engine {spec.engine} submits a batch script: it needs Slurm (--launcher slurm)"]
+    if number is not None:
+        return [f"engine {spec.engine} submits a batch script, no step of allocation {number}"]
+    return []
+
+
+def site_words(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:
+    """What the site asks of jobs, account and partition first, without nodes and time.
+
+    `gpus` asks for the GPUs of a node where `cluster.slurm.gres` says nothing; without it the
+    script's own #SBATCH lines do.
+    """
+    site = cluster.slurm
+    gres = None if site.gres == NO_GRES else site.gres
+    if gpus and site.gres is None and cluster.device != "cpu":
+        gres = f"gpu:{cluster.devices_per_node}"
+    short = {"-A": site.account, "-p": site.partition}
+    long = {
+        "qos": site.qos,
+        "reservation": site.reservation,
+        "constraint": site.constraint,
+        "gres": gres,
+        "hint": site.hint,
+        "nodelist": ",".join(cluster.hosts) or None,
+        "exclude": ",".join(site.exclude) or None,
+        "segment": site.segment,
+    }
+    return (
+        *(word for option, value in short.items() if value for word in (option, value)),
+        *(f"--{option}={value}" for option, value in long.items() if value is not None),
+    )

@@ -1,0 +1,15 @@
+"""Megatron-LM: pretrain_gpt.py of a checkout, or a program of ours on Megatron-Core; its log."""
+
+from __future__ import annotations
+
+from paceline.engines.megatron.dialect import DIALECT
+from paceline.engines.megatron.start import (
+    IMPORTS,
+    REQUIREMENTS,
+    job,
+    missing,
+    settings,
+    unsupported,
+)
+
+__all__ = ["DIALECT", "IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]

@@ -1,0 +1,69 @@
+"""Micro-batches for Megatron-Core: random tokens, an indexed data set, or files byte by byte."""
+
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import random
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+
+END = 256
+"""Ends a document of bytes."""
+
+
+def micro_batches(args, device) -> Iterator[dict[str, torch.Tensor]]:
+    """This data-parallel rank's micro-batches without end, the same on all its other ranks."""
+    rank = parallel_state.get_data_parallel_rank()
+    rows = sequences(args, rank, parallel_state.get_data_parallel_world_size())
+    positions = torch.arange(args.seq_length).expand(args.micro_batch_size, -1).to(device)
+    weights = torch.ones(args.micro_batch_size, args.seq_length).to(device)
+    ones = torch.ones(1, 1, args.seq_length, args.seq_length, dtype=torch.bool)
+    later = torch.triu(ones, diagonal=1).to(device)
+    while True:
+        batch = torch.stack([next(rows) for _ in range(args.micro_batch_size)]).to(device)
+        yield {
+            "tokens": batch[:, :-1].contiguous(),
+            "labels": batch[:, 1:].contiguous(),
+            "position_ids": positions,
+            "loss_mask": weights,
+            "attention_mask": later,
+        }
+
+
+def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
+    """Sequences of one token more than a sample has, every `ranks`-th from `rank` on."""
+    length = args.seq_length + 1
+    if args.mock_data:
+        generator = torch.Generator(device="cpu").manual_seed(args.seed + rank)
+        while True:
+            yield torch.randint(args.vocab_size, (length,), generator=generator)
+    tokens = indexed(args.data_path) if args.data_path else texts(args.seed)
+    number = len(tokens) // length
+    if number < ranks:
+        raise SystemExit(f"{len(tokens)} tokens are less than a sample of {length} a rank")
+    at = rank
+    while True:
+        yield tokens[at * length : (at + 1) * length].long()
+        at = at + ranks if at + ranks < number else rank
+
+
+def indexed(prefix: str) -> torch.Tensor:
+    """All tokens of an indexed data set, its documents one after another."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    documents = IndexedDataset(prefix)
+    parts = [torch.from_numpy(documents[n].astype("int64")) for n in range(len(documents))]
+    return torch.cat(parts)
+
+
+def texts(seed: int) -> torch.Tensor:
+    """Bytes of Python's own files in an order of chance, some megabytes of them; 256 ends each."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    random.Random(seed).shuffle(paths)
+    parts = [torch.tensor([*path.read_bytes(), END], dtype=torch.int16) for path in paths]
+    return torch.cat(parts)

@@ -1,0 +1,184 @@
+"""Train a GPT by Megatron-Core's public classes: the arguments and log lines of Megatron-LM.
+
+Started once a device with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Without a
+GPU it runs on the CPU over gloo.
+"""
+
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from argparse import Namespace
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from core_arguments_program import parsed_arguments, print_arguments
+from core_data_program import micro_batches
+from core_model_program import assembled
+from cuda_on_cpu_program import switch_on
+from megatron.core import num_microbatches_calculator as batch_size
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+GPU = torch.cuda.is_available()
+MIB = 2**20
+
+
+def main() -> None:
+    """Everything from the process group to the last line of the log."""
+    args = parsed_arguments()
+    initialize(args)
+    print_arguments(args)
+    end = train(args, *assembled(args))
+    on_first_rank(f"[{end}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def initialize(args) -> None:
+    """Process groups, random states, and how many micro-batches a step has."""
+    if GPU:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        switch_on()
+    limit = timedelta(minutes=args.distributed_timeout_minutes)
+    dist.init_process_group("nccl" if GPU else "gloo", timeout=limit)
+    parallel_state.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        distributed_timeout_minutes=args.distributed_timeout_minutes,
+    )
+    torch.manual_seed(args.seed)
+    model_parallel_cuda_manual_seed(args.seed)
+    args.data_parallel_size = parallel_state.get_data_parallel_world_size()
+    batch_size.init_num_microbatches_calculator(
+        args.rank,
+        args.rampup_batch_size,
+        args.global_batch_size,
+        args.micro_batch_size,
+        args.data_parallel_size,
+        False,
+    )
+
+
+def loss_of(mask, output):
+    """Mean loss of one micro-batch, for the step, and as it is told."""
+    loss = (output.float().view(-1) * mask.view(-1)).sum() / mask.sum()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
+    return loss, {"lm loss": mean / parallel_state.get_data_parallel_world_size()}
+
+
+def forward_step(batches, model):
+    """One micro-batch through this rank's part of the model."""
+    batch = next(batches)
+    places = batch["position_ids"], batch["attention_mask"]
+    output = model(batch["tokens"], *places, labels=batch["labels"])
+    return output, partial(loss_of, batch["loss_mask"])
+
+
+def train(args, model, optimizer, schedule) -> str:
+    """All iterations, one line each `--log-interval`; what ended them."""
+    step = get_forward_backward_func()
+    batches = micro_batches(args, torch.cuda.current_device())
+    total = args.train_iters or args.iterations_of_samples
+    log = IterationLog(args, total)
+    model.train()
+    for iteration in range(1, total + 1):
+        batch_size.update_num_microbatches(log.consumed, consistency_check=True)
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        parts = step(
+            forward_step_func=forward_step,
+            data_iterator=batches,
+            model=[model],
+            num_microbatches=batch_size.get_num_microbatches(),
+            seq_length=args.seq_length,
+            micro_batch_size=args.micro_batch_size,
+            forward_only=False,
+        )
+        stepped, norm, _ = optimizer.step()
+        batch, rate = batch_size.get_current_global_batch_size(), optimizer.param_groups[0]["lr"]
+        if stepped:
+            schedule.step(batch if args.train_samples else 1)
+        log.add(iteration, batch, parts, stepped)
+        if iteration % args.log_interval == 0:
+            log.tell(iteration, batch, rate, optimizer.get_loss_scale().item(), norm)
+        if args.exit_interval and iteration % args.exit_interval == 0:
+            return f"exiting program at iteration {iteration}"
+    return "after training is done"
+
+
+@dataclass
+class IterationLog:
+    """What the iterations since the last line came to."""
+
+    args: Namespace
+    total: int
+    consumed: int = 0
+    skipped: int = 0
+    losses: list[float] = field(default_factory=list)
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, iteration: int, batch: int, parts, stepped: bool) -> None:
+        """One more iteration; losses are on the last pipeline stage alone."""
+        self.consumed += batch
+        self.skipped += not stepped
+        if parts:
+            self.losses.append(sum(float(part["lm loss"]) for part in parts) / len(parts))
+
+    def tell(self, iteration: int, batch: int, rate: float, scale: float, norm: float) -> None:
+        """The record, from the last rank, and the memory behind the first one."""
+        now, interval = time.perf_counter(), self.args.log_interval
+        fields = [
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{self.total:8d}",
+            f" consumed samples: {self.consumed:12d}",
+            f" elapsed time per iteration (ms): {(now - self.since) * 1e3 / interval:.1f}",
+            f" learning rate: {rate:.6E}",
+            f" global batch size: {batch:5d}",
+            f" lm loss: {sum(self.losses) / max(1, len(self.losses)):.6E}",
+            f" loss scale: {scale:.1f}",
+            f" grad norm: {norm:.3f}",
+            f" number of skipped iterations: {self.skipped:3d}",
+            f" number of nan iterations: {sum(loss != loss for loss in self.losses):3d}",
+        ]
+        if self.args.rank == self.args.world_size - 1:
+            print(" |".join(fields) + " |", flush=True)
+        if iteration == interval:
+            tell_memory(self.args.rank, iteration)
+        self.since, self.skipped = now, 0
+        self.losses.clear()
+
+
+def tell_memory(rank: int, iteration: int) -> None:
+    """Memory of the ranks of one replica: CUDA's, on a CPU what is resident, MiB."""
+    if parallel_state.get_data_parallel_rank() != 0:
+        return
+    if GPU:
+        figures = {
+            "allocated": torch.cuda.memory_allocated(),
+            "max allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(),
+            "max reserved": torch.cuda.max_memory_reserved(),
+        }
+    else:
+        figures = {"max resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    values = " | ".join(f"{name}: {value / MIB}" for name, value in figures.items())
+    print(f"[Rank {rank}] (after {iteration} iterations) memory (MB) | {values}", flush=True)
+
+
+def on_first_rank(text: str) -> None:
+    """Print once."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Arguments of Megatron-LM's pretrain_gpt.py (Megatron-Core 0.12 and later)."""
+
+from __future__ import annotations
+
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines.megatron.arguments import (
+    Arguments,
+    batch_arguments,
+    data_prefix,
+    dropout_arguments,
+    layout_arguments,
+    length_arguments,
+    optimizer_arguments,
+    shape_arguments,
+)
+
+EXCHANGES = {"all-gather": "allgather", "all-to-all": "a2a", "ring": "p2p"}
+"""How context-parallel ranks see each other's keys and values, in Megatron's words."""
+SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
+"""What Megatron-FSDP shards in the ZeRO stages beyond the distributed optimizer's."""
+NARROW = {
+    "fp8": {"fp8-format": ["hybrid"]},
+    "mxfp8": {"fp8-format": ["e4m3"], "fp8-recipe": ["mxfp8"]},
+}
+"""Computed in so few bits by Transformer Engine, kept in bf16."""
+
+
+def arguments(spec: RunSpec) -> Arguments:
+    """Everything behind `pretrain_gpt.py`."""
+    model = spec.model
+    assert isinstance(model, DecoderShape)
+    training, own = spec.training, spec.engine_settings
+    return {
+        **layout_arguments(spec),
+        **_layout(spec, model),
+        "distributed-backend": ["gloo" if spec.cluster.device == "cpu" else "nccl"],
+        "distributed-timeout-minutes": [max(1, round(spec.hang_limit_s / 60))],
+        **_shape(model, training.seq_len),
+        **dropout_arguments(model),
+        **batch_arguments(training, stepwise=own.get("spelling") == "new"),
+        **length_arguments(training),
+        **_precision(spec),
+        **optimizer_arguments(training),
+        **_recompute(spec),
+        **_tokens(spec, model),
+        **({"transformer-impl": [own["transformer_impl"]]} if "transformer_impl" in own else {}),
+        "log-interval": [1],
+        "log-throughput": [],
+        "eval-iters": [0],
+        "eval-interval": [1000],
+    }
+
+
+def environment(spec: RunSpec) -> dict[str, str]:
+    """One queue to the device orders kernels behind the exchanges that they overlap with.
+
+    Megatron-LM demands it with tensor or context parallelism, and forbids it with Megatron-FSDP.
+    """
+    overlapping = spec.layout.zero_stage < 2 and spec.cluster.device != "cpu"
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if overlapping else {}
+
+
+def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
+    layout, overlapped = spec.layout, bool(spec.engine_settings.get("overlap"))
+    arguments: Arguments = {}
+    if layout.vp > 1:
+        per_stage = model.num_layers // (layout.pp * layout.vp)
+        arguments["num-layers-per-virtual-pipeline-stage"] = [per_stage]
+    if layout.cp > 1:
+        arguments |= {
+            "context-parallel-size": [layout.cp],
+            "cp-comm-type": [EXCHANGES[layout.cp_exchange]],
+        }
+    if layout.ep > 1:
+        arguments["expert-model-parallel-size"] = [layout.ep]
+    if layout.sequence_parallel:
+        arguments["sequence-parallel"] = []
+    if layout.zero_stage:
+        arguments["use-distributed-optimizer"] = []
+    if layout.zero_stage in SHARDED:
+        arguments |= {
+            "use-megatron-fsdp": [],
+            "data-parallel-sharding-strategy": [SHARDED[layout.zero_stage]],
+            "no-gradient-accumulation-fusion": [],
+            "ckpt-format": ["fsdp_dtensor"],
+        }
+    if overlapped:
+        arguments["overlap-grad-reduce"] = []
+        if layout.zero_stage:
+            arguments["overlap-param-gather"] = []
+    return arguments
+
+
+def _shape(model: DecoderShape, seq_len: int) -> Arguments:
+    shape = shape_arguments(model, seq_len)
+    rope = model.positions == "rope"
+    shape["position-embedding-type"] = ["rope" if rope else "learned_absolute"]
+    if rope:
+        shape["rotary-base"] = [int(model.rope_theta)]
+    if model.kv_heads != model.num_heads:
+        shape |= {"group-query-attention": [], "num-query-groups": [model.kv_heads]}
+    shape |= {
+        "normalization": ["RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"],
+        "norm-epsilon": [model.norm_eps],
+    }
+    switches = {
+        "swiglu": model.gated_ffn,
+        "disable-bias-linear": not model.bias,
+        "untie-embeddings-and-output-weights": not model.tied_embeddings,
+        "embed-layernorm": model.embedding_norm,
+    }
+    shape |= {name: [] for name, is_on in switches.items() if is_on}
+    if model.num_experts > 1:
+        shape |= {
+            "num-experts": [model.num_experts],
+            "moe-router-topk": [model.experts_per_token],
+            "moe-ffn-hidden-size": [model.ffn_size],
+        }
+        if model.shared_ffn_size:
+            shape["moe-shared-expert-intermediate-size"] = [model.shared_ffn_size]
+    return shape
+
+
+def _precision(spec: RunSpec) -> Arguments:
+    dtype, scale = spec.training.dtype, spec.training.loss_scale
+    if dtype == "fp16":
+        return {
+            "fp16": [],
+            "initial-loss-scale": [scale.initial],
+            "min-loss-scale": [1],
+            "loss-scale-window": [scale.window],
+            "hysteresis": [scale.hysteresis],
+        }
+    return {} if dtype == "fp32" else {"bf16": [], **NARROW.get(dtype, {})}
+
+
+def _recompute(spec: RunSpec) -> Arguments:
+    if spec.layout.recompute == "none":
+        return {}
+    if spec.layout.recompute == "selective":
+        return {"recompute-granularity": ["selective"]}
+    return {
+        "recompute-granularity": ["full"],
+        "recompute-method": ["uniform"],
+        "recompute-num-layers": [1],
+    }
+
+
+def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
+    """The tokenizer and the data; the null tokenizer adds a token that ends a document."""
+    own = spec.engine_settings
+    if own.get("tokenizer"):
+        arguments: Arguments = {
+            "tokenizer-type": ["HuggingFaceTokenizer"],
+            "tokenizer-model": [own["tokenizer"]],
+        }
+    elif own.get("vocab_file"):
+        arguments = {
+            "tokenizer-type": ["GPT2BPETokenizer"],
+            "vocab-file": [own["vocab_file"]],
+            "merge-file": [own.get("merge_file")],
+        }
+    else:
+        arguments = {"tokenizer-type": ["NullTokenizer"], "vocab-size": [model.vocab_size - 1]}
+    prefix = data_prefix(spec)
+    if prefix is None:
+        return {**arguments, "mock-data": []}
+    return {**arguments, "data-path": [prefix], "split": [own.get("split") or "949,50,1"]}

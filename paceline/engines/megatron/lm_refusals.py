@@ -1,0 +1,84 @@
+"""What Megatron-LM, and our program on Megatron-Core, cannot be asked for, one sentence each."""
+
+from __future__ import annotations
+
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines.megatron.refusals import refused_data, refused_everywhere
+
+SPELLINGS = ("old", "new")
+DTYPES = ("fp32", "fp16", "bf16")
+OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
+PROGRAM_DATA = ("synthetic", "stdlib")
+BYTE_VOCAB = 257
+
+
+def refused(spec: RunSpec) -> list[str]:
+    """All that pretrain_gpt.py of the checkout has no arguments for, or the program without one."""
+    problems = refused_everywhere(spec)
+    if spec.model.kind != "decoder":
+        return problems
+    rules = (*_spelling_rules(spec), *_shape_rules(spec.model))
+    problems += [sentence for sentence, applies in rules if applies]
+    if "checkout" in spec.engine_settings:
+        return problems + _of_the_checkout(spec, spec.model)
+    return problems + _of_the_program(spec, spec.model)
+
+
+def _spelling_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
+    spelling = spec.engine_settings.get("spelling", "old")
+    return (
+        (f"engine_settings.spelling {spelling} is neither old nor new", spelling not in SPELLINGS),
+        (
+            "engine_settings.spelling new is of a checkout of 2026: name engine_settings.checkout",
+            spelling == "new" and "checkout" not in spec.engine_settings,
+        ),
+    )
+
+
+def _shape_rules(shape: DecoderShape) -> tuple[tuple[str, bool], ...]:
+    return (
+        (
+            f"model.activation {shape.activation} with gated_ffn {shape.gated_ffn} has no "
+            "argument: use gelu, or silu with a gate",
+            shape.activation != ("silu" if shape.gated_ffn else "gelu"),
+        ),
+        (
+            f"model.rope_theta {shape.rope_theta:g} must be a whole number",
+            not float(shape.rope_theta).is_integer(),
+        ),
+    )
+
+
+def _of_the_checkout(spec: RunSpec, shape: DecoderShape) -> list[str]:
+    dtype = spec.training.dtype
+    rules = (
+        (
+            "model.embedding_norm has no argument in Megatron-LM: use engine megatron_deepspeed",
+            shape.embedding_norm,
+        ),
+        (
+            f"dtype {dtype} has no argument: use {', '.join((*DTYPES, *OF_TRANSFORMER_ENGINE))}",
+            dtype not in (*DTYPES, *OF_TRANSFORMER_ENGINE),
+        ),
+    )
+    return [sentence for sentence, applies in rules if applies] + refused_data(spec)
+
+
+def _of_the_program(spec: RunSpec, shape: DecoderShape) -> list[str]:
+    layout, data = spec.layout, spec.data
+    axes = {"cp": layout.cp, "vp": layout.vp, "ep": layout.ep}
+    only = "is not in our program on Megatron-Core: name a checkout of Megatron-LM"
+    problems = [f"{axis} > 1 {only}" for axis, size in axes.items() if size > 1]
+    rules = (
+        (f"sequence_parallel {only}", layout.sequence_parallel),
+        (f"zero_stage {layout.zero_stage} {only}", layout.zero_stage > 1),
+        (f"dtype {spec.training.dtype} {only}", spec.training.dtype not in DTYPES),
+        (f"model.num_experts {only}", shape.num_experts > 1),
+        (
+            f"vocab_size {shape.vocab_size} has no room for text, which needs {BYTE_VOCAB}",
+            data.source == "stdlib" and shape.vocab_size < BYTE_VOCAB,
+        ),
+    )
+    problems += [sentence for sentence, applies in rules if applies]
+    return problems if data.source in PROGRAM_DATA else problems + refused_data(spec)

@@ -1,0 +1,98 @@
+"""How Megatron-LM is started: the argv of its own program, or ours on Megatron-Core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.core.run import Job, RunSpec
+from paceline.engines.launch.environments import interpreter, not_installed
+from paceline.engines.launch.programs import launch, program_file, unknown_settings
+from paceline.engines.megatron import lm_arguments
+from paceline.engines.megatron.arguments import Arguments, words
+from paceline.engines.megatron.lm_refusals import refused
+from paceline.engines.megatron.refusals import refused_checkout
+
+REQUIREMENTS = ("megatron-core==0.16.1",)
+IMPORTS = ("torch", "megatron.core", "numpy")
+
+SETTINGS = (
+    "checkout",
+    "spelling",
+    "overlap",
+    "split",
+    "tokenizer",
+    "vocab_file",
+    "merge_file",
+    "transformer_impl",
+)
+ENTRY = "pretrain_gpt.py"
+PACKAGE = "paceline.engines.megatron"
+PROGRAM = "core_program.py"
+PROGRAM_FILES = (
+    PROGRAM,
+    "core_arguments_program.py",
+    "core_data_program.py",
+    "core_model_program.py",
+    "cuda_on_cpu_program.py",
+)
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What neither Megatron-LM nor our program can do of `spec`, one sentence each."""
+    return unknown_settings(spec, SETTINGS) + refused_checkout(spec) + refused(spec)
+
+
+def missing(spec: RunSpec) -> str | None:
+    """Megatron-Core, or the checkout's program where this machine would start it."""
+    checkout = spec.engine_settings.get("checkout")
+    if checkout is None:
+        return not_installed(spec, IMPORTS)
+    return missing_entry(spec, str(checkout))
+
+
+def missing_entry(spec: RunSpec, checkout: str) -> str | None:
+    """That a checkout has no pretrain_gpt.py, where the program starts on this machine."""
+    if spec.cluster.launcher != "local" or (Path(checkout) / ENTRY).is_file():
+        return None
+    return (
+        f"{Path(checkout) / ENTRY} is not there; engine_settings.checkout names the folder of a "
+        "checkout"
+    )
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The arguments by their names; a switch is true."""
+    return readable(_arguments(spec))
+
+
+def readable(arguments: Arguments) -> dict[str, Any]:
+    """Arguments as JSON has them: one value, several, or true for a switch."""
+    return {
+        name: (values[0] if len(values) == 1 else list(values)) if values else True
+        for name, values in arguments.items()
+    }
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """One process a device, in the folder of the checkout where there is one."""
+    checkout = spec.engine_settings.get("checkout")
+    entry = PROGRAM if checkout is None else ENTRY
+    files = {k: v for f in PROGRAM_FILES for k, v in program_file(PACKAGE, f).items()}
+    return launch(
+        spec,
+        name,
+        ["{python}", "-u", entry, *words(_arguments(spec))],
+        python=interpreter(spec),
+        env=lm_arguments.environment(spec),
+        files=files if checkout is None else {},
+        folder=None if checkout is None else Path(str(checkout)),
+    )
+
+
+def _arguments(spec: RunSpec) -> Arguments:
+    arguments = lm_arguments.arguments(spec)
+    if spec.data.source == "stdlib":
+        arguments.pop("mock-data")
+        arguments["text"] = ["stdlib"]
+    return arguments

@@ -1,0 +1,11 @@
+"""MLPerf Training: a submission's own run.sub and config_*.sh started, and any MLPerf log read."""
+
+from __future__ import annotations
+
+from paceline.engines.mlperf.dialect import DIALECT
+from paceline.engines.mlperf.launch import job, missing, settings, unsupported
+
+__all__ = ["COMMANDS", "DIALECT", "OUTSIDE", "job", "missing", "settings", "unsupported"]
+
+COMMANDS = ("bash", "sbatch")
+OUTSIDE = "Slurm with Pyxis; the benchmark's image, run.sub, config_*.sh and data"

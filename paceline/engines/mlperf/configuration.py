@@ -1,0 +1,118 @@
+"""config_*.sh of an MLPerf submission: what it sets, and where that contradicts the recipe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import ENVIRONMENT_NAME
+from paceline.core.run import RunSpec
+
+SOURCE = 'set -a; source "$0" >&2; set +a; exec env -0'
+LIMIT_S = 60.0
+OF_THE_SHELL = ("HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "_")
+"""What the clean shell itself has in its environment."""
+NEEDED = ("DGXNNODES", "WALLTIME")
+"""What the seed's `sbatch -N $DGXNNODES -t $WALLTIME run.sub` cannot do without."""
+
+
+def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
+    """The variables after `source config` in a shell that has those `exported` and no others.
+
+    Raises UserError for a file that is missing, ends in an error or sets no nodes and no time.
+    """
+    if not config.is_file():
+        raise UserError(
+            "engine_settings.config", f"{config} is not a file", remedy="name a config_*.sh"
+        )
+    words = ["bash", "--noprofile", "--norc", "-c", SOURCE, str(config)]
+    shell = {"HOME": str(Path.home()), "PATH": os.environ.get("PATH", os.defpath)}
+    try:
+        done = subprocess.run(
+            words,
+            env={**shell, **exported},
+            cwd=config.parent,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(str(config), f"was not sourced within {LIMIT_S:.0f} s") from error
+    variables = dict(sorted(_pairs(done.stdout)))
+    missing = [name for name in NEEDED if not variables.get(name)]
+    if done.returncode or missing:
+        said = done.stderr.strip().splitlines()
+        why = f": {said[0][:300]}" if said else ""
+        what = f"sets no {' and no '.join(missing)}" if variables else "cannot be sourced"
+        raise UserError(str(config), f"{what}{why}", remedy="give the files that it sources, too")
+    return variables
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for entry in text.split("\0"):
+        name, _, value = entry.partition("=")
+        if ENVIRONMENT_NAME.fullmatch(name) and name not in OF_THE_SHELL:
+            yield name, value
+
+
+def contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
+    """Where config and recipe say different things, one sentence each.
+
+    Figures follow from the recipe, so a training of other sizes must not run under its name. A
+    variable that the config does not set leaves the recipe's word as it is.
+    """
+    layout, cluster = spec.layout, spec.cluster
+    sizes: list[tuple[tuple[str, ...], str, int]] = [
+        (("DGXNNODES",), "--nodes", cluster.nodes),
+        (("DGXNGPU",), "devices_per_node of the cluster", cluster.devices_per_node),
+        (("TENSOR_MODEL_PARALLEL", "TP"), "layout.tp", layout.tp),
+        (("PIPELINE_MODEL_PARALLEL", "PP"), "layout.pp", layout.pp),
+        (("CONTEXT_PARALLEL", "CP"), "layout.cp", layout.cp),
+        (("INTERLEAVED_PIPELINE", "VP"), "layout.vp", layout.vp),
+        (("MICRO_BATCH_SIZE", "MBS"), "layout.micro_batch", layout.micro_batch),
+    ]
+    if spec.model.kind == "decoder":
+        sizes.append((("OVERWRITTEN_NUM_LAYERS",), "model.num_layers", spec.model.num_layers))
+    sentences: list[str] = []
+    for names, field, ours in sizes:
+        name = next((name for name in names if name in variables), None)
+        if name is not None and (theirs := _number(variables[name])) != ours:
+            stated = variables[name] or "nothing"
+            sentences.append(_sentence(f"{name} {stated}", field, ours, theirs))
+    return sentences + _batch_contradictions(spec, variables)
+
+
+def _batch_contradictions(spec: RunSpec, variables: Mapping[str, str]) -> list[str]:
+    """global batch = BATCHSIZE, else MINIBS * dp, dp = devices / (tp pp cp) of the recipe.
+
+    Source: README_8b of NVIDIA's MLPerf Training 5.1 submission.
+    """
+    ours = spec.training.global_batch
+    if "BATCHSIZE" in variables:
+        theirs = _number(variables["BATCHSIZE"])
+        stated = f"BATCHSIZE {variables['BATCHSIZE']}"
+    elif per_replica := _number(variables.get("MINIBS", "0")):
+        theirs = per_replica * spec.dp
+        stated = f"MINIBS {per_replica} on {spec.dp} replicas, {theirs} a step,"
+    else:
+        return []
+    return [] if theirs == ours else [_sentence(stated, "training.global_batch", ours, theirs)]
+
+
+def _sentence(stated: str, field: str, ours: int, theirs: int | None) -> str:
+    able = "." in field and theirs is not None
+    remedy = f" (--set {field}={theirs})" if able else ""
+    return f"the config says {stated} and the recipe has {field} {ours}{remedy}"
+
+
+def _number(text: str) -> int | None:
+    """A whole number, 1 where a size is switched off (`null`), None for anything else."""
+    text = text.strip().strip("'\"").lower()
+    if text in ("", "null", "none"):
+        return 1
+    return int(text) if text.isdigit() else None

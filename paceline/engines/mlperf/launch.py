@@ -1,0 +1,139 @@
+"""An MLPerf submission's own procedure as a Job: its config sourced, its run.sub submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import with_secrets
+from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
+from paceline.core.secrets import is_secret
+from paceline.engines.launch.batch import needs_queue, site_words
+from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.mlperf.configuration import contradictions, sourced
+
+SETTINGS_FILE = "mlperf.json"
+RESULTS_FOLDER = "results"
+"""LOGDIR, in the run folder."""
+LOGS = (f"{RESULTS_FOLDER}/*_[0-9].log", f"{RESULTS_FOLDER}/*_[0-9][0-9].log")
+"""What run.sub writes there, `<datestamp>_<trial>.log`; beside it lie logs of its checks."""
+SCRIPT = "run.sub"
+ALWAYS = {
+    "config": "the config_*.sh of the system, as config_GB300_18x4x1xtp1pp1cp2_8b.sh",
+    "container": "CONT, the image that run.sub starts",
+    "data": "DATADIR, with Flux DATAROOT",
+}
+MODEL = "MODEL, the folder of the base weights"
+OTHER = ("implementation", "model", "nexp", "script")
+"""Settings beside these: the folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What the submission's own procedure cannot do of `spec`, one sentence each.
+
+    Where the config contradicts the recipe is said as well.
+    """
+    problems = [*unknown_settings(spec, (*ALWAYS, *OTHER)), *needs_queue(spec)]
+    needed = {**ALWAYS, **({"model": MODEL} if spec.lora else {})}
+    problems += [
+        f"engine_settings.{name} is missing: {meaning}"
+        for name, meaning in needed.items()
+        if not spec.engine_settings.get(name)
+    ]
+    if problems:
+        return problems
+    try:
+        return contradictions(spec, _variables(spec))
+    except UserError as error:
+        return [str(error)]
+
+
+def missing(spec: RunSpec) -> str | None:
+    """The batch script, where it does not lie beside the config."""
+    script = implementation(spec) / _script(spec)
+    if script.is_file():
+        return None
+    return f"{script} is not there; copy it out of the container, beside the config"
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """The Job that submits run.sub with the config's variables and those of the seed.
+
+    Raises UserError for a config that cannot be sourced.
+    """
+    variables = _variables(spec)
+    words = ("-N", variables["DGXNNODES"], "-t", variables["WALLTIME"])
+    return Job(
+        name=name,
+        python=spec.cluster.interpreter,
+        program=(),
+        env=variables,
+        files={SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
+        nodes=spec.cluster.nodes,
+        devices_per_node=spec.cluster.devices_per_node,
+        timeout_s=spec.time_limit_s,
+        cluster=spec.cluster,
+        batch=BatchScript(
+            script=_script(spec),
+            folder=str(implementation(spec)),
+            options=(*words, *site_words(spec.cluster, gpus=False)),
+        ),
+        logs=LOGS,
+    )
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The config, the folder it lies in, and every variable that run.sub is given.
+
+    Secrets are left out.
+    """
+    variables = _variables(spec)
+    return {
+        "config": str(config(spec)),
+        "script": str(implementation(spec) / _script(spec)),
+        "exported": sorted(exported(spec)),
+        "variables": {
+            name: value for name, value in sorted(variables.items()) if not is_secret(name, value)
+        },
+    }
+
+
+def exported(spec: RunSpec) -> dict[str, str]:
+    """What the seed exports before it sources the config, by workload."""
+    asked = spec.engine_settings
+    data = "DATAROOT" if spec.model.kind == "mmdit" else "DATADIR"
+    return {
+        **with_secrets(spec.cluster.env, os.environ),
+        "CONT": str(asked.get("container", "")),
+        data: str(asked.get("data", "")),
+        **({"MODEL": str(asked.get("model", ""))} if spec.lora else {}),
+        "LOGDIR": f"{RUN_FOLDER}/{RESULTS_FOLDER}",
+        "NEXP": str(asked.get("nexp", 1)),
+        "SEED": str(spec.training.seed),
+    }
+
+
+def config(spec: RunSpec) -> Path:
+    """The config's absolute path, sought in the implementation's folder first."""
+    name = Path(str(spec.engine_settings.get("config", ""))).expanduser()
+    folder = spec.engine_settings.get("implementation")
+    beside = Path(str(folder)).expanduser() / name if folder else name
+    return (beside if beside.is_file() else name).absolute()
+
+
+def implementation(spec: RunSpec) -> Path:
+    """The folder that holds config and run.sub, where sbatch is called."""
+    folder = spec.engine_settings.get("implementation")
+    return Path(str(folder)).expanduser().absolute() if folder else config(spec).parent
+
+
+def _script(spec: RunSpec) -> str:
+    return str(spec.engine_settings.get("script", SCRIPT))
+
+
+def _variables(spec: RunSpec) -> dict[str, str]:
+    before = exported(spec)
+    return {**before, **sourced(config(spec), before)}

@@ -1,0 +1,155 @@
+"""Hydra overrides of NeMo 1's megatron_gpt_pretraining.py, from what a run is.
+
+Names: NVIDIA/NeMo, examples/nlp/language_modeling/conf/megatron_gpt_config.yaml; values of Llama
+3.1: NVIDIA/NeMo-Framework-Launcher, conf/training/llama/llama3_1_70b.yaml. `++` sets a field that
+the default configuration may not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines.nemo.procedure import stage_path
+
+NORMS = {"rmsnorm": "rmsnorm", "layernorm": "layernorm1p"}
+GATED = {"silu": "fast-swiglu", "gelu": "fast-geglu", "relu": "fast-reglu"}
+DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
+"""What the recipe's generate_dataset.sh leaves in STAGE_PATH/llama3.1-dataset."""
+
+
+def launcher_overrides(spec: RunSpec) -> list[str]:
+    """The overrides by the names of NeMo's launcher, which calls the configuration `training`."""
+    return [f"training.{text.lstrip('+')}" for text in parallel_overrides(spec)]
+
+
+def overrides(spec: RunSpec, model: DecoderShape) -> list[str]:
+    """All overrides that make the default configuration train `spec`."""
+    return [
+        *parallel_overrides(spec),
+        *_trainer(spec),
+        *_model(spec, model),
+        *_optimizer(spec),
+        *_data(spec),
+        *_profile(spec),
+    ]
+
+
+def parallel_overrides(spec: RunSpec) -> list[str]:
+    """Layout and batch, which the published figures stand and fall with."""
+    layout = spec.layout
+    return [
+        f"model.tensor_model_parallel_size={layout.tp}",
+        f"model.pipeline_model_parallel_size={layout.pp}",
+        f"model.virtual_pipeline_model_parallel_size={layout.vp if layout.vp > 1 else 'null'}",
+        f"++model.context_parallel_size={layout.cp}",
+        f"model.micro_batch_size={layout.micro_batch}",
+        f"model.global_batch_size={spec.training.global_batch}",
+    ]
+
+
+def _trainer(spec: RunSpec) -> list[str]:
+    steps = spec.training.steps
+    return [
+        f"trainer.num_nodes={spec.cluster.nodes}",
+        f"trainer.devices={spec.cluster.devices_per_node}",
+        f"trainer.max_steps={steps}",
+        f"trainer.val_check_interval={steps}",
+        "trainer.log_every_n_steps=1",
+        f"trainer.gradient_clip_val={spec.training.grad_clip:g}",
+        "trainer.precision=bf16",
+        "exp_manager.explicit_log_dir=$RESULT_DIR/results",
+        "exp_manager.create_checkpoint_callback=false",
+        "++exp_manager.log_step_timing=true",
+        "++exp_manager.step_timing_kwargs.sync_cuda=true",
+    ]
+
+
+def _model(spec: RunSpec, model: DecoderShape) -> list[str]:
+    layout, fp8 = spec.layout, str(spec.training.dtype == "fp8").lower()
+    return [
+        "model.mcore_gpt=true",
+        f"model.encoder_seq_length={spec.training.seq_len}",
+        f"model.max_position_embeddings={max(model.max_positions, spec.training.seq_len)}",
+        f"model.num_layers={model.num_layers}",
+        f"model.hidden_size={model.hidden_size}",
+        f"model.ffn_hidden_size={model.ffn_size}",
+        f"model.num_attention_heads={model.num_heads}",
+        f"++model.num_query_groups={model.kv_heads}",
+        f"model.hidden_dropout={model.dropout:g}",
+        f"model.attention_dropout={model.dropped_probabilities:g}",
+        f"model.normalization={NORMS[model.norm]}",
+        f"model.layernorm_epsilon={model.norm_eps:g}",
+        f"model.bias={str(model.bias).lower()}",
+        f"model.activation={GATED[model.activation] if model.gated_ffn else model.activation}",
+        "model.position_embedding_type="
+        + ("rope" if model.positions == "rope" else "learned_absolute"),
+        f"++model.rotary_base={model.rope_theta:g}",
+        f"model.share_embeddings_and_output_weights={str(model.tied_embeddings).lower()}",
+        f"model.sequence_parallel={str(layout.sequence_parallel).lower()}",
+        *_recompute(spec),
+        "model.transformer_engine=true",
+        "model.megatron_amp_O2=true",
+        f"model.fp8={fp8}",
+        f"model.fp8_hybrid={fp8}",
+        f"++model.fp8_params={fp8}",
+        f"model.seed={spec.training.seed}",
+    ]
+
+
+def _recompute(spec: RunSpec) -> list[str]:
+    kind = spec.layout.recompute
+    if kind == "none":
+        return ["model.activations_checkpoint_granularity=null"]
+    method = ["model.activations_checkpoint_method=uniform",
+              "model.activations_checkpoint_num_layers=1"]  # fmt: skip
+    return [f"model.activations_checkpoint_granularity={kind}", *(method if kind == "full" else [])]
+
+
+def _optimizer(spec: RunSpec) -> Iterator[str]:
+    training, schedule = spec.training, spec.training.lr_schedule
+    first, second = training.betas
+    yield "model.optim.name=distributed_fused_adam"
+    yield f"model.optim.lr={training.lr:g}"
+    yield f"model.optim.weight_decay={training.weight_decay:g}"
+    yield f"model.optim.betas=[{first:g},{second:g}]"
+    if schedule.kind == "cosine":
+        yield "model.optim.sched.name=CosineAnnealing"
+        yield f"model.optim.sched.warmup_steps={schedule.warmup}"
+        yield "model.optim.sched.constant_steps=0"
+        yield f"model.optim.sched.min_lr={schedule.min_lr:g}"
+        if schedule.decay:
+            yield f"++model.optim.sched.max_steps={schedule.decay}"
+    else:
+        yield "~model.optim.sched"
+
+
+def _data(spec: RunSpec) -> list[str]:
+    length = f"model.data.seq_length={spec.training.seq_len}"
+    if spec.data.source == "synthetic":
+        return [length, "model.data.data_impl=mock", "model.data.data_prefix=[]"]
+    prefix = ",".join(f".5,/dataset/{name}" for name in DATA)
+    return [
+        length,
+        "model.tokenizer.library=huggingface",
+        "model.tokenizer.type=/dataset/llama",
+        f"model.data.data_prefix=[{prefix}]",
+        "model.data.index_mapping_dir=$INDEX_MAPPING_DIR",
+    ]
+
+
+def _profile(spec: RunSpec) -> Iterator[str]:
+    settings = spec.engine_settings
+    if not settings.get("profile"):
+        return
+    ranks = settings.get("profile_ranks") or 0
+    yield "model.nsys_profile.enabled=true"
+    yield f"model.nsys_profile.start_step={settings.get('profile_start_step') or 20}"
+    yield f"model.nsys_profile.end_step={settings.get('profile_stop_step') or 30}"
+    yield f"model.nsys_profile.ranks=[{ranks}]"
+
+
+def data_folder(spec: RunSpec) -> str:
+    """Where the recipe's data and tokenizer lie."""
+    return str(stage_path(spec) / "llama3.1-dataset")

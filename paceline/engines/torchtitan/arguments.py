@@ -1,0 +1,189 @@
+"""A RunSpec as torchtitan 0.2's TOML, and what torchtitan cannot do of one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from paceline.core.run import Job, RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines.launch.environments import interpreter, not_installed
+from paceline.engines.launch.programs import launch, program_file
+from paceline.engines.samples import data_settings, windows_program
+from paceline.engines.torchtitan.limits import unsupported
+
+__all__ = ["IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+
+REQUIREMENTS = ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.17", "datasets==4.7.0")
+IMPORTS = ("torch", "torchdata", "tyro", "datasets", "tokenizers")
+"""torchtitan itself wants triton, which no CPU has; `cpu_program.py` does without."""
+CONFIG_FILE = "torchtitan.toml"
+SHAPE_FILE = "shape.json"
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+
+
+def missing(spec: RunSpec) -> str | None:
+    """What a start would lack, as `what; remedy`, or None."""
+    return not_installed(spec, ("torchtitan", *IMPORTS))
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """The Job that starts `torchtitan.train` once per device, on a CPU behind `cpu_program.py`."""
+    package = __package__ or ""
+    resolved = settings(spec)
+    on_cpu = spec.cluster.device == "cpu"
+    start = ("cpu_program.py",) if on_cpu else ("-m", "torchtitan.train")
+    files = {
+        **program_file(package, "shape_program.py"),
+        **(program_file(package, "cpu_program.py") if on_cpu else {}),
+        **windows_program(),
+        SHAPE_FILE: json.dumps(resolved["shape"], indent=2) + "\n",
+        CONFIG_FILE: as_toml(resolved["config"]),
+    }
+    return launch(
+        spec,
+        name,
+        ("{python}", *start, "--job.config_file", CONFIG_FILE),
+        python=interpreter(spec),
+        env={} if on_cpu else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+        files=files,
+    )
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """`config`: the sections of torchtitan's configuration; `shape`: what our program adds."""
+    return {"config": _config(spec), "shape": _shape(spec)}
+
+
+def as_toml(sections: dict[str, dict[str, Any]]) -> str:
+    """Sections of scalars and lists as TOML."""
+    lines: list[str] = []
+    for section, values in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {_scalar(v)}" for key, v in values.items()), ""]
+    return "\n".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    return "inf" if value == math.inf else json.dumps(value)
+
+
+def _shape(spec: RunSpec) -> dict[str, Any]:
+    model, training = spec.model, spec.training
+    assert isinstance(model, DecoderShape), "unsupported refuses any other"
+    return {
+        "flavor": _flavor(spec),
+        "model_args": {
+            "dim": model.hidden_size,
+            "n_layers": model.num_layers,
+            "n_heads": model.num_heads,
+            "n_kv_heads": model.kv_heads,
+            "vocab_size": model.padded_vocab(spec.layout.tp),
+            # The width is int(multiplier x 8/3 dim), rounded up to a multiple: up to this very one.
+            "multiple_of": model.ffn_size,
+            "ffn_dim_multiplier": 0.25 * model.ffn_size / model.hidden_size,
+            "norm_eps": model.norm_eps,
+            "rope_theta": model.rope_theta,
+            "max_seq_len": training.seq_len,
+        },
+        "expected_parameters": spec.num_parameters,
+        "data": data_settings(spec),
+        "seq_len": training.seq_len,
+        "vocab_size": model.vocab_size,
+        "samples": training.steps * training.global_batch,
+        "seed": training.seed,
+    }
+
+
+def _flavor(spec: RunSpec) -> str:
+    return re.sub(r"[^\w.-]", "-", spec.recipe)
+
+
+def _config(spec: RunSpec) -> dict[str, dict[str, Any]]:
+    training, layout = spec.training, spec.layout
+    timeout_s = int(spec.hang_limit_s)
+    microbatches = layout.num_microbatches(spec.world_size, training.global_batch)
+    return {
+        "job": {"dump_folder": "output", "description": spec.recipe},
+        "metrics": {"log_freq": 1, "disable_color_printing": True},
+        "model": {"name": "llama3", "flavor": _flavor(spec)},
+        "optimizer": {
+            "name": "AdamW",
+            "lr": training.lr,
+            "beta1": training.betas[0],
+            "beta2": training.betas[1],
+            "eps": training.eps,
+            "weight_decay": training.weight_decay,
+            "implementation": "fused",
+        },
+        "lr_scheduler": _schedule(spec),
+        "training": {
+            # A pipeline cuts the local batch into its micro-batches itself.
+            "local_batch_size": layout.micro_batch * (microbatches if layout.pp > 1 else 1),
+            "global_batch_size": training.global_batch,
+            "seq_len": training.seq_len,
+            "max_norm": training.grad_clip or math.inf,
+            "steps": training.steps,
+            "dtype": "float32",
+            "mixed_precision_param": DTYPES.get(training.dtype, training.dtype),
+            "mixed_precision_reduce": "float32",
+        },
+        "parallelism": _parallelism(spec),
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": {"mode": layout.recompute, "selective_ac_option": "op"},
+        "compile": {"enable": training.compile == "blocks", "components": _compiled(spec)},
+        "comm": {"init_timeout_seconds": timeout_s, "train_timeout_seconds": timeout_s},
+        "experimental": {"custom_import": "shape_program"},
+        "debug": {"seed": training.seed},
+    }
+
+
+def _compiled(spec: RunSpec) -> list[str]:
+    return ["model", *(["loss"] if spec.engine_settings.get("compile_loss") else [])]
+
+
+def _parallelism(spec: RunSpec) -> dict[str, Any]:
+    layout, dp = spec.layout, spec.dp
+    shard = layout.shards(dp) // layout.cp if layout.zero_stage >= 2 else 1
+    sizes = {
+        "data_parallel_replicate_degree": dp // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": "never" if layout.zero_stage == 2 else "default",
+        "tensor_parallel_degree": layout.tp,
+        "pipeline_parallel_degree": layout.pp,
+        "context_parallel_degree": layout.cp,
+        "context_parallel_rotate_method": layout.cp_exchange.replace("-to-", "to").replace("-", ""),
+    }
+    if layout.pp == 1:
+        return sizes
+    return {
+        **sizes,
+        "pipeline_parallel_schedule": SCHEDULES.get(layout.effective_schedule, "1F1B"),
+        "pipeline_parallel_microbatch_size": layout.micro_batch,
+        "pipeline_parallel_layers_per_stage": _layers(spec) // (layout.pp * layout.vp),
+        "pipeline_parallel_first_stage_less_layers": 0,
+        "pipeline_parallel_last_stage_less_layers": 0,
+    }
+
+
+def _layers(spec: RunSpec) -> int:
+    assert isinstance(spec.model, DecoderShape), "unsupported refuses any other"
+    return spec.model.num_layers
+
+
+def _schedule(spec: RunSpec) -> dict[str, Any]:
+    """The learning rate: constant is a decay of no steps, which comes after all that are taken."""
+    training, plan = spec.training, spec.training.lr_schedule
+    batch = training.global_batch if plan.unit == "samples" else 1
+    warmup = plan.warmup // batch
+    if plan.kind == "constant":
+        length = max(training.steps, warmup)
+        return {"warmup_steps": warmup, "total_steps": length, "decay_ratio": 0.0}
+    return {
+        "warmup_steps": warmup,
+        "total_steps": plan.decay // batch if plan.decay else training.steps,
+        "decay_type": plan.kind,
+        "min_lr_factor": plan.min_lr / training.lr,
+    }

@@ -1,0 +1,86 @@
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUntypedBaseClass=false
+# pyright: reportUnknownParameterType=false
+"""What torchtitan imports before it trains: a Llama of the recipe's shape, and its samples.
+
+Reads `shape.json` in the working folder; lies beside `token_windows_program.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from token_windows_program import TokenWindows
+from torch import Tensor
+from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.models.llama3 import TransformerModelArgs, get_train_spec
+from torchtitan.protocols.train_spec import register_train_spec
+
+SETTINGS: dict[str, Any] = json.loads(Path("shape.json").read_text(encoding="utf-8"))
+
+
+class RecipeArgs(TransformerModelArgs):
+    """torchtitan's arguments of a Llama, which has to have the recipe's number of parameters."""
+
+    def get_nparams_and_flops(self, model: torch.nn.Module, seq_len: int) -> tuple[int, int]:
+        """(parameters, FLOPs a token) as torchtitan counts them; SystemExit for another model."""
+        count, flops = super().get_nparams_and_flops(model, seq_len)
+        expected = SETTINGS["expected_parameters"]
+        if count != expected:
+            raise SystemExit(f"model: has {count:,} parameters, and its recipe says {expected:,}")
+        return count, flops
+
+
+class RankSamples(torch.utils.data.IterableDataset[tuple[dict[str, Tensor], Tensor]]):
+    """One data-parallel rank's samples without end: inputs, and the tokens after them."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._windows = TokenWindows(
+            SETTINGS["data"],
+            SETTINGS["seq_len"] + 1,
+            SETTINGS["vocab_size"],
+            SETTINGS["samples"],
+            SETTINGS["seed"],
+        )
+        self._rank, self._ranks = rank, ranks
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        order = torch.Generator().manual_seed(SETTINGS["seed"])
+        while True:
+            for index in torch.randperm(len(self._windows), generator=order)[
+                self._rank :: self._ranks
+            ]:
+                window = self._windows[int(index)]
+                yield {"input": window[:-1]}, window[1:]
+
+
+def build_dataloader(
+    dp_world_size: int, dp_rank: int, tokenizer: object, job_config: Any
+) -> ParallelAwareDataloader:
+    """The samples of a rank in its micro-batches."""
+    return ParallelAwareDataloader(
+        RankSamples(dp_rank, dp_world_size),
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        batch_size=job_config.training.local_batch_size,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+register_train_spec(
+    "llama3",
+    dataclasses.replace(
+        get_train_spec(),
+        model_args={SETTINGS["flavor"]: RecipeArgs(**SETTINGS["model_args"])},
+        build_dataloader_fn=build_dataloader,
+        build_tokenizer_fn=None,
+        build_validator_fn=None,
+        state_dict_adapter=None,
+    ),
+)

@@ -1,0 +1,124 @@
+"""A batch script of somebody else: job.sh exports its variables and gives it to sbatch as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.core.run import RUN_FOLDER, BatchScript, Job
+from paceline.core.value import Value
+from paceline.files.documents import read_value, write_text, write_value
+from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
+from paceline.machines.node.script import open_variables
+
+OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
+"""What sbatch is told besides: its answer is read, the run begun once, what is printed kept."""
+RECORD_FILE, KEPT_FOLDER = "batch.json", "batch"
+"""Of a run folder: what was submitted, and the script as it was at that moment."""
+PRINTED = "slurm-*.log"
+LONG_NAMES = {
+    "-A": "--account",
+    "-C": "--constraint",
+    "-N": "--nodes",
+    "-p": "--partition",
+    "-q": "--qos",
+    "-t": "--time",
+    "-w": "--nodelist",
+    "-x": "--exclude",
+}
+
+
+class SubmittedScript(Value):
+    """batch.json of a run folder: the script of somebody else that the run was."""
+
+    script: str
+    """Its path when it was submitted."""
+    sha256: str
+    folder: str
+    """Where sbatch was called."""
+    options: tuple[str, ...]
+    logs: tuple[str, ...]
+    """Patterns of the files in the run folder that hold the whole job's log."""
+
+
+def submission_script(job: Job, batch: BatchScript) -> str:
+    """job.sh of a job whose batch script is somebody else's; it prints the job's number.
+
+    Secrets are not in it: they are expected in the environment. Raises ValueError for a variable's
+    name that bash would read as something else.
+    """
+    title = " ".join(f"{job.name}: {batch.script} is submitted as it is".split())
+    words = [_quoted(word) for word in (*batch.options, batch.script)]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {title}",
+        "set -euo pipefail",
+        'folder=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)',
+        *(f"export {name}={_quoted(value)}" for name, value in open_variables(job.env).items()),
+        f"cd -- {_quoted(batch.folder)}",
+        f'exec sbatch {" ".join(OWN_OPTIONS)} "$@" {" ".join(words)}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def prepare_foreign(job: Job, batch: BatchScript, folder: Path) -> None:
+    """Write the job's files and job.sh, and keep the batch script as it is at this moment.
+
+    Raises UserError when there is no such script, or one that cannot be read as text.
+    """
+    for name, text in job.files.items():
+        write_text(folder / name, text)
+    for name in (LOGS_FOLDER, STEPS_FOLDER):
+        (folder / name).mkdir(exist_ok=True)
+    place = Path(batch.folder.replace(RUN_FOLDER, str(folder))).absolute()
+    path = place / batch.script.replace(RUN_FOLDER, str(folder))
+    try:
+        content = path.read_bytes()
+        write_text(folder / KEPT_FOLDER / path.name, content.decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            str(path), "is no batch script that can be read", remedy="name another one"
+        ) from error
+    record = SubmittedScript(
+        script=str(path),
+        sha256=hashlib.sha256(content).hexdigest(),
+        folder=str(place),
+        options=batch.options,
+        logs=job.logs,
+    )
+    write_value(folder / RECORD_FILE, record)
+    write_text(folder / SCRIPT_FILE, submission_script(job, batch))
+
+
+def submitted_logs(folder: Path) -> list[Path]:
+    """The files of a run folder that hold the log of somebody else's script, by their names.
+
+    Last comes what the script itself printed: not every srun takes $SRUN_OUTPUT, by which scripts
+    send the output of their steps elsewhere.
+    """
+    try:
+        record = read_value(folder / RECORD_FILE, SubmittedScript)
+    except UserError:
+        return []
+    named = sorted({path for pattern in record.logs for path in folder.glob(pattern)})
+    return [*named, *sorted(folder.glob(PRINTED))]
+
+
+def asked_options(batch: BatchScript) -> list[str]:
+    """sbatch's options of a job of somebody else as `--name=value`, whatever their spelling."""
+    options = ["--no-requeue", "--output=slurm-%j.log"]
+    words = iter(batch.options)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word in LONG_NAMES:
+            name, equals, value = LONG_NAMES[word], "=", next(words, "")
+        options.append(f"{name}{equals}{value}")
+    return options
+
+
+def _quoted(text: str) -> str:
+    """One word of bash, in which the run folder's place is filled in when the script runs."""
+    parts = (shlex.quote(part) if part else "" for part in text.split(RUN_FOLDER))
+    return '"$folder"'.join(parts) or "''"

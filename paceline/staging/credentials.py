@@ -1,0 +1,63 @@
+"""Headers that open a source, by the host that asks for them; they are shown to no other host."""
+
+from __future__ import annotations
+
+import base64
+import netrc
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+HUB = "https://huggingface.co"
+MLCOMMONS = ".mlcommons-storage.org"
+ACCESS_VARIABLES = ("CF_ACCESS_CLIENT_ID", "CF_ACCESS_CLIENT_SECRET")
+"""Of a service account that MLCommons gives to its members."""
+
+
+def hub_endpoint() -> str:
+    """The hub, or the mirror that $HF_ENDPOINT names."""
+    return (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+
+
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port: what must be the same for credentials to be sent again."""
+    address = urlsplit(url)
+    return address.scheme, address.hostname or "", address.port
+
+
+def headers_for(url: str) -> dict[str, str]:
+    """Headers with the credentials for `url`: none, or those of exactly its host."""
+    if origin_of(url) == origin_of(hub_endpoint()):
+        # Local: the library is an extra, and takes a second to import.
+        from huggingface_hub import get_token
+
+        token = get_token()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+    host = origin_of(url)[1]
+    client, secret = (os.environ.get(name) for name in ACCESS_VARIABLES)
+    if host.endswith(MLCOMMONS) and client and secret:
+        return {"CF-Access-Client-Id": client, "CF-Access-Client-Secret": secret}
+    login = _login(host)
+    if login is None:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(":".join(login).encode()).decode()}
+
+
+def _login(host: str) -> tuple[str, str] | None:
+    """User and password of a host in ~/.netrc, or in the file that $NETRC names."""
+    try:
+        file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+        entries = netrc.netrc(str(file)).hosts
+    except (OSError, RuntimeError, netrc.NetrcParseError):
+        return None
+    entry = entries.get(host)
+    return (entry[0], entry[2]) if entry else None
+
+
+def shown(url: str) -> str:
+    """A URL without what may be secret: user, password, query."""
+    address = urlsplit(url)
+    place = address.hostname or ""
+    if address.port:
+        place += f":{address.port}"
+    return f"{address.scheme}://{place}{address.path}" if address.scheme else address.path

@@ -1,0 +1,47 @@
+"""The end of a staging, also of what waits for a server that says nothing."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class StageEnd:
+    """Set once: by an interrupt, from another thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._connections: set[int] = set()
+
+    def is_set(self) -> bool:
+        """Whether the staging is to end."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, at most until the end; whether it has come."""
+        return self._event.wait(seconds)
+
+    def set(self) -> None:
+        """End it: every connection is broken, so that nobody waits for what comes no more."""
+        with self._lock:
+            self._event.set()
+            for handle in self._connections:
+                with suppress(OSError), socket.socket(fileno=os.dup(handle)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def breaking(self, response: http.client.HTTPResponse) -> Iterator[None]:
+        """Let the end break this connection while the block runs."""
+        handle = response.fileno()
+        with self._lock:
+            self._connections.add(handle)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(handle)

@@ -1,0 +1,104 @@
+"""How far a staging is: bytes and phases of every part, rates and what is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+RECENT_S = 10.0
+"""What a rate is the mean of."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One asset as it stands: `total_bytes` None is unknown."""
+
+    name: str
+    phase: str = "waiting"
+    done_bytes: int = 0
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """All parts, and the whole in bytes and bytes a second."""
+
+    parts: tuple[Part, ...]
+    bytes_per_s: float | None
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are there."""
+        return sum(part.done_bytes for part in self.parts)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all parts; None while one is unknown."""
+        totals = [part.total_bytes for part in self.parts]
+        return None if None in totals else sum(total or 0 for total in totals)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left at the present rate."""
+        if self.total_bytes is None or not self.bytes_per_s:
+            return None
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_s
+
+
+StageWatcher = Callable[[StageProgress], None]
+
+
+@dataclass
+class Ledger:
+    """Where all threads of a staging write what they have done."""
+
+    watch: StageWatcher = lambda progress: None
+    _parts: dict[str, Part] = field(default_factory=dict[str, Part])
+    _fetched: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, name: str, total_bytes: int | None) -> None:
+        """A part that is to be done."""
+        self._update(Part(name, total_bytes=total_bytes))
+
+    def phase(self, name: str, phase: str) -> None:
+        """What happens to a part now."""
+        self._update(replace(self._parts[name], phase=phase))
+
+    def total(self, name: str, total_bytes: int | None) -> None:
+        """How large a part turned out to be."""
+        self._update(replace(self._parts[name], total_bytes=total_bytes))
+
+    def present(self, name: str, num_bytes: int) -> None:
+        """Bytes that were there before; negative where they had to be thrown away."""
+        with self._lock:
+            part = self._parts[name]
+            self._parts[name] = replace(part, done_bytes=part.done_bytes + num_bytes)
+
+    def fetched(self, name: str, num_bytes: int) -> None:
+        """Bytes that have come now."""
+        with self._lock:
+            part = self._parts[name]
+            self._parts[name] = replace(part, done_bytes=part.done_bytes + num_bytes)
+            now = time.monotonic()
+            self._fetched.append((now, num_bytes))
+            while self._fetched[0][0] < now - RECENT_S:
+                self._fetched.popleft()
+        self.watch(self.progress)
+
+    @property
+    def progress(self) -> StageProgress:
+        """How far it is at this moment."""
+        with self._lock:
+            parts, recent = tuple(self._parts.values()), list(self._fetched)
+        span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
+        rate = sum(num_bytes for _, num_bytes in recent) / span_s if span_s > 0 else None
+        return StageProgress(parts, rate)
+
+    def _update(self, part: Part) -> None:
+        with self._lock:
+            self._parts[part.name] = part
+        self.watch(self.progress)

@@ -1,0 +1,55 @@
+"""What a source says that an asset consists of, before anything is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import sleep
+from typing import TypeVar
+
+from paceline.core.assets import Asset, AssetFile
+from paceline.core.errors import SystemFaultError
+from paceline.core.text import one_line
+from paceline.staging.connection import TransientError, given_up
+from paceline.staging.credentials import shown
+from paceline.staging.transfer import FIRST_WAIT_S, TRIES, RemoteFile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SourceListing:
+    """The files of an asset, and the revision that they are of."""
+
+    files: tuple[RemoteFile, ...]
+    origin: str
+    revision: str | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of all files; None while one is unknown."""
+        sizes = [file.bytes for file in self.files]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def tried(ask: Callable[[], T], where: str) -> T:
+    """What `ask` answers, again where it may succeed a moment later; raises as it does."""
+    for number in range(1, TRIES + 1):
+        try:
+            return ask()
+        except TransientError as error:
+            if number == TRIES:
+                raise given_up(shown(where), error) from None
+            sleep(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
+    raise AssertionError("the last try returns or raises")
+
+
+def inner_path(path: str, asset: Asset) -> str:
+    """A path that a source names; raises SystemFaultError for one that leaves its folder."""
+    try:
+        return AssetFile(path=path).path
+    except ValueError:
+        raise SystemFaultError(
+            f"{asset.kind} {shown(asset.source)}",
+            f"names a file {one_line(path)!r}, which does not stay inside its folder",
+        ) from None

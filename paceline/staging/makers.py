@@ -1,0 +1,61 @@
+"""What is made on the spot: each maker writes files into a folder, from other assets or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from paceline.core.errors import UserError, did_you_mean
+from paceline.staging import conversions
+from paceline.staging.conversions.progress import Progress
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a maker works with; `inputs` are the contents of the assets that it needs, by name."""
+
+    folder: Path
+    inputs: Mapping[str, Path]
+    settings: Mapping[str, Setting]
+    check: Callable[[], None]
+    """Raises when the staging ends; to be called now and then."""
+
+
+Maker = Callable[[Making], None]
+
+
+def _from_nothing(make: Callable[[Path, Progress], None], making: Making) -> None:
+    """What needs no other asset: the interpreter's own sources are its input."""
+    make(making.folder, lambda done_bytes, total_bytes: making.check())
+
+
+MAKERS: dict[str, Maker] = {
+    name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()
+}
+"""By the `source` of a made asset."""
+
+
+def make(name: str, making: Making) -> None:
+    """Let the maker called `name` fill a folder; raises UserError for an unknown one.
+
+    Raises UserError as well where a library is missing that the maker needs.
+    """
+    if name not in MAKERS:
+        raise UserError(
+            f"made asset: source {name!r}",
+            "is unknown",
+            allowed=", ".join(MAKERS),
+            remedy=did_you_mean(name, MAKERS) or None,
+        )
+    try:
+        MAKERS[name](making)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"made asset {name}",
+            f"takes {error.name}, which is not installed",
+            remedy="pip install 'paceline[stage]'",
+        ) from error

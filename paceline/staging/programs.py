@@ -1,0 +1,56 @@
+"""Other programs that fetch: started without secrets in their arguments, ended with the staging."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from paceline.core.secrets import redact
+
+LOOK_S = 0.2
+
+
+def run_program(
+    command: Sequence[str],
+    check: Callable[[], None],
+    text: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A command's end and what it said; it and all that it started are killed if `check` raises."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    ) as process:
+        try:
+            while True:
+                try:
+                    output, errors = process.communicate(text, timeout=LOOK_S)
+                    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+                except subprocess.TimeoutExpired:
+                    text = None
+                    check()
+        except BaseException:
+            _kill(process)
+            raise
+
+
+def last_line(text: str) -> str:
+    """The first line that says what is wrong, else the last one, without secrets."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    wrong = [line for line in lines if line.lower().startswith(("fatal", "error"))]
+    return redact((wrong or lines[-1:] or ["it says nothing"])[0], os.environ)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()

@@ -1,0 +1,70 @@
+"""A framework's code at one commit, by the git program, with the recipe's patches."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.core.assets import Asset
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.staging.credentials import shown
+from paceline.staging.programs import last_line, run_program
+
+_WHOLE = re.compile(r"[0-9a-f]{40}")
+_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
+"""A question for a password would wait for ever."""
+_REFUSED = re.compile(
+    r"Authentication failed|could not read Username|HTTP 40[13]|error: 40[13]|Permission denied"
+)
+
+
+def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
+    """Check a commit out into an empty `folder`; its full name.
+
+    Raises UserError without git, where a patch does not apply and where access is refused,
+    SystemFaultError where the commit cannot be had. `check` is called meanwhile, and may raise.
+    """
+    if shutil.which("git") is None:
+        raise UserError(f"git {asset.source}", "takes the program git", remedy="install git")
+    revision = asset.revision or "HEAD"
+
+    def git(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = ("git", "-C", str(folder), *arguments)
+        return run_program(command, check, text, _ENVIRONMENT)
+
+    git("init", "--quiet")
+    git("remote", "add", "origin", asset.source)
+    # A server may refuse single commits, and knows none by a part of its name.
+    only = ("fetch", "--quiet", "--depth", "1", "origin", revision)
+    if not _WHOLE.fullmatch(revision) or git(*only).returncode:
+        _must(asset, git("fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/origin/*"))
+    _must(asset, git("checkout", "--quiet", "--detach", revision))
+    if asset.submodules:
+        _must(asset, git("submodule", "--quiet", "update", "--init", "--recursive"))
+    for number, patch in enumerate(asset.patches, 1):
+        done = git("apply", "--whitespace=nowarn", "-", text=patch)
+        if done.returncode:
+            raise UserError(
+                f"git {shown(asset.source)}",
+                f"patch {number} does not apply to {revision}: {last_line(done.stderr)}",
+            )
+    return git("rev-parse", "HEAD").stdout.strip()
+
+
+def _must(asset: Asset, done: subprocess.CompletedProcess[str]) -> None:
+    if not done.returncode:
+        return
+    said = last_line(done.stderr)
+    where = f"git {shown(asset.source) or asset.source}"
+    if _REFUSED.search(done.stderr):
+        raise UserError(
+            where,
+            f"access is refused: {said}",
+            remedy="git takes credentials from its credential helper or ~/.netrc",
+        )
+    raise SystemFaultError(
+        where, f"{asset.revision} cannot be had: {said}", remedy="run the command again"
+    )

@@ -1,0 +1,186 @@
+"""Models, tokenizers and data sets of the Hugging Face hub, or of a mirror ($HF_ENDPOINT).
+
+The hub's own library says what a repository holds at a commit, and which token there is; files
+come by the transfer of every other source, so that all are resumed and checked alike.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from paceline.core.assets import HUB_KINDS, Asset
+from paceline.core.errors import PacelineError, SystemFaultError, UserError
+from paceline.staging.connection import LOCAL_FAULTS, TransientError, refusal, refused
+from paceline.staging.credentials import HUB, hub_endpoint
+from paceline.staging.listing import SourceListing, inner_path, tried
+from paceline.staging.transfer import RemoteFile
+
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "spiece.model",
+    "config.json",
+    "generation_config.json",
+)
+"""What makes a tokenizer, by the names that its libraries give."""
+TIMEOUT_S = 30.0
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids the hub."""
+    values = [os.environ.get(name, "").upper() for name in OFFLINE_VARIABLES]
+    return any(value in ("1", "TRUE", "YES", "ON") for value in values)
+
+
+def require_library(asset: Asset) -> None:
+    """Raise UserError where the hub's library is not installed."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError(
+            f"{asset.kind} {asset.source}",
+            "takes huggingface_hub, which is not installed",
+            remedy="pip install 'paceline[stage]'",
+        )
+
+
+def list_hub(asset: Asset) -> SourceListing:
+    """The files of a repository at the commit that its revision is now.
+
+    Raises UserError where access is refused, SystemFaultError where there is no such repository.
+    """
+    require_library(asset)
+    info: Any = tried(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}")
+    from huggingface_hub import hf_hub_url
+
+    chosen = [file for file in info.siblings or () if _is_chosen(asset, file.rfilename)]
+    if not chosen:
+        raise SystemFaultError(
+            f"{asset.kind} {asset.source}",
+            f"has no file like {', '.join(asset.include) or 'those of a tokenizer'}",
+        )
+    files = [
+        RemoteFile(
+            path=inner_path(file.rfilename, asset),
+            url=hf_hub_url(
+                asset.source,
+                file.rfilename,
+                repo_type=_repo_type(asset),
+                revision=info.sha,
+                endpoint=hub_endpoint(),
+            ),
+            bytes=file.size,
+            sha256=file.lfs.sha256 if file.lfs else None,
+            git_sha1=file.blob_id if not file.lfs and file.size is not None else None,
+        )
+        for file in chosen
+    ]
+    return SourceListing(tuple(files), f"{hub_endpoint()}/{asset.source}", info.sha)
+
+
+def copy_cached(asset: Asset, done: Path) -> str | None:
+    """Copy an asset from the hub's cache on this machine, offline; the commit that it is of.
+
+    Raises UserError where the cache does not have it whole.
+    """
+    require_library(asset)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        snapshot = snapshot_download(
+            asset.source,
+            repo_type=_repo_type(asset),
+            revision=asset.revision,
+            allow_patterns=list(_patterns(asset)) or None,
+            local_files_only=True,
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        raise UserError(
+            f"{asset.kind} {asset.source}",
+            "is not in the hub's cache of this machine, and HF_HUB_OFFLINE forbids the network",
+            remedy="unset HF_HUB_OFFLINE, name a mirror with HF_ENDPOINT, or copy a stage folder",
+        ) from None
+    folder = Path(str(snapshot))
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder).as_posix()
+        if file.is_file() and _is_chosen(asset, path):
+            (done / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, done / path)
+    return folder.name
+
+
+def _info(asset: Asset) -> Any:
+    """The hub's answer about a repository; raises TransientError where another try may succeed."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+    api = HfApi(endpoint=hub_endpoint(), library_name="paceline")
+    where = f"{asset.kind} {asset.source}"
+    try:
+        return api.repo_info(
+            asset.source,
+            repo_type=_repo_type(asset),
+            revision=asset.revision,
+            files_metadata=True,
+            timeout=TIMEOUT_S,
+        )
+    except GatedRepoError:
+        raise _refused(asset, "gated: its licence has to be accepted first") from None
+    except HfHubHTTPError as error:
+        raise _of_status(asset, where, error.response) from None
+    except (*LOCAL_FAULTS, OSError):
+        raise TransientError("does not answer") from None
+    except Exception as error:
+        # The hub's library and its HTTP client have classes of their own, of several versions.
+        if type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):
+            raise TransientError("does not answer") from None
+        raise SystemFaultError(where, f"cannot be listed ({type(error).__name__})") from None
+
+
+def _of_status(asset: Asset, where: str, response: Any) -> Exception:
+    """The error for a refusal; without a token the hub says 401 also of what is not there."""
+    status = getattr(response, "status_code", None)
+    if status is None:
+        return TransientError("does not answer")
+    if status == 401:
+        return _refused(asset, "HTTP 401: it needs a token, or there is no such repository")
+    if status == 403:
+        return _refused(asset, "HTTP 403")
+    wait = response.headers.get("Retry-After")
+    return refusal(int(status), where, asset.gate, wait)
+
+
+def access_page(asset: Asset) -> str | None:
+    """Where access to an asset is asked for; None where nobody says."""
+    if asset.gate or asset.kind not in HUB_KINDS:
+        return asset.gate
+    folder = "datasets/" if asset.kind == "hub-dataset" else ""
+    return f"{HUB}/{folder}{asset.source}"
+
+
+def _refused(asset: Asset, why: str) -> PacelineError:
+    return refused(f"{asset.kind} {asset.source}", why, access_page(asset))
+
+
+def _repo_type(asset: Asset) -> str:
+    return "dataset" if asset.kind == "hub-dataset" else "model"
+
+
+def _patterns(asset: Asset) -> Iterable[str]:
+    return asset.include or (TOKENIZER_FILES if asset.kind == "hub-tokenizer" else ())
+
+
+def _is_chosen(asset: Asset, path: str) -> bool:
+    if path == ".gitattributes":
+        return False
+    patterns = tuple(_patterns(asset))
+    return not patterns or any(fnmatch(path, pattern) for pattern in patterns)

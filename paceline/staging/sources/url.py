@@ -1,0 +1,78 @@
+"""Files by their URLs, and MLCommons' lists of files with checksums."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import PurePosixPath
+from urllib.parse import quote, unquote, urlsplit
+
+from paceline.core.assets import Asset, AssetFile
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.staging.connection import length_of, read_small
+from paceline.staging.credentials import ACCESS_VARIABLES, shown
+from paceline.staging.listing import SourceListing, inner_path, tried
+from paceline.staging.transfer import RemoteFile
+
+AT_ONCE = 8
+"""Requests for sizes."""
+_MD5_LINE = re.compile(r"([0-9a-f]{32})\s+\*?(?:\./)?(\S.*)")
+
+
+def list_urls(asset: Asset) -> SourceListing:
+    """The files that the recipe itself names."""
+    files = asset.files or (_only_file(asset),)
+    return SourceListing(_sized(asset, [_remote(asset, f) for f in files]), shown(asset.source))
+
+
+def list_r2(asset: Asset) -> SourceListing:
+    """The files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
+
+    The first holds the URL of the folder with the files, the second, which lies beside it, a line
+    with MD5 and path for each. Raises UserError where a login is asked for, SystemFaultError where
+    they say something else.
+    """
+    base = tried(lambda: read_small(asset.source, asset.gate), asset.source).strip()
+    if base.startswith("<"):
+        # What is for members leads to a page for logging in.
+        variables = " and ".join(ACCESS_VARIABLES)
+        raise UserError(
+            shown(asset.source), "asks for a login", remedy=f"{variables} are a service account's"
+        )
+    list_url = asset.source.removesuffix(".uri") + ".md5"
+    lines = tried(lambda: read_small(list_url, asset.gate), list_url).splitlines()
+    matches = [_MD5_LINE.fullmatch(line.strip()) for line in lines if line.strip()]
+    if not base.startswith(("http://", "https://")) or not matches or None in matches:
+        raise SystemFaultError(shown(asset.source), "is no list of files with their checksums")
+    files = [
+        AssetFile(path=inner_path(match[2], asset), digest=f"md5:{match[1]}")
+        for match in matches
+        if match
+    ]
+    remote = [_remote(asset.model_copy(update={"source": base}), file) for file in files]
+    return SourceListing(_sized(asset, remote), shown(base))
+
+
+def _sized(asset: Asset, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
+    """The files with the sizes that the server tells; they decide whether there is room."""
+    with ThreadPoolExecutor(AT_ONCE, "sizes") as pool:
+        sizes = list(pool.map(lambda file: file.bytes or length_of(file.url, asset.gate), files))
+    return tuple(replace(file, bytes=size) for file, size in zip(files, sizes, strict=True))
+
+
+def _only_file(asset: Asset) -> AssetFile:
+    name = unquote(PurePosixPath(urlsplit(asset.source).path).name) or "file"
+    return AssetFile(path=name, url=asset.source, bytes=asset.bytes, digest=asset.digest)
+
+
+def _remote(asset: Asset, file: AssetFile) -> RemoteFile:
+    algorithm, _, digest = (file.digest or "").partition(":")
+    return RemoteFile(
+        path=file.path,
+        url=file.url or f"{asset.source.rstrip('/')}/{quote(file.path)}",
+        bytes=file.bytes,
+        sha256=digest if algorithm == "sha256" else None,
+        md5=digest if algorithm == "md5" else None,
+    )

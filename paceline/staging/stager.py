@@ -1,0 +1,139 @@
+"""Staging: all assets of an outline at the same time, each after those that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+from paceline.core.errors import PacelineError, SystemFaultError
+from paceline.staging.asset_stage import AssetStage, StageEndedError, is_listed, listing_of
+from paceline.staging.ending import StageEnd
+from paceline.staging.ledger import Ledger, StageWatcher
+from paceline.staging.listing import SourceListing
+from paceline.staging.outline import OutlinedAsset, StageOutline, refuse_without_room
+from paceline.staging.sources.container import container_runtime
+from paceline.staging.sources.hub import is_offline
+
+USUAL_JOBS = 4
+
+
+@dataclass(frozen=True)
+class Stager:
+    """How an outline is staged; `waiting` is called with a sentence when another stager is."""
+
+    jobs: int = USUAL_JOBS
+    runtime: str | None = None
+    watch: StageWatcher = lambda progress: None
+    waiting: Callable[[str], None] = lambda sentence: None
+    ended: StageEnd = field(default_factory=StageEnd)
+
+    def stage(self, outline: StageOutline) -> None:
+        """Stage what is not; what fails leaves the others to go on, and is raised at the end.
+
+        Raises UserError and SystemFaultError: before anything is fetched where a source refuses to
+        list its files or the room is too small.
+        """
+        lacking = [part for part in outline.assets if part.state != "staged"]
+        runtime = self._runtime(lacking)
+        listings = self._listings(lacking)
+        sized = _with_sizes(outline, listings)
+        largest = [f.bytes or 0 for listing in listings.values() for f in listing.files]
+        refuse_without_room(sized, max(largest, default=None))
+        ledger = Ledger(self.watch)
+        for part in sized.assets:
+            ledger.add(part.asset.name, part.total_bytes)
+            if part.state == "staged":
+                ledger.present(part.asset.name, part.here_bytes)
+                ledger.phase(part.asset.name, "staged")
+        self._stage_all(outline, lacking, listings, runtime, ledger)
+
+    def sized(self, outline: StageOutline) -> StageOutline:
+        """The outline with the sizes that sources tell now; raises as `stage` does."""
+        lacking = [part for part in outline.assets if part.state != "staged"]
+        return _with_sizes(outline, self._listings(lacking))
+
+    def _stage_all(
+        self,
+        outline: StageOutline,
+        lacking: list[OutlinedAsset],
+        listings: dict[str, SourceListing],
+        runtime: str | None,
+        ledger: Ledger,
+    ) -> None:
+        folders = {part.asset.name: part.folder for part in outline.assets}
+        done: dict[str, Future[None]] = {}
+        with (
+            ThreadPoolExecutor(self.jobs, "fetch") as files,
+            ThreadPoolExecutor(max(1, len(lacking)), "asset") as assets,
+        ):
+            for part in lacking:
+                stage = AssetStage(
+                    part.asset,
+                    part.folder,
+                    {name: folders[name] for name in part.asset.needs},
+                    listings.get(part.asset.name),
+                    runtime,
+                    files,
+                    ledger,
+                    self.ended,
+                    self.waiting,
+                )
+                before = [done[name] for name in part.asset.needs if name in done]
+                done[part.asset.name] = assets.submit(_after, before, stage)
+            try:
+                wait(done.values())
+            except BaseException:
+                self.ended.set()
+                raise
+        _raise_faults(done)
+
+    def _runtime(self, lacking: list[OutlinedAsset]) -> str | None:
+        has_image = any(part.asset.kind == "container" for part in lacking)
+        return container_runtime(self.runtime) if has_image else None
+
+    def _listings(self, lacking: list[OutlinedAsset]) -> dict[str, SourceListing]:
+        """What sources list, by asset; offline the hub is not asked."""
+        asked = [
+            part.asset
+            for part in lacking
+            if is_listed(part.asset) and not (is_offline() and part.asset.kind.startswith("hub-"))
+        ]
+        with ThreadPoolExecutor(self.jobs, "list") as pool:
+            answers: dict[str, Future[SourceListing]] = {
+                asset.name: pool.submit(listing_of, asset) for asset in asked
+            }
+        _raise_faults(answers)
+        return {name: answer.result() for name, answer in answers.items()}
+
+
+def _after(before: list[Future[None]], stage: AssetStage) -> None:
+    for future in before:
+        if future.exception():
+            raise StageEndedError(stage.asset.name, "waits for another asset, which failed")
+    stage.run()
+
+
+def _with_sizes(outline: StageOutline, listings: Mapping[str, SourceListing]) -> StageOutline:
+    """The outline with the sizes that sources list, which may not be what the recipe states."""
+    sizes = {name: listing.bytes for name, listing in listings.items()}
+    assets = [
+        replace(part, total_bytes=sizes.get(part.asset.name) or part.total_bytes)
+        for part in outline.assets
+    ]
+    return replace(outline, assets=tuple(assets))
+
+
+def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceListing]]) -> None:
+    """Raise what went wrong: the only fault as it is, several as one that names each."""
+    faults = [error for answer in answers.values() if (error := answer.exception())]
+    causes = [error for error in faults if not isinstance(error, StageEndedError)] or faults
+    for error in causes:
+        if len(causes) == 1 or not isinstance(error, PacelineError):
+            raise error
+    if causes:
+        kinds = {type(error) for error in causes}
+        sentences = "\n  ".join(str(error) for error in causes)
+        kind = kinds.pop() if len(kinds) == 1 else SystemFaultError
+        assert issubclass(kind, PacelineError)
+        raise kind(f"{len(causes)} assets are not staged", f"\n  {sentences}")

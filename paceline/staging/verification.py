@@ -1,0 +1,75 @@
+"""Staged files held against their manifest: every byte is read again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.core.assets import StagedFile
+from paceline.files.staged import (
+    CONTENT_FOLDER,
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    content_sizes,
+    read_manifest,
+)
+from paceline.staging.transfer import hashed
+
+Fault = Literal["missing", "extra", "changed", "unreadable"]
+
+
+@dataclass(frozen=True)
+class StageFault:
+    """One file that is not as it was staged."""
+
+    asset: str
+    path: str
+    fault: Fault
+
+
+def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
+    """Every file of a staged asset that is missing, extra or changed; all are read, `jobs` at once.
+
+    What is not as it was staged makes the asset damaged: no run takes it, and staging mends it.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return [StageFault(name, MANIFEST_FILE, "missing")]
+    content = folder / CONTENT_FOLDER
+    present = content_sizes(content)
+    with ThreadPoolExecutor(jobs, "verify") as pool:
+        seen: list[Fault | None] = list(
+            pool.map(lambda file: _fault(content, file, present), manifest.files)
+        )
+    faults = [
+        StageFault(name, file.path, fault)
+        for file, fault in zip(manifest.files, seen, strict=True)
+        if fault
+    ]
+    stated = {file.path for file in manifest.files}
+    faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in stated]
+    if faults:
+        (folder / MANIFEST_FILE).replace(folder / DAMAGED_FILE)
+    return faults
+
+
+def _fault(content: Path, file: StagedFile, present: Mapping[str, int]) -> Fault | None:
+    """What is wrong with one file; one of another size is not read."""
+    if file.path not in present:
+        return "missing"
+    try:
+        same = present[file.path] == file.bytes and file.sha256 == file_digest(content / file.path)
+    except OSError:
+        return "unreadable"
+    return None if same else "changed"
+
+
+def file_digest(path: Path, check: Callable[[], None] = lambda: None) -> str:
+    """SHA-256 of a file's content, of a link's target as it is written."""
+    if path.is_symlink():
+        return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
+    return hashed(path, check)

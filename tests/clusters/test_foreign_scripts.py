@@ -1,0 +1,158 @@
+"""Batch scripts of somebody else on a real Slurm: submitted as they are, followed to the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.run_report import RunReport
+from paceline.machines.placement import Request, Where
+from paceline.mlperf.score.run_set import score
+from paceline.runs import flow, outcome
+from paceline.runs.plan import Plan, make_plan
+from tests.clusters.bed import Bed
+from tests.clusters.bed.process import until
+from tests.clusters.slurm_jobs import Background
+from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM
+
+SITE = """\
+name: bed
+device: GB300
+nodes: 2
+devices_per_node: 2
+launcher: slurm
+slurm: {gres: none, partition: batch}
+"""
+
+
+@pytest.fixture
+def bed(slurm_cluster: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bed:
+    for name, value in slurm_cluster.settings.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "site.yaml").write_text(SITE)
+    return slurm_cluster
+
+
+def words(settings: dict[str, Any], *more: str) -> list[str]:
+    """Overrides that choose an engine's settings."""
+    return [*(f"engine_settings.{name}={json.dumps(v)}" for name, v in settings.items()), *more]
+
+
+def request(tmp_path: Path, recipe: str, variant: str | None, overrides: list[str]) -> Request:
+    site = str(tmp_path / "site.yaml")
+    return Request(
+        recipe, variant, tuple(overrides), None, "auto", site, where=Where(launcher="slurm")
+    )
+
+
+def paceline(bed: Bed, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(command, env=bed.env, capture_output=True, text=True, timeout=200)
+
+
+def test_trials_run_a_submissions_own_script_and_are_scored(bed: Bed, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    settings = {name: MLPERF[name] for name in ("config", "container")}
+    command = [
+        *("mlperf", "run", "llama31-8b", "--engine", "mlperf", "--json", "--name", "series"),
+        *("--cluster", str(tmp_path / "site.yaml"), "--runs-dir", str(runs), "--data", "/data"),
+        *(word for text in words(settings) for word in ("--set", text)),
+    ]
+    done = paceline(bed, *command, "--trials", "1")
+    assert done.returncode == 0, done.stderr
+    done = paceline(bed, *command, "--trials", "2")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    trials = answer["series"]["trials"]
+    assert [(trial["seed"], trial["status"]) for trial in trials] == [
+        (1, "success"),
+        (2, "success"),
+    ]
+    assert [trial["last_loss"] for trial in trials] == [3.29, 3.29]
+    assert len(list(runs.glob("*/run.json"))) == 2, "the first trial was not run again"
+    rows = score(Path(answer["folder"])).runs
+    assert [(row.status, row.samples_to_target) for row in rows] == [
+        ("success", 190_464),
+        ("success", 202_752),
+    ]
+
+    folder = runs / trials[0]["run"]
+    seen = [json.loads((folder / "results" / f"seen-{rank}.json").read_text()) for rank in range(4)]
+    assert {entry["env"]["SLURMD_NODENAME"] for entry in seen} == {"node-001", "node-002"}
+    env = seen[0]["env"]
+    assert env["BED_CONTAINER_MOUNTS"] == f"{folder}/results:/results,/data:/data:ro"
+    assert (env["SEED"], env["NEXP"], env["DGXSYSTEM"]) == ("1", "1", CONFIG[7:-3])
+    assert env["STEPS_BETWEEN"] == "two words" and seen[0]["cwd"] == str(SYSTEM)
+    assert (folder / "batch" / "run.sub").read_bytes() == (SYSTEM / "run.sub").read_bytes()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "ok" and result["steps_done"] == 40
+    assert 0.5 < result["metrics"]["step_time_s"]["value"] < 0.51
+
+
+def with_variable(plan: Plan, name: str) -> Plan:
+    """The plan whose script is given one more variable."""
+    return replace(plan, job=replace(plan.job, env={**plan.job.env, name: "1"}))
+
+
+def test_a_script_that_fails_or_is_cancelled_leaves_its_end(bed: Bed, tmp_path: Path) -> None:
+    plan = make_plan(
+        request(tmp_path, "llama31-8b", "mlperf-trial", words(MLPERF, "engine=mlperf"))
+    )
+
+    def run(variable: str, stopped: Callable[[], bool] = bool) -> RunReport:
+        chosen = with_variable(plan, variable)
+        root = tmp_path / variable
+        return flow.run(chosen, root, ["test"], lambda _: None, probe=False, stopped=stopped)
+
+    result = run("FAILS").result
+    assert result.status == "oom" and "CUDA out of memory" in str(result.reason)
+    assert result.steps_done == 40
+
+    stop = threading.Event()
+    running = Background(run, "HANGS", stop.is_set)
+    until(lambda: list((tmp_path / "HANGS").glob("*/results/seen-3.json")), "the ranks to run")
+    assert len(bed.slurm.jobs()) == 1
+    stop.set()
+    with pytest.raises(flow.CancelledRunError):
+        running.result()
+    until(lambda: not bed.slurm.jobs(), "the job to be cancelled")
+    (file,) = (tmp_path / "HANGS").glob("*/run.json")
+    assert outcome.evaluate(file.parent).result.status == "cancelled"
+
+
+NEMO_RECIPE = SYSTEM.parent / "nemo_recipe"
+
+
+@pytest.mark.parametrize("script", [None, str(NEMO_RECIPE / "launch.sh")])
+def test_nemo_runs_to_its_result(bed: Bed, tmp_path: Path, script: str | None) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    stand_in = f'#!/bin/sh\nshift 2\nexec {sys.executable} {NEMO_RECIPE}/program.py "$@"\n'
+    (programs / "python3").write_text(stand_in)
+    (programs / "python3").chmod(0o755)
+    (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
+    named = {"script": script} if script else {}
+    with (tmp_path / "site.yaml").open("a") as site:
+        site.write(f"env: {{SLURM_MPI_TYPE: none, PATH: '{programs}:{os.environ['PATH']}'}}\n")
+    settings = words({"stage_path": str(tmp_path), **named}, "engine=nemo")
+    plan = make_plan(request(tmp_path, "llama31-8b", None, settings))
+    report = flow.run(plan, tmp_path / "runs", ["test"], lambda _: None, probe=False)
+    result, folder = report.result, Path(report.folder)
+    assert result.status == "ok" and result.steps_done == 50
+    assert result.metrics["step_time_s"].value == pytest.approx(5.01)
+    rate = result.metrics["tokens_per_s"].value
+    assert rate == pytest.approx(8192 * 64 / 5.01, rel=1e-3)
+    place = folder / "results" / "25.01" / "bf16" / "8b" / "4"
+    seen = [json.loads((place / f"seen-{rank}.json").read_text()) for rank in range(4)]
+    assert {entry["env"]["SLURMD_NODENAME"] for entry in seen} == {"node-001", "node-002"}
+    assert seen[0]["env"]["BED_CONTAINER_IMAGE"] == f"{tmp_path}/nvidia+nemo+24.09.sqsh"
+    assert "model.global_batch_size=64" in seen[0]["argv"]

@@ -1,0 +1,9 @@
+# What all systems share.
+export MODEL_SIZE="8b"
+export MICRO_BATCH_SIZE=1
+export SEQ_PARALLEL=False
+export PIPELINE_MODEL_PARALLEL=1
+export INTERLEAVED_PIPELINE=null
+export OVERWRITTEN_NUM_LAYERS=32
+: "${CLEAR_CACHES:=0}"
+STEPS_BETWEEN="two words"

@@ -1,0 +1,157 @@
+"""Megatron-LM's command line in both spellings, our program on Megatron-Core, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec, Training
+from paceline.core.schedules import RampUp
+from paceline.engines import engine
+from paceline.engines.megatron.arguments import samples_of
+from tests.engines.megatron_specs import settings, started, study
+from tests.example import make_spec
+
+PLAIN = "model.embedding_norm=false"
+
+
+def lm(folder: Path, *changes: str, variant: str | None = None) -> RunSpec:
+    return study(folder, PLAIN, *changes, variant=variant, name="megatron")
+
+
+def llama(folder: Path, *changes: str) -> RunSpec:
+    return study(folder, *changes, name="megatron", recipe="llama31-8b")
+
+
+def test_a_llama_has_its_own_shape(tmp_path: Path):
+    told = started(llama(tmp_path, "layout.tp=2", "layout.sequence_parallel=true"))
+    assert told["--num-query-groups"] == ("8",) and "--group-query-attention" in told
+    assert told["--normalization"] == ("RMSNorm",) and "--swiglu" in told
+    assert told["--position-embedding-type"] == ("rope",)
+    assert told["--rotary-base"] == ("500000",)
+    assert {"--disable-bias-linear", "--untie-embeddings-and-output-weights"} <= set(told)
+    assert "--sequence-parallel" in told and told["--tensor-model-parallel-size"] == ("2",)
+
+
+def test_the_null_tokenizer_adds_the_last_of_the_vocabulary(tmp_path: Path):
+    told = started(lm(tmp_path))
+    assert told["--tokenizer-type"] == ("NullTokenizer",) and told["--vocab-size"] == ("50256",)
+    assert told["--data-path"] == (str(tmp_path / "pile_text_document"),)
+
+
+def test_synthetic_tokens_are_its_mock_data(tmp_path: Path):
+    told = started(lm(tmp_path, "data.source=synthetic"))
+    assert "--mock-data" in told and "--data-path" not in told
+
+
+def test_the_axes_of_a_layout(tmp_path: Path):
+    layout = "layout={tp: 2, pp: 2, vp: 3, cp: 2, cp_exchange: ring, zero_stage: 1}"
+    told = started(lm(tmp_path, layout, "model.attention_dropout=0"))
+    assert told["--num-layers-per-virtual-pipeline-stage"] == ("4",)
+    assert told["--context-parallel-size"] == ("2",) and told["--cp-comm-type"] == ("p2p",)
+    assert "--use-distributed-optimizer" in told and "--use-megatron-fsdp" not in told
+
+
+@pytest.mark.parametrize(("stage", "shards"), [(2, "optim_grads"), (3, "optim_grads_params")])
+def test_zero_2_and_3_are_megatron_fsdp(tmp_path: Path, stage: int, shards: str):
+    spec = lm(tmp_path, f"layout.zero_stage={stage}")
+    told = started(spec)
+    assert told["--data-parallel-sharding-strategy"] == (shards,) and "--use-megatron-fsdp" in told
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in engine("megatron").job(spec, "x").env
+
+
+def test_exchanges_wait_behind_one_queue_of_kernels(tmp_path: Path):
+    job = engine("megatron").job(lm(tmp_path), "x")
+    assert job.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+
+def test_recomputation_by_granularity(tmp_path: Path):
+    full, selective = (
+        started(lm(tmp_path, f"layout.recompute={kind}")) for kind in ("full", "selective")
+    )
+    assert full["--recompute-granularity"] == ("full",)
+    assert full["--recompute-method"] == ("uniform",) and full["--recompute-num-layers"] == ("1",)
+    assert selective["--recompute-granularity"] == ("selective",)
+    assert "--recompute-method" not in selective
+
+
+def test_the_loss_scale_of_fp16(tmp_path: Path):
+    told = started(lm(tmp_path))
+    assert told["--initial-loss-scale"] == ("4096.0",) and told["--loss-scale-window"] == ("500",)
+    assert told["--hysteresis"] == ("2",) and "--fp16" in told
+
+
+def test_fp8_is_computed_by_transformer_engine(tmp_path: Path):
+    told = started(lm(tmp_path, "training.dtype=mxfp8"))
+    assert "--bf16" in told and told["--fp8-recipe"] == ("mxfp8",)
+
+
+def test_a_growing_batch_in_the_old_spelling_and_in_the_new(tmp_path: Path):
+    ramp = "training.ramp_up={start: 128, increment: 128, samples: 3000}"
+    old = started(lm(tmp_path, ramp))
+    new = started(lm(tmp_path, ramp, "engine_settings.spelling=new"))
+    assert old["--rampup-batch-size"] == ("128", "128", "3000")
+    assert old["--global-batch-size"] == ("512",)
+    schedule = f"0:128 {1000 * 2048}:256 {2000 * 2048}:384 {3000 * 2048}:512"
+    assert new["--step-batch-size-schedule"] == (schedule,)
+    assert "--global-batch-size" not in new and "--rampup-batch-size" not in new
+
+
+def test_a_training_that_ends_within_its_ramp_up_names_where_it_exits():
+    training = Training(
+        seq_len=32,
+        global_batch=16,
+        steps=5,
+        dtype="fp32",
+        ramp_up=RampUp(start=4, increment=4, samples=48),
+    )
+    assert samples_of(training) == 4 * 4 + 8
+    assert samples_of(training.model_copy(update={"steps": 12})) == 16 + 16 + 24 + 4 * 16
+
+
+def test_our_program_starts_where_no_checkout_is_named():
+    spec = make_spec(engine="megatron", layout=Layout(micro_batch=4, tp=2))
+    job = engine("megatron").job(spec, "x")
+    words = job.program[job.program.index("core_program.py") + 1 :]
+    assert engine("megatron").unsupported(spec) == []
+    assert settings(words)["--text"] == ("stdlib",) and "--mock-data" not in words
+    assert {"core_program.py", "core_model_program.py", "cuda_on_cpu_program.py"} <= set(job.files)
+    assert "PACELINE_WORKING_FOLDER" not in job.env
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (("model.embedding_norm=true",), "use engine megatron_deepspeed"),
+        (("training.dtype=nvfp4",), "dtype nvfp4 has no argument"),
+        (("layout.pp=2", "layout.schedule=zero-bubble"), "schedule zero-bubble has no argument"),
+        (("layout.zero_stage=3", "layout.dp_shard=2"), "dp_shard has no argument"),
+        (("model.activation=silu",), "has no argument: use gelu, or silu with a gate"),
+        (("engine_settings.spelling=odd",), "is neither old nor new"),
+        (("data.split=[9,1]",), "engine_settings.split parts an indexed data set"),
+        (("training.initial_weights=there",), "are of another format"),
+    ],
+)
+def test_what_has_no_argument_is_refused(tmp_path: Path, changes: tuple[str, ...], says: str):
+    problems = engine("megatron").unsupported(lm(tmp_path, *changes))
+    assert any(says in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (Layout(cp=2), "cp > 1 is not in our program"),
+        (Layout(zero_stage=3), "zero_stage 3 is not in our program"),
+        (Layout(tp=2, sequence_parallel=True), "sequence_parallel is not in our program"),
+    ],
+)
+def test_our_program_has_not_all_of_a_checkouts_layouts(layout: Layout, says: str):
+    problems = engine("megatron").unsupported(make_spec(engine="megatron", layout=layout))
+    assert any(says in problem for problem in problems)
+
+
+def test_a_folder_without_the_program_is_missing(tmp_path: Path):
+    spec = make_spec(engine="megatron", engine_settings={"checkout": str(tmp_path)})
+    assert (engine("megatron").missing(spec) or "").startswith(str(tmp_path / "pretrain_gpt.py"))

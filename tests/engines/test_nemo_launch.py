@@ -1,0 +1,154 @@
+"""NVIDIA's published procedure for NeMo: its command, variables, overrides and result folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.run import RunSpec
+from paceline.engines import engine
+from paceline.machines import slurm
+from tests.command import paceline
+from tests.engines.batch_site import NEMO, site, spec_of
+
+PUBLISHED = """
+training.model.tensor_model_parallel_size=4
+training.model.pipeline_model_parallel_size=4
+training.model.virtual_pipeline_model_parallel_size=5
+training.model.context_parallel_size=2
+"""
+"""What the recipe's README says must not be changed."""
+COMMAND = (
+    "DTYPE=<fp8/bf16> MODEL_SIZE=70b "
+    "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N ${NUM_NODES} ./launch.sh"
+)
+RESULTS = "results/$GSW_VERSION/${DTYPE}/70b/$JOB_TOTAL_GPUS"
+
+
+def llama_70b(nodes: int = 16, variant: str | None = None, **settings: Any) -> RunSpec:
+    cluster = site(nodes, 8, "H100-SXM", account="acct", partition="batch", gres="none")
+    return spec_of("nemo", "llama31-70b", cluster, {**NEMO, **settings}, variant)
+
+
+def test_the_overrides_are_those_that_must_not_be_changed() -> None:
+    overrides = engine("nemo").settings(llama_70b())["overrides"]
+    assert overrides[:4] == PUBLISHED.split()
+    assert overrides[4:] == ["training.model.micro_batch_size=1",
+                             "training.model.global_batch_size=256"]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [8, 16, 256])
+def test_the_batch_is_sixteen_a_node(nodes: int) -> None:
+    variables = engine("nemo").settings(llama_70b(nodes))["variables"]
+    assert (variables["GBS"], variables["JOB_TOTAL_GPUS"]) == (str(16 * nodes), str(8 * nodes))
+    assert variables["MAX_STEPS"] == "50"
+
+
+@pytest.mark.parametrize(("variant", "dtype"), [(None, "bf16"), ("fp8", "fp8")])
+def test_the_published_command_is_called(variant: str | None, dtype: str) -> None:
+    job = engine("nemo").job(llama_70b(16, variant, script="/recipe/launch.sh"), "x")
+    lines = slurm.render(job).splitlines()
+    assert lines[-2] == "cd -- /recipe"
+    values = {"${SBATCH_ACCOUNT}": "acct", "${SBATCH_PARTITION}": "batch", "${NUM_NODES}": "16"}
+    words = COMMAND.partition("sbatch ")[2]
+    for name, value in values.items():
+        words = words.replace(name, value)
+    assert lines[-1].endswith(f' "$@" {words}')
+    assert f"export DTYPE={dtype}" in lines and "export MODEL_SIZE=70b" in lines
+    place = RESULTS.replace("$GSW_VERSION", "25.01").replace("${DTYPE}", dtype)
+    place = place.replace("$JOB_TOTAL_GPUS", "128")
+    assert f'export RUN_CONF_RESULT_DIR="$folder"/{place}' in lines
+    assert "export STAGE_PATH=/lustre/nemo" in lines
+    assert set(job.files) == {"nemo.json"}
+
+
+def test_a_sites_gpus_are_asked_for_unless_it_has_none_to_ask_for() -> None:
+    spec = llama_70b(8)
+    slurm_site = spec.cluster.slurm.model_copy(update={"gres": None})
+    cluster = spec.cluster.model_copy(update={"slurm": slurm_site})
+    batch = engine("nemo").job(spec.model_copy(update={"cluster": cluster}), "x").batch
+    assert batch and batch.options == ("-A", "acct", "-p", "batch", "--gres=gpu:8", "-N", "8")
+
+
+def test_our_own_script_says_all_that_the_run_is() -> None:
+    text = engine("nemo").job(llama_70b(8), "x").files["launch.sh"]
+    words = text.replace("\\\n", "").split()
+    for override in (
+        *(line.removeprefix("training.") for line in PUBLISHED.split()[:3]),
+        "++model.context_parallel_size=2",
+        "trainer.num_nodes=8",
+        "trainer.devices=8",
+        "trainer.max_steps=50",
+        "model.num_layers=80",
+        "model.ffn_hidden_size=28672",
+        "++model.num_query_groups=8",
+        "model.optim.sched.warmup_steps=2000",
+        "model.data.data_impl=mock",
+    ):
+        assert override in words
+    assert "#SBATCH --ntasks-per-node=8" in text
+
+
+PROFILE = {"profile": True, "profile_ranks": "0", "profile_gpu_metrics": True}
+
+
+def test_the_profilers_switches_are_handed_on() -> None:
+    variables = engine("nemo").settings(llama_70b(8, **PROFILE))["variables"]
+    assert variables["ENABLE_PROFILE"] == "true"
+    assert variables["RUN_CONF_PROFILE_RANKS"] == "0"
+    assert variables["RUN_CONF_PROFILE_GPU_METRICS"] == "true"
+    text = engine("nemo").job(llama_70b(8, **PROFILE), "x").files["launch.sh"]
+    assert "nsys profile" in text and "model.nsys_profile.start_step=20" in text
+    spec = llama_70b(8, nccl_trace=True)
+    traced = engine("nemo").settings(spec)["variables"]
+    assert traced["ENABLE_NCCL_TRACE"] == "true"
+    assert traced["RUN_CONF_RESULT_DIR"].endswith("results/25.01-nccl-trace/bf16/70b/64")
+    assert "export NCCL_DEBUG=INFO" in engine("nemo").job(spec, "x").files["launch.sh"]
+
+
+def tiny() -> RunSpec:
+    return spec_of("nemo", "tiny-opt", site(), {**NEMO, "script": "/recipe/launch.sh"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (llama_70b(stage_path=""), "engine_settings.stage_path is missing"),
+        (llama_70b(profile=True, nccl_trace=True), "exclude each other"),
+        (llama_70b(profile_cpu=True), "is for engine_settings.profile=true"),
+        (llama_70b(nccl_trace=True), "trains 10 steps (--set steps=10)"),
+        (tiny(), "launch.sh of the recipe trains Llama 3.1 of 8b, 70b, 405b and nothing else"),
+        (spec_of("nemo", "flux1-schnell", site(1, 8), NEMO), "dense decoders"),
+    ],
+)
+def test_what_it_cannot_do_is_told(spec: RunSpec, sentence: str) -> None:
+    assert any(sentence in problem for problem in engine("nemo").unsupported(spec))
+
+
+def test_the_published_run_is_refused_for_nothing_but_what_is_not_there(tmp_path: Path) -> None:
+    spec = llama_70b(8, stage_path=str(tmp_path))
+    assert engine("nemo").unsupported(spec) == []
+    assert "nvidia+nemo+24.09.sqsh is not there" in str(engine("nemo").missing(spec))
+    (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
+    assert engine("nemo").missing(spec) is None
+
+
+def test_the_published_run_is_shown_before_it_is_submitted(tmp_path: Path) -> None:
+    (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
+    chosen = ("--set", "engine=nemo", "--set", f"engine_settings.stage_path={tmp_path}")
+    words = ("run", "llama31-70b", "--cluster", "dgx-h100", *chosen, "--dry-run")
+    done = paceline(*words, runs=tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    assert "-N 8 ./launch.sh\n" in done.stdout, "job.sh"
+    assert "  model.tensor_model_parallel_size=4 \\\n" in done.stdout, "launch.sh of our own"
+    assert "and launch.sh, which it submits:" in done.stderr
+
+
+def test_the_list_of_engines_says_what_is_not_here(tmp_path: Path) -> None:
+    done = paceline("engines", "--json", env={"PATH": str(tmp_path)})
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["nemo"]["state"] == "missing" and "sbatch" in rows["nemo"]["remedy"]
+    assert "Pyxis" in rows["mlperf"]["requires"][0]

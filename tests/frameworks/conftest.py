@@ -1,0 +1,20 @@
+"""Where frameworks are required (PACELINE_REQUIRE), a missing environment is no reason to skip."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.engines import engine_names, needs
+from paceline.engines.launch.environments import installed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environments() -> None:
+    """Fails when frameworks are required and one of them has no environment."""
+    if "frameworks" not in os.environ.get("PACELINE_REQUIRE", "").split(","):
+        return
+    named = [name for name in engine_names() if needs(name).requirements]
+    absent = [name for name in named if installed(name) is None]
+    assert not absent, f"`make frameworks` has not made: {', '.join(absent)}"

@@ -1,0 +1,130 @@
+"""Batch scripts of somebody else: what sbatch is really called with, and where."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.run import BatchScript, Job
+from paceline.machines import slurm
+from paceline.machines.slurm.array import Gathering
+from paceline.machines.slurm.batch import BatchRun
+from paceline.machines.slurm.foreign import submitted_logs
+from paceline.machines.slurm.user_variables import passed_on
+from tests.machines.slurm.slurm_stand_ins import put
+from tests.machines.slurm.test_script import make_job
+
+SEEN = f"""{sys.executable} - "$@" <<'END'
+import json, os, sys
+seen = [sys.argv[1:], os.getcwd(), dict(os.environ)]
+json.dump(seen, open(os.environ["SEEN"], "w"))
+END
+echo '17;bed'
+"""
+OPTIONS = ("-N", "2", "-t", "15", "-p", "gpu")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "their files"
+    folder.mkdir()
+    (folder / "run.sub").write_text("#!/bin/bash\n#SBATCH --exclusive\ntrue\n")
+    return folder / "run.sub"
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "commands"
+    place.mkdir()
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))
+    plain = "echo 'AccountingStorageType = accounting_storage/none'"
+    put(place, monkeypatch, sbatch=SEEN, squeue="true", sacct="true", scontrol=plain, sinfo="true")
+    return tmp_path / "seen.json"
+
+
+def foreign(script: Path, **env: str) -> Job:
+    batch = BatchScript(script.name, str(script.parent), OPTIONS)
+    return replace(make_job(), env=env, batch=batch, logs=("results/*_[0-9].log",))
+
+
+def test_sbatch_is_called_in_its_folder_with_its_words_and_variables(
+    tmp_path: Path, script: Path, seen: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    job = foreign(script, LOGDIR="{folder}/results", WORDS="a b 'c' $d", NGC_API_KEY="topsecret1")
+    slurm.prepare(job, folder)
+    assert (folder / "job.sh").read_text() == slurm.render(job)
+    run = slurm.submit(job, folder, after=["3"])
+    assert isinstance(run, BatchRun) and run.id == "17" and not run.may_retry
+    argv, cwd, env = json.loads(seen.read_text())
+    assert argv == [
+        *("--parsable", "--no-requeue", f"--output={folder}/slurm-%j.log"),
+        *("--dependency=afterok:3", "--kill-on-invalid-dep=yes"),
+        *(*OPTIONS, "run.sub"),
+    ]
+    assert cwd == str(script.parent)
+    assert env["LOGDIR"] == f"{folder}/results" and env["WORDS"] == "a b 'c' $d"
+    assert env["NGC_API_KEY"] == "topsecret1"
+    assert not any(b"topsecret1" in path.read_bytes() for path in folder.rglob("*.*"))
+    assert (folder / "batch" / "run.sub").read_text() == script.read_text()
+
+
+def test_its_logs_are_found_by_their_patterns_before_what_it_printed(
+    tmp_path: Path, script: Path, seen: Path
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "results").mkdir(parents=True)
+    assert submitted_logs(folder) == []
+    slurm.prepare(foreign(script), folder)
+    for name in ("25_2.log", "25_1.log", "25_nccl.log"):
+        (folder / "results" / name).touch()
+    (folder / "slurm-17.log").touch()
+    names = [path.name for path in submitted_logs(folder)]
+    assert names == ["25_1.log", "25_2.log", "slurm-17.log"]
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path: Path, script: Path) -> None:
+    script.unlink()
+    with pytest.raises(UserError, match="is no batch script that can be read"):
+        slurm.prepare(foreign(script), tmp_path)
+
+
+def test_what_sbatch_says_against_it_is_told(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, monkeypatch, sbatch='echo "sbatch: error: no such account" >&2; exit 1')
+    (tmp_path / "run").mkdir()
+    job = foreign(script)
+    slurm.prepare(job, tmp_path / "run")
+    with pytest.raises(SystemFaultError, match="refused the job: no such account"):
+        slurm.submit(job, tmp_path / "run")
+
+
+def test_the_users_variables_count_where_the_words_say_nothing(script: Path) -> None:
+    mine = {
+        "SBATCH_ACCOUNT": "bench",
+        "SBATCH_PARTITION": "other",
+        "SBATCH_TIMELIMIT": "60",
+        "SBATCH_GPUS_PER_NODE": "8",
+        "SBATCH_REQUEUE": "1",
+    }
+    assert passed_on(foreign(script), mine) == {"SBATCH_ACCOUNT", "SBATCH_GPUS_PER_NODE"}
+
+
+def test_it_is_no_task_of_an_array(tmp_path: Path, script: Path, seen: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    job = foreign(script)
+    slurm.prepare(job, folder)
+    gathering = Gathering(2, tmp_path)
+    with gathering.place_for_one() as submit:
+        run = submit(job, folder)
+    assert isinstance(run, BatchRun) and run.id == "17"
+    assert gathering.expected == 1, "the others do not wait for it"
+    assert not (tmp_path / "array.sh").exists()

@@ -1,0 +1,36 @@
+"""What is told of a staging while it runs: bytes, a rate, what is left, each as far as known."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.staging import ledger
+from paceline.staging.ledger import Ledger, StageProgress
+
+
+def test_the_whole_is_the_sum_of_its_parts_with_a_rate_of_what_came(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock = [100.0]
+    monkeypatch.setattr(ledger.time, "monotonic", lambda: clock[0])
+    seen: list[StageProgress] = []
+    book = Ledger(seen.append)
+    book.add("model", 1000)
+    book.add("data", 3000)
+    book.present("data", 1000)
+    for _ in range(3):
+        book.fetched("model", 100)
+        clock[0] += 1
+    progress = book.progress
+
+    assert (progress.done_bytes, progress.total_bytes) == (1300, 4000)
+    assert progress.bytes_per_s == pytest.approx(100)
+    assert progress.left_s == pytest.approx(27)
+    assert [part.done_bytes for part in seen[-1].parts] == [300, 1000]
+
+
+def test_of_an_unknown_size_no_time_is_left():
+    book = Ledger()
+    book.add("code", None)
+    book.fetched("code", 10)
+    assert book.progress.total_bytes is None and book.progress.left_s is None

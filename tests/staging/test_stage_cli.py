@@ -1,0 +1,101 @@
+"""`paceline stage` as a user calls it, and a run that needs what is staged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.files.recipe import load_recipe, recipe_names
+from paceline.staging.makers import MAKERS
+from paceline.staging.outline import make_outline
+from tests.command import paceline
+
+FULL = [name for name in recipe_names() if "tiny" not in name]
+TINY = [name for name in recipe_names() if name not in FULL]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_full_recipe_names_the_sources_of_all_that_it_needs(name: str, tmp_path: Path):
+    assets = load_recipe(name).assets
+    assert assets
+    assert all(asset.kind != "made" and asset.engines for asset in assets)
+    sized = [asset for asset in assets if asset.bytes is not None]
+    assert make_outline(load_recipe(name), None, tmp_path).bytes_needed == sum(
+        asset.bytes or 0 for asset in sized
+    )
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_recipe_needs_nothing_from_elsewhere(name: str):
+    assert all(
+        asset.kind == "made" and asset.source in MAKERS for asset in load_recipe(name).assets
+    )
+
+
+def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
+    root = tmp_path / "stage"
+    done = paceline(
+        "stage",
+        "llama31-8b",
+        "--engine",
+        "mlperf",
+        "--dry-run",
+        "--rate",
+        500,
+        "--to",
+        root,
+        "--json",
+    )
+    told = json.loads(done.stdout)
+    assert (told["recipe"], told["engine"]) == ("llama31-8b", "mlperf")
+    by_name = {asset["name"]: asset for asset in told["assets"]}
+    assert set(by_name) == {"c4-8b", "mlperf-tokenizer", "mlperf-results", "mlperf-container"}
+    assert by_name["c4-8b"]["bytes"] == 85_057_339_048
+    assert by_name["mlperf-container"]["bytes"] is None
+    assert {asset["state"] for asset in told["assets"]} == {"missing"}
+    assert told["bytes_needed"] == 85_057_339_048 + 9_136_231
+    assert told["bytes_unknown"] == ["mlperf-results", "mlperf-container"]
+    assert told["seconds"] == pytest.approx(told["bytes_needed"] / 500e6)
+    assert not root.exists()
+
+
+def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
+    root = {"PACELINE_STAGE": str(tmp_path / "stage")}
+    data = ("--set", "data.source=jsonl", "--set", "data.path=staged:corpus/code.jsonl")
+    plan = ("run", "tiny-llama", *data, "--dry-run", "--json", "--devices", 1)
+
+    refused = paceline(*plan, env=root)
+    assert refused.returncode == 1 and "`paceline stage tiny-llama`" in refused.stderr
+
+    staged = paceline("stage", "tiny-llama", env=root)
+    assert staged.returncode == 0 and "everything is staged" in staged.stdout
+    assert "corpus: staged" in staged.stderr
+    path = Path(json.loads(paceline(*plan, env=root).stdout)["spec"]["data"]["path"])
+    assert json.loads(path.read_text().splitlines()[0])["text"]
+
+    assert paceline("stage", "tiny-llama", "--verify", env=root).returncode == 0
+    path.write_text(path.read_text().replace("a", "b", 1))
+    damaged = paceline("stage", "tiny-llama", "--verify", "--json", env=root)
+    assert damaged.returncode == 3
+    assert json.loads(damaged.stdout)["faults"] == [
+        {"asset": "corpus", "fault": "changed", "path": "code.jsonl"}
+    ]
+    assert "corpus is damaged" in paceline(*plan, env=root).stderr
+    assert paceline("stage", "tiny-llama", env=root).returncode == 0
+    assert paceline("stage", "tiny-llama", "--verify", env=root).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tiny-llama", "--asset", "corpse"], "did you mean 'corpus'"),
+        (["tiny-llama", "--engine", "nothing"], "is unknown"),
+        (["tiny-llama", "--dry-run", "--verify"], "leave it out"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], told: str, tmp_path: Path):
+    done = paceline("stage", *words, "--to", tmp_path)
+    assert done.returncode == 1 and told in done.stderr
