@@ -55,7 +55,13 @@ NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": [], "bare": Fa
 NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
 NEWER_OF_LORA = {"lr": None}
-NEWER_OF_DATA = {"loss_mask": None, "split": None, "split_part": 0, "blend": [], "tokenizer": None}
+NEWER_OF_DATA: dict[str, Any] = {
+    "loss_mask": None,
+    "split": None,
+    "split_part": 0,
+    "blend": [],
+    "tokenizer": None,
+}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
