@@ -133,7 +133,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredPlace:
     """Which tensor of the folder a weight is, and what is done with it."""
 
     name: str
@@ -266,22 +266,22 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     return problems
 
 
-def places(family: str, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
+def places(family: str, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, StoredPlace]:
     """Which tensor of the folder each weight is, of those that are there."""
-    layers = {ours: Place(theirs) for ours, theirs in OUTER[family].items()}
+    layers = {ours: StoredPlace(theirs) for ours, theirs in OUTER[family].items()}
     for number in range(model.num_layers):
         for ours, theirs in INNER[family].items():
             turned = family == "gpt2" and not ours.endswith("norm")
             third = FUSED.get(ours) if family == "gpt2" else None
             name = f"{BLOCKS[family]}.{number}.{theirs}"
-            layers[f"blocks.{number}.{ours}"] = Place(name, turned, third)
-    chosen: dict[str, Place] = {}
+            layers[f"blocks.{number}.{ours}"] = StoredPlace(name, turned, third)
+    chosen: dict[str, StoredPlace] = {}
     for ours, place in layers.items():
         for kind in ("weight", "bias"):
             names = [f"{place.name}.{kind}".removeprefix(root) for root in ROOTS]
             for name in [name for name in names if name in stored][:1]:
                 turned = place.turned and kind == "weight"
-                chosen[f"{ours}.{kind}"] = Place(name, turned, place.third)
+                chosen[f"{ours}.{kind}"] = StoredPlace(name, turned, place.third)
     return chosen
 
 

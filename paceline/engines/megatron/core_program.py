@@ -89,7 +89,7 @@ def train(args, model, optimizer, schedule) -> str:
     step = get_forward_backward_func()
     batches = micro_batches(args, torch.cuda.current_device())
     total = args.train_iters or args.iterations_of_samples
-    log = IterationLog(args, total)
+    log = IterationRecord(args, total)
     model.train()
     for iteration in range(1, total + 1):
         batch_size.update_num_microbatches(log.consumed, consistency_check=True)
@@ -117,7 +117,7 @@ def train(args, model, optimizer, schedule) -> str:
 
 
 @dataclass
-class IterationLog:
+class IterationRecord:
     """What the iterations since the last line came to."""
 
     args: Namespace

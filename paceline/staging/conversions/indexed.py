@@ -125,7 +125,7 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
 
 
 @dataclass(frozen=True)
-class IndexedFile:
+class IndexedSet:
     """A data set that was read: its tokens are mapped into memory."""
 
     prefix: Path
@@ -148,7 +148,7 @@ class IndexedFile:
         return self.tokens[start : start + self.lengths[index]]
 
 
-def read_indexed(path: Path | str) -> IndexedFile:
+def read_indexed(path: Path | str) -> IndexedSet:
     """The data set of a prefix, or of one of its two files.
 
     Raises UserError when one is missing, is no such file, or does not fit to the other.
@@ -182,4 +182,4 @@ def read_indexed(path: Path | str) -> IndexedFile:
             str(bin_path), f"has {size_bytes} bytes, and its index speaks of {last_bytes}"
         )
     tokens = np.memmap(bin_path, dtype, "r") if size_bytes else np.zeros(0, dtype)
-    return IndexedFile(prefix, tokens, lengths, places // dtype.itemsize, documents)
+    return IndexedSet(prefix, tokens, lengths, places // dtype.itemsize, documents)
