@@ -102,7 +102,8 @@ def test_a_decision_is_short(path: Path):
 
 def shell_lines() -> list[str]:
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.DOTALL)
-    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    whole = [block.replace("\\\n", " ") for block in blocks]
+    lines = [line.split("#")[0].strip() for block in whole for line in block.splitlines()]
     return [line for line in lines if line.startswith("paceline ")]
 
 
@@ -114,9 +115,11 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     """Commands are run as a dry run where they would train; all must be valid and known."""
     (tmp_path / "train.log").write_text(megatron_log([5.7] * 20))
     (tmp_path / "logs").mkdir()
+    for suffix in (".bin", ".idx"):
+        (tmp_path / "pile_text_document").with_suffix(suffix).touch()
     arguments = shlex.split(line)[1:]
     if arguments[0] in ("run", "scale", "sweep", "tune"):
-        arguments += ["--dry-run"]
+        arguments[1:1] = ["--dry-run"]
     if arguments[0] in ("check", "calibrate") or arguments[:2] in MINUTES_OR_RESULTS:
         arguments += ["--help"]  # there are no hosts and no results here, and no minutes
     if "--trace" in arguments:

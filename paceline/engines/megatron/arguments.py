@@ -135,8 +135,10 @@ def optimizer_arguments(training: Training) -> Arguments:
 
 
 def data_prefix(spec: RunSpec) -> str | None:
-    """The prefix of an indexed data set, whose .bin file `data.path` names; None without one."""
+    """The prefix of an indexed data set, by itself or of its .bin file; None without one."""
     path = spec.data.path
+    if spec.data.source == "indexed":
+        return path
     if spec.data.source != "tokens" or path is None or Path(path).suffix not in PREFIX_OF:
         return None
     return str(Path(path).with_suffix(""))

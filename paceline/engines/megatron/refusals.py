@@ -38,6 +38,7 @@ def refused_data(spec: RunSpec) -> list[str]:
                 "data.loss_mask has no argument: the loss is over all tokens",
                 data.loss_mask is not None,
             ),
+            ("data.blend: a blend of data sets is not told yet; use data.path", bool(data.blend)),
             (
                 "data.split parts a text; engine_settings.split parts an indexed data set",
                 data.split is not None,
@@ -49,10 +50,10 @@ def refused_data(spec: RunSpec) -> list[str]:
         problems.append(
             "data.path must be the .bin file of an indexed data set, with its .idx file beside it"
         )
-    if data.source not in ("tokens", "synthetic"):
+    if data.source not in ("tokens", "indexed", "synthetic"):
         problems.append(
-            f"data.source {data.source} is not read by pretrain_gpt.py: it takes tokens, the .bin "
-            "file of an indexed data set"
+            f"data.source {data.source} is not read by pretrain_gpt.py: it takes indexed, the "
+            "prefix of an indexed data set"
         )
     return problems
 

@@ -17,8 +17,8 @@ def refused(spec: RunSpec) -> list[str]:
     problems += [sentence for sentence, applies in rules if applies]
     if spec.data.source == "synthetic":
         problems.append(
-            "data.source synthetic has no argument: name the .bin file of an indexed data set, "
-            "data.source=tokens and data.path=FILE.bin"
+            "data.source synthetic has no argument: name the prefix of an indexed data set, "
+            "data.source=indexed and data.path=PREFIX"
         )
     return problems + refused_data(spec)
 
