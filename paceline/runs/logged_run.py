@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
 from paceline.core.facts import Facts
@@ -203,12 +205,22 @@ def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
         return _Said(None, 0, False)
     log, document = parsing.log, parsing.document
     steps = parsing.steps
-    last = int(steps.index.max()) if len(steps) else 0
-    # Some programs count from 0, some print a line for several steps.
-    asked = spec.steps_asked
-    done = (asked is not None and last >= asked - 1) or "run_time_s" in log.figures
+    last, asked = _steps_done(steps), spec.steps_asked
+    next_line = last + _steps_a_line(steps)
+    done = (asked is not None and next_line > asked) or "run_time_s" in log.figures
     whole = (done or log.ended is not None) and log.torn is None
     return _Said(document.status, last, whole, document.reason)
+
+
+def _steps_done(steps: Steps) -> int:
+    """How many steps the log tells of; some programs count from 0."""
+    return int(steps.index.max()) + int(steps.index.min() == 0) if len(steps) else 0
+
+
+def _steps_a_line(steps: Steps) -> int:
+    """Steps from the last but one line to the last: some programs print one for several."""
+    numbers = np.unique(steps.index)
+    return int(numbers[-1] - numbers[-2]) if len(numbers) > 1 else 1
 
 
 def logged_report(folder: Path, record: RunRecord, status: Status, reason: str | None) -> RunReport:

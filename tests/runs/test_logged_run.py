@@ -47,13 +47,13 @@ import os, sys, time
 mode, words = sys.argv[1:]
 print("argv", words, "env", os.environ.get("RANK"), os.environ.get("NODE_RANK"))
 if os.environ.get("RANK", "0") == "0":
-    for step in range(12 if mode == "short" else 20):
+    for step in range({"short": 12, "last": 19}.get(mode, 20)):
         print(f"iter {step}: loss {5 - step / 10:.4f}, time {100 + step % 3}.00ms, mfu -100.00%")
         time.sleep(0.01)
     if mode == "oom":
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
         sys.exit(1)
-    if mode == "crash":
+    if mode in ("crash", "last"):
         print("ValueError: no such thing", file=sys.stderr)
         sys.exit(3)
 if mode in ("late", "fails-late"):
@@ -113,7 +113,8 @@ def test_a_program_that_starts_its_ranks_itself_is_started_once_a_node(
 @pytest.mark.parametrize(
     ("mode", "status", "reason"),
     [
-        ("short", "failed", "the program ended after 11 of 20 steps"),
+        ("short", "failed", "the program ended after 12 of 20 steps"),
+        ("last", "failed", "ValueError: no such thing"),
         ("oom", "oom", "CUDA out of memory"),
         ("crash", "ok", None),
         ("fails-late", "ok", None),
