@@ -63,7 +63,7 @@ test-numerics test-browser: test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
 
 .PHONY: frameworks
-frameworks test-frameworks: export PACELINE_ENGINES ?= $(abspath $(VENV))/engines
+frameworks test-frameworks test-clusters: export PACELINE_ENGINES ?= $(abspath $(VENV))/engines
 frameworks: $(VENV)/.installed-tested ## make the environments of the frameworks that train here for real
 	@for name in $(FRAMEWORKS); do $(BIN)/paceline engines install $$name; done
 
