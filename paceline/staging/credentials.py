@@ -32,7 +32,7 @@ def headers_for(url: str) -> dict[str, str]:
         from huggingface_hub import get_token
 
         token = get_token()
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        return _authorization("Bearer", token) if token else {}
     host = origin_of(url)[1]
     client, secret = (os.environ.get(name) for name in ACCESS_VARIABLES)
     if host.endswith(MLCOMMONS) and client and secret:
@@ -40,7 +40,11 @@ def headers_for(url: str) -> dict[str, str]:
     login = _login(host)
     if login is None:
         return {}
-    return {"Authorization": "Basic " + base64.b64encode(":".join(login).encode()).decode()}
+    return _authorization("Basic", base64.b64encode(":".join(login).encode()).decode())
+
+
+def _authorization(scheme: str, credentials: str) -> dict[str, str]:
+    return {"Authorization": " ".join((scheme, credentials))}
 
 
 def _login(host: str) -> tuple[str, str] | None:

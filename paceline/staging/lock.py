@@ -58,9 +58,8 @@ class StageLock:
     ) -> None:
         self._path = folder / LOCK_FILE
         self._waiting, self._heartbeat_s, self._stale_s = waiting, heartbeat_s, stale_s
-        self._owner = LockOwner(
-            token=uuid.uuid4().hex, controller=this_controller(), process_space=_process_space()
-        )
+        drawn, controller = uuid.uuid4().hex, this_controller()
+        self._owner = LockOwner(token=drawn, controller=controller, process_space=_process_space())
         self._ended, self._lost = threading.Event(), threading.Event()
         self._beat = threading.Thread(target=self._keep, name="stage-lock", daemon=True)
 
