@@ -62,7 +62,7 @@ class Asset(Value):
     digest: Sha256 | None = None
     """Of the only file of a `url`, or of a container's manifest."""
     include: tuple[str, ...] = ()
-    """Patterns of a hub's files that are fetched; none is all."""
+    """Patterns of the files of a hub or an `r2` list that are fetched; none is all."""
     files: tuple[AssetFile, ...] = ()
     """Files of a `url` asset; none is the one that `source` names."""
     submodules: bool = False
@@ -89,7 +89,7 @@ class Asset(Value):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
-        for_one_kind = {"include": HUB_KINDS, "files": ("url",), "patches": ("git",)}
+        for_one_kind = {"include": (*HUB_KINDS, "r2"), "files": ("url",), "patches": ("git",)}
         for name, kinds in for_one_kind.items():
             if getattr(self, name) and self.kind not in kinds:
                 raise ValueError(f"{name} is for {' or '.join(kinds)}, not for {self.kind}")

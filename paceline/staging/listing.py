@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from time import sleep
 from typing import TypeVar
 
@@ -42,6 +43,12 @@ def tried(ask: Callable[[], T], where: str) -> T:
                 raise given_up(shown(where), error) from None
             sleep(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
     raise AssertionError("the last try returns or raises")
+
+
+def is_included(path: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is of this path; no pattern is of all."""
+    patterns = tuple(patterns)
+    return not patterns or any(fnmatch(path, pattern) for pattern in patterns)
 
 
 def inner_path(path: str, asset: Asset) -> str:

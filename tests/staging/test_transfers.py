@@ -166,6 +166,15 @@ def test_a_list_of_mlcommons_gives_files_and_checksums(mirror: Mirror, tmp_path:
     stage_all(one, tmp_path)
     assert content_of(one, tmp_path, "set") == contents
 
+    mirror.asked.clear()
+    tables = recipe_of(one.assets[0].model_dump() | {"include": ("*.idx",)})
+    stage_all(tables, tmp_path)
+    assert content_of(tables, tmp_path, "set") == {"deep/b c.idx": contents["deep/b c.idx"]}
+    assert not [path for _, path, _ in mirror.asked if path.endswith(".bin")]
+    nothing = recipe_of(one.assets[0].model_dump() | {"include": ("*.json",)})
+    with pytest.raises(SystemFaultError, match=r"lists no file like \*\.json"):
+        stage_all(nothing, tmp_path)
+
 
 def test_a_list_behind_a_login_says_so(mirror: Mirror, tmp_path: Path):
     mirror.files = {"/login": b"<html>please log in</html>"}

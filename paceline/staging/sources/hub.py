@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from paceline.core.assets import HUB_KINDS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.staging.connection import LOCAL_FAULTS, TransientError, refusal, refused
 from paceline.staging.credentials import HUB, hub_endpoint
-from paceline.staging.listing import SourceListing, inner_path, tried
+from paceline.staging.listing import SourceListing, inner_path, is_included, tried
 from paceline.staging.transfer import RemoteFile
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -182,5 +181,4 @@ def _patterns(asset: Asset) -> Iterable[str]:
 def _is_chosen(asset: Asset, path: str) -> bool:
     if path == ".gitattributes":
         return False
-    patterns = tuple(_patterns(asset))
-    return not patterns or any(fnmatch(path, pattern) for pattern in patterns)
+    return is_included(path, _patterns(asset))

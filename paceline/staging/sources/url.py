@@ -13,7 +13,7 @@ from paceline.core.assets import Asset, AssetFile
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.staging.connection import length_of, read_small
 from paceline.staging.credentials import ACCESS_VARIABLES, shown
-from paceline.staging.listing import SourceListing, inner_path, tried
+from paceline.staging.listing import SourceListing, inner_path, is_included, tried
 from paceline.staging.transfer import RemoteFile
 
 AT_ONCE = 8
@@ -49,8 +49,10 @@ def list_r2(asset: Asset) -> SourceListing:
     files = [
         AssetFile(path=inner_path(match[2], asset), digest=f"md5:{match[1]}")
         for match in matches
-        if match
+        if match and is_included(match[2], asset.include)
     ]
+    if not files:
+        raise SystemFaultError(shown(list_url), f"lists no file like {', '.join(asset.include)}")
     remote = [_remote(asset.model_copy(update={"source": base}), file) for file in files]
     return SourceListing(_sized(asset, remote), shown(base))
 
