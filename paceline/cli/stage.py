@@ -194,7 +194,7 @@ def _columns(rate: float | None) -> list[OutputColumn]:
 
 
 def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
-    """Print what is wrong with the staged assets; the exit code."""
+    """Print what is wrong with the assets; the exit code is 0 where each is whole."""
     faults: list[StageFault] = []
     states: dict[str, str] = {}
     for part in outline.assets:
@@ -212,8 +212,9 @@ def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
         columns = [OutputColumn(name, name) for name in ("asset", "fault", "path")]
         if rows or form is not TableFormat.text:
             emit_table(rows, columns, form)
+    lacking = any(state != "verified" for state in states.values())
     if form is TableFormat.text:
         echo("; ".join(f"{name}: {state}" for name, state in states.items()))
-        if faults:
+        if lacking:
             echo(f"`paceline stage {outline.recipe.name}` mends it", err=True)
-    return EXIT_GATE_FAILED if faults else 0
+    return EXIT_GATE_FAILED if lacking else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,7 +35,8 @@ class StageFault:
 def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
     """Every file of a staged asset that is missing, extra or changed; all are read, `jobs` at once.
 
-    What is not as it was staged makes the asset damaged: no run takes it, and staging mends it.
+    What is not as it was staged makes the asset damaged: no run takes it, and staging mends it. In
+    a folder that this user may not write it stays as it is, and the faults alone tell.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -52,8 +54,10 @@ def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
     ]
     stated = {file.path for file in manifest.files}
     faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in stated]
-    if faults:
-        (folder / MANIFEST_FILE).replace(folder / DAMAGED_FILE)
+    # Another stager may have mended it meanwhile; a folder that is only read cannot be marked.
+    if faults and read_manifest(folder) == manifest:
+        with suppress(OSError):
+            (folder / MANIFEST_FILE).replace(folder / DAMAGED_FILE)
     return faults
 
 

@@ -69,6 +69,9 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
     refused = paceline(*plan, env=root)
     assert refused.returncode == 1 and "`paceline stage tiny-llama`" in refused.stderr
 
+    unverified = paceline("stage", "tiny-llama", "--verify", env=root)
+    assert unverified.returncode == 3 and "corpus: missing" in unverified.stdout
+
     staged = paceline("stage", "tiny-llama", env=root)
     assert staged.returncode == 0 and "everything is staged" in staged.stdout
     assert "corpus: staged" in staged.stderr

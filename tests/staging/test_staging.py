@@ -15,8 +15,14 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, asset_state, with_staged_files
-from paceline.staging import outline
+from paceline.files.staged import (
+    CONTENT_FOLDER,
+    MANIFEST_FILE,
+    asset_state,
+    read_manifest,
+    with_staged_files,
+)
+from paceline.staging import outline, verification
 from paceline.staging.asset_stage import StageEndedError
 from paceline.staging.ending import StageEnd
 from paceline.staging.outline import make_outline
@@ -172,6 +178,27 @@ def test_what_programs_leave_beside_staged_files_hinders_no_run(mirror: Mirror, 
     assert verify(content.parent, "shards") == []
     (content / "index.cache").write_text("an index")
     assert asset_state(content.parent) == "staged"
+
+
+def test_faults_are_told_where_they_cannot_be_marked_or_were_mended_meanwhile(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one = shards(mirror)
+    stage_all(one, tmp_path)
+    folder = folder_of(one, tmp_path, "shards")
+    flip(folder / CONTENT_FOLDER / "part-2")
+
+    def refuse(path: Path, target: Path) -> Path:
+        raise PermissionError(13, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        assert [fault.path for fault in verify(folder, "shards")] == ["part-2"]
+    manifests = iter([read_manifest(folder), None])
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "read_manifest", lambda folder: next(manifests))
+        assert [fault.path for fault in verify(folder, "shards")] == ["part-2"]
+    assert asset_state(folder) == "staged"
 
 
 def test_a_copy_of_the_folder_is_as_good(mirror: Mirror, tmp_path: Path):
