@@ -172,7 +172,7 @@ class AssetStage:
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
             make(asset.source, Making(done, inputs, asset.settings, check))
             return _Fetched(self._measured(done, check), "made here")
-        revision = copy_cached(asset, done)
+        revision = copy_cached(asset, done, check)
         return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)
 
     def _transfer(

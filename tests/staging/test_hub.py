@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.staged import asset_state, read_manifest
+from paceline.staging.sources.hub import copy_cached
 from tests.staging.mirror import COMMIT, LARGE_BYTES, TOKEN, Mirror
 from tests.staging.staged import content_of, folder_of, noise, recipe_of, stage_all
 
@@ -149,6 +152,43 @@ def test_offline_the_hubs_cache_is_taken_and_the_network_is_not(
     (references / "main").write_text(COMMIT)
     assert "['config.json', 'model.safetensors']" in python(OFFLINE, tmp_path / "b")
     assert mirror.asked == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "words"),
+    [
+        ("hub-model", ["config.json"], "it has no weights"),
+        ("hub-model", ["config.json", "a.safetensors"], "b.safetensors is missing"),
+        ("hub-model", ["config.json", "a.safetensors", "b.safetensors"], None),
+        ("hub-tokenizer", ["config.json"], "no tokenizer"),
+        ("hub-dataset", ["train.parquet"], "no listing"),
+    ],
+)
+def test_a_cache_that_is_not_whole_is_refused_and_what_was_there_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, files: list[str], words: str | None
+):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = f"{'dataset' if kind == 'hub-dataset' else 'model'}s--some--opt"
+    snapshot, done = tmp_path / "cache" / repository / "snapshots" / COMMIT, tmp_path / "done"
+    snapshot.mkdir(parents=True)
+    done.mkdir()
+    (done / "older").touch()
+    for name in files:
+        (snapshot / name).touch()
+    weights = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(weights))
+    if "a.safetensors" not in files:
+        (snapshot / "model.safetensors.index.json").unlink()
+    asset = Asset(name="opt", kind=kind, source="some/opt", revision=COMMIT)
+    if words is None:
+        assert copy_cached(asset, done) == COMMIT
+        assert {path.name for path in done.iterdir()} == {path.name for path in snapshot.iterdir()}
+        return
+    with pytest.raises(UserError, match=words):
+        copy_cached(asset, done)
+    assert (done / "older").exists()
 
 
 def python(code: str, root: Path) -> str:

@@ -7,10 +7,11 @@ come by the transfer of every other source, so that all are resumed and checked 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.core.assets import HUB_KINDS, Asset
@@ -32,6 +33,7 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """What makes a tokenizer, by the names that its libraries give."""
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ckpt")
 TIMEOUT_S = 30.0
 
 
@@ -85,10 +87,10 @@ def list_hub(asset: Asset) -> SourceListing:
     return SourceListing(tuple(files), f"{hub_endpoint()}/{asset.source}", info.sha)
 
 
-def copy_cached(asset: Asset, done: Path) -> str | None:
+def copy_cached(asset: Asset, done: Path, check: Callable[[], None] = lambda: None) -> str | None:
     """Copy an asset from the hub's cache on this machine, offline; the commit that it is of.
 
-    Raises UserError where the cache does not have it whole.
+    What `done` holds goes once the cache is known to have it whole, else UserError is raised.
     """
     require_library(asset)
     from huggingface_hub import snapshot_download
@@ -109,12 +111,49 @@ def copy_cached(asset: Asset, done: Path) -> str | None:
             remedy="unset HF_HUB_OFFLINE, name a mirror with HF_ENDPOINT, or copy a stage folder",
         ) from None
     folder = Path(str(snapshot))
-    for file in sorted(folder.rglob("*")):
-        path = file.relative_to(folder).as_posix()
-        if file.is_file() and _is_chosen(asset, path):
-            (done / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, done / path)
+    files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    paths = sorted(path for path in files if _is_chosen(asset, path))
+    if lacking := _lacking(asset, folder, paths):
+        raise UserError(
+            f"{asset.kind} {asset.source}",
+            f"is not whole in the hub's cache of this machine: {lacking}",
+            remedy="fetch it once with the network, or copy a stage folder",
+        )
+    shutil.rmtree(done, ignore_errors=True)
+    for path in paths:
+        check()
+        (done / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / path, done / path)
     return folder.name
+
+
+def _lacking(asset: Asset, folder: Path, paths: Sequence[str]) -> str | None:
+    """What a cached snapshot is known to lack, or why nobody can know; None where it is whole."""
+    listing = folder.parents[1] / "trees" / f"{folder.name}.json"
+    if listing.is_file() and paths:
+        return None  # The library itself has held the snapshot against it.
+    needed = {path for path in asset.include if not set("*?[") & set(path)}
+    for index in (path for path in paths if path.endswith(".index.json")):
+        needed.update(path for path in _indexed(folder, index) if _is_chosen(asset, path))
+    if missing := sorted(needed.difference(paths)):
+        return f"{', '.join(missing[:3])} {'are' if missing[1:] else 'is'} missing"
+    if asset.kind == "hub-dataset":
+        return "it has no listing of the data set's files"
+    if asset.kind == "hub-tokenizer":
+        essential = asset.include or ("*tokenizer.*", "vocab*", "spiece.model")
+        return None if any(is_included(path, essential) for path in paths) else "no tokenizer"
+    takes_weights = any(p.endswith((*WEIGHT_ENDINGS, "*")) for p in asset.include or ("*",))
+    has_weights = any(path.endswith(WEIGHT_ENDINGS) for path in paths)
+    return "it has no weights" if not paths or (takes_weights and not has_weights) else None
+
+
+def _indexed(folder: Path, index: str) -> set[str]:
+    """The files over which an index says that the weights are spread."""
+    try:
+        names = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return set()
+    return {(PurePosixPath(index).parent / str(name)).as_posix() for name in names}
 
 
 def _info(asset: Asset) -> Any:
