@@ -17,7 +17,7 @@ from paceline.cli.output import (
 )
 from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
-from paceline.core.errors import EXIT_GATE_FAILED, UserError
+from paceline.core.errors import EXIT_GATE_FAILED, SystemFaultError, UserError
 from paceline.core.units import seconds, si
 from paceline.engines import engine_names
 from paceline.files.recipe import load_recipe
@@ -124,7 +124,12 @@ def _stage(
 ) -> StageOutline:
     with stage_display() as (watch, waiting):
         Stager(jobs=jobs, runtime=runtime, watch=watch, waiting=waiting).stage(outline)
-    return make_outline(outline.recipe, outline.engine, outline.root, names)
+    staged = make_outline(outline.recipe, outline.engine, outline.root, names)
+    if lacking := [
+        f"{part.asset.name} is {part.state}" for part in staged.assets if part.state != "staged"
+    ]:
+        raise SystemFaultError(str(outline.root), ", ".join(lacking), remedy="run this again")
+    return staged
 
 
 def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None) -> None:

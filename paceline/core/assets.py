@@ -22,20 +22,29 @@ AssetState = Literal["missing", "partial", "staged", "damaged"]
 AssetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Md5 = Annotated[str, StringConstraints(pattern=r"^md5:[0-9a-f]{32}$")]
+UNSTAGED_FOLDERS = frozenset({".git", "__pycache__"})
+"""Belong to the programs that use an asset, and are never part of one."""
 HUB_KINDS = ("hub-model", "hub-dataset", "hub-tokenizer")
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
-def _inside(path: str) -> str:
-    """The path itself: relative, and not out of its folder."""
+def plain_path(path: str) -> str:
+    """The path itself: relative, inside its folder, and written in the only way.
+
+    Raises ValueError for another, and for what belongs to the programs that use an asset.
+    """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or not path.isprintable():
         raise ValueError("must be a relative path that stays inside its folder")
+    if PurePosixPath(path).as_posix() != path:
+        raise ValueError(f"must be written as {PurePosixPath(path).as_posix()}")
+    if left_out := sorted(UNSTAGED_FOLDERS.intersection(parts)):
+        raise ValueError(f"must not name {left_out[0]}, which programs change as they run")
     return path
 
 
-InnerPath = Annotated[str, AfterValidator(_inside)]
+InnerPath = Annotated[str, AfterValidator(plain_path)]
 
 
 class AssetFile(Value):
@@ -93,6 +102,9 @@ class Asset(Value):
         for name, kinds in for_one_kind.items():
             if getattr(self, name) and self.kind not in kinds:
                 raise ValueError(f"{name} is for {' or '.join(kinds)}, not for {self.kind}")
+        paths = [file.path for file in self.files]
+        if twice := {path for path in paths if paths.count(path) > 1}:
+            raise ValueError(f"files names {sorted(twice)[0]} twice")
         if self.kind == "git" and not _COMMIT.fullmatch(self.revision or ""):
             raise ValueError("revision of a git asset must be a commit (7 to 40 digits)")
         if self.kind == "r2" and not self.source.endswith(".uri"):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.core.assets import Asset, AssetState, Manifest, asset_key
+from paceline.core.assets import UNSTAGED_FOLDERS, Asset, AssetState, Manifest, asset_key
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.files.documents import read_value
 from paceline.files.recipe import Recipe
@@ -69,7 +69,7 @@ def content_sizes(content: Path) -> dict[str, int]:
     """Bytes of every file by its path inside `content`, what git and Python keep there left out."""
     sizes: dict[str, int] = {}
     for folder, names, files in os.walk(content):
-        names[:] = [name for name in names if name not in (GIT_FOLDER, "__pycache__")]
+        names[:] = [name for name in names if name not in UNSTAGED_FOLDERS]
         for name in files:
             path = Path(folder) / name
             # A submodule's .git is a file that names a folder of this machine.

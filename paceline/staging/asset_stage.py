@@ -61,7 +61,11 @@ def is_listed(asset: Asset) -> bool:
 
 def listing_of(asset: Asset) -> SourceListing:
     """The files of an asset; raises UserError and SystemFaultError."""
-    return _LISTS[asset.kind](asset)
+    listing = _LISTS[asset.kind](asset)
+    paths = [file.path for file in listing.files]
+    if len(set(paths)) < len(paths):
+        raise SystemFaultError(f"{asset.kind} {shown(asset.source)}", "names a file twice")
+    return listing
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from time import sleep
 from typing import TypeVar
 
-from paceline.core.assets import Asset, AssetFile
+from paceline.core.assets import Asset, plain_path
 from paceline.core.errors import SystemFaultError
 from paceline.core.text import one_line
 from paceline.staging.connection import TransientError, given_up
@@ -52,11 +52,11 @@ def is_included(path: str, patterns: Iterable[str]) -> bool:
 
 
 def inner_path(path: str, asset: Asset) -> str:
-    """A path that a source names; raises SystemFaultError for one that leaves its folder."""
+    """A path that a source names; raises SystemFaultError for one that cannot be staged."""
     try:
-        return AssetFile(path=path).path
-    except ValueError:
+        return plain_path(path)
+    except ValueError as error:
         raise SystemFaultError(
             f"{asset.kind} {shown(asset.source)}",
-            f"names a file {one_line(path)!r}, which does not stay inside its folder",
+            f"names a file {one_line(path)!r}, which {error}",
         ) from None

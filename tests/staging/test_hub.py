@@ -23,6 +23,7 @@ MODEL = {
     "tokenizer.json": b'{"version": "1.0"}',
     "onnx/model.onnx": noise(500, 1),
     ".gitattributes": b"*.bin filter=lfs",
+    "__pycache__/modeling.pyc": b"code",
 }
 
 

@@ -184,14 +184,28 @@ def test_a_list_behind_a_login_says_so(mirror: Mirror, tmp_path: Path):
         stage_all(one, tmp_path)
 
 
-def test_a_path_that_leaves_its_folder_is_refused(mirror: Mirror, tmp_path: Path):
-    line = f"{hashlib.md5(b'x').hexdigest()}  ../../escaped\n"
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("../../escaped", "must be a relative path that stays inside its folder"),
+        ("a//b", "must be written as a/b"),
+        ("a/__pycache__/b.pyc", "must not name __pycache__"),
+        ("a\n{digest}  a", "names a file twice"),
+    ],
+)
+def test_a_path_that_cannot_be_staged_is_refused(
+    mirror: Mirror, tmp_path: Path, path: str, words: str
+):
+    digest = hashlib.md5(b"x").hexdigest()
     mirror.files = {
         "/m/set.uri": f"{mirror.url}/store".encode(),
-        "/m/set.md5": line.encode(),
+        "/m/set.md5": f"{digest}  {path}\n".replace("{digest}", digest).encode(),
         "/escaped": b"x",
     }
     one = recipe_of({"name": "set", "kind": "r2", "source": f"{mirror.url}/m/set.uri"})
-    with pytest.raises(SystemFaultError, match="does not stay inside its folder"):
+    with pytest.raises(SystemFaultError, match=words):
         stage_all(one, tmp_path / "stage")
     assert not (tmp_path / "escaped").exists()
+    with pytest.raises(ValueError, match=r"twice|must"):
+        files = [{"path": line.split()[-1]} for line in f"x {path}".splitlines()]
+        recipe_of({"name": "set", "kind": "url", "source": mirror.url, "files": files})

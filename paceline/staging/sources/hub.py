@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paceline.core.assets import HUB_KINDS, Asset
+from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.staging.connection import LOCAL_FAULTS, TransientError, refusal, refused
 from paceline.staging.credentials import HUB, hub_endpoint
@@ -218,6 +218,6 @@ def _patterns(asset: Asset) -> Iterable[str]:
 
 
 def _is_chosen(asset: Asset, path: str) -> bool:
-    if path == ".gitattributes":
+    if path == ".gitattributes" or UNSTAGED_FOLDERS.intersection(PurePosixPath(path).parts):
         return False
     return is_included(path, _patterns(asset))

@@ -66,7 +66,9 @@ def _sized(asset: Asset, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
 
 def _only_file(asset: Asset) -> AssetFile:
     name = unquote(PurePosixPath(urlsplit(asset.source).path).name) or "file"
-    return AssetFile(path=name, url=asset.source, bytes=asset.bytes, digest=asset.digest)
+    return AssetFile(
+        path=inner_path(name, asset), url=asset.source, bytes=asset.bytes, digest=asset.digest
+    )
 
 
 def _remote(asset: Asset, file: AssetFile) -> RemoteFile:
