@@ -13,6 +13,7 @@ from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.core.units import si
 from paceline.files.recipe import Recipe
 from paceline.files.staged import (
+    CONTENT_FOLDER,
     PARTIAL_FOLDER,
     asset_folder,
     asset_state,
@@ -151,12 +152,18 @@ def _outlined(recipe: Recipe, asset: Asset, root: Path) -> OutlinedAsset:
     manifest = read_manifest(folder) if state == "staged" else None
     if manifest:
         return OutlinedAsset(asset, folder, state, manifest.bytes, manifest.bytes)
-    partial = folder / PARTIAL_FOLDER
     # Of what is cloned or made nothing is used again.
     resumed = asset.kind not in ("git", "container", "made")
     return OutlinedAsset(
-        asset, folder, state, _stated_bytes(asset), _size(partial) if resumed else 0
+        asset, folder, state, _stated_bytes(asset), _resumed_bytes(folder) if resumed else 0
     )
+
+
+def _resumed_bytes(folder: Path) -> int:
+    """Bytes from which a staging goes on: whole content is used before what else had come."""
+    partial, content = folder / PARTIAL_FOLDER, folder / CONTENT_FOLDER
+    whole = content if content.is_dir() else partial / DONE_FOLDER
+    return _size(whole) + _size(partial / UNDERWAY_FOLDER)
 
 
 def _stated_bytes(asset: Asset) -> int | None:

@@ -160,6 +160,23 @@ def test_damage_is_found_refused_and_mended(
     assert fetched == ([f"/data/{fault[0]}"] if fault[0] in FILES else [])
 
 
+@pytest.mark.parametrize("broken", ["damaged", "killed before its manifest"])
+def test_what_is_there_takes_no_room_when_it_is_mended(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+):
+    one = shards(mirror)
+    stage_all(one, tmp_path)
+    folder = folder_of(one, tmp_path, "shards")
+    if broken == "damaged":
+        (folder / CONTENT_FOLDER / "part-1").unlink()
+        verify(folder, "shards")
+    else:
+        (folder / MANIFEST_FILE).unlink()
+    monkeypatch.setattr(outline, "free_bytes", lambda folder: len(FILES["part-1"]))
+    stage_all(one, tmp_path)
+    assert content_of(one, tmp_path, "shards") == FILES
+
+
 def test_an_unreadable_manifest_is_written_anew(mirror: Mirror, tmp_path: Path):
     one = shards(mirror)
     stage_all(one, tmp_path)
