@@ -19,7 +19,7 @@ from paceline.core.assets import (
     StagedFile,
     content_digest,
 )
-from paceline.core.errors import IncompleteError, SystemFaultError, UserError
+from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.documents import read_value, write_value
 from paceline.files.staged import (
     CONTENT_FOLDER,
@@ -43,15 +43,11 @@ from paceline.staging.sources.url import list_r2, list_urls
 from paceline.staging.transfer import Desk, fetch, unwritable
 from paceline.staging.verification import file_digest
 
-_LISTS: dict[str, Callable[[Asset], SourceListing]] = {
+_LISTS: dict[str, Callable[[Asset, StageEnd], SourceListing]] = {
     "url": list_urls,
     "r2": list_r2,
     **dict.fromkeys(HUB_KINDS, list_hub),
 }
-
-
-class StageEndedError(IncompleteError):
-    """The staging was ended before this asset was whole."""
 
 
 def is_listed(asset: Asset) -> bool:
@@ -59,9 +55,10 @@ def is_listed(asset: Asset) -> bool:
     return asset.kind in _LISTS
 
 
-def listing_of(asset: Asset) -> SourceListing:
-    """The files of an asset; raises UserError and SystemFaultError."""
-    listing = _LISTS[asset.kind](asset)
+def listing_of(asset: Asset, ended: StageEnd) -> SourceListing:
+    """The files of an asset; raises UserError, SystemFaultError, and StageEndedError at the end."""
+    ended.check(asset.name)
+    listing = _LISTS[asset.kind](asset, ended)
     paths = [file.path for file in listing.files]
     if len(set(paths)) < len(paths):
         raise SystemFaultError(f"{asset.kind} {shown(asset.source)}", "names a file twice")
@@ -109,8 +106,7 @@ class AssetStage:
 
         def check() -> None:
             lock.check()
-            if self.ended.is_set():
-                raise StageEndedError(self.asset.name, "was ended before it was whole")
+            self.ended.check(self.asset.name)
 
         check()
         done = self._prepare(check)
@@ -214,8 +210,7 @@ class AssetStage:
         return tuple(files)
 
     def _wait(self, owner: LockOwner | None) -> None:
-        if self.ended.is_set():
-            raise StageEndedError(self.asset.name, "was ended before it was whole")
+        self.ended.check(self.asset.name)
         who = f"process {owner.controller.pid} on {owner.controller.host}" if owner else "another"
         self.ledger.phase(self.asset.name, f"waiting for {who}")
         self.waiting(f"{self.asset.name}: {who} is staging it")

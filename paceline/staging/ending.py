@@ -9,6 +9,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from paceline.core.errors import IncompleteError
+
+
+class StageEndedError(IncompleteError):
+    """The staging was ended before this was whole."""
+
+    def __init__(self, where: str, why: str = "was ended before it was whole") -> None:
+        super().__init__(where, why)
+
 
 class StageEnd:
     """Set once: by an interrupt, from another thread."""
@@ -21,6 +30,11 @@ class StageEnd:
     def is_set(self) -> bool:
         """Whether the staging is to end."""
         return self._event.is_set()
+
+    def check(self, where: str) -> None:
+        """Raise StageEndedError once it has come."""
+        if self.is_set():
+            raise StageEndedError(where)
 
     def wait(self, seconds: float) -> bool:
         """Wait, at most until the end; whether it has come."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from time import sleep
 from typing import TypeVar
 
 from paceline.core.assets import Asset, plain_path
@@ -13,6 +12,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.core.text import one_line
 from paceline.staging.connection import TransientError, given_up
 from paceline.staging.credentials import shown
+from paceline.staging.ending import StageEnd
 from paceline.staging.transfer import FIRST_WAIT_S, TRIES, RemoteFile
 
 T = TypeVar("T")
@@ -33,15 +33,19 @@ class SourceListing:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def tried(ask: Callable[[], T], where: str) -> T:
-    """What `ask` answers, again where it may succeed a moment later; raises as it does."""
+def tried(ask: Callable[[], T], where: str, ended: StageEnd) -> T:
+    """What `ask` answers, again where it may succeed a moment later; raises as it does.
+
+    Raises StageEndedError when the end comes while it waits.
+    """
     for number in range(1, TRIES + 1):
         try:
             return ask()
         except TransientError as error:
             if number == TRIES:
                 raise given_up(shown(where), error) from None
-            sleep(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
+            ended.wait(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
+            ended.check(shown(where))
     raise AssertionError("the last try returns or raises")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paceline.core.errors import PacelineError, SystemFaultError
-from paceline.staging.asset_stage import AssetStage, StageEndedError, is_listed, listing_of
-from paceline.staging.ending import StageEnd
+from paceline.staging.asset_stage import AssetStage, is_listed, listing_of
+from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.ledger import Ledger, StageWatcher
 from paceline.staging.listing import SourceListing
 from paceline.staging.outline import OutlinedAsset, StageOutline, refuse_without_room
@@ -81,12 +82,16 @@ class Stager:
                 )
                 before = [done[name] for name in part.asset.needs if name in done]
                 done[part.asset.name] = assets.submit(_after, before, stage)
-            try:
-                wait(done.values())
-            except BaseException:
-                self.ended.set()
-                raise
+            self._wait(done.values())
         _raise_faults(done)
+
+    def _wait(self, answers: Iterable[Future[Any]]) -> None:
+        """Wait for all; an interrupt ends what they do."""
+        try:
+            wait(answers)
+        except BaseException:
+            self.ended.set()
+            raise
 
     def _runtime(self, lacking: list[OutlinedAsset]) -> str | None:
         has_image = any(part.asset.kind == "container" for part in lacking)
@@ -101,8 +106,9 @@ class Stager:
         ]
         with ThreadPoolExecutor(self.jobs, "list") as pool:
             answers: dict[str, Future[SourceListing]] = {
-                asset.name: pool.submit(listing_of, asset) for asset in asked
+                asset.name: pool.submit(listing_of, asset, self.ended) for asset in asked
             }
+            self._wait(answers.values())
         _raise_faults(answers)
         return {name: answer.result() for name, answer in answers.items()}
 

@@ -62,6 +62,7 @@ def fetch(file: RemoteFile, done: Path, underway: Path, desk: Desk) -> StagedFil
 
     Raises UserError and SystemFaultError as open_url does, and when no try succeeds.
     """
+    desk.check()
     target = done / file.path
     if target.is_file():
         if whole := _whole(file, target, desk):
@@ -71,6 +72,7 @@ def fetch(file: RemoteFile, done: Path, underway: Path, desk: Desk) -> StagedFil
     part = _PartialFile(underway / name, underway / f"{name}.tag")
     desk.present(part.bytes)
     staged = _persist(file, part, desk)
+    desk.check()
     target.parent.mkdir(parents=True, exist_ok=True)
     part.path.replace(target)
     part.tag.unlink(missing_ok=True)
@@ -85,6 +87,7 @@ def _persist(file: RemoteFile, part: _PartialFile, desk: Desk) -> StagedFile:
         try:
             return _try(file, part, desk)
         except WrongContentError as error:
+            desk.check()
             part.discard(desk)
             left_wrong -= 1
             if not left_wrong:
@@ -204,6 +207,7 @@ def _receive(file: RemoteFile, part: _PartialFile, desk: Desk, digests: _Digests
     if held and (version or file.sha256 or file.md5 or file.git_sha1):
         headers = {"Range": f"bytes={held}-", **({"If-Range": version} if version else {})}
     with open_url(file.url, desk.gate, headers) as response:
+        desk.check()
         if response.status == http.client.PARTIAL_CONTENT and headers:
             if not _continues(response, held):
                 raise WrongContentError("continues at another place than it was asked for")
@@ -232,12 +236,12 @@ def _store(response: http.client.HTTPResponse, path: Path, desk: Desk, digests: 
     try:
         with path.open("ab") as file:
             while block := _read(response):
+                desk.check()
                 file.write(block)
                 file.flush()
                 digests.update(block)
                 came += len(block)
                 desk.fetched(len(block))
-                desk.check()
     except OSError as error:
         raise unwritable(path, error) from None
     return came

@@ -23,8 +23,9 @@ from paceline.files.staged import (
     with_staged_files,
 )
 from paceline.staging import outline, verification
-from paceline.staging.asset_stage import StageEndedError
-from paceline.staging.ending import StageEnd
+from paceline.staging.connection import TransientError
+from paceline.staging.ending import StageEnd, StageEndedError
+from paceline.staging.listing import tried
 from paceline.staging.outline import make_outline
 from paceline.staging.stager import Stager
 from paceline.staging.transfer import BLOCK_BYTES
@@ -131,6 +132,30 @@ def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, 
     thread.join()
     server.set()
     assert asset_state(folder_of(one, tmp_path, "shards")) == "partial"
+
+
+def test_after_the_end_no_connection_is_opened_and_nobody_waits(mirror: Mirror, tmp_path: Path):
+    one, server, ended = shards(mirror), threading.Event(), StageEnd()
+    mirror.fail("/data/part-0", ("slow", server, 1000))
+
+    def interrupt() -> None:
+        while not mirror.gets("/data/part-0"):
+            time.sleep(0.01)
+        ended.set()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(StageEndedError):
+        Stager(jobs=1, ended=ended).stage(make_outline(one, None, tmp_path))
+    thread.join()
+    server.set()
+
+    def busy() -> None:
+        raise TransientError("busy", wait_s=300)
+
+    assert not any(mirror.gets(f"/data/part-{number}") for number in (1, 2, 3))
+    with pytest.raises(StageEndedError):
+        tried(busy, "source", ended)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.staging.connection import LOCAL_FAULTS, TransientError, refusal, refused
 from paceline.staging.credentials import HUB, hub_endpoint
+from paceline.staging.ending import StageEnd
 from paceline.staging.listing import SourceListing, inner_path, is_included, tried
 from paceline.staging.transfer import RemoteFile
 
@@ -53,13 +54,13 @@ def require_library(asset: Asset) -> None:
         )
 
 
-def list_hub(asset: Asset) -> SourceListing:
+def list_hub(asset: Asset, ended: StageEnd) -> SourceListing:
     """The files of a repository at the commit that its revision is now.
 
     Raises UserError where access is refused, SystemFaultError where there is no such repository.
     """
     require_library(asset)
-    info: Any = tried(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}")
+    info: Any = tried(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}", ended)
     from huggingface_hub import hf_hub_url
 
     chosen = [file for file in info.siblings or () if _is_chosen(asset, file.rfilename)]

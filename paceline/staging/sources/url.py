@@ -13,6 +13,7 @@ from paceline.core.assets import Asset, AssetFile
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.staging.connection import length_of, read_small
 from paceline.staging.credentials import ACCESS_VARIABLES, shown
+from paceline.staging.ending import StageEnd
 from paceline.staging.listing import SourceListing, inner_path, is_included, tried
 from paceline.staging.transfer import RemoteFile
 
@@ -21,20 +22,21 @@ AT_ONCE = 8
 _MD5_LINE = re.compile(r"([0-9a-f]{32})\s+\*?(?:\./)?(\S.*)")
 
 
-def list_urls(asset: Asset) -> SourceListing:
+def list_urls(asset: Asset, ended: StageEnd) -> SourceListing:
     """The files that the recipe itself names."""
     files = asset.files or (_only_file(asset),)
-    return SourceListing(_sized(asset, [_remote(asset, f) for f in files]), shown(asset.source))
+    remote = [_remote(asset, file) for file in files]
+    return SourceListing(_sized(asset, remote, ended), shown(asset.source))
 
 
-def list_r2(asset: Asset) -> SourceListing:
+def list_r2(asset: Asset, ended: StageEnd) -> SourceListing:
     """The files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
 
     The first holds the URL of the folder with the files, the second, which lies beside it, a line
     with MD5 and path for each. Raises UserError where a login is asked for, SystemFaultError where
     they say something else.
     """
-    base = tried(lambda: read_small(asset.source, asset.gate), asset.source).strip()
+    base = tried(lambda: read_small(asset.source, asset.gate), asset.source, ended).strip()
     if base.startswith("<"):
         # What is for members leads to a page for logging in.
         variables = " and ".join(ACCESS_VARIABLES)
@@ -42,7 +44,7 @@ def list_r2(asset: Asset) -> SourceListing:
             shown(asset.source), "asks for a login", remedy=f"{variables} are a service account's"
         )
     list_url = asset.source.removesuffix(".uri") + ".md5"
-    lines = tried(lambda: read_small(list_url, asset.gate), list_url).splitlines()
+    lines = tried(lambda: read_small(list_url, asset.gate), list_url, ended).splitlines()
     matches = [_MD5_LINE.fullmatch(line.strip()) for line in lines if line.strip()]
     if not base.startswith(("http://", "https://")) or not matches or None in matches:
         raise SystemFaultError(shown(asset.source), "is no list of files with their checksums")
@@ -54,13 +56,18 @@ def list_r2(asset: Asset) -> SourceListing:
     if not files:
         raise SystemFaultError(shown(list_url), f"lists no file like {', '.join(asset.include)}")
     remote = [_remote(asset.model_copy(update={"source": base}), file) for file in files]
-    return SourceListing(_sized(asset, remote), shown(base))
+    return SourceListing(_sized(asset, remote, ended), shown(base))
 
 
-def _sized(asset: Asset, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
+def _sized(asset: Asset, files: Sequence[RemoteFile], ended: StageEnd) -> tuple[RemoteFile, ...]:
     """The files with the sizes that the server tells; they decide whether there is room."""
+
+    def size(file: RemoteFile) -> int | None:
+        ended.check(asset.name)
+        return length_of(file.url, asset.gate) if file.bytes is None else file.bytes
+
     with ThreadPoolExecutor(AT_ONCE, "sizes") as pool:
-        sizes = list(pool.map(lambda file: file.bytes or length_of(file.url, asset.gate), files))
+        sizes = list(pool.map(size, files))
     return tuple(replace(file, bytes=size) for file, size in zip(files, sizes, strict=True))
 
 
