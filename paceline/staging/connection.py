@@ -127,13 +127,13 @@ def read_small(url: str, gate: str | None, largest: int = 64 << 20) -> str:
     """The whole text of a small document; raises as open_url does."""
     try:
         with open_url(url, gate) as response:
+            expected = response.length
             content = response.read(largest + 1)
-            expected = response.headers.get("Content-Length")
     except LOCAL_FAULTS as error:
         raise TransientError(_reason(error)) from None
     if len(content) > largest:
         raise SystemFaultError(shown(url), f"is larger than {largest:,} bytes")
-    if expected and len(content) < int(expected):
+    if expected is not None and len(content) < expected:
         raise TransientError("the connection was cut")
     return content.decode("utf-8", "replace")
 

@@ -160,6 +160,10 @@ class _Digests:
                 desk.check()
 
     @property
+    def is_too_long(self) -> bool:
+        return self._file.bytes is not None and self.bytes > self._file.bytes
+
+    @property
     def problem(self) -> str | None:
         stated = self._file
         if stated.bytes is not None and self.bytes != stated.bytes:
@@ -209,8 +213,7 @@ def _receive(file: RemoteFile, part: _PartialFile, desk: Desk, digests: _Digests
     with open_url(file.url, desk.gate, headers) as response:
         desk.check()
         if response.status == http.client.PARTIAL_CONTENT and headers:
-            if not _continues(response, held):
-                raise WrongContentError("continues at another place than it was asked for")
+            _must_continue(response, held, version)
             digests.read(part.path, desk)
         else:
             part.discard(desk)
@@ -218,28 +221,46 @@ def _receive(file: RemoteFile, part: _PartialFile, desk: Desk, digests: _Digests
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
         if tag and not tag.startswith("W/"):
             part.tag.write_text(tag)
-        expected = response.headers.get("Content-Length")
+        expected = response.length
+        if expected is None and not (response.chunked or _is_told_whole(file)):
+            raise SystemFaultError(
+                shown(file.url),
+                "comes without its length, so that a cut would not be noticed",
+                remedy="state its bytes or its digest in the recipe",
+            )
         with desk.ended.breaking(response):
             desk.check()
             came = _store(response, part.path, desk, digests)
-    if expected and came < int(expected):
+    if expected is not None and came < expected:
         raise TransientError("the connection was cut")
 
 
-def _continues(response: http.client.HTTPResponse, held: int) -> bool:
-    return (response.headers.get("Content-Range") or "").startswith(f"bytes {held}-")
+def _is_told_whole(file: RemoteFile) -> bool:
+    """Whether the recipe or the source states what shows that a file is whole."""
+    return file.bytes is not None or any((file.sha256, file.md5, file.git_sha1))
+
+
+def _must_continue(response: http.client.HTTPResponse, held: int, version: str | None) -> None:
+    """Raise WrongContentError for another part than the one that follows, or of another version."""
+    if not (response.headers.get("Content-Range") or "").startswith(f"bytes {held}-"):
+        raise WrongContentError("continues at another place than it was asked for")
+    tag = response.headers.get("ETag" if version and '"' in version else "Last-Modified")
+    if version and tag and tag.removeprefix("W/") != version:
+        raise WrongContentError("continues with another version than it began with")
 
 
 def _store(response: http.client.HTTPResponse, path: Path, desk: Desk, digests: _Digests) -> int:
-    """Append what comes to the file; the number of bytes."""
+    """Append what comes to the file; the number of bytes, of which none exceeds what is stated."""
     came = 0
     try:
         with path.open("ab") as file:
             while block := _read(response):
                 desk.check()
+                digests.update(block)
+                if digests.is_too_long:
+                    raise WrongContentError("is longer than is stated")
                 file.write(block)
                 file.flush()
-                digests.update(block)
                 came += len(block)
                 desk.fetched(len(block))
     except OSError as error:

@@ -30,7 +30,8 @@ class Mirror:
     gated: set[str] = field(default_factory=set)
     faults: dict[str, deque[Any]] = field(default_factory=dict)
     """What goes wrong with the next requests of a path, one after the other: an HTTP status, or
-    ("cut", bytes), ("damage",), ("slow", event, bytes), ("redirect", url)."""
+    ("cut", bytes), ("damage",), ("slow", event, bytes), ("redirect", url), or
+    ("headers", {...}): None is none, and a range is sent whatever version is asked for."""
     silent: bool = False
     """Tell no sizes in advance."""
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -121,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         tag = f'"{hashlib.md5(content).hexdigest()}"'
         begin, status = 0, 200
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if match and self.headers.get("If-Range", tag) == tag:
+        other = fault[1] if fault and fault[0] == "headers" else {}
+        if match and (other or self.headers.get("If-Range", tag) == tag):
             begin, status = int(match[1]), 206
         if begin > len(content):
             self._send(b"", 416)
@@ -132,15 +134,15 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
         if fault and fault[0] == "damage":
             body = bytes([body[0] ^ 1]) + body[1:]
-        self._send(body, status, headers, fault)
+        self._send(body, status, headers | other, fault)
 
     def _send(
         self, body: bytes, status: int, headers: dict[str, str] | None = None, fault: Any = None
     ) -> None:
         self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return

@@ -88,6 +88,34 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew(mirror: Mirror, tmp_path:
     assert content_of(one, tmp_path, "corpus") == {"corpus.bin": other}
 
 
+def test_the_rest_of_another_version_is_not_put_behind_the_first(mirror: Mirror, tmp_path: Path):
+    one = recipe(mirror)
+    mirror.fail(PATH, ("cut", BLOCK_BYTES), *[500] * 5)
+    with pytest.raises(SystemFaultError):
+        stage_all(one, tmp_path)
+    mirror.files[PATH] = other = noise(len(DATA), seed=1)
+    mirror.fail(PATH, ("headers", {"ETag": '"another"'}))
+    stage_all(one, tmp_path)
+    assert content_of(one, tmp_path, "corpus") == {"corpus.bin": other}
+
+
+def test_what_ends_without_a_length_is_taken_only_where_something_else_is_stated(
+    mirror: Mirror, tmp_path: Path
+):
+    mirror.silent = True
+    endless = ("headers", {"Content-Length": None, "Connection": "close"})
+    mirror.fail(PATH, endless, endless)
+    with pytest.raises(SystemFaultError, match="comes without its length"):
+        stage_all(recipe(mirror), tmp_path)
+    stage_all(recipe(mirror, digest=DIGEST), tmp_path)
+
+
+def test_more_than_is_stated_is_not_written(mirror: Mirror, tmp_path: Path):
+    one = recipe(mirror, bytes=BLOCK_BYTES)
+    with pytest.raises(SystemFaultError, match="is longer than is stated"):
+        stage_all(one, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("faults", "kind", "words"),
     [
