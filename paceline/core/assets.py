@@ -44,14 +44,38 @@ def plain_path(path: str) -> str:
     return path
 
 
+def _address(text: str | None) -> str | None:
+    """The text itself; raises ValueError where it is a URL that nobody should or can ask."""
+    address = urlsplit(text) if text and "://" in text else None
+    if address and (address.password or (address.username and address.username != "git")):
+        raise ValueError("holds credentials; they belong into ~/.netrc or the environment")
+    if text and address and not text.isascii():
+        raise ValueError("must be ASCII; other characters are written as %XX")
+    if address and address.port == 0:  # Reading it raises ValueError where it is no number.
+        raise ValueError("has a port that nobody serves")
+    return text
+
+
 InnerPath = Annotated[str, AfterValidator(plain_path)]
+
+_FOR_KINDS: dict[str, tuple[str, ...]] = {
+    "revision": (*HUB_KINDS, "git", "container"),
+    "digest": ("url", "container"),
+    "include": (*HUB_KINDS, "r2"),
+    "files": ("url",),
+    "submodules": ("git",),
+    "patches": ("git",),
+    "settings": ("made",),
+    "needs": ("made",),
+}
+"""Fields that mean something for some kinds alone: elsewhere nobody would heed them."""
 
 
 class AssetFile(Value):
     """One file of a `url` asset."""
 
     path: InnerPath
-    url: str | None = None
+    url: Annotated[str | None, AfterValidator(_address)] = None
     """Where it lies; None is `source` with the path behind it."""
     bytes: NonNegativeInt | None = None
     digest: Sha256 | Md5 | None = None
@@ -90,18 +114,16 @@ class Asset(Value):
 
     @field_validator("source", "gate")
     @classmethod
-    def _without_credentials(cls, text: str | None) -> str | None:
-        address = urlsplit(text) if text and "://" in text else None
-        if address and (address.password or (address.username and address.username != "git")):
-            raise ValueError("holds credentials; they belong into ~/.netrc or the environment")
-        return text
+    def _can_be_asked(cls, text: str | None) -> str | None:
+        return _address(text)
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
-        for_one_kind = {"include": (*HUB_KINDS, "r2"), "files": ("url",), "patches": ("git",)}
-        for name, kinds in for_one_kind.items():
+        for name, kinds in _FOR_KINDS.items():
             if getattr(self, name) and self.kind not in kinds:
                 raise ValueError(f"{name} is for {' or '.join(kinds)}, not for {self.kind}")
+        if self.digest and self.files:
+            raise ValueError("digest is for a single file; state one for each of files")
         paths = [file.path for file in self.files]
         if twice := {path for path in paths if paths.count(path) > 1}:
             raise ValueError(f"files names {sorted(twice)[0]} twice")

@@ -30,6 +30,8 @@ Maker = Callable[[Making], None]
 
 def _from_nothing(make: Callable[[Path, Progress], None], making: Making) -> None:
     """What needs no other asset: the interpreter's own sources are its input."""
+    if ignored := [*making.inputs, *making.settings]:
+        raise UserError("made asset", f"takes neither needs nor settings, not {', '.join(ignored)}")
     make(making.folder, lambda done_bytes, total_bytes: making.check())
 
 

@@ -96,9 +96,18 @@ def test_what_docker_keeps_itself_is_noted_with_its_digest(programs: Path, tmp_p
 def test_another_digest_than_stated_is_refused(programs: Path, tmp_path: Path):
     install(programs, skopeo=SKOPEO)
     one = nemo(digest="sha256:" + "cd" * 32)
-    with pytest.raises(SystemFaultError, match="has digest sha256:abab"):
+    with pytest.raises(SystemFaultError, match=r"has digest sha256:abab.*cdcd.* is stated"):
         stage_all(one, tmp_path)
     assert asset_state(folder_of(one, tmp_path, "nemo")) == "partial"
+
+
+def test_a_digest_that_nobody_tells_is_refused_unless_it_names_the_image(
+    programs: Path, tmp_path: Path
+):
+    install(programs, enroot=ENROOT)
+    with pytest.raises(UserError, match="enroot does not tell the digest"):
+        stage_all(nemo(digest=DIGEST), tmp_path)
+    stage_all(nemo(digest=DIGEST, revision=None), tmp_path)
 
 
 def test_a_refused_login_and_a_missing_program_are_told(programs: Path, tmp_path: Path):

@@ -59,6 +59,13 @@ def test_an_old_commit_is_staged_by_its_whole_name_or_the_beginning(origin: Path
         assert manifest is not None and manifest.revision == first
 
 
+def test_a_tag_that_is_called_like_a_commit_is_not_taken_for_it(origin: Path, tmp_path: Path):
+    first = git(origin, "rev-parse", "HEAD~1")
+    git(origin, "tag", first[:9], "HEAD")
+    with pytest.raises(SystemFaultError, match=f"takes {first[:9]} for"):
+        stage_all(code(origin, first[:9]), tmp_path / "stage")
+
+
 def test_submodules_and_patches_are_part_of_it(origin: Path, tmp_path: Path):
     head = git(origin, "rev-parse", "HEAD")
     one = code(origin, head, submodules=True, patches=[PATCH])

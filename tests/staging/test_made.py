@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from paceline.core.errors import UserError
 from paceline.staging.conversions import MAKERS
 from paceline.staging.conversions.indexed import read_indexed
+from paceline.staging.makers import Making, make
 
 
 def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> None:
     files: dict[str, set[str]] = {}
-    for name, make in MAKERS.items():
+    for name, maker in MAKERS.items():
         (tmp_path / name).mkdir()
         seen: list[tuple[int, int]] = []
-        make(tmp_path / name, lambda *at, seen=seen: seen.append(at))
+        maker(tmp_path / name, lambda *at, seen=seen: seen.append(at))
         assert seen and all(0 <= done <= total for done, total in seen)
         files[name] = {path.name for path in (tmp_path / name).iterdir()}
 
@@ -26,6 +30,11 @@ def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> 
         (tmp_path / name / "tokenizer.json").read_bytes() for name in MAKERS if name != "jsonl"
     }
     assert len(tokenizers) == 1
+
+
+def test_settings_that_a_maker_does_not_take_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not vocab_size"):
+        make("jsonl", Making(tmp_path, {}, {"vocab_size": 7}, lambda: None))
 
 
 def test_transformers_loads_the_model_and_its_tokenizer(tmp_path: Path) -> None:

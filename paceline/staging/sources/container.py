@@ -46,13 +46,21 @@ def fetch_image(asset: Asset, done: Path, runtime: str, check: Callable[[], None
     another digest than is stated.
     """
     image = image_name(asset)
+    by_tag = asset.digest is not None and asset.revision is not None
+    if by_tag and not _tells_digest(runtime):
+        raise UserError(
+            f"container {image}",
+            f"{runtime} does not tell the digest that is stated",
+            remedy="install skopeo, or state the digest without a revision",
+        )
     command = image_command(runtime, image, done / image_file(asset, runtime))
     ended = run_program(command, check)
     if ended.returncode:
         raise _failed(asset, runtime, ended.stderr or ended.stdout)
     digest = _digest(runtime, image, check)
-    if asset.digest and digest and digest != asset.digest:
-        raise SystemFaultError(f"container {image}", f"has digest {digest}, not {asset.digest}")
+    if asset.digest and (digest or by_tag) and digest != asset.digest:
+        told = f"has digest {digest}" if digest else "does not tell its digest"
+        raise SystemFaultError(f"container {image}", f"{told}, {asset.digest} is stated")
     if runtime in IN_A_DAEMON:
         note = {"runtime": runtime, "image": image, "digest": digest}
         (done / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
@@ -92,11 +100,16 @@ def _registry(image: str) -> str | None:
     return first if slash and (set(".:") & set(first) or first == "localhost") else None
 
 
+def _tells_digest(runtime: str) -> bool:
+    """Whether a program is here that says which digest an image of `runtime` has."""
+    return runtime in IN_A_DAEMON or shutil.which("skopeo") is not None
+
+
 def _digest(runtime: str, image: str, check: Callable[[], None]) -> str | None:
     if runtime in IN_A_DAEMON:
         template = "{{index .RepoDigests 0}}"
         command = (runtime, "image", "inspect", "--format", template, image)
-    elif shutil.which("skopeo"):
+    elif _tells_digest(runtime):
         command = ("skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{image}")
     else:
         return None

@@ -29,7 +29,7 @@ def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
     """
     if shutil.which("git") is None:
         raise UserError(f"git {asset.source}", "takes the program git", remedy="install git")
-    revision = asset.revision or "HEAD"
+    revision = asset.revision or ""
 
     def git(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         command = ("git", "-C", str(folder), *arguments)
@@ -42,6 +42,14 @@ def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
     if not _WHOLE.fullmatch(revision) or git(*only).returncode:
         _must(asset, git("fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/origin/*"))
     _must(asset, git("checkout", "--quiet", "--detach", revision))
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    if not commit.startswith(revision.lower()):
+        # A tag or branch may be called like the beginning of a commit.
+        raise SystemFaultError(
+            f"git {shown(asset.source) or asset.source}",
+            f"takes {revision} for {commit[:12]}",
+            remedy="state the whole commit, 40 digits",
+        )
     if asset.submodules:
         _must(asset, git("submodule", "--quiet", "update", "--init", "--recursive"))
     for number, patch in enumerate(asset.patches, 1):
@@ -51,7 +59,7 @@ def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
                 f"git {shown(asset.source)}",
                 f"patch {number} does not apply to {revision}: {last_line(done.stderr)}",
             )
-    return git("rev-parse", "HEAD").stdout.strip()
+    return commit
 
 
 def _must(asset: Asset, done: subprocess.CompletedProcess[str]) -> None:
