@@ -1,8 +1,8 @@
 """One stager an asset, also where the folder is shared by hosts and knows no file locks.
 
 The lock is a file that only one can create (O_EXCL), which names its owner and is touched again
-and again. Whether an owner of another host lives is seen by that touch alone: by its change, as
-hosts' clocks differ. An owner of this host that is gone is noticed at once.
+and again. Whether an owner of another host or boot lives is seen by that touch alone: by its
+change, as hosts' clocks differ. An owner of this host that is gone is noticed at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Self
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import Value
 from paceline.files.documents import read_value
-from paceline.files.run_folder import Controller, is_alive, this_controller
+from paceline.files.run_folder import Controller, boot_id, is_alive, this_controller
 
 LOCK_FILE = "lock"
 HEARTBEAT_S = 5.0
@@ -107,8 +107,13 @@ class StageLock:
             handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(self._owner.model_dump_json())
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self._owner.model_dump_json())
+        except OSError:
+            # An empty lock would be nobody's, and in everybody's way until it is stale.
+            self._path.unlink(missing_ok=True)
+            raise
         return True
 
     def _took(self, dead: LockOwner | None, pulse: _Pulse) -> bool:
@@ -175,8 +180,13 @@ def _pulse(path: Path) -> _Pulse | None:
 
 
 def _is_gone(owner: LockOwner | None) -> bool:
-    """Whether an owner is known to be dead: what was another host's boot tells nothing."""
+    """Whether an owner is known to be dead.
+
+    Another boot tells nothing: two hosts may share a name, and then its owner lives.
+    """
     if owner is None or owner.process_space != _process_space():
+        return False
+    if owner.controller.boot_id != boot_id():
         return False
     return not is_alive(owner.controller)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -70,10 +72,13 @@ def test_a_killed_owner_is_noticed_at_once(tmp_path: Path):
     process.communicate()
 
 
-def test_a_silent_owner_on_another_host_is_replaced_and_a_living_one_is_not(tmp_path: Path):
+@pytest.mark.parametrize("elsewhere", [{"host": "another"}, {"boot_id": "another of this name"}])
+def test_a_silent_owner_on_another_host_is_replaced_and_a_living_one_is_not(
+    tmp_path: Path, elsewhere: dict[str, str]
+):
     first = StageLock(tmp_path, heartbeat_s=0.05)
     with first:
-        pretend(tmp_path, host="another")
+        pretend(tmp_path, **elsewhere)
         begun = threading.Event()
         second = StageLock(tmp_path, lambda owner: begun.set(), stale_s=0.6)
         entered = threading.Event()
@@ -91,6 +96,20 @@ def test_a_silent_owner_on_another_host_is_replaced_and_a_living_one_is_not(tmp_
     (tmp_path / LOCK_FILE).write_text("")
     with StageLock(tmp_path, stale_s=0.1):
         pass
+
+
+def test_a_full_disk_leaves_no_lock_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lock = StageLock(tmp_path)
+
+    def full(handle: int, *how: object, **more: object) -> None:
+        os.close(handle)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", full)
+        with pytest.raises(OSError, match="No space"), lock:
+            pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_owner_who_was_replaced_is_told(tmp_path: Path):
