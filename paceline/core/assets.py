@@ -51,8 +51,10 @@ def _address(text: str | None) -> str | None:
         raise ValueError("holds credentials; they belong into ~/.netrc or the environment")
     if text and address and not text.isascii():
         raise ValueError("must be ASCII; other characters are written as %XX")
-    if address and address.port == 0:  # Reading it raises ValueError where it is no number.
-        raise ValueError("has a port that nobody serves")
+    try:
+        _ = address and address.port
+    except ValueError:
+        raise ValueError("has a port that is no number up to 65535") from None
     return text
 
 

@@ -32,7 +32,7 @@ from paceline.files.staged import (
 from paceline.staging.credentials import hub_endpoint, shown
 from paceline.staging.ending import StageEnd
 from paceline.staging.ledger import Ledger
-from paceline.staging.listing import SourceListing
+from paceline.staging.listing import SourceListing, inner_path
 from paceline.staging.lock import LockOwner, StageLock
 from paceline.staging.makers import Making, make
 from paceline.staging.outline import DONE_FOLDER, UNDERWAY_FOLDER
@@ -58,7 +58,10 @@ def is_listed(asset: Asset) -> bool:
 def listing_of(asset: Asset, ended: StageEnd) -> SourceListing:
     """The files of an asset; raises UserError, SystemFaultError, and StageEndedError at the end."""
     ended.check(asset.name)
-    listing = _LISTS[asset.kind](asset, ended)
+    try:
+        listing = _LISTS[asset.kind](asset, ended)
+    except ValueError as error:
+        raise _unusable(asset, error) from error
     paths = [file.path for file in listing.files]
     if len(set(paths)) < len(paths):
         raise SystemFaultError(f"{asset.kind} {shown(asset.source)}", "names a file twice")
@@ -99,6 +102,8 @@ class AssetStage:
                     self._stage(lock)
         except OSError as error:
             raise unwritable(self.folder, error) from None
+        except ValueError as error:
+            raise _unusable(self.asset, error) from error
         self.ledger.phase(self.asset.name, "staged")
 
     def _stage(self, lock: StageLock) -> None:
@@ -201,7 +206,11 @@ class AssetStage:
     def _measured(self, done: Path, check: Callable[[], None]) -> tuple[StagedFile, ...]:
         """The files that another program or a maker has left, hashed."""
         files = [
-            StagedFile(path=path, bytes=size, sha256=file_digest(done / path, check))
+            StagedFile(
+                path=inner_path(path, self.asset),
+                bytes=size,
+                sha256=file_digest(done / path, check),
+            )
             for path, size in sorted(content_sizes(done).items())
         ]
         total = sum(file.bytes for file in files)
@@ -214,6 +223,14 @@ class AssetStage:
         who = f"process {owner.controller.pid} on {owner.controller.host}" if owner else "another"
         self.ledger.phase(self.asset.name, f"waiting for {who}")
         self.waiting(f"{self.asset.name}: {who} is staging it")
+
+
+def _unusable(asset: Asset, error: ValueError) -> SystemFaultError:
+    """What an address or a name is told as that no library takes; its text may be a secret."""
+    return SystemFaultError(
+        f"{asset.kind} {shown(asset.source)}",
+        f"leads to an address or a name that cannot be used ({type(error).__name__})",
+    )
 
 
 def _drop_damaged(manifest_file: Path, done: Path, check: Callable[[], None]) -> None:

@@ -107,7 +107,9 @@ def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exce
 
 def refused(where: str, why: str, gate: str | None) -> UserError:
     """What to do where access is refused."""
-    remedy = "credentials are taken from HF_TOKEN (or `hf auth login`) for the hub, ~/.netrc else"
+    remedy = (
+        "credentials: HF_TOKEN (or `hf auth login`) for the hub, else ~/.netrc, over https alone"
+    )
     if gate:
         remedy = f"ask for access on {gate}, accept its terms, then run this again; {remedy}"
     return UserError(where, f"access is refused ({why})", remedy=remedy)

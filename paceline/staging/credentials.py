@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import netrc
 import os
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,14 +27,17 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
 
 
 def headers_for(url: str) -> dict[str, str]:
-    """Headers with the credentials for `url`: none, or those of exactly its host."""
-    if origin_of(url) == origin_of(hub_endpoint()):
-        # Local: the library is an extra, and takes a second to import.
-        from huggingface_hub import get_token
+    """Headers with the credentials for `url`: none, or those of exactly its host.
 
-        token = get_token()
+    Beside the hub's, of which the user names the address, none is sent without encryption.
+    Raises ValueError for a URL whose port is no number.
+    """
+    if origin_of(url) == origin_of(hub_endpoint()):
+        token = _hub_token()
         return _authorization("Bearer", token) if token else {}
-    host = origin_of(url)[1]
+    scheme, host, _ = origin_of(url)
+    if scheme != "https" and not _is_loopback(host):
+        return {}
     client, secret = (os.environ.get(name) for name in ACCESS_VARIABLES)
     if host.endswith(MLCOMMONS) and client and secret:
         return {"CF-Access-Client-Id": client, "CF-Access-Client-Secret": secret}
@@ -41,6 +45,22 @@ def headers_for(url: str) -> dict[str, str]:
     if login is None:
         return {}
     return _authorization("Basic", base64.b64encode(":".join(login).encode()).decode())
+
+
+def _hub_token() -> str | None:
+    # Local: the library is an extra, and takes a second to import.
+    try:
+        from huggingface_hub import get_token
+    except ModuleNotFoundError:
+        return os.environ.get("HF_TOKEN")
+    return get_token()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _authorization(scheme: str, credentials: str) -> dict[str, str]:
@@ -60,8 +80,12 @@ def _login(host: str) -> tuple[str, str] | None:
 
 def shown(url: str) -> str:
     """A URL without what may be secret: user, password, query."""
-    address = urlsplit(url)
+    try:
+        address = urlsplit(url)
+        port = address.port
+    except ValueError:
+        return "an address that cannot be read"
     place = address.hostname or ""
-    if address.port:
-        place += f":{address.port}"
+    if port:
+        place += f":{port}"
     return f"{address.scheme}://{place}{address.path}" if address.scheme else address.path

@@ -116,5 +116,7 @@ def test_a_refused_login_and_a_missing_program_are_told(programs: Path, tmp_path
     install(programs, docker=REFUSES)
     with pytest.raises(UserError, match=r"unauthorized.*`docker login nvcr.io`"):
         stage_all(nemo(), tmp_path)
+    with pytest.raises(UserError, match="--runtime sh: is no program for container images"):
+        stage_all(nemo(), tmp_path, runtime="sh")
     with pytest.raises(UserError, match="apptainer is not installed"):
         stage_all(nemo(), tmp_path, runtime="apptainer")

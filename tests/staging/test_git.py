@@ -95,6 +95,14 @@ def test_what_git_cannot_do_is_told_and_nothing_is_staged(origin: Path, tmp_path
         assert asset_state(folder_of(one, tmp_path / "stage", "code")) == "partial"
 
 
+def test_a_name_that_no_manifest_can_hold_is_told(origin: Path, tmp_path: Path):
+    (origin / "back\\slash").touch()
+    git(origin, "add", ".")
+    git(origin, "commit", "--quiet", "-m", "name")
+    with pytest.raises(SystemFaultError, match="must be a relative path"):
+        stage_all(code(origin, git(origin, "rev-parse", "HEAD")), tmp_path / "stage")
+
+
 def test_without_git_it_is_asked_for(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
     with pytest.raises(UserError, match="install git"):

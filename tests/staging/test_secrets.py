@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.assets import Asset
+from paceline.staging.credentials import headers_for
 from tests.command import paceline
 from tests.staging.mirror import COMMIT, TOKEN, Mirror, serving
 from tests.staging.staged import noise, recipe_of, stage_all
@@ -78,6 +79,16 @@ def test_no_secret_is_left_in_any_file_or_message(mirror: Mirror, tmp_path: Path
     left += [str(path) for path in root.rglob("*")]
     for secret in (TOKEN, PASSWORD, encoded, SIGNATURE.partition("=")[2]):
         assert not [text for text in left if secret in text]
+
+
+def test_no_password_goes_over_an_open_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine store.example login me password {PASSWORD}\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("CF_ACCESS_CLIENT_ID", "id")
+    monkeypatch.setenv("CF_ACCESS_CLIENT_SECRET", PASSWORD)
+    for host in ("store.example", "training.mlcommons-storage.org"):
+        assert headers_for(f"https://{host}/file") and not headers_for(f"http://{host}/file")
 
 
 @pytest.mark.parametrize(

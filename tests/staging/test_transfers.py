@@ -237,3 +237,14 @@ def test_a_path_that_cannot_be_staged_is_refused(
     with pytest.raises(ValueError, match=r"twice|must"):
         files = [{"path": line.split()[-1]} for line in f"x {path}".splitlines()]
         recipe_of({"name": "set", "kind": "url", "source": mirror.url, "files": files})
+
+
+@pytest.mark.parametrize("address", ["http://host:abc/x", "http://127.0.0.1:9/\u20ac", "http://[x"])
+def test_an_address_that_nobody_can_ask_is_told(mirror: Mirror, tmp_path: Path, address: str):
+    mirror.files = {"/m/set.uri": address.encode(), "/m/set.md5": f"{'0' * 32}  a\n".encode()}
+    one = recipe_of({"name": "set", "kind": "r2", "source": f"{mirror.url}/m/set.uri"})
+    with pytest.raises(SystemFaultError, match="cannot be used"):
+        stage_all(one, tmp_path)
+    behind = recipe_of({"name": "it", "kind": "url", "source": f"{mirror.url}/a%2F..%2Fb"})
+    with pytest.raises(SystemFaultError, match="must be a relative path"):
+        stage_all(behind, tmp_path)

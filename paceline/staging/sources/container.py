@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.core.assets import Asset
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.staging.programs import last_line, run_program
 
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")
@@ -25,6 +25,13 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def container_runtime(asked: str | None) -> str:
     """The program that fetches images; raises UserError where there is none."""
+    if asked and asked not in RUNTIMES:
+        raise UserError(
+            f"--runtime {asked}",
+            "is no program for container images",
+            allowed=", ".join(RUNTIMES),
+            remedy=did_you_mean(asked, RUNTIMES) or None,
+        )
     names = (asked,) if asked else RUNTIMES
     for name in names:
         if shutil.which(name):
