@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,7 +75,9 @@ def content_sizes(content: Path) -> dict[str, int]:
             path = Path(folder) / name
             # A submodule's .git is a file that names a folder of this machine.
             if name != GIT_FOLDER:
-                sizes[path.relative_to(content).as_posix()] = path.lstat().st_size
+                # A stager may move the folder meanwhile.
+                with suppress(FileNotFoundError):
+                    sizes[path.relative_to(content).as_posix()] = path.lstat().st_size
     return sizes
 
 
