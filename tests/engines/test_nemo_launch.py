@@ -10,6 +10,7 @@ import pytest
 
 from paceline.core.run import RunSpec
 from paceline.engines import engine
+from paceline.engines.nemo.launch import launch_text
 from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import NEMO, site, spec_of
@@ -126,6 +127,44 @@ def tiny() -> RunSpec:
 )
 def test_what_it_cannot_do_is_told(spec: RunSpec, sentence: str) -> None:
     assert any(sentence in problem for problem in engine("nemo").unsupported(spec))
+
+
+NOT_HANDED_ON = {
+    "layout.zero_stage=3": "layout.zero_stage 3",
+    "layout.dp_shard=2": "layout.dp_shard",
+    "layout.schedule=gpipe": "layout.schedule gpipe",
+    "model.embedding_norm=true": "model.embedding_norm",
+    "model.activation=gelu_tanh": "model.activation gelu_tanh with a gate",
+    "training.compile=blocks": "training.compile blocks",
+    "checkpoint.every=5": "checkpoint.every",
+    "checkpoint.resume=x": "checkpoint.resume",
+    "training.lr_schedule={kind: constant, warmup: 3}": "training.lr_schedule.warmup",
+    "data={source: text, path: x.txt}": "data.source text",
+}
+
+
+def test_what_nemo_is_not_told_of_is_refused_and_the_rest_is_handed_on() -> None:
+    usual = llama_70b(8)
+    assert engine("nemo").unsupported(usual) == []
+    changed = spec_of("nemo", "llama31-70b", usual.cluster, NEMO, None, *NOT_HANDED_ON)
+    problems = engine("nemo").unsupported(changed)
+    assert len(problems) == len(NOT_HANDED_ON)
+    for sentence in NOT_HANDED_ON.values():
+        assert any(problem.startswith(sentence) for problem in problems), sentence
+    eps = usual.training.model_copy(update={"eps": 1e-5})
+    text = launch_text(usual.model_copy(update={"training": eps}))
+    assert "  ++model.optim.eps=1e-05 \\\n" in text
+
+
+def test_the_recipes_own_script_is_told_its_variables_alone() -> None:
+    spec = llama_70b(8, script="/recipe/launch.sh", dataset=True)
+    layout = spec.layout.model_copy(update={"micro_batch": 2, "recompute": "full"})
+    problems = engine("nemo").unsupported(spec.model_copy(update={"layout": layout}))
+    assert [problem.split(":")[0] for problem in problems] == [
+        "layout.micro_batch 2",
+        "layout.recompute full",
+        "engine_settings.dataset is for Paceline's own launch.sh; leave script or dataset out",
+    ]
 
 
 def test_the_published_run_is_refused_for_nothing_but_what_is_not_there(tmp_path: Path) -> None:

@@ -11,10 +11,16 @@ from collections.abc import Iterator
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.nemo.procedure import stage_path
+from paceline.engines.nemo.procedure import stage_path, staged_data
 
 NORMS = {"rmsnorm": "rmsnorm", "layernorm": "layernorm1p"}
-GATED = {"silu": "fast-swiglu", "gelu": "fast-geglu", "relu": "fast-reglu"}
+ACTIVATIONS = {
+    ("gelu", False): "gelu",
+    ("silu", True): "fast-swiglu",
+    ("gelu", True): "fast-geglu",
+    ("relu", True): "fast-reglu",
+}
+"""By activation and gate; NeMo's GPT has no other of ours."""
 DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
 """What the recipe's generate_dataset.sh leaves in STAGE_PATH/llama3.1-dataset."""
 
@@ -68,6 +74,7 @@ def _trainer(spec: RunSpec) -> list[str]:
 
 def _model(spec: RunSpec, model: DecoderShape) -> list[str]:
     layout, fp8 = spec.layout, str(spec.training.dtype == "fp8").lower()
+    activation = ACTIVATIONS.get((model.activation, model.gated_ffn), model.activation)
     return [
         "model.mcore_gpt=true",
         f"model.encoder_seq_length={spec.training.seq_len}",
@@ -82,7 +89,7 @@ def _model(spec: RunSpec, model: DecoderShape) -> list[str]:
         f"model.normalization={NORMS[model.norm]}",
         f"model.layernorm_epsilon={model.norm_eps:g}",
         f"model.bias={str(model.bias).lower()}",
-        f"model.activation={GATED[model.activation] if model.gated_ffn else model.activation}",
+        f"model.activation={activation}",
         "model.position_embedding_type="
         + ("rope" if model.positions == "rope" else "learned_absolute"),
         f"++model.rotary_base={model.rope_theta:g}",
@@ -114,6 +121,7 @@ def _optimizer(spec: RunSpec) -> Iterator[str]:
     yield f"model.optim.lr={training.lr:g}"
     yield f"model.optim.weight_decay={training.weight_decay:g}"
     yield f"model.optim.betas=[{first:g},{second:g}]"
+    yield f"++model.optim.eps={training.eps:g}"
     if schedule.kind == "cosine":
         yield "model.optim.sched.name=CosineAnnealing"
         yield f"model.optim.sched.warmup_steps={schedule.warmup}"
@@ -127,7 +135,7 @@ def _optimizer(spec: RunSpec) -> Iterator[str]:
 
 def _data(spec: RunSpec) -> list[str]:
     length = f"model.data.seq_length={spec.training.seq_len}"
-    if spec.data.source == "synthetic":
+    if not staged_data(spec):
         return [length, "model.data.data_impl=mock", "model.data.data_prefix=[]"]
     prefix = ",".join(f".5,/dataset/{name}" for name in DATA)
     return [

@@ -21,7 +21,7 @@ PROFILE = {
     "profile_cpu": "RUN_CONF_PROFILE_CPU",
 }
 """Settings that go with `profile`, and the recipe's variables for them."""
-KNOWN = ("stage_path", "script", "image", "profile", "nccl_trace", *PROFILE)
+KNOWN = ("stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
 
 
 def stage_path(spec: RunSpec) -> Path:
@@ -33,6 +33,11 @@ def launch_script(spec: RunSpec) -> Path | None:
     """The launch.sh of somebody else that is to be submitted; None for our own."""
     script = spec.engine_settings.get("script")
     return Path(str(script)).expanduser().absolute() if script else None
+
+
+def staged_data(spec: RunSpec) -> bool:
+    """Whether our launch.sh trains on the data set of STAGE_PATH, not on mock data."""
+    return bool(spec.engine_settings.get("dataset"))
 
 
 def image(spec: RunSpec) -> str:
