@@ -86,11 +86,21 @@ def test_our_own_script_says_all_that_the_run_is() -> None:
         "model.num_layers=80",
         "model.ffn_hidden_size=28672",
         "++model.num_query_groups=8",
+        "model.kv_channels=128",
+        "++model.override_vocab_size=128256",
         "model.optim.sched.warmup_steps=2000",
         "model.data.data_impl=mock",
     ):
         assert override in words
     assert "#SBATCH --ntasks-per-node=8" in text
+
+
+def test_the_vocabulary_is_the_recipes_padded_for_its_tensor_ranks() -> None:
+    spec = llama_70b(8)
+    odd = {"vocab_size": 50257, "vocab_multiple": 128, "head_size": 96}
+    text = launch_text(spec.model_copy(update={"model": spec.model.model_copy(update=odd)}))
+    assert "  ++model.override_vocab_size=50688 \\\n" in text, "99 x 128 x 4"
+    assert "  model.kv_channels=96 \\\n" in text
 
 
 PROFILE = {"profile": True, "profile_ranks": "0", "profile_gpu_metrics": True}

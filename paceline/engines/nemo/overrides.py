@@ -84,6 +84,8 @@ def _model(spec: RunSpec, model: DecoderShape) -> list[str]:
         f"model.ffn_hidden_size={model.ffn_size}",
         f"model.num_attention_heads={model.num_heads}",
         f"++model.num_query_groups={model.kv_heads}",
+        f"model.kv_channels={model.head_dim}",
+        f"++model.override_vocab_size={model.padded_vocab(layout.tp)}",
         f"model.hidden_dropout={model.dropout:g}",
         f"model.attention_dropout={model.dropped_probabilities:g}",
         f"model.normalization={NORMS[model.norm]}",
