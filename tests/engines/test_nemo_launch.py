@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,10 @@ def tiny() -> RunSpec:
     [
         (llama_70b(stage_path=""), "engine_settings.stage_path is missing"),
         (llama_70b(profile=True, nccl_trace=True), "exclude each other"),
+        (llama_70b(stage_path="/a:b"), "stage_path /a:b holds `:` or `,`"),
+        (llama_70b(profile=True, profile_ranks="$(id)"), "profile_ranks $(id) is no list of ranks"),
+        (llama_70b(profile=True, profile_stop_step="3;id"), "profile_stop_step 3;id is no whole"),
+        (llama_70b(profile="no"), "engine_settings.profile no is neither true nor false"),
         (llama_70b(profile_cpu=True), "is for engine_settings.profile=true"),
         (llama_70b(nccl_trace=True), "trains 10 steps (--set steps=10)"),
         (tiny(), "launch.sh of the recipe trains Llama 3.1 of 8b, 70b, 405b and nothing else"),
@@ -201,3 +206,30 @@ def test_the_list_of_engines_says_what_is_not_here(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["nemo"]["state"] == "missing" and "sbatch" in rows["nemo"]["remedy"]
     assert "Pyxis" in rows["mlperf"]["requires"][0]
+
+
+SRUN = '#!/bin/bash\nprintf "%s\\0" "$@" >"$RESULT_DIR/words"\n'
+
+
+def test_no_setting_becomes_a_command_of_our_script(tmp_path: Path) -> None:
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    stage = f"{tmp_path}/a $(touch {tmp_path}/x)`touch {tmp_path}/y`\"'"
+    ranks = f"$(touch {tmp_path}/z)"
+    hostile = {"stage_path": stage, "profile": True, "profile_ranks": ranks, "dataset": True}
+    job = engine("nemo").job(llama_70b(8, **hostile), "x")
+    (tmp_path / "launch.sh").write_text(job.files["launch.sh"])
+    env = {name: value.replace("{folder}", str(tmp_path)) for name, value in job.env.items()}
+    env |= {"PATH": f"{srun.parent}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    subprocess.run(["/bin/bash", "launch.sh"], cwd=tmp_path, env=env, check=True)
+
+    (seen,) = tmp_path.glob("results/*/*/*/*/words")
+    words = seen.read_text().split("\0")
+    mounts = f"{seen.parent},{seen.parent}/index_mapping,{stage}/llama3.1-dataset:/dataset"
+    assert f"--container-mounts={mounts}" in words
+    assert f"model.nsys_profile.ranks=[{ranks}]" in words
+    assert f"exp_manager.explicit_log_dir={seen.parent}/results" in words
+    assert f"model.data.index_mapping_dir={seen.parent}/index_mapping" in words
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "launch.sh", "results"}

@@ -18,7 +18,12 @@ from paceline.core.hardware import with_secrets
 from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.batch import site_words
-from paceline.engines.nemo.overrides import data_folder, launcher_overrides, overrides
+from paceline.engines.nemo.overrides import (
+    DATA_FOLDER,
+    WITH_A_VARIABLE,
+    launcher_overrides,
+    overrides,
+)
 from paceline.engines.nemo.procedure import (
     image,
     launch_script,
@@ -86,7 +91,7 @@ def launch_text(spec: RunSpec) -> str:
     traced = spec.engine_settings.get("nccl_trace")
     exports = [f"export {name}={value}" for name, value in (TRACED if traced else {}).items()]
     log = "$RESULT_DIR/log-nemo_${MODEL_SIZE}_${JOB_TOTAL_GPUS}_%j"
-    data = f",{data_folder(spec)}:/dataset" if staged_data(spec) else ""
+    data = f",$STAGE_PATH/{DATA_FOLDER}:/dataset" if staged_data(spec) else ""
     mounts = f"$RESULT_DIR,$INDEX_MAPPING_DIR{data}"
     lines = [
         "#!/bin/bash",
@@ -130,5 +135,5 @@ def _profiler(spec: RunSpec) -> str:
 
 
 def _word(text: str) -> str:
-    """One override as a word of bash, in which launch.sh's own variables are filled in."""
-    return f'"{text}"' if "$" in text else shlex.quote(text)
+    """One override as a word of bash."""
+    return f'"{text}"' if text in WITH_A_VARIABLE else shlex.quote(text)

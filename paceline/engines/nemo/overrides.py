@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.nemo.procedure import stage_path, staged_data
+from paceline.engines.nemo.procedure import staged_data
 
 NORMS = {"rmsnorm": "rmsnorm", "layernorm": "layernorm1p"}
 ACTIVATIONS = {
@@ -21,8 +21,13 @@ ACTIVATIONS = {
     ("relu", True): "fast-reglu",
 }
 """By activation and gate; NeMo's GPT has no other of ours."""
+DATA_FOLDER = "llama3.1-dataset"
 DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
-"""What the recipe's generate_dataset.sh leaves in STAGE_PATH/llama3.1-dataset."""
+"""What the recipe's generate_dataset.sh leaves in DATA_FOLDER of STAGE_PATH."""
+LOG_FOLDER = "exp_manager.explicit_log_dir=$RESULT_DIR/results"
+INDEX_FOLDER = "model.data.index_mapping_dir=$INDEX_MAPPING_DIR"
+WITH_A_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
+"""The overrides in which launch.sh fills in a variable of its own; in any other `$` is a `$`."""
 
 
 def launcher_overrides(spec: RunSpec) -> list[str]:
@@ -65,7 +70,7 @@ def _trainer(spec: RunSpec) -> list[str]:
         "trainer.log_every_n_steps=1",
         f"trainer.gradient_clip_val={spec.training.grad_clip:g}",
         "trainer.precision=bf16",
-        "exp_manager.explicit_log_dir=$RESULT_DIR/results",
+        LOG_FOLDER,
         "exp_manager.create_checkpoint_callback=false",
         "++exp_manager.log_step_timing=true",
         "++exp_manager.step_timing_kwargs.sync_cuda=true",
@@ -145,7 +150,7 @@ def _data(spec: RunSpec) -> list[str]:
         "model.tokenizer.library=huggingface",
         "model.tokenizer.type=/dataset/llama",
         f"model.data.data_prefix=[{prefix}]",
-        "model.data.index_mapping_dir=$INDEX_MAPPING_DIR",
+        INDEX_FOLDER,
     ]
 
 
@@ -153,13 +158,8 @@ def _profile(spec: RunSpec) -> Iterator[str]:
     settings = spec.engine_settings
     if not settings.get("profile"):
         return
-    ranks = settings.get("profile_ranks") or 0
+    asked = {name: value for name, value in settings.items() if value is not None}
     yield "model.nsys_profile.enabled=true"
-    yield f"model.nsys_profile.start_step={settings.get('profile_start_step') or 20}"
-    yield f"model.nsys_profile.end_step={settings.get('profile_stop_step') or 30}"
-    yield f"model.nsys_profile.ranks=[{ranks}]"
-
-
-def data_folder(spec: RunSpec) -> str:
-    """Where the recipe's data and tokenizer lie."""
-    return str(stage_path(spec) / "llama3.1-dataset")
+    yield f"model.nsys_profile.start_step={asked.get('profile_start_step', 20)}"
+    yield f"model.nsys_profile.end_step={asked.get('profile_stop_step', 30)}"
+    yield f"model.nsys_profile.ranks=[{asked.get('profile_ranks', 0)}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from paceline.core.run import RunSpec
@@ -16,27 +17,38 @@ from paceline.engines.nemo.procedure import (
     TRACE_STEPS,
     launch_script,
     model_size,
+    stage_path,
 )
 from paceline.engines.samples import training_problems
 
 DTYPES = ("bf16", "fp8")
 SCHEDULES = ("1f1b", "interleaved")
+RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
+SWITCHES = ("dataset", "profile", "nccl_trace", "profile_gpu_metrics", "profile_cpu")
+STEPS = ("profile_start_step", "profile_stop_step")
 
 
 def refusals(spec: RunSpec) -> Iterator[str]:
     """Everything that stands against a start."""
     yield from unknown_settings(spec, KNOWN)
     yield from needs_queue(spec)
-    if not spec.engine_settings.get("stage_path"):
-        yield "engine_settings.stage_path is missing: STAGE_PATH, where the image lies"
+    yield from _stage_path(spec)
     yield from _model(spec)
     yield from training_problems(spec)
     yield from _training(spec)
     yield from _layout(spec)
     yield from _data(spec)
+    yield from _values(spec)
     yield from _profile(spec)
     if (named := launch_script(spec)) is not None:
         yield from _recipes_own(spec, named.name)
+
+
+def _stage_path(spec: RunSpec) -> Iterator[str]:
+    if not spec.engine_settings.get("stage_path"):
+        yield "engine_settings.stage_path is missing: STAGE_PATH, where the image lies"
+    elif re.search("[:,]", path := str(stage_path(spec))):
+        yield f"engine_settings.stage_path {path} holds `:` or `,`, which part a container's mounts"
 
 
 def _model(spec: RunSpec) -> Iterator[str]:
@@ -79,7 +91,7 @@ def _layout(spec: RunSpec) -> Iterator[str]:
 
 
 def _data(spec: RunSpec) -> Iterator[str]:
-    data, asked = spec.data, spec.engine_settings.get("dataset")
+    data = spec.data
     if data.source != "synthetic":
         yield (
             f"data.source {data.source} is not handed on to NeMo: use synthetic, NeMo's mock data; "
@@ -87,8 +99,6 @@ def _data(spec: RunSpec) -> Iterator[str]:
         )
     if data.packing != "packed" or data.loss_mask is not None or data.split is not None:
         yield "data.packing padded, loss_mask and split are not handed on to NeMo: leave them out"
-    if asked is not None and not isinstance(asked, bool):
-        yield f"engine_settings.dataset {asked} is neither true nor false"
 
 
 def _recipes_own(spec: RunSpec, name: str) -> Iterator[str]:
@@ -102,6 +112,21 @@ def _recipes_own(spec: RunSpec, name: str) -> Iterator[str]:
         yield f"layout.recompute {layout.recompute}: {name} has no variable for it; use none"
     if spec.engine_settings.get("dataset") is not None:
         yield "engine_settings.dataset is for Paceline's own launch.sh; leave script or dataset out"
+
+
+def _values(spec: RunSpec) -> Iterator[str]:
+    """Settings that are not what their names say."""
+    asked = {name: value for name, value in spec.engine_settings.items() if value is not None}
+    for name in SWITCHES:
+        if not isinstance(asked.get(name, False), bool):
+            yield f"engine_settings.{name} {asked[name]} is neither true nor false"
+    for name in STEPS:
+        step = asked.get(name, 0)
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            yield f"engine_settings.{name} {step} is no whole number from 0 on"
+    ranks = str(asked.get("profile_ranks", 0))
+    if not RANKS.fullmatch(ranks):
+        yield f"engine_settings.profile_ranks {ranks} is no list of ranks such as 0,8"
 
 
 def _profile(spec: RunSpec) -> Iterator[str]:
