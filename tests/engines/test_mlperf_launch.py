@@ -52,6 +52,14 @@ def test_the_published_command_is_called_where_run_sub_lies() -> None:
     assert words and words.options == ("-N", "2", "-t", "15", "-A", "bench", "-p", "gpu")
 
 
+def test_walltime_decides_unless_a_limit_is_asked_for() -> None:
+    spec = llama_8b()
+    assert spec.time_limit_s == 3600, "of a recipe that says nothing"
+    asked = spec.model_copy(update={"time_limit_s": 90.0})
+    assert engine("mlperf").job(spec, "trial").timeout_s is None
+    assert engine("mlperf").job(asked, "trial").timeout_s == 90
+
+
 def test_the_config_is_sourced_in_a_clean_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEXP", "7")
     monkeypatch.setenv("STRAY", "1")

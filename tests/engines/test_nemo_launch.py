@@ -64,7 +64,7 @@ def test_the_published_command_is_called(variant: str | None, dtype: str) -> Non
     place = place.replace("$JOB_TOTAL_GPUS", "128")
     assert f'export RUN_CONF_RESULT_DIR="$folder"/{place}' in lines
     assert "export STAGE_PATH=/lustre/nemo" in lines
-    assert set(job.files) == {"nemo.json"}
+    assert set(job.files) == {"nemo.json"} and job.timeout_s is None, "its own #SBATCH lines decide"
 
 
 def test_a_sites_gpus_are_asked_for_unless_it_has_none_to_ask_for() -> None:

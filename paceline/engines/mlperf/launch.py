@@ -11,7 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
 from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
 from paceline.core.secrets import is_secret
-from paceline.engines.launch.batch import needs_queue, site_words
+from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.mlperf.configuration import contradictions, sourced
 
@@ -74,7 +74,7 @@ def job(spec: RunSpec, name: str) -> Job:
         files={SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=spec.time_limit_s,
+        timeout_s=asked_limit_s(spec),
         cluster=spec.cluster,
         batch=BatchScript(
             script=_script(spec),

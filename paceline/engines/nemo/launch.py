@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
 from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.batch import site_words
+from paceline.engines.launch.batch import asked_limit_s, site_words
 from paceline.engines.nemo.overrides import (
     DATA_FOLDER,
     WITH_A_VARIABLE,
@@ -67,7 +67,7 @@ def job(spec: RunSpec, name: str) -> Job:
         files={**own, SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=spec.time_limit_s,
+        timeout_s=asked_limit_s(spec) if named else spec.time_limit_s,
         cluster=spec.cluster,
         batch=BatchScript(
             script=f"./{named.name if named else SCRIPT}",
