@@ -96,6 +96,18 @@ def test_a_config_that_lacks_something_is_refused(
     assert re.search(complaint, problem)
 
 
+@pytest.mark.parametrize("name", ["LOGDIR", "NEXP", "SEED"])
+def test_a_config_that_takes_over_what_is_the_runs_is_refused(tmp_path: Path, name: str) -> None:
+    config = tmp_path / "config_x.sh"
+    config.write_text(f"export DGXNNODES=2 WALLTIME=9 {name}=${{{name}:-1}}\n")
+    asked = {"LOGDIR": LOGDIR, "NEXP": "3", "SEED": "4"}
+    assert sourced(config, asked)[name] == asked[name]
+    for change in (f"export {name}=7", f"unset {name}"):
+        config.write_text(f"export DGXNNODES=2 WALLTIME=9; {change}\n")
+        with pytest.raises(UserError, match=f"sets {name}, which each run sets itself"):
+            sourced(config, asked)
+
+
 def test_what_a_config_prints_and_asks_does_no_harm(tmp_path: Path) -> None:
     config = tmp_path / "config_x.sh"
     text = "echo A=1; read -r B; export DGXNNODES=2 WALLTIME=9\ncat ./absent\nf() { :; }\n"

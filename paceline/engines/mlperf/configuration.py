@@ -20,13 +20,15 @@ FAILED = re.compile(r": line \d+: .*: (No such file or directory|Permission deni
 """Bash's own word of a file that it could not source; programs of the config name no line."""
 NEEDED = ("DGXNNODES", "WALLTIME")
 """What the seed's `sbatch -N $DGXNNODES -t $WALLTIME run.sub` cannot do without."""
+RUNS_OWN = ("LOGDIR", "NEXP", "SEED")
+"""Variables of the run, without which its log is not found or its trial is another one."""
 
 
 def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
     """The variables after `source config` in a shell that has those `exported` and no others.
 
-    Raises UserError for a file that is missing, sources one that is, ends in an error or sets no
-    nodes and no time.
+    Raises UserError for a file that is missing, sources one that is, ends in an error, sets no
+    nodes and no time, or changes what is the run's own.
     """
     if not config.is_file():
         raise UserError(
@@ -50,6 +52,15 @@ def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
     variables = dict(sorted(_pairs(done.stdout)))
     if problem := _problem(done, variables):
         raise UserError(str(config), problem, remedy="give the files that it sources, too")
+    changed = [
+        name for name in RUNS_OWN if name in exported and variables.get(name) != exported[name]
+    ]
+    if changed:
+        raise UserError(
+            str(config),
+            f"sets {' and '.join(changed)}, which each run sets itself",
+            remedy="take the line out of the config",
+        )
     return variables
 
 
