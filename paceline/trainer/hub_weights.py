@@ -101,12 +101,15 @@ SETTINGS = {
         "num_hidden_layers": "num_layers",
         "num_attention_heads": "num_heads",
         "activation_function": "activation",
+        "enable_bias": "bias",
+        "tie_word_embeddings": "tied_embeddings",
     },
     "gpt2": {
         "n_layer": "num_layers",
         "n_head": "num_heads",
         "activation_function": "activation",
         "layer_norm_epsilon": "norm_eps",
+        "tie_word_embeddings": "tied_embeddings",
     },
     "llama": {
         "num_hidden_layers": "num_layers",
@@ -115,9 +118,38 @@ SETTINGS = {
         "hidden_act": "activation",
         "rms_norm_eps": "norm_eps",
         "rope_theta": "rope_theta",
+        "attention_bias": "bias",
+        "mlp_bias": "bias",
+        "tie_word_embeddings": "tied_embeddings",
     },
 }
 """What of config.json no tensor's size tells: key there, field here."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "opt": {
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "enable_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+    },
+    "llama": {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+}
+"""What a key that config.json lacks means in transformers."""
+OPT_EPS = 1e-5
+"""Of OPT's norms; its config.json has no key for it."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
 
 
@@ -248,22 +280,42 @@ class HubReader(StorageReader):
 def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     """Where a folder's model computes otherwise than this one, one sentence each."""
     family = config.get("model_type")
-    if family not in SETTINGS:
+    if not isinstance(family, str) or family not in SETTINGS:
         return [f"its model_type is {family}; use one of {', '.join(SETTINGS)}"]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        return [f"its rope_scaling is {rope}, which is no object"]
     kind = rope.get("rope_type", rope.get("type", "default"))
     problems = [f"its positions are scaled ({kind}), which is not here"] * (kind != "default")
-    values = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    stated = {key: value for key, value in {**rope, **config}.items() if value is not None}
+    values = {**DEFAULTS[family], **stated}
     for theirs, ours in SETTINGS[family].items():
         value, here = values.get(theirs), getattr(model, ours)
         value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
         if value is not None and value != here:
             problems.append(f"its {theirs} is {values[theirs]}, and model.{ours} is {here}")
-    if family == "opt" and config.get("do_layer_norm_before", True) != (
-        model.norm_position == "pre"
-    ):
+    return problems + _differences_of_opt(family, values, model) + _scales_of_gpt2(family, values)
+
+
+def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    if family != "opt":
+        return []
+    problems: list[str] = []
+    if model.norm_eps != OPT_EPS:
+        problems.append(f"its norms' eps is {OPT_EPS}, and model.norm_eps is {model.norm_eps}")
+    if values["do_layer_norm_before"] != (model.norm_position == "pre"):
         problems.append(f"model.norm_position is {model.norm_position}, and there the other")
     return problems
+
+
+def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
+    """Attention that is divided by other than the root of a head's width."""
+    keys = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx") if family == "gpt2" else ()
+    return [
+        f"its {key} is {values[key]}, which is not here"
+        for key in keys
+        if values[key] != DEFAULTS["gpt2"][key]
+    ]
 
 
 def places(family: str, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, StoredPlace]:

@@ -17,6 +17,7 @@ from paceline.staging.conversions import made
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.hub_weights import differences
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
 from tests.trainer.example import log, settings, steps, train, world_size
@@ -110,6 +111,18 @@ def other_activation(folder: Path) -> None:
     change(folder, activation_function="gelu")
 
 
+def other_scale(folder: Path) -> None:
+    change(folder, scale_attn_by_inverse_layer_idx=True)
+
+
+def unscaled(folder: Path) -> None:
+    change(folder, scale_attn_weights=False)
+
+
+def own_head(folder: Path) -> None:
+    change(folder, tie_word_embeddings=False)
+
+
 def unknown_kind(folder: Path) -> None:
     change(folder, model_type="bert")
 
@@ -131,6 +144,9 @@ def change(folder: Path, **fields: Any) -> None:
         (other_layers, "its n_layer is 3, and model.num_layers is 2"),
         (scaled_positions, "its positions are scaled"),
         (other_activation, "its activation_function is gelu, and model.activation is gelu_tanh"),
+        (other_scale, "its scale_attn_by_inverse_layer_idx is True"),
+        (unscaled, "its scale_attn_weights is False"),
+        (own_head, "its tie_word_embeddings is False, and model.tied_embeddings is True"),
         (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama"),
         (torn, "model.safetensors is torn"),
     ],
@@ -149,6 +165,32 @@ def test_what_cannot_be_taken_is_named(
 
     with pytest.raises(UnsoundCheckpointError, match=what):
         HubReader(tmp_path, config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "fields", "what"),
+    [
+        ("llama", "llama", {"rope_theta": 500_000.0}, "its rope_theta is 10000.0, and model."),
+        ("llama", "llama", {"norm_eps": 1e-5}, "its rms_norm_eps is 1e-06, and model.norm_eps"),
+        ("llama", "llama", {"activation": "gelu"}, "its hidden_act is silu, and model.activation"),
+        ("opt", "opt-13b", {"norm_eps": 1e-6}, "its norms' eps is 1e-05, and model.norm_eps"),
+        ("opt", "opt-13b", {"activation": "gelu"}, "its activation_function is relu"),
+        ("gpt2", "gpt", {"norm_eps": 1e-6}, "its layer_norm_epsilon is 1e-05, and model.norm_eps"),
+        ("gpt2", "gpt", {"activation": "relu"}, "its activation_function is gelu_new"),
+    ],
+)
+def test_a_key_that_is_absent_means_the_default_of_transformers(
+    family: str, model: str, fields: dict[str, Any], what: str
+) -> None:
+    usual = {"norm_eps": 1e-6, "rope_theta": 10_000.0} if family == "llama" else {}
+    same, other = (
+        parse_config(settings(**{**SHAPES[model], **usual, **changes})).model
+        for changes in ({}, fields)
+    )
+
+    assert differences({"model_type": family}, same) == []  # type: ignore[arg-type]
+    (difference,) = differences({"model_type": family}, other)  # type: ignore[arg-type]
+    assert what in difference
 
 
 def made_shape() -> dict[str, Any]:
