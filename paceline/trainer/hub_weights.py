@@ -196,23 +196,24 @@ class HubReader(StorageReader):
         if problems:
             raise UnsoundCheckpointError("; ".join(problems))
         self._places = places(str(config["model_type"]), model, self._stored)
+        for name, place in self._places.items():
+            _check_shape(name, place, self._stored[place.name].shape)
 
     def _open(self, path: Path) -> None:
+        length = path.stat().st_size
         with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._files[path.name] = content
-        length = int.from_bytes(content[:8], "little")
-        if not 0 < length <= min(LARGEST_HEADER, len(content) - 8):
+            # A file of no bytes cannot be mapped.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if length else b""
+        header = int.from_bytes(content[:8], "little")
+        if isinstance(content, bytes) or not 0 < header <= min(LARGEST_HEADER, length - 8):
             raise UnsoundCheckpointError(f"{path.name} is no safetensors file, or is torn")
+        self._files[path.name] = content
         try:
-            for name, entry in json.loads(content[8 : 8 + length]).items():
-                if name != "__metadata__":
-                    start, end = (8 + length + int(at) for at in entry["data_offsets"])
-                    shape, dtype = tuple(map(int, entry["shape"])), DTYPES[entry["dtype"]]
-                    if end - start != prod(shape) * dtype.itemsize or end > len(content):
-                        raise UnsoundCheckpointError(f"{path.name} is torn: {name}")
-                    self._stored[name] = Stored(path.name, dtype, shape, start)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            entries = json.loads(content[8 : 8 + header])
+            self._stored |= stored_tensors(path.name, entries, 8 + header, length)
+        except UnsoundCheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UnsoundCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
 
     def tensor(self, name: str) -> Tensor:
@@ -275,6 +276,36 @@ class HubReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it names such a folder."""
         return is_hub_folder(Path(checkpoint_id))
+
+
+def stored_tensors(
+    file: str, entries: Mapping[str, Any], start: int, end: int
+) -> dict[str, Stored]:
+    """Tensors of floats in a file whose bytes from `start` to `end` hold them, by its header.
+
+    Raises UnsoundCheckpointError for one that lies elsewhere; integers, as the masks of old GPT-2
+    files, are left out. A header of another form raises KeyError, TypeError or ValueError.
+    """
+    tensors: dict[str, Stored] = {}
+    for name, entry in entries.items():
+        if name == "__metadata__" or entry["dtype"] not in DTYPES:
+            continue
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        first, last = (start + at for at in entry["data_offsets"])
+        if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+            raise UnsoundCheckpointError(f"{file} is broken: {name} has no size"[:200])
+        if not start <= first <= last <= end or last - first != prod(shape) * dtype.itemsize:
+            raise UnsoundCheckpointError(f"{file} is torn: {name}"[:200])
+        if last > first:
+            tensors[name] = Stored(file, dtype, shape, first)
+    return tensors
+
+
+def _check_shape(name: str, place: StoredPlace, shape: tuple[int, ...]) -> None:
+    """Raises UnsoundCheckpointError for a vector in place of a matrix, or no three in one."""
+    dims = 1 if name.endswith(".bias") or "norm." in name else 2
+    if len(shape) != dims or (place.third is not None and shape[-1] % 3):
+        raise UnsoundCheckpointError(f"its {place.name} has the shape {shape}"[:200])
 
 
 def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
@@ -344,8 +375,8 @@ def _is_vocabulary(name: str) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsoundCheckpointError(f"{path.name} is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UnsoundCheckpointError(f"{path.name} is no JSON: {error}"[:200]) from error
     if not isinstance(content, dict):
         raise UnsoundCheckpointError(f"{path.name} holds no JSON object")
     return content

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
 from paceline.staging.conversions import made
+from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
-from paceline.trainer.hub_weights import differences
+from paceline.trainer.hub_weights import HubReader, differences
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
 from tests.trainer.example import log, settings, steps, train, world_size
@@ -127,6 +129,48 @@ def unknown_kind(folder: Path) -> None:
     change(folder, model_type="bert")
 
 
+def list_of_kinds(folder: Path) -> None:
+    change(folder, model_type=["gpt2"])
+
+
+def list_of_scales(folder: Path) -> None:
+    change(folder, rope_scaling=["llama3"])
+
+
+def deep_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 200_000)
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def deep_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(headed(b"[" * 200_000))
+
+
+def outside(folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}
+    (folder / "model.safetensors").write_bytes(headed(json.dumps({"x": entry}).encode()))
+
+
+def below_nothing(folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}
+    content = headed(json.dumps({"x": entry}).encode()) + bytes(24)
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def vector(folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"transformer.wte.weight": entry}).encode()
+    (folder / "model.safetensors").write_bytes(headed(header) + bytes(8))
+
+
+def headed(header: bytes) -> bytes:
+    """The beginning of a safetensors file."""
+    return len(header).to_bytes(8, "little") + header
+
+
 def torn(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
@@ -149,14 +193,19 @@ def change(folder: Path, **fields: Any) -> None:
         (own_head, "its tie_word_embeddings is False, and model.tied_embeddings is True"),
         (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama"),
         (torn, "model.safetensors is torn"),
+        (list_of_kinds, r"its model_type is \['gpt2'\]; use one of"),
+        (list_of_scales, r"its rope_scaling is \['llama3'\], which is no object"),
+        (deep_config, "config.json is no JSON"),
+        (empty, "model.safetensors is no safetensors file"),
+        (deep_header, "model.safetensors is broken: RecursionError"),
+        (outside, "model.safetensors is torn: x"),
+        (below_nothing, "model.safetensors is broken: x has no size"),
+        (vector, r"its transformer.wte.weight has the shape \(2,\)"),
     ],
 )
 def test_what_cannot_be_taken_is_named(
     break_it: Callable[[Path], None], what: str, tmp_path: Path
 ) -> None:
-    from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
-    from paceline.trainer.hub_weights import HubReader
-
     made.make_gpt2(tmp_path)
     config = parse_config(settings(**made_shape())).model
     reader = HubReader(tmp_path, config)  # type: ignore[arg-type]
@@ -165,6 +214,18 @@ def test_what_cannot_be_taken_is_named(
 
     with pytest.raises(UnsoundCheckpointError, match=what):
         HubReader(tmp_path, config)  # type: ignore[arg-type]
+
+
+def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
+    made.make_gpt2(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for dtype in (torch.uint8, torch.bool, torch.int64):
+        weights[f"transformer.h.0.attn.bias_{dtype}"] = torch.ones(4, 4).to(dtype)
+    save_file(weights, tmp_path / "model.safetensors")
+
+    reader = HubReader(tmp_path, parse_config(settings(**made_shape())).model)  # type: ignore[arg-type]
+
+    assert torch.equal(reader.tensor("embedding.weight"), weights["transformer.wte.weight"])
 
 
 @pytest.mark.parametrize(
