@@ -76,6 +76,8 @@ def read_indexed(path: str) -> IndexedFile:
     dtype = DTYPES[code]
     lengths = torch.frombuffer(index, dtype=torch.int32, count=count, offset=HEAD.size)
     places = torch.frombuffer(index, dtype=torch.int64, count=count, offset=HEAD.size + 4 * count)
+    if int(lengths.min()) < 0:
+        raise ConfigError(f"data: {prefix}.idx has a sequence of {int(lengths.min())} tokens")
     starts = torch.zeros(count + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, dtype=torch.int64, out=starts[1:])
     if not torch.equal(starts[:-1] * dtype.itemsize, places):

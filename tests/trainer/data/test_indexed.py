@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from array import array
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,19 @@ def test_files_that_are_none_are_named(prefix: Path, tmp_path: Path) -> None:
     index.write_bytes(index.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="torn"):
         load(path=str(prefix))
+    index.write_bytes(b"\0" * 100)
+    with pytest.raises(ConfigError, match="no index of Megatron"):
+        load(path=str(prefix))
+
+
+def test_a_sequence_of_less_than_nothing_is_named(tmp_path: Path) -> None:
+    data, index = files_of(tmp_path / "a")
+    data.write_bytes(bytes(20))
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 1, 3, 1)
+    index.write_bytes(head + struct.pack("<3i3qq", 10, -5, 10, 0, 10, 5, 0))
+
+    with pytest.raises(ConfigError, match=r"a\.idx has a sequence of -5 tokens"):
+        read_indexed(str(tmp_path / "a"))
 
 
 def test_the_corpus_says_what_it_is(prefix: Path) -> None:
