@@ -43,6 +43,18 @@ def test_the_files_are_laid_out_as_megatron_reads_them(tmp_path: Path) -> None:
     assert index == b"MMIDIDX\0\0" + struct.pack("<QBQQ2i2q4q", 1, 8, 2, 4, 3, 1, 0, 6, 0, 1, 1, 2)
 
 
+def test_two_writers_of_one_data_set_do_not_mix(tmp_path: Path) -> None:
+    dtype = np.dtype("uint16")
+    with IndexedWriter(tmp_path / "a", dtype) as later:
+        with IndexedWriter(tmp_path / "a", dtype) as earlier:
+            later.add_documents([[1] * 10_000])
+            earlier.add_documents([[2] * 10_000])
+        assert set(read_indexed(str(tmp_path / "a")).tokens.tolist()) == {2}
+
+    assert read_indexed(str(tmp_path / "a")).tokens.tolist() == [1] * 10_000
+    assert {path.name for path in tmp_path.iterdir()} == {"a.bin", "a.idx"}
+
+
 def test_every_document_comes_back_with_its_end(folder: Path, tmp_path: Path) -> None:
     how = tokenization.tokenization(folder)
     seen: list[tuple[int, int]] = []

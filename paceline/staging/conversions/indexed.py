@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,11 @@ def files_of(prefix: Path) -> tuple[Path, Path]:
     return prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
 
 
+def part_path(path: Path) -> Path:
+    """Where a file is written before it is whole; no other process writes there, on no host."""
+    return path.with_name(f"{path.name}.{uuid4().hex}.part")
+
+
 class IndexedWriter(AbstractContextManager["IndexedWriter"]):
     """Writes a data set; its files get their names when it is whole, the index last.
 
@@ -65,7 +71,7 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         self._documents: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
         self._num_sequences = 0
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._parts = [Path(f"{path}.{os.getpid()}.part") for path in files_of(prefix)]
+        self._parts = [part_path(path) for path in files_of(prefix)]
         self._bin = self._parts[0].open("wb")
 
     def add(self, tokens: bytes, lengths: NDArray[np.int32]) -> None:
