@@ -11,7 +11,7 @@ from paceline.engines.launch.programs import launch, program_file, unknown_setti
 from paceline.engines.megatron import lm_arguments
 from paceline.engines.megatron.arguments import Arguments, words
 from paceline.engines.megatron.lm_refusals import refused
-from paceline.engines.megatron.refusals import refused_checkout
+from paceline.engines.megatron.refusals import refused_paths
 
 REQUIREMENTS = ("megatron-core==0.16.1",)
 IMPORTS = ("torch", "megatron.core", "numpy")
@@ -40,7 +40,7 @@ PROGRAM_FILES = (
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What neither Megatron-LM nor our program can do of `spec`, one sentence each."""
-    return unknown_settings(spec, SETTINGS) + refused_checkout(spec) + refused(spec)
+    return unknown_settings(spec, SETTINGS) + refused_paths(spec) + refused(spec)
 
 
 def missing(spec: RunSpec) -> str | None:
