@@ -5,13 +5,13 @@ from __future__ import annotations
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.refusals import refused_data, refused_everywhere
+from paceline.engines.samples import BYTE_VOCAB
 
 SPELLINGS = ("old", "new")
 DTYPES = ("fp32", "fp16", "bf16")
 OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
 OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl")
 PROGRAM_DATA = ("synthetic", "stdlib")
-BYTE_VOCAB = 257
 
 
 def refused(spec: RunSpec) -> list[str]:
