@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.staging.conversions import made
-from paceline.staging.conversions.indexed import files_of, read_indexed
+from paceline.staging.conversions.indexed import files_of
 from paceline.staging.conversions.tokenization import tokenization, tokenize
+from paceline.trainer.data.indexed import read_indexed
 
 HERE = Path(__file__).parent
 VOCABULARY = 8192
@@ -94,7 +95,7 @@ def measure(pairs: int, megabytes: int, python: str) -> dict[str, Any]:
         return {
             "workers": workers,
             "text_bytes": (folder / "text.jsonl").stat().st_size,
-            "tokens": len(read_indexed(folder / "ours").tokens),
+            "tokens": len(read_indexed(str(folder / "ours")).tokens),
             "vocabulary": VOCABULARY,
             **{
                 name: {

@@ -144,7 +144,7 @@ _logs: list[_Log] = []
 
 
 def _log() -> _Log:
-    if not _logs or _logs[-1].pid != os.getpid():  # a forked process has a file of its own
+    if not _logs or _logs[-1].pid != os.getpid():  # a forked process opens the rank's file itself
         begin()
     return _logs[-1]
 

@@ -66,6 +66,8 @@ NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
 
+USUAL_TIME_LIMIT_S = 3600.0
+"""Of a run whose recipe states none."""
 NOTHING_STATED: dict[str, Any] = {
     "model": {
         "kind": "decoder",

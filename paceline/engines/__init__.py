@@ -73,6 +73,15 @@ def needs(name: str) -> Needs:
     )
 
 
+def last_step(spec: RunSpec) -> int | None:
+    """The step at which the log of the run's engine ends; None where nobody knows.
+
+    A module says so itself, by `last_step`, where its framework counts others than those asked for.
+    """
+    counted = getattr(_module(spec.engine), "last_step", None)
+    return counted(spec) if counted else spec.steps_asked
+
+
 def engine_names() -> list[str]:
     """Every framework that can be started."""
     return [name for name in _names() if hasattr(_module(name), "job")]

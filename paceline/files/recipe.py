@@ -19,6 +19,7 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.node_groups import ScalingKind
 from paceline.core.quality import MlperfLog
 from paceline.core.run import (
+    USUAL_TIME_LIMIT_S,
     Checkpointing,
     Data,
     EngineSettings,
@@ -104,7 +105,7 @@ class Recipe(Value):
     stays); None is strong where `global_batch` is a number, else weak."""
     flops_convention: str = "causal"
     nominal_parameters: PositiveFloat | None = None
-    time_limit_s: PositiveFloat | None = 3600.0
+    time_limit_s: PositiveFloat | None = USUAL_TIME_LIMIT_S
     hang_limit_s: PositiveFloat = 300.0
     """A rank that finishes no micro-batch for so long is taken as hung."""
     memory_limit_bytes: PositiveFloat | None = None

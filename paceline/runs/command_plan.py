@@ -10,6 +10,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.run import NOTHING_STATED, RunSpec
 from paceline.files.recipe import LONGEST_NAME, Recipe, load_recipe, parse_override
+from paceline.files.yaml_file import validate
 from paceline.machines.placement import Request, device_kind
 
 ENGINE = "command"
@@ -81,8 +82,11 @@ def _bare_recipe(request: Request) -> Recipe:
                 allowed=", ".join(SETTABLE),
                 remedy="give the RECIPE that says what the command trains",
             )
+        if rest and not isinstance(fields.get(name, {}), dict):
+            raise UserError(f"--set {text}", f"{name} was given as a whole before")
         fields[name] = {**fields.get(name, {}), rest: value} if rest else value
     training = {**NOTHING_STATED["training"], "batch_per_device": 1}
     name = command_name(request.command)
     content = {**NOTHING_STATED, "training": training, "time_limit_s": None, **fields}
-    return Recipe.model_validate({**content, "name": name, "title": name, "engine": ENGINE})
+    where = " ".join(f"--set {text}" for text in request.overrides) or "command"
+    return validate(Recipe, {**content, "name": name, "title": name, "engine": ENGINE}, where)

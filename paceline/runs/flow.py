@@ -23,7 +23,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.secrets import redacted_words
 from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
-from paceline.engines import engine
+from paceline.engines import engine, last_step
 from paceline.files.documents import write_text, write_value
 from paceline.files.events import read_rank
 from paceline.files.index import Index
@@ -50,7 +50,7 @@ from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
 from paceline.runs.data_files import make_tokens
 from paceline.runs.ending import Ending, file_text, log_tail
-from paceline.runs.logged_run import ending_of, with_told_facts
+from paceline.runs.logged_run import NATIVE, ending_of, with_told_facts
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
 from paceline.runs.step_follower import follower
 
@@ -258,6 +258,12 @@ def _launch_and_wait(
         job.stop()
         raise
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
+    if ending is not None and plan.spec.engine != NATIVE:
+        # A program that hangs when all its work is done has done its work.
+        by_log = ending_of(folder, record, code or 1, False, None)
+        if by_log.status == "ok":
+            late = f"it was ended behind its last step: {ending.reason}"
+            ending = Ending("ok", None, (late,))
     if ending is None:
         # Elsewhere the ranks do not share this machine's memory.
         killed = local and oom_kills() > kills_before
@@ -352,7 +358,7 @@ class _SignsOfLife:
 
 def _progress(spec: RunSpec, step: Step) -> Progress:
     tokens = 0 if spec.bare else spec.training.global_batch * spec.training.seq_len
-    return Progress("training", step, spec.steps_asked or 0, tokens)
+    return Progress("training", step, last_step(spec) or 0, tokens)
 
 
 def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:

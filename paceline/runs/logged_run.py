@@ -19,7 +19,7 @@ from paceline.core.result import Result, Status
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
-from paceline.engines import dialects
+from paceline.engines import dialects, last_step
 from paceline.engines.dialect.records import out_of_memory_line
 from paceline.files.documents import read_json
 from paceline.files.log_file import LogFile
@@ -149,7 +149,7 @@ def ending_of(
     if spec.engine == NATIVE:
         return judge(evidence)
     if evidence.ranks:
-        return _of_ranks(_as_started(evidence, folder, spec))
+        return _of_ranks(_as_started(evidence, folder, spec), spec)
     said = _said(parsed(folder, record), spec)
     if said.whole and said.status not in BAD:
         late = f"all {said.num_steps} steps are done, yet the program ended with code {code}"
@@ -161,9 +161,8 @@ def ending_of(
     if code or oom_killed or job_end:
         ending = judge(evidence)
         return ending if ending.reason else Ending(ending.status, said.reason)
-    if spec.steps_asked is None:
-        return Ending("ok", None)
-    return _early_end(folder, said, spec.steps_asked)
+    asked = last_step(spec)
+    return Ending("ok", None) if asked is None else _early_end(folder, said, asked)
 
 
 def _out_of_memory(folder: Path) -> str | None:
@@ -185,11 +184,21 @@ def _as_started(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEviden
     return replace(evidence, world_size=max(evidence.ranks) + 1, exits=exits or evidence.exits)
 
 
-def _of_ranks(evidence: EndEvidence) -> Ending:
-    """By event lines, which not every rank of a foreign program needs to write, nor to its end."""
+def _of_ranks(evidence: EndEvidence, spec: RunSpec) -> Ending:
+    """By event lines, which not every rank of a foreign program needs to write, nor to its end.
+
+    A program that says by its exit code that it gave up did so, unless all its steps are done; an
+    abort (a negative code) behind its last line is none of its own words.
+    """
+    asked = spec.steps_asked
+    done = max((len(log.steps) for log in evidence.ranks.values()), default=0)
+    code = next((code for code in evidence.exits.values() if code > 0), None)
     well = all(end.status == "ok" for end in evidence.ends.values())
     if well and not (evidence.exit_code or evidence.oom_killed or evidence.job_end):
         return Ending("ok", None)
+    if well and code and (asked is None or done < asked):
+        error = last_error(evidence.tail)
+        return Ending("failed", f"ended with exit code {code}" + (f": {error}" if error else ""))
     return judge(evidence)
 
 
@@ -205,7 +214,7 @@ def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
         return _Said(None, 0, False)
     log, document = parsing.log, parsing.document
     steps = parsing.steps
-    last, asked = _steps_done(steps), spec.steps_asked
+    last, asked = _steps_done(steps), last_step(spec)
     next_line = last + _steps_a_line(steps)
     done = (asked is not None and next_line > asked) or "run_time_s" in log.figures
     whole = (done or log.ended is not None) and log.torn is None

@@ -44,6 +44,7 @@ from paceline.files.run_folder import (
     run_files,
 )
 from paceline.machines.placement import find_device
+from paceline.machines.slurm.foreign import submitted_logs
 from paceline.machines.slurm.record import left_job
 from paceline.runs.ending import file_text, log_tail, read_ranks, stacks
 from paceline.runs.log_result import evaluate_log
@@ -105,6 +106,9 @@ def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
     if left is None or record.spec is None:
         return "incomplete", gone + full_disk(folder)
     if left.code is None:
+        # A script of somebody else leaves no code, but its log may come to its end.
+        if submitted_logs(folder) and ending_of(folder, record, 1, False, None).status == "ok":
+            return "ok", None
         advice = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
         return "incomplete", f"{gone}; {advice}"
     ending = ending_of(folder, record, left.code, False, None)

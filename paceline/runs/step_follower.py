@@ -14,12 +14,12 @@ from paceline.engines.dialect.log_content import LogContent
 from paceline.files.events import read_rank
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import STEPS_FOLDER
-from paceline.runs.logged_run import NATIVE, measured_log
+from paceline.runs.logged_run import NATIVE, log_files, measured_log
 
 LOOK_S = 2.0
 """At the least between two looks into a foreign log."""
 MOST_BYTES = 4 << 20
-"""A foreign log is read anew at each look; a longer one is not followed."""
+"""Foreign logs are read anew at each look; longer ones, all together, are not followed."""
 
 
 class Follower(Protocol):
@@ -101,14 +101,14 @@ class LogFollower:
 
     def _latest(self) -> Step | None:
         """The last step of the log, None where that has not grown or has none."""
-        path = measured_log(self.folder, self.engine_name)
         kind = dialects().get(self.engine_name)
-        if path is None or kind is None:
-            return None
-        size = path.stat().st_size
-        if size == self._size or size > MOST_BYTES:
+        size = sum(path.stat().st_size for path in log_files(self.folder)) if kind else 0
+        if kind is None or size == self._size or size > MOST_BYTES:
             return None
         self._size = size
+        path = measured_log(self.folder, self.engine_name)
+        if path is None:
+            return None
         log = LogContent()
         kind.read(LogFile(path, kind.begins), log)
         steps = log.steps()

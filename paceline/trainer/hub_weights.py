@@ -101,12 +101,15 @@ SETTINGS = {
         "num_hidden_layers": "num_layers",
         "num_attention_heads": "num_heads",
         "activation_function": "activation",
+        "enable_bias": "bias",
+        "tie_word_embeddings": "tied_embeddings",
     },
     "gpt2": {
         "n_layer": "num_layers",
         "n_head": "num_heads",
         "activation_function": "activation",
         "layer_norm_epsilon": "norm_eps",
+        "tie_word_embeddings": "tied_embeddings",
     },
     "llama": {
         "num_hidden_layers": "num_layers",
@@ -115,9 +118,38 @@ SETTINGS = {
         "hidden_act": "activation",
         "rms_norm_eps": "norm_eps",
         "rope_theta": "rope_theta",
+        "attention_bias": "bias",
+        "mlp_bias": "bias",
+        "tie_word_embeddings": "tied_embeddings",
     },
 }
 """What of config.json no tensor's size tells: key there, field here."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "opt": {
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "enable_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+    },
+    "llama": {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+}
+"""What a key that config.json lacks means in transformers."""
+OPT_EPS = 1e-5
+"""Of OPT's norms; its config.json has no key for it."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
 
 
@@ -164,23 +196,24 @@ class HubReader(StorageReader):
         if problems:
             raise UnsoundCheckpointError("; ".join(problems))
         self._places = places(str(config["model_type"]), model, self._stored)
+        for name, place in self._places.items():
+            _check_shape(name, place, self._stored[place.name].shape)
 
     def _open(self, path: Path) -> None:
+        length = path.stat().st_size
         with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._files[path.name] = content
-        length = int.from_bytes(content[:8], "little")
-        if not 0 < length <= min(LARGEST_HEADER, len(content) - 8):
+            # A file of no bytes cannot be mapped.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if length else b""
+        header = int.from_bytes(content[:8], "little")
+        if isinstance(content, bytes) or not 0 < header <= min(LARGEST_HEADER, length - 8):
             raise UnsoundCheckpointError(f"{path.name} is no safetensors file, or is torn")
+        self._files[path.name] = content
         try:
-            for name, entry in json.loads(content[8 : 8 + length]).items():
-                if name != "__metadata__":
-                    start, end = (8 + length + int(at) for at in entry["data_offsets"])
-                    shape, dtype = tuple(map(int, entry["shape"])), DTYPES[entry["dtype"]]
-                    if end - start != prod(shape) * dtype.itemsize or end > len(content):
-                        raise UnsoundCheckpointError(f"{path.name} is torn: {name}")
-                    self._stored[name] = Stored(path.name, dtype, shape, start)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            entries = json.loads(content[8 : 8 + header])
+            self._stored |= stored_tensors(path.name, entries, 8 + header, length)
+        except UnsoundCheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UnsoundCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
 
     def tensor(self, name: str) -> Tensor:
@@ -245,25 +278,75 @@ class HubReader(StorageReader):
         return is_hub_folder(Path(checkpoint_id))
 
 
+def stored_tensors(
+    file: str, entries: Mapping[str, Any], start: int, end: int
+) -> dict[str, Stored]:
+    """Tensors of floats in a file whose bytes from `start` to `end` hold them, by its header.
+
+    Raises UnsoundCheckpointError for one that lies elsewhere; integers, as the masks of old GPT-2
+    files, are left out. A header of another form raises KeyError, TypeError or ValueError.
+    """
+    tensors: dict[str, Stored] = {}
+    for name, entry in entries.items():
+        if name == "__metadata__" or entry["dtype"] not in DTYPES:
+            continue
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        first, last = (start + at for at in entry["data_offsets"])
+        if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+            raise UnsoundCheckpointError(f"{file} is broken: {name} has no size"[:200])
+        if not start <= first <= last <= end or last - first != prod(shape) * dtype.itemsize:
+            raise UnsoundCheckpointError(f"{file} is torn: {name}"[:200])
+        if last > first:
+            tensors[name] = Stored(file, dtype, shape, first)
+    return tensors
+
+
+def _check_shape(name: str, place: StoredPlace, shape: tuple[int, ...]) -> None:
+    """Raises UnsoundCheckpointError for a vector in place of a matrix, or no three in one."""
+    dims = 1 if name.endswith(".bias") or "norm." in name else 2
+    if len(shape) != dims or (place.third is not None and shape[-1] % 3):
+        raise UnsoundCheckpointError(f"its {place.name} has the shape {shape}"[:200])
+
+
 def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
     """Where a folder's model computes otherwise than this one, one sentence each."""
     family = config.get("model_type")
-    if family not in SETTINGS:
+    if not isinstance(family, str) or family not in SETTINGS:
         return [f"its model_type is {family}; use one of {', '.join(SETTINGS)}"]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        return [f"its rope_scaling is {rope}, which is no object"]
     kind = rope.get("rope_type", rope.get("type", "default"))
     problems = [f"its positions are scaled ({kind}), which is not here"] * (kind != "default")
-    values = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    stated = {key: value for key, value in {**rope, **config}.items() if value is not None}
+    values = {**DEFAULTS[family], **stated}
     for theirs, ours in SETTINGS[family].items():
         value, here = values.get(theirs), getattr(model, ours)
         value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
         if value is not None and value != here:
             problems.append(f"its {theirs} is {values[theirs]}, and model.{ours} is {here}")
-    if family == "opt" and config.get("do_layer_norm_before", True) != (
-        model.norm_position == "pre"
-    ):
+    return problems + _differences_of_opt(family, values, model) + _scales_of_gpt2(family, values)
+
+
+def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    if family != "opt":
+        return []
+    problems: list[str] = []
+    if model.norm_eps != OPT_EPS:
+        problems.append(f"its norms' eps is {OPT_EPS}, and model.norm_eps is {model.norm_eps}")
+    if values["do_layer_norm_before"] != (model.norm_position == "pre"):
         problems.append(f"model.norm_position is {model.norm_position}, and there the other")
     return problems
+
+
+def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
+    """Attention that is divided by other than the root of a head's width."""
+    keys = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx") if family == "gpt2" else ()
+    return [
+        f"its {key} is {values[key]}, which is not here"
+        for key in keys
+        if values[key] != DEFAULTS["gpt2"][key]
+    ]
 
 
 def places(family: str, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, StoredPlace]:
@@ -292,8 +375,8 @@ def _is_vocabulary(name: str) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsoundCheckpointError(f"{path.name} is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UnsoundCheckpointError(f"{path.name} is no JSON: {error}"[:200]) from error
     if not isinstance(content, dict):
         raise UnsoundCheckpointError(f"{path.name} holds no JSON object")
     return content

@@ -141,6 +141,7 @@ def test_gates_and_rotary_positions_have_its_own_names(tmp_path: Path):
         (("data.source=synthetic",), "data.source synthetic has no argument"),
         (("data.path=tokens.u16",), "must be the .bin file of an indexed data set"),
         (("engine_settings.checkout=null",), "engine_settings.checkout is not set"),
+        (("engine_settings.vocab_file=/v.json",), "are of one tokenizer: name both, or none"),
         (("checkpoint.every=10",), "are of the native trainer's format"),
     ],
 )

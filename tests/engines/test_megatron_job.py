@@ -132,6 +132,12 @@ def test_our_program_starts_where_no_checkout_is_named():
         (("layout.zero_stage=3", "layout.dp_shard=2"), "dp_shard has no argument"),
         (("model.activation=silu",), "has no argument: use gelu, or silu with a gate"),
         (("engine_settings.spelling=odd",), "is neither old nor new"),
+        (("engine_settings.vocab_file=/v.json",), "are of one tokenizer: name both, or none"),
+        (("engine_settings.merge_file=/m.txt",), "are of one tokenizer: name both, or none"),
+        (
+            ("engine_settings.vocab_file=v.json", "engine_settings.merge_file=/m.txt"),
+            "engine_settings.vocab_file v.json must be a whole path",
+        ),
         (("data.split=[9,1]",), "engine_settings.split parts an indexed data set"),
         (("training.initial_weights=there",), "are of another format"),
     ],
@@ -139,6 +145,17 @@ def test_our_program_starts_where_no_checkout_is_named():
 def test_what_has_no_argument_is_refused(tmp_path: Path, changes: tuple[str, ...], says: str):
     problems = engine("megatron").unsupported(lm(tmp_path, *changes))
     assert any(says in problem for problem in problems)
+
+
+def test_a_setting_of_null_is_none_at_all():
+    absent = dict.fromkeys(("checkout", "spelling", "vocab_file", "transformer_impl"))
+    layout = Layout(micro_batch=4, tp=2)
+    spec = make_spec(engine="megatron", layout=layout, engine_settings=absent)
+    assert engine("megatron").unsupported(spec) == []
+    assert "core_program.py" in engine("megatron").job(spec, "x").program
+    assert "None" not in engine("megatron").job(spec, "x").program
+    unfit = spec.model_copy(update={"layout": Layout(cp=2)})
+    assert any("not in our program" in what for what in engine("megatron").unsupported(unfit))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_the_published_command_is_called_where_run_sub_lies() -> None:
     assert words and words.options == ("-N", "2", "-t", "15", "-A", "bench", "-p", "gpu")
 
 
+def test_walltime_decides_unless_a_limit_is_asked_for() -> None:
+    spec = llama_8b()
+    assert spec.time_limit_s == 3600, "of a recipe that says nothing"
+    asked = spec.model_copy(update={"time_limit_s": 90.0})
+    assert engine("mlperf").job(spec, "trial").timeout_s is None
+    assert engine("mlperf").job(asked, "trial").timeout_s == 90
+
+
 def test_the_config_is_sourced_in_a_clean_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEXP", "7")
     monkeypatch.setenv("STRAY", "1")
@@ -69,6 +78,10 @@ def test_the_config_is_sourced_in_a_clean_shell(monkeypatch: pytest.MonkeyPatch)
         ("export DGXNNODES=2", "sets no WALLTIME"),
         ("source $(dirname ${BASH_SOURCE[0]})/absent.sh", "absent.sh: No such file or directory"),
         ("exit 3", "cannot be sourced"),
+        (
+            "export DGXNNODES=2 WALLTIME=9; echo busy >&2; source ./absent.sh; MINIBS=1",
+            "cannot be sourced: .*line 1: ./absent.sh: No such file or directory",
+        ),
         ("echo noise; export DGXNNODES=2 WALLTIME=", "sets no WALLTIME"),
     ],
 )
@@ -80,12 +93,25 @@ def test_a_config_that_lacks_something_is_refused(
     with pytest.raises(UserError, match=complaint):
         sourced(config, {})
     (problem,) = engine("mlperf").unsupported(llama_8b(config=str(config)))
-    assert complaint in problem
+    assert re.search(complaint, problem)
+
+
+@pytest.mark.parametrize("name", ["LOGDIR", "NEXP", "SEED"])
+def test_a_config_that_takes_over_what_is_the_runs_is_refused(tmp_path: Path, name: str) -> None:
+    config = tmp_path / "config_x.sh"
+    config.write_text(f"export DGXNNODES=2 WALLTIME=9 {name}=${{{name}:-1}}\n")
+    asked = {"LOGDIR": LOGDIR, "NEXP": "3", "SEED": "4"}
+    assert sourced(config, asked)[name] == asked[name]
+    for change in (f"export {name}=7", f"unset {name}"):
+        config.write_text(f"export DGXNNODES=2 WALLTIME=9; {change}\n")
+        with pytest.raises(UserError, match=f"sets {name}, which each run sets itself"):
+            sourced(config, asked)
 
 
 def test_what_a_config_prints_and_asks_does_no_harm(tmp_path: Path) -> None:
     config = tmp_path / "config_x.sh"
-    config.write_text("echo A=1; read -r B; export DGXNNODES=2 WALLTIME=9\nf() { :; }\n")
+    text = "echo A=1; read -r B; export DGXNNODES=2 WALLTIME=9\ncat ./absent\nf() { :; }\n"
+    config.write_text(text)
     assert sourced(config, {}) == {"B": "", "DGXNNODES": "2", "WALLTIME": "9"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.core.run import RunSpec
 from paceline.engines import engine
+from paceline.engines.nemo.launch import launch_text
 from paceline.machines import slurm
 from tests.command import paceline
 from tests.engines.batch_site import NEMO, site, spec_of
@@ -62,7 +64,7 @@ def test_the_published_command_is_called(variant: str | None, dtype: str) -> Non
     place = place.replace("$JOB_TOTAL_GPUS", "128")
     assert f'export RUN_CONF_RESULT_DIR="$folder"/{place}' in lines
     assert "export STAGE_PATH=/lustre/nemo" in lines
-    assert set(job.files) == {"nemo.json"}
+    assert set(job.files) == {"nemo.json"} and job.timeout_s is None, "its own #SBATCH lines decide"
 
 
 def test_a_sites_gpus_are_asked_for_unless_it_has_none_to_ask_for() -> None:
@@ -85,11 +87,21 @@ def test_our_own_script_says_all_that_the_run_is() -> None:
         "model.num_layers=80",
         "model.ffn_hidden_size=28672",
         "++model.num_query_groups=8",
+        "model.kv_channels=128",
+        "++model.override_vocab_size=128256",
         "model.optim.sched.warmup_steps=2000",
         "model.data.data_impl=mock",
     ):
         assert override in words
     assert "#SBATCH --ntasks-per-node=8" in text
+
+
+def test_the_vocabulary_is_the_recipes_padded_for_its_tensor_ranks() -> None:
+    spec = llama_70b(8)
+    odd = {"vocab_size": 50257, "vocab_multiple": 128, "head_size": 96}
+    text = launch_text(spec.model_copy(update={"model": spec.model.model_copy(update=odd)}))
+    assert "  ++model.override_vocab_size=50688 \\\n" in text, "99 x 128 x 4"
+    assert "  model.kv_channels=96 \\\n" in text
 
 
 PROFILE = {"profile": True, "profile_ranks": "0", "profile_gpu_metrics": True}
@@ -118,6 +130,10 @@ def tiny() -> RunSpec:
     [
         (llama_70b(stage_path=""), "engine_settings.stage_path is missing"),
         (llama_70b(profile=True, nccl_trace=True), "exclude each other"),
+        (llama_70b(stage_path="/a:b"), "stage_path /a:b holds `:` or `,`"),
+        (llama_70b(profile=True, profile_ranks="$(id)"), "profile_ranks $(id) is no list of ranks"),
+        (llama_70b(profile=True, profile_stop_step="3;id"), "profile_stop_step 3;id is no whole"),
+        (llama_70b(profile="no"), "engine_settings.profile no is neither true nor false"),
         (llama_70b(profile_cpu=True), "is for engine_settings.profile=true"),
         (llama_70b(nccl_trace=True), "trains 10 steps (--set steps=10)"),
         (tiny(), "launch.sh of the recipe trains Llama 3.1 of 8b, 70b, 405b and nothing else"),
@@ -126,6 +142,44 @@ def tiny() -> RunSpec:
 )
 def test_what_it_cannot_do_is_told(spec: RunSpec, sentence: str) -> None:
     assert any(sentence in problem for problem in engine("nemo").unsupported(spec))
+
+
+NOT_HANDED_ON = {
+    "layout.zero_stage=3": "layout.zero_stage 3",
+    "layout.dp_shard=2": "layout.dp_shard",
+    "layout.schedule=gpipe": "layout.schedule gpipe",
+    "model.embedding_norm=true": "model.embedding_norm",
+    "model.activation=gelu_tanh": "model.activation gelu_tanh with a gate",
+    "training.compile=blocks": "training.compile blocks",
+    "checkpoint.every=5": "checkpoint.every",
+    "checkpoint.resume=x": "checkpoint.resume",
+    "training.lr_schedule={kind: constant, warmup: 3}": "training.lr_schedule.warmup",
+    "data={source: text, path: x.txt}": "data.source text",
+}
+
+
+def test_what_nemo_is_not_told_of_is_refused_and_the_rest_is_handed_on() -> None:
+    usual = llama_70b(8)
+    assert engine("nemo").unsupported(usual) == []
+    changed = spec_of("nemo", "llama31-70b", usual.cluster, NEMO, None, *NOT_HANDED_ON)
+    problems = engine("nemo").unsupported(changed)
+    assert len(problems) == len(NOT_HANDED_ON)
+    for sentence in NOT_HANDED_ON.values():
+        assert any(problem.startswith(sentence) for problem in problems), sentence
+    eps = usual.training.model_copy(update={"eps": 1e-5})
+    text = launch_text(usual.model_copy(update={"training": eps}))
+    assert "  ++model.optim.eps=1e-05 \\\n" in text
+
+
+def test_the_recipes_own_script_is_told_its_variables_alone() -> None:
+    spec = llama_70b(8, script="/recipe/launch.sh", dataset=True)
+    layout = spec.layout.model_copy(update={"micro_batch": 2, "recompute": "full"})
+    problems = engine("nemo").unsupported(spec.model_copy(update={"layout": layout}))
+    assert [problem.split(":")[0] for problem in problems] == [
+        "layout.micro_batch 2",
+        "layout.recompute full",
+        "engine_settings.dataset is for Paceline's own launch.sh; leave script or dataset out",
+    ]
 
 
 def test_the_published_run_is_refused_for_nothing_but_what_is_not_there(tmp_path: Path) -> None:
@@ -152,3 +206,30 @@ def test_the_list_of_engines_says_what_is_not_here(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["nemo"]["state"] == "missing" and "sbatch" in rows["nemo"]["remedy"]
     assert "Pyxis" in rows["mlperf"]["requires"][0]
+
+
+SRUN = '#!/bin/bash\nprintf "%s\\0" "$@" >"$RESULT_DIR/words"\n'
+
+
+def test_no_setting_becomes_a_command_of_our_script(tmp_path: Path) -> None:
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    stage = f"{tmp_path}/a $(touch {tmp_path}/x)`touch {tmp_path}/y`\"'"
+    ranks = f"$(touch {tmp_path}/z)"
+    hostile = {"stage_path": stage, "profile": True, "profile_ranks": ranks, "dataset": True}
+    job = engine("nemo").job(llama_70b(8, **hostile), "x")
+    (tmp_path / "launch.sh").write_text(job.files["launch.sh"])
+    env = {name: value.replace("{folder}", str(tmp_path)) for name, value in job.env.items()}
+    env |= {"PATH": f"{srun.parent}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    subprocess.run(["/bin/bash", "launch.sh"], cwd=tmp_path, env=env, check=True)
+
+    (seen,) = tmp_path.glob("results/*/*/*/*/words")
+    words = seen.read_text().split("\0")
+    mounts = f"{seen.parent},{seen.parent}/index_mapping,{stage}/llama3.1-dataset:/dataset"
+    assert f"--container-mounts={mounts}" in words
+    assert f"model.nsys_profile.ranks=[{ranks}]" in words
+    assert f"exp_manager.explicit_log_dir={seen.parent}/results" in words
+    assert f"model.data.index_mapping_dir={seen.parent}/index_mapping" in words
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "launch.sh", "results"}

@@ -43,6 +43,8 @@ for number in range(60):
             break
     if "slow" in sys.argv:
         time.sleep(1)
+if "quits" in sys.argv:
+    sys.exit("error: diverged")
 """
 LOGGED = f"""
 import sys
@@ -122,6 +124,12 @@ def test_a_recipe_says_what_the_program_trains(start: Runner) -> None:
         (("loop.py", "killed"), {"per": "device", "devices": 2}, "failed", "rank 1 was killed by"),
         ((*TORCHRUN, "loop.py", "killed"), {}, "failed", "rank 1 was killed by SIGKILL"),
         (("loop.py", "nan"), {"per": "device", "devices": 1}, "nan", "step 22 is not finite"),
+        (
+            ("loop.py", "quits"),
+            {"per": "device", "devices": 1},
+            "failed",
+            "code 1: error: diverged",
+        ),
         (("-c", "import time; time.sleep(60)"), {"timeout_s": 1.0}, "timeout", "time limit of 1 s"),
     ],
 )
@@ -174,6 +182,11 @@ def test_secrets_reach_the_program_and_no_file(start: Runner) -> None:
         (["run", "--"], "followed by no program"),
         (["run", "tiny-llama", "x", "--", "y"], "unexpected extra argument"),
         (["run", "--set", "layout.tp=2", "--", "python"], "is of a recipe, and there is none"),
+        (["run", "--set", "hang_limit_s=abc", "--", "python"], "hang_limit_s"),
+        (
+            ["run", "--set", "engine_settings=1", "--set", "engine_settings.x=2", "--", "python"],
+            "was given as a whole before",
+        ),
         (["run", "tiny-llama", "--per", "node"], "is for a program of yours"),
     ],
 )

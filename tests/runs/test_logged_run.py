@@ -12,6 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run_report import RunReport
 from paceline.files.documents import read_json
+from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request
 from paceline.runs import flow
 from paceline.runs.flow import Progress
@@ -56,9 +57,11 @@ if os.environ.get("RANK", "0") == "0":
     if mode in ("crash", "last"):
         print("ValueError: no such thing", file=sys.stderr)
         sys.exit(3)
-if mode in ("late", "fails-late"):
+if mode == "fails-late":
     time.sleep(0.5)
-    os._exit(134 if mode == "fails-late" else 0)
+    os._exit(134)
+if mode == "hangs":
+    time.sleep(600)
 """
 
 
@@ -73,9 +76,11 @@ def example_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., RunReport]:
-    def started(mode: str = "", ranks: int = 2, per: str = "device") -> RunReport:
+    def started(mode: str = "", per: str = "device", limit_s: float = 120.0) -> RunReport:
         spec = make_spec(
-            ranks=ranks, engine="example_engine", engine_settings={"mode": mode, "per": per}
+            engine="example_engine",
+            engine_settings={"mode": mode, "per": per},
+            time_limit_s=limit_s,
         )
         job = engines.engine("example_engine").job(spec, "example")
         return flow.run(Plan(spec, job, {}), tmp_path / "runs", ["x"], seen.append, probe=False)
@@ -128,6 +133,21 @@ def test_steps_are_asked_before_the_exit_code(
     assert reason is None if result.reason is None else (reason or "") in result.reason
     ended_badly = [warning for warning in result.warnings if "ended with code" in warning]
     assert bool(ended_badly) == (mode in ("crash", "fails-late"))
+
+
+def test_a_program_that_hangs_when_its_work_is_done_has_done_it(run: Callable[..., RunReport]):
+    result = run("hangs", per="node", limit_s=12.0).result
+    assert result.status == "ok" and result.steps_done == 20
+    assert [warning for warning in result.warnings if "the time limit of 12 s passed" in warning]
+
+
+def test_deepspeed_chat_counts_the_steps_of_its_warm_up():
+    spec = load_recipe("opt-350m-sft-tiny")
+    training = make_spec().training.model_copy(update={"lr_schedule": spec.training.lr_schedule})
+    warmup = int(training.lr_schedule.warmup)
+    counted = engines.last_step(make_spec(engine="deepspeed_chat", training=training))
+    assert warmup > 0 and counted == training.steps + warmup
+    assert engines.last_step(make_spec()) == make_spec().training.steps
 
 
 def test_what_only_an_engine_knows_is_refused_by_others(tmp_path: Path):

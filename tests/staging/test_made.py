@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.staging.conversions import MAKERS
-from paceline.staging.conversions.indexed import read_indexed
 from paceline.staging.makers import Making, make
+from paceline.trainer.data.indexed import read_indexed
 
 
 def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -23,7 +23,8 @@ def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> 
         files[name] = {path.name for path in (tmp_path / name).iterdir()}
 
     assert {"code-0.bin", "code-0.idx", "code-1.bin", "code-1.idx"} < files["indexed"]
-    assert min(len(read_indexed(tmp_path / f"indexed/code-{i}").tokens) for i in (0, 1)) > 100_000
+    parts = [read_indexed(str(tmp_path / "indexed" / f"code-{number}")) for number in (0, 1)]
+    assert min(len(part.tokens) for part in parts) > 100_000
     with (tmp_path / "jsonl" / "code.jsonl").open() as lines:
         assert all(json.loads(line)["text"] is not None for line in lines)
     tokenizers = {

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions.indexed import read_indexed
 from paceline.staging.conversions.samples import answers, packed_rows
+from paceline.trainer.data.indexed import read_indexed
 
 
 def test_answers_go_behind_their_prompts(tmp_path: Path) -> None:
@@ -59,8 +59,9 @@ def test_rows_keep_their_targets_as_a_mask(tmp_path: Path) -> None:
 
     assert packed_rows([tmp_path / "a.parquet"], tmp_path / "out" / "a") == (2, 5)
 
-    kept = read_indexed(tmp_path / "out" / "a")
-    assert [kept.sequence(i).tolist() for i in (0, 1)] == [row["input_ids"] for row in rows]
+    kept = read_indexed(str(tmp_path / "out" / "a"))
+    assert kept.tokens.view(2, 4).tolist() == [row["input_ids"] for row in rows]
+    assert kept.lengths.tolist() == [4, 4]
     mask = np.fromfile(tmp_path / "out" / "a.mask", np.uint8)
     assert mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
 

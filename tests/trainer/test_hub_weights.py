@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
 from paceline.staging.conversions import made
+from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.hub_weights import HubReader, differences
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
 from tests.trainer.example import log, settings, steps, train, world_size
@@ -110,8 +113,62 @@ def other_activation(folder: Path) -> None:
     change(folder, activation_function="gelu")
 
 
+def other_scale(folder: Path) -> None:
+    change(folder, scale_attn_by_inverse_layer_idx=True)
+
+
+def unscaled(folder: Path) -> None:
+    change(folder, scale_attn_weights=False)
+
+
+def own_head(folder: Path) -> None:
+    change(folder, tie_word_embeddings=False)
+
+
 def unknown_kind(folder: Path) -> None:
     change(folder, model_type="bert")
+
+
+def list_of_kinds(folder: Path) -> None:
+    change(folder, model_type=["gpt2"])
+
+
+def list_of_scales(folder: Path) -> None:
+    change(folder, rope_scaling=["llama3"])
+
+
+def deep_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 200_000)
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def deep_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(headed(b"[" * 200_000))
+
+
+def outside(folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}
+    (folder / "model.safetensors").write_bytes(headed(json.dumps({"x": entry}).encode()))
+
+
+def below_nothing(folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}
+    content = headed(json.dumps({"x": entry}).encode()) + bytes(24)
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def vector(folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"transformer.wte.weight": entry}).encode()
+    (folder / "model.safetensors").write_bytes(headed(header) + bytes(8))
+
+
+def headed(header: bytes) -> bytes:
+    """The beginning of a safetensors file."""
+    return len(header).to_bytes(8, "little") + header
 
 
 def torn(folder: Path) -> None:
@@ -131,16 +188,24 @@ def change(folder: Path, **fields: Any) -> None:
         (other_layers, "its n_layer is 3, and model.num_layers is 2"),
         (scaled_positions, "its positions are scaled"),
         (other_activation, "its activation_function is gelu, and model.activation is gelu_tanh"),
+        (other_scale, "its scale_attn_by_inverse_layer_idx is True"),
+        (unscaled, "its scale_attn_weights is False"),
+        (own_head, "its tie_word_embeddings is False, and model.tied_embeddings is True"),
         (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama"),
         (torn, "model.safetensors is torn"),
+        (list_of_kinds, r"its model_type is \['gpt2'\]; use one of"),
+        (list_of_scales, r"its rope_scaling is \['llama3'\], which is no object"),
+        (deep_config, "config.json is no JSON"),
+        (empty, "model.safetensors is no safetensors file"),
+        (deep_header, "model.safetensors is broken: RecursionError"),
+        (outside, "model.safetensors is torn: x"),
+        (below_nothing, "model.safetensors is broken: x has no size"),
+        (vector, r"its transformer.wte.weight has the shape \(2,\)"),
     ],
 )
 def test_what_cannot_be_taken_is_named(
     break_it: Callable[[Path], None], what: str, tmp_path: Path
 ) -> None:
-    from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
-    from paceline.trainer.hub_weights import HubReader
-
     made.make_gpt2(tmp_path)
     config = parse_config(settings(**made_shape())).model
     reader = HubReader(tmp_path, config)  # type: ignore[arg-type]
@@ -149,6 +214,44 @@ def test_what_cannot_be_taken_is_named(
 
     with pytest.raises(UnsoundCheckpointError, match=what):
         HubReader(tmp_path, config)  # type: ignore[arg-type]
+
+
+def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
+    made.make_gpt2(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for dtype in (torch.uint8, torch.bool, torch.int64):
+        weights[f"transformer.h.0.attn.bias_{dtype}"] = torch.ones(4, 4).to(dtype)
+    save_file(weights, tmp_path / "model.safetensors")
+
+    reader = HubReader(tmp_path, parse_config(settings(**made_shape())).model)  # type: ignore[arg-type]
+
+    assert torch.equal(reader.tensor("embedding.weight"), weights["transformer.wte.weight"])
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "fields", "what"),
+    [
+        ("llama", "llama", {"rope_theta": 500_000.0}, "its rope_theta is 10000.0, and model."),
+        ("llama", "llama", {"norm_eps": 1e-5}, "its rms_norm_eps is 1e-06, and model.norm_eps"),
+        ("llama", "llama", {"activation": "gelu"}, "its hidden_act is silu, and model.activation"),
+        ("opt", "opt-13b", {"norm_eps": 1e-6}, "its norms' eps is 1e-05, and model.norm_eps"),
+        ("opt", "opt-13b", {"activation": "gelu"}, "its activation_function is relu"),
+        ("gpt2", "gpt", {"norm_eps": 1e-6}, "its layer_norm_epsilon is 1e-05, and model.norm_eps"),
+        ("gpt2", "gpt", {"activation": "relu"}, "its activation_function is gelu_new"),
+    ],
+)
+def test_a_key_that_is_absent_means_the_default_of_transformers(
+    family: str, model: str, fields: dict[str, Any], what: str
+) -> None:
+    usual = {"norm_eps": 1e-6, "rope_theta": 10_000.0} if family == "llama" else {}
+    same, other = (
+        parse_config(settings(**{**SHAPES[model], **usual, **changes})).model
+        for changes in ({}, fields)
+    )
+
+    assert differences({"model_type": family}, same) == []  # type: ignore[arg-type]
+    (difference,) = differences({"model_type": family}, other)  # type: ignore[arg-type]
+    assert what in difference
 
 
 def made_shape() -> dict[str, Any]:

@@ -7,7 +7,21 @@ from paceline.engines.deepspeed_chat.dialect import DIALECT
 from paceline.engines.deepspeed_chat.refusals import refusals
 from paceline.engines.deepspeed_chat.start import IMPORTS, REQUIREMENTS, job, missing, settings
 
-__all__ = ["DIALECT", "IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+__all__ = [
+    "DIALECT",
+    "IMPORTS",
+    "REQUIREMENTS",
+    "job",
+    "last_step",
+    "missing",
+    "settings",
+    "unsupported",
+]
+
+
+def last_step(spec: RunSpec) -> int:
+    """The timed steps come behind those of the warm-up, and the log counts both."""
+    return spec.training.lr_schedule.warmup + spec.training.steps
 
 
 def unsupported(spec: RunSpec) -> list[str]:

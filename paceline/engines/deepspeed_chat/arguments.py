@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 from paceline.core.run import RunSpec
 from paceline.engines.deepspeed_chat.checkpoint_shapes import published_name
+from paceline.engines.launch.programs import home_path
 
 OWN_PROGRAM = "sft_program.py"
 OWN_MODEL = "model"
@@ -41,7 +41,7 @@ def model_name(spec: RunSpec) -> str:
     """What is loaded: as set, a shape's own configuration for our program, else the hub's name."""
     named = spec.engine_settings.get("model")
     if named is not None:
-        return _absolute(str(named))
+        return _absolute("engine_settings.model", str(named))
     return OWN_MODEL if own_program(spec) else published_name(spec.model) or OWN_MODEL
 
 
@@ -49,9 +49,10 @@ def data_names(spec: RunSpec) -> list[str]:
     """Data sets: as set, else the recipe's own; what is synthetic there is the published one."""
     named = spec.engine_settings.get("data")
     if named is not None:
-        return [_absolute(name.strip()) for name in str(named).split(",")]
+        names = str(named).split(",")
+        return [_absolute("engine_settings.data", name.strip()) for name in names]
     if spec.data.source == "jsonl" and spec.data.path:
-        return [_absolute(spec.data.path)]
+        return [_absolute("data.path", spec.data.path)]
     return [spec.data.source if own_program(spec) else PUBLISHED_DATA]
 
 
@@ -142,7 +143,7 @@ def _words(name: str, value: object) -> list[str]:
     return [f"--{name}", *map(str, values)]
 
 
-def _absolute(name: str) -> str:
+def _absolute(field: str, name: str) -> str:
     """A path of this machine as seen from the run folder; a hub name stays."""
-    path = Path(name).expanduser()
+    path = home_path(field, name)
     return str(path.absolute()) if path.exists() else name

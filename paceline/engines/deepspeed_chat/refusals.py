@@ -18,7 +18,7 @@ from paceline.engines.deepspeed_chat.checkpoint_shapes import (
     unlike_folder,
     unlike_opt,
 )
-from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.launch.programs import home_path, unknown_settings
 
 SETTINGS = (
     "program",
@@ -65,7 +65,7 @@ def _settings(spec: RunSpec) -> Iterator[str]:
         yield f"engine_settings.offload {settings['offload']} is not among true, false, cpu"
     if settings.get("offload") and spec.layout.zero_stage == 0:
         yield "engine_settings.offload needs layout.zero_stage 1 or more, which parts the states"
-    folder = Path(str(settings.get("model") or "")).expanduser()
+    folder = home_path("engine_settings.model", str(settings.get("model") or ""))
     if settings.get("model") and spec.model.kind == "decoder":
         yield from unlike_folder(spec.model, folder)
     if not own_program(spec):

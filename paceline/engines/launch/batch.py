@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.hardware import Cluster
-from paceline.core.run import RunSpec
+from paceline.core.run import USUAL_TIME_LIMIT_S, RunSpec
 
 NO_GRES = "none"
 """Of `cluster.slurm.gres`: leave the option out."""
@@ -17,6 +17,14 @@ def needs_queue(spec: RunSpec) -> list[str]:
     if number is not None:
         return [f"engine {spec.engine} submits a batch script, no step of allocation {number}"]
     return []
+
+
+def asked_limit_s(spec: RunSpec) -> float | None:
+    """The time limit that somebody asked for, in s.
+
+    None for the usual one of recipes, which nobody has asked for: the script's own decides.
+    """
+    return None if spec.time_limit_s == USUAL_TIME_LIMIT_S else spec.time_limit_s
 
 
 def site_words(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:

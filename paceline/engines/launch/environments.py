@@ -6,6 +6,7 @@ a torch of several GB is not installed a second time.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -145,10 +147,24 @@ def install(
     folder, before = environments_root() / name, installed(name)
     if before and (before.requirements, before.isolated) == (tuple(requirements), isolated):
         return before
-    remove(name)
+    with _locked(folder):
+        now = installed(name)
+        if now and now != before and now.requirements == tuple(requirements):
+            return now  # another process has just made it
+        return _made(folder, requirements, imports, tell, extra_arguments, isolated)
+
+
+def _made(
+    folder: Path,
+    requirements: Sequence[str],
+    imports: Sequence[str],
+    tell: Callable[[str], None],
+    extra_arguments: Sequence[str],
+    isolated: bool,
+) -> Environment:
+    _clear(folder)
     tell(f"making {folder}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         venv.create(folder, with_pip=not OWN_PIP, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemFaultError(str(folder), f"cannot be made: {error}") from error
@@ -167,11 +183,38 @@ def install(
 
 
 def remove(name: str) -> bool:
-    """Take an environment away, half-made ones too; whether there was any."""
+    """Take an environment away, half-made ones too; whether there was any.
+
+    Raises SystemFaultError where it cannot be taken away.
+    """
     folder = environments_root() / name
-    there = folder.exists()
-    shutil.rmtree(folder, ignore_errors=True)
-    return there
+    if not folder.exists():
+        return False
+    with _locked(folder):
+        _clear(folder)
+    return True
+
+
+def _clear(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SystemFaultError(str(folder), f"cannot be removed: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """One process at a time makes or removes an environment; the others wait."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{folder.name}.lock").open("w")
+    except OSError as error:
+        raise SystemFaultError(str(folder), f"cannot be made: {error.strerror}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _pip(folder: Path) -> list[str]:

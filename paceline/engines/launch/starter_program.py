@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 """Variables of this launch that would mislead a launcher of the program's own."""
+WORKING_FOLDER = "PACELINE_WORKING_FOLDER"
 LAUNCHERS_OWN = "TORCHELASTIC_"
 SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Variables whose values stand in the place of {their names} in PROGRAM, and nowhere else."""
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     environment = variables(own, per == "node", values, folder, steps == "1")
     redirect(rank)
     argv = [secrets.get(word[1:-1], filled(word, values)) for word in program]
-    working_folder = own.get("PACELINE_WORKING_FOLDER")
+    working_folder = own.get(WORKING_FOLDER)
     try:
         if working_folder:
             os.chdir(working_folder)
@@ -87,6 +88,8 @@ def variables(
             "MASTER_ADDR": values["master_addr"],
             "MASTER_PORT": values["master_port"],
         }
+    for name in (WORKING_FOLDER, "PACELINE_STEPS"):  # of this launch, not of what it starts
+        given.pop(name, None)
     given["PACELINE_OUTPUT"] = folder
     if steps:
         given["PACELINE_STEPS"] = os.path.join(folder, "steps")  # noqa: PTH118

@@ -4,16 +4,11 @@
 
 from __future__ import annotations
 
-import random
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
-
-END = 256
-"""Ends a document of bytes."""
+from token_windows_program import MOST_TEXT_TOKENS, corpus
 
 
 def micro_batches(args, device) -> Iterator[dict[str, torch.Tensor]]:
@@ -42,7 +37,10 @@ def sequences(args, rank: int, ranks: int) -> Iterator[torch.Tensor]:
         generator = torch.Generator(device="cpu").manual_seed(args.seed + rank)
         while True:
             yield torch.randint(args.vocab_size, (length,), generator=generator)
-    tokens = indexed(args.data_path, args.split) if args.data_path else texts(args.seed)
+    if args.data_path:
+        tokens = indexed(args.data_path, args.split)
+    else:
+        tokens = corpus({"source": "stdlib"}, MOST_TEXT_TOKENS, args.seed)
     number = len(tokens) // length
     if number < ranks:
         raise SystemExit(f"{len(tokens)} tokens are less than a sample of {length} a rank")
@@ -60,11 +58,3 @@ def indexed(prefix: str, split: str) -> torch.Tensor:
     shares = [float(share) for share in split.split(",")]
     number = round(len(documents) * shares[0] / sum(shares))
     return torch.cat([torch.from_numpy(documents[n].astype("int64")) for n in range(number)])
-
-
-def texts(seed: int) -> torch.Tensor:
-    """Bytes of Python's own files in an order of chance, some megabytes of them; 256 ends each."""
-    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    random.Random(seed).shuffle(paths)
-    parts = [torch.tensor([*path.read_bytes(), END], dtype=torch.int16) for path in paths]
-    return torch.cat(parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import (
@@ -44,7 +46,7 @@ def arguments(spec: RunSpec) -> Arguments:
         **optimizer_arguments(training),
         **_recompute(spec),
         **_tokens(spec, model),
-        **({"transformer-impl": [own["transformer_impl"]]} if "transformer_impl" in own else {}),
+        **_transformer(own),
         "log-interval": [1],
         "log-throughput": [],
         "eval-iters": [0],
@@ -147,6 +149,11 @@ def _recompute(spec: RunSpec) -> Arguments:
     }
 
 
+def _transformer(own: Mapping[str, object]) -> Arguments:
+    chosen = own.get("transformer_impl")
+    return {} if chosen is None else {"transformer-impl": [chosen]}
+
+
 def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
     """The tokenizer and the data; the null tokenizer adds a token that ends a document."""
     own = spec.engine_settings
@@ -159,7 +166,7 @@ def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
         arguments = {
             "tokenizer-type": ["GPT2BPETokenizer"],
             "vocab-file": [own["vocab_file"]],
-            "merge-file": [own.get("merge_file")],
+            "merge-file": [own["merge_file"]],
         }
     else:
         arguments = {"tokenizer-type": ["NullTokenizer"], "vocab-size": [model.vocab_size - 1]}

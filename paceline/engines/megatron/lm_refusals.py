@@ -5,13 +5,13 @@ from __future__ import annotations
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.refusals import refused_data, refused_everywhere
+from paceline.engines.samples import BYTE_VOCAB
 
 SPELLINGS = ("old", "new")
 DTYPES = ("fp32", "fp16", "bf16")
 OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
 OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl")
 PROGRAM_DATA = ("synthetic", "stdlib")
-BYTE_VOCAB = 257
 
 
 def refused(spec: RunSpec) -> list[str]:
@@ -21,18 +21,18 @@ def refused(spec: RunSpec) -> list[str]:
         return problems
     rules = (*_spelling_rules(spec), *_shape_rules(spec.model))
     problems += [sentence for sentence, applies in rules if applies]
-    if "checkout" in spec.engine_settings:
+    if spec.engine_settings.get("checkout") is not None:
         return problems + _of_the_checkout(spec, spec.model)
     return problems + _of_the_program(spec, spec.model)
 
 
 def _spelling_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
-    spelling = spec.engine_settings.get("spelling", "old")
+    spelling = spec.engine_settings.get("spelling") or "old"
     return (
         (f"engine_settings.spelling {spelling} is neither old nor new", spelling not in SPELLINGS),
         (
             "engine_settings.spelling new is of a checkout of 2026: name engine_settings.checkout",
-            spelling == "new" and "checkout" not in spec.engine_settings,
+            spelling == "new" and spec.engine_settings.get("checkout") is None,
         ),
     )
 
@@ -72,7 +72,9 @@ def _of_the_program(spec: RunSpec, shape: DecoderShape) -> list[str]:
     only = "is not in our program on Megatron-Core: name a checkout of Megatron-LM"
     problems = [f"{axis} > 1 {only}" for axis, size in axes.items() if size > 1]
     problems += [
-        f"engine_settings.{name} {only}" for name in OF_A_CHECKOUT if name in spec.engine_settings
+        f"engine_settings.{name} {only}"
+        for name in OF_A_CHECKOUT
+        if spec.engine_settings.get(name) is not None
     ]
     rules = (
         (f"sequence_parallel {only}", layout.sequence_parallel),

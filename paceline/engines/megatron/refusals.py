@@ -8,6 +8,8 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import by_samples, data_prefix
 
+PATHS = ("checkout", "vocab_file", "merge_file")
+
 
 def refused_everywhere(spec: RunSpec) -> list[str]:
     """Of the run whatever its framework's version is; a shape that is no decoder ends the list."""
@@ -86,15 +88,19 @@ def _training_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def refused_checkout(spec: RunSpec) -> list[str]:
-    """That a checkout is named as only one folder can read it."""
-    checkout = spec.engine_settings.get("checkout")
-    if checkout is None or PurePosixPath(str(checkout)).is_absolute():
-        return []
-    return [
-        f"engine_settings.checkout {checkout} must be a whole path: runs work in folders of their "
-        "own"
+def refused_paths(spec: RunSpec) -> list[str]:
+    """That files are named as only one folder can read them, or a vocabulary without merges."""
+    named = {name: spec.engine_settings.get(name) for name in PATHS}
+    problems = [
+        f"engine_settings.{name} {path} must be a whole path: runs work in folders of their own"
+        for name, path in named.items()
+        if path is not None and not PurePosixPath(str(path)).is_absolute()
     ]
+    if (named["vocab_file"] is None) != (named["merge_file"] is None):
+        problems.append(
+            "engine_settings.vocab_file and merge_file are of one tokenizer: name both, or none"
+        )
+    return problems
 
 
 def _layout_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:

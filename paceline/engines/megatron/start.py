@@ -11,7 +11,8 @@ from paceline.engines.launch.programs import launch, program_file, unknown_setti
 from paceline.engines.megatron import lm_arguments
 from paceline.engines.megatron.arguments import Arguments, words
 from paceline.engines.megatron.lm_refusals import refused
-from paceline.engines.megatron.refusals import refused_checkout
+from paceline.engines.megatron.refusals import refused_paths
+from paceline.engines.samples import windows_program
 
 REQUIREMENTS = ("megatron-core==0.16.1",)
 IMPORTS = ("torch", "megatron.core", "numpy")
@@ -40,7 +41,7 @@ PROGRAM_FILES = (
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What neither Megatron-LM nor our program can do of `spec`, one sentence each."""
-    return unknown_settings(spec, SETTINGS) + refused_checkout(spec) + refused(spec)
+    return unknown_settings(spec, SETTINGS) + refused_paths(spec) + refused(spec)
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -78,7 +79,9 @@ def job(spec: RunSpec, name: str) -> Job:
     """One process a device, in the folder of the checkout where there is one."""
     checkout = spec.engine_settings.get("checkout")
     entry = PROGRAM if checkout is None else ENTRY
-    files = {k: v for f in PROGRAM_FILES for k, v in program_file(PACKAGE, f).items()}
+    files = windows_program()
+    for file in PROGRAM_FILES:
+        files |= program_file(PACKAGE, file)
     return launch(
         spec,
         name,

@@ -10,7 +10,7 @@ from paceline.core.run import Job, RunSpec
 from paceline.engines.launch.environments import interpreter
 from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.megatron.arguments import words
-from paceline.engines.megatron.refusals import refused_checkout
+from paceline.engines.megatron.refusals import refused_paths
 from paceline.engines.megatron.start import ENTRY, missing_entry, readable
 from paceline.engines.megatron_deepspeed.arguments import CONFIG_FILE, arguments, deepspeed_config
 from paceline.engines.megatron_deepspeed.refusals import refused
@@ -24,9 +24,8 @@ NO_CHECKOUT = (
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What Megatron-DeepSpeed cannot do of `spec`, one sentence each."""
-    named = spec.engine_settings.get("checkout")
-    without = refused_checkout(spec) if named else [NO_CHECKOUT]
-    return unknown_settings(spec, SETTINGS) + without + refused(spec)
+    without = [] if spec.engine_settings.get("checkout") else [NO_CHECKOUT]
+    return unknown_settings(spec, SETTINGS) + without + refused_paths(spec) + refused(spec)
 
 
 def missing(spec: RunSpec) -> str | None:

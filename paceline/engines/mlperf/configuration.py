@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,14 +16,19 @@ SOURCE = 'set -a; source "$0" >&2; set +a; exec env -0'
 LIMIT_S = 60.0
 OF_THE_SHELL = ("HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "_")
 """What the clean shell itself has in its environment."""
+FAILED = re.compile(r": line \d+: .*: (No such file or directory|Permission denied)$")
+"""Bash's own word of a file that it could not source; programs of the config name no line."""
 NEEDED = ("DGXNNODES", "WALLTIME")
 """What the seed's `sbatch -N $DGXNNODES -t $WALLTIME run.sub` cannot do without."""
+RUNS_OWN = ("LOGDIR", "NEXP", "SEED")
+"""Variables of the run, without which its log is not found or its trial is another one."""
 
 
 def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
     """The variables after `source config` in a shell that has those `exported` and no others.
 
-    Raises UserError for a file that is missing, ends in an error or sets no nodes and no time.
+    Raises UserError for a file that is missing, sources one that is, ends in an error, sets no
+    nodes and no time, or changes what is the run's own.
     """
     if not config.is_file():
         raise UserError(
@@ -44,13 +50,31 @@ def sourced(config: Path, exported: Mapping[str, str]) -> dict[str, str]:
     except subprocess.TimeoutExpired as error:
         raise UserError(str(config), f"was not sourced within {LIMIT_S:.0f} s") from error
     variables = dict(sorted(_pairs(done.stdout)))
-    missing = [name for name in NEEDED if not variables.get(name)]
-    if done.returncode or missing:
-        said = done.stderr.strip().splitlines()
-        why = f": {said[0][:300]}" if said else ""
-        what = f"sets no {' and no '.join(missing)}" if variables else "cannot be sourced"
-        raise UserError(str(config), f"{what}{why}", remedy="give the files that it sources, too")
+    if problem := _problem(done, variables):
+        raise UserError(str(config), problem, remedy="give the files that it sources, too")
+    changed = [
+        name for name in RUNS_OWN if name in exported and variables.get(name) != exported[name]
+    ]
+    if changed:
+        raise UserError(
+            str(config),
+            f"sets {' and '.join(changed)}, which each run sets itself",
+            remedy="take the line out of the config",
+        )
     return variables
+
+
+def _problem(done: subprocess.CompletedProcess[str], variables: Mapping[str, str]) -> str | None:
+    """Why what a config has set cannot be relied on, in bash's own words where it has some."""
+    failed = [line.strip() for line in done.stderr.splitlines() if FAILED.search(line)]
+    missing = [name for name in NEEDED if not variables.get(name)]
+    if not (done.returncode or failed or missing):
+        return None
+    said = failed or done.stderr.strip().splitlines()
+    why = f": {said[0][:300]}" if said else ""
+    if not variables or not missing:
+        return f"cannot be sourced{why}"
+    return f"sets no {' and no '.join(missing)}{why}"
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

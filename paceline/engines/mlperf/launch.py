@@ -11,8 +11,8 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
 from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
 from paceline.core.secrets import is_secret
-from paceline.engines.launch.batch import needs_queue, site_words
-from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
+from paceline.engines.launch.programs import home_path, unknown_settings
 from paceline.engines.mlperf.configuration import contradictions, sourced
 
 SETTINGS_FILE = "mlperf.json"
@@ -74,7 +74,7 @@ def job(spec: RunSpec, name: str) -> Job:
         files={SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=spec.time_limit_s,
+        timeout_s=asked_limit_s(spec),
         cluster=spec.cluster,
         batch=BatchScript(
             script=_script(spec),
@@ -118,16 +118,21 @@ def exported(spec: RunSpec) -> dict[str, str]:
 
 def config(spec: RunSpec) -> Path:
     """The config's absolute path, sought in the implementation's folder first."""
-    name = Path(str(spec.engine_settings.get("config", ""))).expanduser()
-    folder = spec.engine_settings.get("implementation")
-    beside = Path(str(folder)).expanduser() / name if folder else name
+    name = home_path("engine_settings.config", str(spec.engine_settings.get("config", "")))
+    folder = _named_folder(spec)
+    beside = folder / name if folder else name
     return (beside if beside.is_file() else name).absolute()
 
 
 def implementation(spec: RunSpec) -> Path:
     """The folder that holds config and run.sub, where sbatch is called."""
+    folder = _named_folder(spec)
+    return folder.absolute() if folder else config(spec).parent
+
+
+def _named_folder(spec: RunSpec) -> Path | None:
     folder = spec.engine_settings.get("implementation")
-    return Path(str(folder)).expanduser().absolute() if folder else config(spec).parent
+    return home_path("engine_settings.implementation", str(folder)) if folder else None
 
 
 def _script(spec: RunSpec) -> str:

@@ -17,68 +17,31 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
 from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.batch import needs_queue, site_words
-from paceline.engines.launch.programs import unknown_settings
-from paceline.engines.nemo.overrides import data_folder, launcher_overrides, overrides
+from paceline.engines.launch.batch import asked_limit_s, site_words
+from paceline.engines.nemo.overrides import (
+    DATA_FOLDER,
+    WITH_A_VARIABLE,
+    launcher_overrides,
+    overrides,
+)
 from paceline.engines.nemo.procedure import (
-    KNOWN,
-    PROFILE,
-    SIZES,
-    TRACE_STEPS,
     image,
     launch_script,
-    model_size,
+    staged_data,
     variables,
 )
+from paceline.engines.nemo.refusals import refusals
 
 SCRIPT, SETTINGS_FILE = "launch.sh", "nemo.json"
 LOGS = ("results/*/*/*/*/log-*.out",)
 """The whole job's output, in the structure of the recipe's results."""
 PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
-DTYPES = ("bf16", "fp8")
 TRACED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What NeMo 1 and the published procedure cannot do of `spec`, one sentence each."""
-    problems = [*unknown_settings(spec, KNOWN), *needs_queue(spec)]
-    if not spec.engine_settings.get("stage_path"):
-        problems.append("engine_settings.stage_path is missing: STAGE_PATH, where the image lies")
-    return [*problems, *_training_problems(spec), *_profile_problems(spec)]
-
-
-def _training_problems(spec: RunSpec) -> list[str]:
-    problems: list[str] = []
-    training, model, named = spec.training, spec.model, launch_script(spec)
-    if training.dtype not in DTYPES:
-        problems.append(f"dtype {training.dtype} is none of the procedure's: bf16 or fp8")
-    if not isinstance(model, DecoderShape) or model.num_experts > 1 or spec.lora:
-        problems.append("nemo pre-trains dense decoders: no diffusion, experts or adapters")
-    elif model.embedding_size or model.norm_position == "post":
-        problems.append("a narrower embedding or norms behind the blocks are not in NeMo's GPT")
-    if training.ramp_up is not None:
-        problems.append("training.ramp_up is not handed on to NeMo: leave it out")
-    if training.lr_schedule.kind == "linear" or training.lr_schedule.unit != "steps":
-        problems.append("training.lr_schedule must be constant or cosine, counted in steps")
-    if named is not None and model_size(spec) is None:
-        sizes = ", ".join(SIZES)
-        problems.append(f"{named.name} of the recipe trains Llama 3.1 of {sizes} and nothing else")
-    return problems
-
-
-def _profile_problems(spec: RunSpec) -> list[str]:
-    asked = spec.engine_settings
-    problems: list[str] = []
-    if asked.get("profile") and asked.get("nccl_trace"):
-        problems.append("engine_settings.profile and nccl_trace exclude each other: two runs")
-    stray = [name for name in PROFILE if asked.get(name) is not None]
-    if stray and not asked.get("profile"):
-        problems.append(f"engine_settings.{stray[0]} is for engine_settings.profile=true")
-    if asked.get("nccl_trace") and spec.training.steps != TRACE_STEPS:
-        problems.append(
-            f"a traced run of the recipe trains {TRACE_STEPS} steps (--set steps={TRACE_STEPS})"
-        )
-    return problems
+    return [*refusals(spec)]
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -104,7 +67,7 @@ def job(spec: RunSpec, name: str) -> Job:
         files={**own, SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n"},
         nodes=spec.cluster.nodes,
         devices_per_node=spec.cluster.devices_per_node,
-        timeout_s=spec.time_limit_s,
+        timeout_s=asked_limit_s(spec) if named else spec.time_limit_s,
         cluster=spec.cluster,
         batch=BatchScript(
             script=f"./{named.name if named else SCRIPT}",
@@ -128,7 +91,7 @@ def launch_text(spec: RunSpec) -> str:
     traced = spec.engine_settings.get("nccl_trace")
     exports = [f"export {name}={value}" for name, value in (TRACED if traced else {}).items()]
     log = "$RESULT_DIR/log-nemo_${MODEL_SIZE}_${JOB_TOTAL_GPUS}_%j"
-    data = "" if spec.data.source == "synthetic" else f",{data_folder(spec)}:/dataset"
+    data = f",$STAGE_PATH/{DATA_FOLDER}:/dataset" if staged_data(spec) else ""
     mounts = f"$RESULT_DIR,$INDEX_MAPPING_DIR{data}"
     lines = [
         "#!/bin/bash",
@@ -172,5 +135,5 @@ def _profiler(spec: RunSpec) -> str:
 
 
 def _word(text: str) -> str:
-    """One override as a word of bash, in which launch.sh's own variables are filled in."""
-    return f'"{text}"' if "$" in text else shlex.quote(text)
+    """One override as a word of bash."""
+    return f'"{text}"' if text in WITH_A_VARIABLE else shlex.quote(text)

@@ -11,12 +11,23 @@ from collections.abc import Iterator
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.nemo.procedure import stage_path
+from paceline.engines.nemo.procedure import staged_data
 
 NORMS = {"rmsnorm": "rmsnorm", "layernorm": "layernorm1p"}
-GATED = {"silu": "fast-swiglu", "gelu": "fast-geglu", "relu": "fast-reglu"}
+ACTIVATIONS = {
+    ("gelu", False): "gelu",
+    ("silu", True): "fast-swiglu",
+    ("gelu", True): "fast-geglu",
+    ("relu", True): "fast-reglu",
+}
+"""By activation and gate; NeMo's GPT has no other of ours."""
+DATA_FOLDER = "llama3.1-dataset"
 DATA = ("my-llama_00_text_document", "my-llama_01_text_document")
-"""What the recipe's generate_dataset.sh leaves in STAGE_PATH/llama3.1-dataset."""
+"""What the recipe's generate_dataset.sh leaves in DATA_FOLDER of STAGE_PATH."""
+LOG_FOLDER = "exp_manager.explicit_log_dir=$RESULT_DIR/results"
+INDEX_FOLDER = "model.data.index_mapping_dir=$INDEX_MAPPING_DIR"
+WITH_A_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
+"""The overrides in which launch.sh fills in a variable of its own; in any other `$` is a `$`."""
 
 
 def launcher_overrides(spec: RunSpec) -> list[str]:
@@ -59,7 +70,7 @@ def _trainer(spec: RunSpec) -> list[str]:
         "trainer.log_every_n_steps=1",
         f"trainer.gradient_clip_val={spec.training.grad_clip:g}",
         "trainer.precision=bf16",
-        "exp_manager.explicit_log_dir=$RESULT_DIR/results",
+        LOG_FOLDER,
         "exp_manager.create_checkpoint_callback=false",
         "++exp_manager.log_step_timing=true",
         "++exp_manager.step_timing_kwargs.sync_cuda=true",
@@ -68,6 +79,7 @@ def _trainer(spec: RunSpec) -> list[str]:
 
 def _model(spec: RunSpec, model: DecoderShape) -> list[str]:
     layout, fp8 = spec.layout, str(spec.training.dtype == "fp8").lower()
+    activation = ACTIVATIONS.get((model.activation, model.gated_ffn), model.activation)
     return [
         "model.mcore_gpt=true",
         f"model.encoder_seq_length={spec.training.seq_len}",
@@ -77,12 +89,14 @@ def _model(spec: RunSpec, model: DecoderShape) -> list[str]:
         f"model.ffn_hidden_size={model.ffn_size}",
         f"model.num_attention_heads={model.num_heads}",
         f"++model.num_query_groups={model.kv_heads}",
+        f"model.kv_channels={model.head_dim}",
+        f"++model.override_vocab_size={model.padded_vocab(layout.tp)}",
         f"model.hidden_dropout={model.dropout:g}",
         f"model.attention_dropout={model.dropped_probabilities:g}",
         f"model.normalization={NORMS[model.norm]}",
         f"model.layernorm_epsilon={model.norm_eps:g}",
         f"model.bias={str(model.bias).lower()}",
-        f"model.activation={GATED[model.activation] if model.gated_ffn else model.activation}",
+        f"model.activation={activation}",
         "model.position_embedding_type="
         + ("rope" if model.positions == "rope" else "learned_absolute"),
         f"++model.rotary_base={model.rope_theta:g}",
@@ -114,6 +128,7 @@ def _optimizer(spec: RunSpec) -> Iterator[str]:
     yield f"model.optim.lr={training.lr:g}"
     yield f"model.optim.weight_decay={training.weight_decay:g}"
     yield f"model.optim.betas=[{first:g},{second:g}]"
+    yield f"++model.optim.eps={training.eps:g}"
     if schedule.kind == "cosine":
         yield "model.optim.sched.name=CosineAnnealing"
         yield f"model.optim.sched.warmup_steps={schedule.warmup}"
@@ -127,7 +142,7 @@ def _optimizer(spec: RunSpec) -> Iterator[str]:
 
 def _data(spec: RunSpec) -> list[str]:
     length = f"model.data.seq_length={spec.training.seq_len}"
-    if spec.data.source == "synthetic":
+    if not staged_data(spec):
         return [length, "model.data.data_impl=mock", "model.data.data_prefix=[]"]
     prefix = ",".join(f".5,/dataset/{name}" for name in DATA)
     return [
@@ -135,7 +150,7 @@ def _data(spec: RunSpec) -> list[str]:
         "model.tokenizer.library=huggingface",
         "model.tokenizer.type=/dataset/llama",
         f"model.data.data_prefix=[{prefix}]",
-        "model.data.index_mapping_dir=$INDEX_MAPPING_DIR",
+        INDEX_FOLDER,
     ]
 
 
@@ -143,13 +158,8 @@ def _profile(spec: RunSpec) -> Iterator[str]:
     settings = spec.engine_settings
     if not settings.get("profile"):
         return
-    ranks = settings.get("profile_ranks") or 0
+    asked = {name: value for name, value in settings.items() if value is not None}
     yield "model.nsys_profile.enabled=true"
-    yield f"model.nsys_profile.start_step={settings.get('profile_start_step') or 20}"
-    yield f"model.nsys_profile.end_step={settings.get('profile_stop_step') or 30}"
-    yield f"model.nsys_profile.ranks=[{ranks}]"
-
-
-def data_folder(spec: RunSpec) -> str:
-    """Where the recipe's data and tokenizer lie."""
-    return str(stage_path(spec) / "llama3.1-dataset")
+    yield f"model.nsys_profile.start_step={asked.get('profile_start_step', 20)}"
+    yield f"model.nsys_profile.end_step={asked.get('profile_stop_step', 30)}"
+    yield f"model.nsys_profile.ranks=[{asked.get('profile_ranks', 0)}]"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core.run import RUN_FOLDER, RunSpec
+from paceline.engines.launch.programs import home_path
 
 VERSION, IMAGE = "25.01", "nvidia+nemo+24.09.sqsh"
 """GSW_VERSION of the recipe, and the image that its setup.sh leaves in STAGE_PATH."""
@@ -21,18 +22,24 @@ PROFILE = {
     "profile_cpu": "RUN_CONF_PROFILE_CPU",
 }
 """Settings that go with `profile`, and the recipe's variables for them."""
-KNOWN = ("stage_path", "script", "image", "profile", "nccl_trace", *PROFILE)
+KNOWN = ("stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
 
 
 def stage_path(spec: RunSpec) -> Path:
     """STAGE_PATH: the folder of image, tokenizer and data."""
-    return Path(str(spec.engine_settings.get("stage_path", ""))).expanduser().absolute()
+    text = str(spec.engine_settings.get("stage_path", ""))
+    return home_path("engine_settings.stage_path", text).absolute()
 
 
 def launch_script(spec: RunSpec) -> Path | None:
     """The launch.sh of somebody else that is to be submitted; None for our own."""
     script = spec.engine_settings.get("script")
-    return Path(str(script)).expanduser().absolute() if script else None
+    return home_path("engine_settings.script", str(script)).absolute() if script else None
+
+
+def staged_data(spec: RunSpec) -> bool:
+    """Whether our launch.sh trains on the data set of STAGE_PATH, not on mock data."""
+    return bool(spec.engine_settings.get("dataset"))
 
 
 def image(spec: RunSpec) -> str:

@@ -13,15 +13,13 @@ import os
 import struct
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceline.core.errors import UserError
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEAD = struct.Struct("<9sQBQQ")
@@ -35,7 +33,6 @@ CODES = {
     "float32": 7,
     "uint16": 8,
 }
-DTYPES = {code: np.dtype(name) for name, code in CODES.items()}
 SMALL_VOCABULARY = 65500
 """Below it a token takes two bytes, as Megatron chooses."""
 
@@ -56,6 +53,11 @@ def files_of(prefix: Path) -> tuple[Path, Path]:
     return prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
 
 
+def part_path(path: Path) -> Path:
+    """Where a file is written before it is whole; no other process writes there, on no host."""
+    return path.with_name(f"{path.name}.{uuid4().hex}.part")
+
+
 class IndexedWriter(AbstractContextManager["IndexedWriter"]):
     """Writes a data set; its files get their names when it is whole, the index last.
 
@@ -69,7 +71,7 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         self._documents: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
         self._num_sequences = 0
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._parts = [Path(f"{path}.{os.getpid()}.part") for path in files_of(prefix)]
+        self._parts = [part_path(path) for path in files_of(prefix)]
         self._bin = self._parts[0].open("wb")
 
     def add(self, tokens: bytes, lengths: NDArray[np.int32]) -> None:
@@ -122,64 +124,3 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         yield lengths.astype("<i4").tobytes()
         yield (ends - lengths * np.int64(self.dtype.itemsize)).astype("<i8").tobytes()
         yield documents.astype("<i8").tobytes()
-
-
-@dataclass(frozen=True)
-class IndexedSet:
-    """A data set that was read: its tokens are mapped into memory."""
-
-    prefix: Path
-    tokens: NDArray[Any]
-    lengths: NDArray[np.int32]
-    """(sequences,) in tokens."""
-    starts: NDArray[np.int64]
-    """(sequences,) where each begins in `tokens`."""
-    documents: NDArray[np.int64]
-    """(documents + 1,) numbers of sequences between documents."""
-
-    @property
-    def num_documents(self) -> int:
-        """Documents, empty ones included."""
-        return len(self.documents) - 1
-
-    def sequence(self, index: int) -> NDArray[Any]:
-        """(length,) tokens of a sequence."""
-        start = self.starts[index]
-        return self.tokens[start : start + self.lengths[index]]
-
-
-def read_indexed(path: Path | str) -> IndexedSet:
-    """The data set of a prefix, or of one of its two files.
-
-    Raises UserError when one is missing, is no such file, or does not fit to the other.
-    """
-    prefix = prefix_of(path)
-    bin_path, idx_path = files_of(prefix)
-    for file in (bin_path, idx_path):
-        if not file.is_file():
-            raise UserError(str(file), "is not a file", remedy="a data set is PREFIX.bin and .idx")
-    content = idx_path.read_bytes()
-    if len(content) < HEAD.size or not content.startswith(MAGIC):
-        raise UserError(str(idx_path), "is no index of Megatron's indexed data sets")
-    _, version, code, sequences, ends = HEAD.unpack_from(content)
-    if version != VERSION or code not in DTYPES:
-        raise UserError(
-            str(idx_path),
-            f"has version {version}, dtype code {code}",
-            allowed="version 1, codes 1-8",
-        )
-    needed_bytes = HEAD.size + 12 * sequences + 8 * ends
-    if len(content) < needed_bytes or ends < 1:
-        raise UserError(str(idx_path), f"has {len(content)} bytes of {needed_bytes}: it is torn")
-    lengths = np.frombuffer(content, "<i4", sequences, HEAD.size)
-    places = np.frombuffer(content, "<i8", sequences, HEAD.size + 4 * sequences)
-    documents = np.frombuffer(content, "<i8", ends, HEAD.size + 12 * sequences)
-    dtype = DTYPES[code]
-    size_bytes = bin_path.stat().st_size
-    last_bytes = int((places + lengths.astype(np.int64) * dtype.itemsize).max(initial=0))
-    if last_bytes > size_bytes or size_bytes % dtype.itemsize:
-        raise UserError(
-            str(bin_path), f"has {size_bytes} bytes, and its index speaks of {last_bytes}"
-        )
-    tokens = np.memmap(bin_path, dtype, "r") if size_bytes else np.zeros(0, dtype)
-    return IndexedSet(prefix, tokens, lengths, places // dtype.itemsize, documents)

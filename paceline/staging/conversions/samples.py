@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.conversions.indexed import IndexedWriter
+from paceline.staging.conversions.indexed import IndexedWriter, part_path
 from paceline.staging.conversions.progress import Progress, unwatched
 
 IGNORED = -100
@@ -29,7 +29,7 @@ def answers(sources: Sequence[Path], target: Path, progress: Progress = unwatche
 
     Raises UserError for a record that lacks one of them.
     """
-    part = Path(f"{target}.{os.getpid()}.part")
+    part = part_path(target)
     count = 0
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -56,7 +56,7 @@ def packed_rows(
     row whose labels are not its tokens.
     """
     mask = prefix.with_name(f"{prefix.name}.mask")
-    part = Path(f"{mask}.{os.getpid()}.part")
+    part = part_path(mask)
     rows = targets = 0
     prefix.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -72,7 +72,7 @@ def packed_rows(
                 rows, targets = rows + 1, targets + int(counts.sum())
             file.flush()
             os.fsync(file.fileno())
-            part.replace(mask)
+        part.replace(mask)
     finally:
         part.unlink(missing_ok=True)
     return rows, targets

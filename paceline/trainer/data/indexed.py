@@ -76,6 +76,8 @@ def read_indexed(path: str) -> IndexedFile:
     dtype = DTYPES[code]
     lengths = torch.frombuffer(index, dtype=torch.int32, count=count, offset=HEAD.size)
     places = torch.frombuffer(index, dtype=torch.int64, count=count, offset=HEAD.size + 4 * count)
+    if int(lengths.min()) < 0:
+        raise ConfigError(f"data: {prefix}.idx has a sequence of {int(lengths.min())} tokens")
     starts = torch.zeros(count + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, dtype=torch.int64, out=starts[1:])
     if not torch.equal(starts[:-1] * dtype.itemsize, places):
@@ -166,8 +168,10 @@ def shuffled(
     )
     whole = [epochs - 1, 1] if apart else [epochs]
     generator = NumpyShuffle(seed)
-    order = _joined([array("i", [*sequences] * count) for count in whole], generator)
-    ends = torch.cumsum(file.lengths[order], 0, dtype=torch.int64)
+    order = _joined([array("i", sequences) * count for count in whole], generator)
+    # As 4-byte integers, and summed in place: a large data set has 10^8 sequences.
+    lengths = file.lengths.to(torch.int32).index_select(0, order)
+    ends = lengths.to(torch.int64).cumsum_(0)
     total = (epochs * tokens - 1) // seq_len
     cuts = [0, before_last, total] if apart else [0, total]
     parts = [array("q", range(*cut)) for cut in pairwise(cuts)]
@@ -180,7 +184,9 @@ def shuffled(
 
 
 def _joined(parts: Sequence[array[int]], generator: NumpyShuffle) -> Tensor:
-    """Parts, each shuffled, one after the other."""
+    """Parts, each shuffled, one after the other, in integers of their own size."""
     for part in parts:
         generator.shuffle(part)
-    return torch.cat([torch.tensor(part, dtype=torch.int64) for part in parts])
+    dtype = torch.int32 if parts[0].itemsize == 4 else torch.int64
+    filled = [torch.frombuffer(part, dtype=dtype) for part in parts if part]
+    return filled[0] if len(filled) == 1 else torch.cat([torch.empty(0, dtype=dtype), *filled])

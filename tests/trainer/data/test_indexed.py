@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+import tracemalloc
 from array import array
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from paceline.staging.conversions.indexed import IndexedWriter, files_of
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus, load_validation
-from paceline.trainer.data.indexed import NumpyShuffle, read_indexed, shuffled
+from paceline.trainer.data.indexed import IndexedFile, NumpyShuffle, read_indexed, shuffled
 from paceline.trainer.data.indexed_corpus import IndexedCorpus, blended, numpy_sum
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.mesh import Axis
@@ -84,6 +86,20 @@ def test_an_epoch_joins_every_document_once(prefix: Path) -> None:
     order = torch.unique_consecutive(line).tolist()
     assert order == part.order[: len(order)].tolist() != sorted(order)
     assert all(piece.start < piece.stop for piece in places)
+
+
+def test_a_shuffle_keeps_its_documents_in_four_bytes_each() -> None:
+    documents = 50_000
+    file = IndexedFile(torch.zeros(1), torch.arange(0, 10 * documents + 1, 10))
+    tracemalloc.start()
+    try:
+        part = shuffled(file, range(documents), 10, 10_000, seed=5)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert part.order.dtype == torch.int32 and part.order.unique().numel() == documents
+    assert peak_bytes / documents < 12
 
 
 def test_other_seeds_take_other_samples_and_no_layout_does(prefix: Path) -> None:
@@ -167,6 +183,19 @@ def test_files_that_are_none_are_named(prefix: Path, tmp_path: Path) -> None:
     index.write_bytes(index.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="torn"):
         load(path=str(prefix))
+    index.write_bytes(b"\0" * 100)
+    with pytest.raises(ConfigError, match="no index of Megatron"):
+        load(path=str(prefix))
+
+
+def test_a_sequence_of_less_than_nothing_is_named(tmp_path: Path) -> None:
+    data, index = files_of(tmp_path / "a")
+    data.write_bytes(bytes(20))
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 1, 3, 1)
+    index.write_bytes(head + struct.pack("<3i3qq", 10, -5, 10, 0, 10, 5, 0))
+
+    with pytest.raises(ConfigError, match=r"a\.idx has a sequence of -5 tokens"):
+        read_indexed(str(tmp_path / "a"))
 
 
 def test_the_corpus_says_what_it_is(prefix: Path) -> None:
