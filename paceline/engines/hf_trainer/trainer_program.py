@@ -69,7 +69,11 @@ def main(path: str) -> None:
     trainer.add_callback(StepEntries())
     trainer.train()
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads keep some interpreters from ending (one of six here), after all work is done.
+    os._exit(0)
 
 
 def stay_alone() -> None:

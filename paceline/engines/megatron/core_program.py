@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from argparse import Namespace
 from dataclasses import dataclass, field
@@ -39,7 +40,10 @@ def main() -> None:
     end = train(args, *assembled(args))
     on_first_rank(f"[{end}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
     dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads keep some interpreters from ending, after all work is done.
+    os._exit(0)
 
 
 def initialize(args) -> None:
