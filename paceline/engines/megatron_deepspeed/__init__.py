@@ -5,4 +5,6 @@ from __future__ import annotations
 from paceline.engines.megatron_deepspeed.dialect import DIALECT
 from paceline.engines.megatron_deepspeed.start import job, missing, settings, unsupported
 
-__all__ = ["DIALECT", "job", "missing", "settings", "unsupported"]
+__all__ = ["DIALECT", "OUTSIDE", "job", "missing", "settings", "unsupported"]
+
+OUTSIDE = "a checkout of Megatron-DeepSpeed, and in its interpreter what that imports"
