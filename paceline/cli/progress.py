@@ -64,7 +64,7 @@ def _lines(in_samples: bool) -> Watcher:
         if progress.step is None:
             echo(f"  {progress.phase}", err=True)
             return
-        recent.append(progress.step.step_time_s or (recent[-1] if recent else 0.0))
+        recent.extend(filter(None, [progress.step.step_time_s]))
         finished = progress.step.index == progress.total_steps
         if time.monotonic() - last >= LINE_EVERY_S or finished:
             last = time.monotonic()
@@ -92,7 +92,7 @@ def _bar(
             if progress.step is None:
                 bar.update(task, phase=progress.phase)
                 return
-            recent.append(progress.step.step_time_s or (recent[-1] if recent else 0.0))
+            recent.extend(filter(None, [progress.step.step_time_s]))
             detail = escape(_step_text(progress, recent, in_samples))
             bar.update(task, completed=progress.step.index, phase="step", detail=detail)
 
@@ -100,18 +100,23 @@ def _bar(
 
 
 def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
-    """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds of the last ten steps."""
+    """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds of the last ten steps.
+
+    Some frameworks' logs tell rates alone: then no time is said.
+    """
     step = progress.step
     assert step is not None
-    typical = median(recent[-RECENT_STEPS:])
+    typical = median(recent[-RECENT_STEPS:]) if recent else None
     total = progress.total_steps
-    parts = [f"{step.index}/{total}" if total else f"step {step.index}", f"{typical:.4g} s"]
-    if typical > 0 and in_samples and step.global_batch:
+    parts = [f"{step.index}/{total}" if total else f"step {step.index}"]
+    if typical:
+        parts.append(f"{typical:.4g} s")
+    if typical and in_samples and step.global_batch:
         parts.append(f"{significant(step.global_batch / typical, 4)} samples/s")
-    elif typical > 0 and progress.tokens_per_step:
+    elif typical and progress.tokens_per_step:
         parts.append(f"{progress.tokens_per_step / typical:,.0f} tokens/s")
     if step.loss is not None:
         parts.append(f"loss {step.loss:.3f}")
-    if total:
+    if total and typical:
         parts.append(f"{typical * (total - step.index):.0f} s left")
     return " · ".join(parts)
