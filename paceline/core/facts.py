@@ -13,6 +13,8 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import PositiveInt, Value
 
+PROFILERS = ("profile", "nccl_trace")
+"""Engine settings that attach a profiler or a trace, which slows a run."""
 OF_ALL_DEVICES = ("{world_size}", "{devices_per_node}")
 """Placeholders of a command that takes all devices that there are."""
 
@@ -104,7 +106,7 @@ def facts_of(spec: RunSpec) -> Facts:
         flops_convention=spec.flops_convention,
         nominal_parameters=spec.nominal_parameters,
         total_tokens=training.total_tokens,
-        profiled=False,
+        profiled=any(spec.engine_settings.get(name) for name in PROFILERS),
     )
 
 

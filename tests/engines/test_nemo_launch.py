@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.core.facts import facts_of
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.engines.nemo.launch import launch_text
@@ -119,6 +120,12 @@ def test_the_profilers_switches_are_handed_on() -> None:
     assert traced["ENABLE_NCCL_TRACE"] == "true"
     assert traced["RUN_CONF_RESULT_DIR"].endswith("results/25.01-nccl-trace/bf16/70b/64")
     assert "export NCCL_DEBUG=INFO" in engine("nemo").job(spec, "x").files["launch.sh"]
+
+
+def test_a_profiled_run_is_known_as_one() -> None:
+    assert facts_of(llama_70b()).profiled is False
+    for switch in ("profile", "nccl_trace"):
+        assert facts_of(llama_70b(**{switch: True})).profiled is True
 
 
 def tiny() -> RunSpec:

@@ -18,7 +18,7 @@ from paceline.engines.deepspeed_chat.checkpoint_shapes import (
     unlike_folder,
     unlike_opt,
 )
-from paceline.engines.launch.programs import home_path, unknown_settings
+from paceline.engines.launch.programs import home_path, native_settings, unknown_settings
 
 SETTINGS = (
     "program",
@@ -123,19 +123,9 @@ def _training(spec: RunSpec) -> Iterator[str]:
         yield "training.loss_scale.initial: DeepSpeed's first scale is a power of two"
     if training.compile != "none":
         yield f"training.compile {training.compile}: it compiles nothing"
-    absent = {
-        "training.ramp_up": training.ramp_up,
-        "training.evaluation": training.evaluation,
-        "training.initial_weights": training.initial_weights,
-        "checkpoint.every": spec.checkpoint.every,
-        "checkpoint.resume": spec.checkpoint.resume,
-        "mlperf": spec.mlperf,
-        "memory_limit_bytes": spec.memory_limit_bytes,
-    }
-    for name, value in absent.items():
-        if value is not None:
-            remedy = "; engine_settings.model loads weights" if "weights" in name else ""
-            yield f"{name}: DeepSpeed-Chat's first step has none{remedy}"
+    for name in native_settings(spec):
+        remedy = "; engine_settings.model loads weights" if "weights" in name else ""
+        yield f"{name}: DeepSpeed-Chat's first step has none{remedy}"
     if training.seq_len > _positions(spec.model):
         yield f"seq_len {training.seq_len} is beyond {_positions(spec.model)} learned positions"
 

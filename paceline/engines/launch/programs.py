@@ -82,6 +82,21 @@ def unknown_settings(spec: RunSpec, known: Sequence[str]) -> list[str]:
     ]
 
 
+def native_settings(spec: RunSpec) -> list[str]:
+    """Fields of the run that only the native trainer knows, where they are set."""
+    training = spec.training
+    fields = {
+        "training.ramp_up": training.ramp_up,
+        "training.evaluation": training.evaluation,
+        "training.initial_weights": training.initial_weights,
+        "checkpoint.every": spec.checkpoint.every,
+        "checkpoint.resume": spec.checkpoint.resume,
+        "mlperf": spec.mlperf,
+        "memory_limit_bytes": spec.memory_limit_bytes,
+    }
+    return [name for name, value in fields.items() if value is not None]
+
+
 def _environment(spec: RunSpec, env: Mapping[str, str], folder: Path | None) -> dict[str, str]:
     variables = {"PYTHONUNBUFFERED": "1"}
     if spec.cluster.threads_per_device:

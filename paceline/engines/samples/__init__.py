@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.run import RunSpec
-from paceline.engines.launch.programs import program_file
+from paceline.engines.launch.programs import native_settings, program_file
 
 SOURCES = ("synthetic", "stdlib", "text", "tokens")
 BYTE_VOCAB = 257
@@ -32,20 +32,9 @@ def data_problems(spec: RunSpec) -> list[str]:
 
 def training_problems(spec: RunSpec) -> list[str]:
     """What such programs leave to the native trainer, one sentence each."""
-    training = spec.training
-    absent = {
-        "training.ramp_up": training.ramp_up,
-        "training.evaluation": training.evaluation,
-        "training.initial_weights": training.initial_weights,
-        "checkpoint.every": spec.checkpoint.every,
-        "checkpoint.resume": spec.checkpoint.resume,
-        "mlperf": spec.mlperf,
-        "memory_limit_bytes": spec.memory_limit_bytes,
-    }
     return [
         f"{name} is not in this engine: leave it out, or use engine=native"
-        for name, value in absent.items()
-        if value is not None
+        for name in native_settings(spec)
     ]
 
 
