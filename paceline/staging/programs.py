@@ -37,7 +37,7 @@ def run_program(
                 except subprocess.TimeoutExpired:
                     text = None
                     check()
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no process behind
             _kill(process)
             raise
 

@@ -89,7 +89,7 @@ class Stager:
         """Wait for all; an interrupt ends what they do."""
         try:
             wait(answers)
-        except BaseException:
+        except BaseException:  # an interrupt too must end what the threads do
             self.ended.set()
             raise
 

@@ -124,8 +124,8 @@ def test_the_profilers_switches_are_handed_on() -> None:
 
 def test_a_profiled_run_is_known_as_one() -> None:
     assert facts_of(llama_70b()).profiled is False
-    for switch in ("profile", "nccl_trace"):
-        assert facts_of(llama_70b(**{switch: True})).profiled is True
+    for spec in (llama_70b(profile=True), llama_70b(nccl_trace=True)):
+        assert facts_of(spec).profiled is True
 
 
 def tiny() -> RunSpec:

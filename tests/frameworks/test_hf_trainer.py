@@ -117,7 +117,8 @@ def test_a_run_trains_and_is_measured_step_by_step(
     assert step_s and tokens_per_s == pytest.approx(32 * 4 * ranks / step_s)
     losses = report.steps["loss"]
     assert losses[-1] < losses[0]
-    assert not [warning for warning in result.warnings if "the log says" in warning]
+    strange = ("the log says", "ended with code", "behind its last step")
+    assert not [warning for warning in result.warnings if any(w in warning for w in strange)]
 
 
 ignore: Callable[[object], None] = lambda _: None  # noqa: E731
