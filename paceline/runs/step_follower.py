@@ -14,10 +14,13 @@ from paceline.engines.dialect.log_content import LogContent
 from paceline.files.events import read_rank
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import STEPS_FOLDER
+from paceline.logs.parser import detect
 from paceline.runs.logged_run import NATIVE, log_files, measured_log
 
 LOOK_S = 2.0
 """At the least between two looks into a foreign log."""
+LOOKING_SHARE = 0.02
+"""Of the time that looks may take: the training may run on the same cores."""
 MOST_BYTES = 4 << 20
 """Foreign logs are read anew at each look; longer ones, all together, are not followed."""
 
@@ -78,7 +81,8 @@ class LogFollower:
     engine_name: str
     events: StepFollower
     _last: int = -1
-    _looked: float = 0.0
+    _next_look_s: float = 0.0
+    """By the monotonic clock."""
     _size: int = 0
 
     @property
@@ -87,10 +91,12 @@ class LogFollower:
 
     def new_steps(self) -> list[Step]:
         steps = self.events.new_steps()
-        if steps or self.events.path.exists() or time.monotonic() - self._looked < LOOK_S:
+        began_s = time.monotonic()
+        if steps or self.events.path.exists() or began_s < self._next_look_s:
             return steps
-        self._looked = time.monotonic()
         latest = self._latest()
+        ended_s = time.monotonic()
+        self._next_look_s = ended_s + max(LOOK_S, (ended_s - began_s) / LOOKING_SHARE)
         if latest is None or latest.index <= self._last:
             return []
         self._last = latest.index
@@ -101,15 +107,16 @@ class LogFollower:
 
     def _latest(self) -> Step | None:
         """The last step of the log, None where that has not grown or has none."""
-        kind = dialects().get(self.engine_name)
-        size = sum(path.stat().st_size for path in log_files(self.folder)) if kind else 0
-        if kind is None or size == self._size or size > MOST_BYTES:
+        size = sum(path.stat().st_size for path in log_files(self.folder))
+        if size == self._size or size > MOST_BYTES:
             return None
         self._size = size
         path = measured_log(self.folder, self.engine_name)
-        if path is None:
+        known = dialects()
+        name = self.engine_name if self.engine_name in known else path and detect(LogFile(path))
+        if path is None or name is None:
             return None
-        log = LogContent()
+        kind, log = known[name], LogContent()
         kind.read(LogFile(path, kind.begins), log)
         steps = log.steps()
         if not len(steps):

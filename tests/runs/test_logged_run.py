@@ -14,7 +14,7 @@ from paceline.core.run_report import RunReport
 from paceline.files.documents import read_json
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request
-from paceline.runs import flow
+from paceline.runs import flow, step_follower
 from paceline.runs.flow import Progress
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
@@ -139,6 +139,26 @@ def test_a_program_that_hangs_when_its_work_is_done_has_done_it(run: Callable[..
     result = run("hangs", per="node", limit_s=12.0).result
     assert result.status == "ok" and result.steps_done == 20
     assert [warning for warning in result.warnings if "the time limit of 12 s passed" in warning]
+
+
+@pytest.mark.parametrize("engine_name", ["nanogpt", "command"])
+def test_a_log_is_followed_whoever_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine_name: str
+):
+    monkeypatch.setattr(step_follower, "LOOK_S", 0.0)
+    monkeypatch.setattr(step_follower, "LOOKING_SHARE", 1e9)
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "rank-00000.log"
+    following = step_follower.follower(tmp_path, engine_name)
+    assert following.new_steps() == []
+    lines = [f"iter {n}: loss 4.5, time 120.00ms, mfu -100.00%\n" for n in range(4)]
+    for known in (2, 4):
+        log.write_text("".join(lines[:known]))
+        assert [(step.index, step.step_time_s) for step in following.new_steps()] == [
+            (known - 1, pytest.approx(0.12))
+        ]
+        assert following.new_steps() == []
+    following.close()
 
 
 def test_deepspeed_chat_counts_the_steps_of_its_warm_up():

@@ -151,7 +151,11 @@ def install(
         now = installed(name)
         if now and now != before and now.requirements == tuple(requirements):
             return now  # another process has just made it
-        return _made(folder, requirements, imports, tell, extra_arguments, isolated)
+        try:
+            return _made(folder, requirements, imports, tell, extra_arguments, isolated)
+        except BaseException:  # an interrupt too must leave no half-made environment behind
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _made(
