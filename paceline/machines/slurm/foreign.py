@@ -6,6 +6,7 @@ import hashlib
 import shlex
 from pathlib import Path
 
+from paceline.core.assets import InnerPath
 from paceline.core.errors import UserError
 from paceline.core.run import RUN_FOLDER, BatchScript, Job
 from paceline.core.value import Value
@@ -39,7 +40,7 @@ class SubmittedScript(Value):
     folder: str
     """Where sbatch was called."""
     options: tuple[str, ...]
-    logs: tuple[str, ...]
+    logs: tuple[InnerPath, ...]
     """Patterns of the files in the run folder that hold the whole job's log."""
 
 

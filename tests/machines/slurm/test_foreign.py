@@ -89,6 +89,18 @@ def test_its_logs_are_found_by_their_patterns_before_what_it_printed(
     assert names == ["25_1.log", "25_2.log", "slurm-17.log"]
 
 
+@pytest.mark.parametrize("pattern", ["../*.log", "/etc/host*", "a/../../*"])
+def test_a_folder_of_somebody_else_leads_to_no_file_outside_of_it(
+    tmp_path: Path, pattern: str
+) -> None:
+    (tmp_path / "other.log").touch()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    record = {"script": "x", "sha256": "x", "folder": "/", "options": [], "logs": [pattern]}
+    (folder / "batch.json").write_text(json.dumps(record))
+    assert submitted_logs(folder) == []
+
+
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path, script: Path) -> None:
     script.unlink()
     with pytest.raises(UserError, match="is no batch script that can be read"):
