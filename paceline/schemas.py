@@ -21,6 +21,7 @@ from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.result import Result
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
 from paceline.estimate.calibrate.calibration import Calibration
+from paceline.explain.explanation import Explanation
 from paceline.files.documents import write_text
 from paceline.files.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
 from paceline.files.recipe import Recipe
@@ -33,6 +34,7 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
+from paceline.runs.watch.state import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
 
@@ -54,6 +56,8 @@ FORMATS: dict[str, type[BaseModel]] = {
     "batch": SubmittedScript,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
+    "explanation": Explanation,
+    "watch": WatchState,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,
