@@ -203,6 +203,11 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "remedies.",
         ),
         Verb(
+            "goodput",
+            "goodput:goodput",
+            "Say what a training's wall time went to over its restarts, and the days to its end.",
+        ),
+        Verb(
             "compare",
             "compare:compare",
             "Say whether B is slower than A, faster, the same, or whether that is undecided.",

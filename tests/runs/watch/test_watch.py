@@ -41,6 +41,7 @@ def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
     lines = (folder / "steps/rank-00001.jsonl").read_text().splitlines()
     times = [s.step_time_s for s in read_rank(lines).steps]
     told = [t for t in times[1:] if t is not None]
+    assert state.step_time_s is not None
     assert state.step_time_s == pytest.approx(median(told[-RECENT:]))
     assert state.usual_s == pytest.approx(median(told[:-RECENT]))
     assert (state.n, state.usual_n) == (RECENT, STEPS - 1 - RECENT)
