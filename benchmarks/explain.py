@@ -2,11 +2,12 @@
 
     python benchmarks/explain.py [--healthy 4]
 
-The median of the healthy trainings of the native trainer is the baseline of all. Ten others have one fault each, seeded
-for real: a rank that stands still again and again, a loopback of 300 Mbit/s, a late loader, a CPU
-quota, busy loops beside, both ranks on one core, a checkpoint every step, and settings. `paceline explain` is asked against the baseline and against the run itself.
-Ranks go before other programs of the machine, which needs root, as four of the faults do. Exit code
-1 when fewer than nine faults are named first, or a cause is named on a healthy run.
+The median one of some healthy trainings of the native trainer is the baseline of all. Ten others
+have one fault each, seeded for real: a rank that stands still again and again, a loopback of 300
+Mbit/s, a late loader, a CPU quota, busy loops beside, both ranks on one core, a checkpoint every
+step, and settings. `paceline explain` is asked against the baseline and against the run itself.
+Ranks go before other programs of the machine, which needs root, as some of the faults do. Exit code
+1 when fewer than nine in ten faults are named first, or a cause is named on a healthy run.
 """
 
 from __future__ import annotations

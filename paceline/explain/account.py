@@ -73,6 +73,8 @@ class Account:
     rank that had most; None where nothing counts it."""
     system_share: float | None
     """Share of the processor time that was spent inside the kernel, all ranks."""
+    marks_waits: bool = True
+    """Whether its ranks tell what they wait in collectives; else that is in their own work."""
     slow_rank: int | None = None
     """The rank behind `straggler`."""
     waiting_rank: int | None = None
@@ -132,6 +134,7 @@ def account_of(
         error_s=float(np.std(compute) / len(common) ** 0.5),
         throttled_s=_throttled(rows),
         system_share=_system_share(rows),
+        marks_waits=all(s.comm_wait_s is not None for row in rows for s in row),
         slow_rank=None if slow is None else numbers[slow],
         waiting_rank=numbers[int(waited.mean(axis=1).argmax())],
     )

@@ -51,7 +51,7 @@ def explained(run: ObservedRun, base: Baseline, profile: Mapping[str, float]) ->
         parts_s=asdict(parts),
         baseline_parts_s=asdict(base.parts) if base.parts else None,
         differences=base.differences,
-        notes=(*base.notes, *_of_work(question, len(causes))),
+        notes=(*base.notes, *_of_work(question, len(causes)), *_unmarked(run)),
     )
 
 
@@ -70,3 +70,10 @@ def _of_work(question: Question, num_causes: int) -> tuple[str, ...]:
     if num_causes or excess < NAMED_SHARE * parts.total:
         return ()
     return (f"the ranks' own work takes {excess:.4g} s longer, and nothing recorded says why",)
+
+
+def _unmarked(run: ObservedRun) -> tuple[str, ...]:
+    """That waits for other ranks are in the ranks' own work."""
+    if run.account.marks_waits or (run.facts.num_devices or 1) == 1:
+        return ()
+    return ("its program marks no waits for collectives: they count as the ranks' own work",)

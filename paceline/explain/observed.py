@@ -77,7 +77,7 @@ class ObservedRun:
 def observed(folder: Path) -> ObservedRun:
     """The run in a folder.
 
-    Raises UserError where it has no steps with times and waits, as an imported log has none.
+    Raises UserError where it has no event lines of steps, as an imported log has none.
     """
     report = evaluate(folder)
     window, name = report.result.window, f"run {folder.name}"
@@ -87,7 +87,7 @@ def observed(folder: Path) -> ObservedRun:
     ranks = rank_events(folder, window.first_step, window.last_step)
     account = _account(report, ranks)
     if account is None:
-        what = f"tells no waits of {LEAST_STEPS} steps that all its ranks have done"
+        what = f"has no event lines of {LEAST_STEPS} steps that all its ranks have done"
         raise UserError(name, what, remedy=REMEDY)
     starts = {rank: events.start for rank, events in sorted(ranks.items())}
     return ObservedRun(
@@ -105,8 +105,6 @@ def _account(report: RunReport, ranks: Mapping[int, RankEvents]) -> Account | No
     count = None
     if spec is not None:
         count = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    if not ranks or any(s.busy_time_s is None for rank in ranks.values() for s in rank.steps):
-        return None
     return account_of(
         ranks,
         report.facts.layout,

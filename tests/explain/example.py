@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.run import Training
 from paceline.files.documents import write_text, write_value
@@ -27,6 +28,7 @@ def write_parts(
     layout: Layout | None = None,
     start: dict[str, Any] | None = None,
     global_batch: int = 8,
+    device: str = "cpu",
 ) -> Path:
     """A run whose ranks work 0.2 s a step (1 % noise), and have what `ranks` states besides.
 
@@ -35,7 +37,8 @@ def write_parts(
     """
     layout = layout or Layout(micro_batch=4)
     training = Training(seq_len=32, global_batch=global_batch, steps=STEPS, dtype="fp32")
-    spec = make_spec(ranks=len(ranks), layout=layout, training=training)
+    cluster = Cluster(name="it", device=device, devices_per_node=len(ranks), threads_per_device=1)
+    spec = make_spec(ranks=len(ranks), layout=layout, training=training, cluster=cluster)
     folder = root / name
     write_value(folder / RUN_FILE, make_record("ok", name=name, tag=name, spec=spec))
     noise = np.random.default_rng(7).normal(1, 0.01, STEPS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,18 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
+from paceline.core.result import ReferenceComparison
 from paceline.explain.account import Parts
 from paceline.explain.answer import explain
+from paceline.explain.answer import explained as answered
+from paceline.explain.baseline import baseline_of
 from paceline.explain.explanation import Explanation
+from paceline.explain.observed import observed
 from paceline.files.documents import write_text
 from tests.command import paceline
 from tests.example import SHAPE
 from tests.explain.example import STEPS, write_parts
+from tests.files.test_events import lines
 
 STAGED = Layout(pp=2, micro_batch=4)
 CROWDED = {"cores": "0", "threads": 1}
@@ -136,6 +141,56 @@ def test_the_parts_add_up_to_the_step(tmp_path: Path):
     explained = answer(tmp_path)
     assert sum(explained.parts_s.values()) == pytest.approx(explained.step_s)
     assert list(explained.parts_s) == [field.name for field in fields(Parts)]
+
+
+def write_clock(folder: Path, mhz: float) -> None:
+    start = {"event": "telemetry", "schema_version": 1, "host": "h", "interval_s": 1.0}
+    sample = {"event": "sample", "time_unix": 1.5, "gpus": [{"index": 0, "sm_clock_mhz": mhz}]}
+    text = "".join(lines({**start, "sources": {"gpu": "it"}, "unknown": {}}, sample))
+    write_text(folder / "telemetry" / "h.jsonl", text)
+
+
+def test_a_lower_clock_of_the_devices_is_named(tmp_path: Path):
+    write_clock(write_parts(tmp_path, "it", ({"work": 1.5},) * 2, device="H100-SXM"), 1000.0)
+    write_clock(write_parts(tmp_path, "usual", device="H100-SXM"), 1500.0)
+    (cause,) = answer(tmp_path, against="usual").causes
+    assert cause.cause == "clock limit"
+    assert [e.value for e in cause.evidence if e.unit == "MHz"] == [1000.0, 1500.0]
+
+
+def test_an_estimate_tells_what_a_step_should_take(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"data": 0.5}, {}), device="H100-SXM")
+    explained = answer(tmp_path, against="estimate")
+    assert explained.baseline_s and explained.baseline_parts_s
+    assert sum(explained.baseline_parts_s.values()) == pytest.approx(explained.baseline_s)
+    assert explained.lost_s == pytest.approx(explained.step_s - explained.baseline_s)
+    assert [cause.cause for cause in explained.causes] == ["data starvation"]
+    assert explained.unexplained_s > 0.1  # the ranks' 0.2 s of work, which take milliseconds there
+
+
+@pytest.mark.parametrize(("metric", "ratio"), [("samples_per_s", 0.5), ("step_time_s", 2.0)])
+def test_a_published_row_tells_what_a_step_should_take(metric: str, ratio: float, tmp_path: Path):
+    run = observed(write_parts(tmp_path, "it", ({"data": 0.2}, {})))
+    row = ReferenceComparison(
+        reference="row", source="paper", metric=metric, reference_value=1.0, unit="u",
+        ratio=ratio, comparable=True,
+    )  # fmt: skip
+    result = run.result.model_copy(update={"references": (row,)})
+    run = replace(run, report=replace(run.report, result=result))
+    explained = answered(run, baseline_of(run, "reference", tmp_path), {})
+    assert explained.baseline_s == pytest.approx(explained.step_s / 2)
+    assert [cause.cause for cause in explained.causes] == ["data starvation"]
+
+
+def test_a_loop_that_marks_no_waits_is_explained_as_far_as_it_tells(tmp_path: Path):
+    folder = write_parts(tmp_path, "it", ({"data": 0.1},))
+    path = folder / "steps" / "rank-00000.jsonl"
+    unmarked = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in unmarked:
+        for name in ("busy_time_s", "comm_wait_s", "cores"):
+            event.pop(name, None)
+    path.write_text("".join(lines(*unmarked)))
+    assert [cause.cause for cause in answer(tmp_path).causes] == ["data starvation"]
 
 
 def test_what_cannot_be_explained_says_why(tmp_path: Path):
