@@ -34,7 +34,7 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
-from paceline.runs.goodput.ledger import Ledger
+from paceline.runs.goodput.ledger import GoodputLedger
 from paceline.runs.watch.state import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
@@ -59,7 +59,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "comparison": Comparison,
     "explanation": Explanation,
     "watch": WatchState,
-    "goodput": Ledger,
+    "goodput": GoodputLedger,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,

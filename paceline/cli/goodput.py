@@ -13,7 +13,7 @@ from paceline.cli.terminal import echo
 from paceline.core.units import percent, seconds, significant
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
 from paceline.runs.goodput.attempt import Attempt, attempt_of_run, attempts_of_log
-from paceline.runs.goodput.ledger import ACCOUNTS, Ledger, ledger_of
+from paceline.runs.goodput.ledger import ACCOUNTS, GoodputLedger, ledger_of
 
 
 def goodput(
@@ -80,7 +80,7 @@ def _attempts(root: Path, name: str) -> list[Attempt]:
     return [attempt_of_run(folder) for folder in find_runs(root, name)]
 
 
-def _sentences(ledger: Ledger) -> list[str]:
+def _sentences(ledger: GoodputLedger) -> list[str]:
     count = f"{len(ledger.attempts)} attempt{'s' * (len(ledger.attempts) != 1)}"
     redone = sum(entry.redone for entry in ledger.attempts)
     lines = [

@@ -25,12 +25,14 @@ BEYOND_ERROR = 4.0
 
 Table = npt.NDArray[np.float64]
 """(ranks, steps), in seconds."""
+Row = npt.NDArray[np.float64]
+"""(steps,), in seconds."""
 Rows = Sequence[Sequence[StepEvent]]
 """The same steps of every rank."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Seconds of the mean step by part; they add up to it."""
 
     compute: float
@@ -52,16 +54,16 @@ class Parts:
         """Seconds of the whole step."""
         return sum(getattr(self, field.name) for field in fields(self))
 
-    def scaled(self, factor: float) -> Parts:
+    def scaled(self, factor: float) -> StepParts:
         """All parts times `factor`, as for another number of samples."""
-        return Parts(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
+        return StepParts(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
 
 
 @dataclass(frozen=True)
 class Account:
     """The parts of a run's mean step, and how sure they are."""
 
-    parts: Parts
+    parts: StepParts
     n: int
     """Steps that they are a mean of."""
     samples: float | None
@@ -98,46 +100,70 @@ def account_of(
     common = sorted(set.intersection(*(set(steps) for steps in events))) if events else []
     if len(common) < LEAST_STEPS:
         return None
-    rows = [[steps[number] for number in common] for steps in events]
-    step = _table(rows, lambda s: s.step_time_s)
-    times = step.max(axis=0)
-    comm = _table(rows, lambda s: s.comm_wait_s)
-    data = _table(rows, lambda s: s.data_wait_s)
-    checkpoint = _table(rows, lambda s: s.checkpoint_s)
-    # A wait for a core inside a wait for others delays nobody by itself.
-    waited = np.minimum(_table(rows, lambda s: s.cores.waited_s), step - comm) * on_cores
-    own = np.maximum(step - comm - checkpoint - data - waited, 0.0)
-    numbers = sorted(ranks)
-    slow, straggler = _slowest(own, [(stages or {}).get(rank, 0) for rank in numbers])
-    network = comm.min(axis=0)
-    # Two ranks that wait for cores at different times delay each other twice.
-    ordered = np.sort(waited, axis=0)
-    twice = np.minimum(network, ordered[-2]) if len(rows) > 1 else np.zeros(len(common))
-    core_wait = ordered[-1] + twice
-    network = network - twice
-    lost = data.max(axis=0) + np.median(checkpoint, axis=0) + straggler + core_wait
-    bubble = np.minimum(network, _bubble(layout, num_microbatches) * np.maximum(times - lost, 0.0))
-    compute = times - lost - network
-    parts = Parts(
-        compute=_mean(compute),
-        data=_mean(data.max(axis=0)),
-        checkpoint=_mean(np.median(checkpoint, axis=0)),
-        straggler=_mean(straggler),
-        core_wait=_mean(core_wait),
-        bubble=_mean(bubble),
-        communication=_mean(network - bubble),
-    )
+    numbers, rows = sorted(ranks), [[steps[number] for number in common] for steps in events]
+    tables = _Tables.of(rows, on_cores)
+    slow, straggler = _slowest(tables.own, [(stages or {}).get(rank, 0) for rank in numbers])
+    series = _series(tables, straggler, _bubble(layout, num_microbatches))
     return Account(
-        parts=parts,
+        parts=StepParts(**{name: float(values.mean()) for name, values in series.items()}),
         n=len(common),
         samples=_samples(rows),
-        error_s=float(np.std(compute) / len(common) ** 0.5),
+        error_s=float(np.std(series["compute"]) / len(common) ** 0.5),
         throttled_s=_throttled(rows),
         system_share=_system_share(rows),
         marks_waits=all(s.comm_wait_s is not None for row in rows for s in row),
         slow_rank=None if slow is None else numbers[slow],
-        waiting_rank=numbers[int(waited.mean(axis=1).argmax())],
+        waiting_rank=numbers[int(tables.waited.mean(axis=1).argmax())],
     )
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What every rank did in every step."""
+
+    step: Table
+    comm: Table
+    data: Table
+    checkpoint: Table
+    waited: Table
+    """For a core, outside waits for other ranks, which delay nobody by themselves."""
+
+    @classmethod
+    def of(cls, rows: Rows, on_cores: bool) -> _Tables:
+        step = _table(rows, lambda s: s.step_time_s)
+        comm = _table(rows, lambda s: s.comm_wait_s)
+        return cls(
+            step,
+            comm,
+            _table(rows, lambda s: s.data_wait_s),
+            _table(rows, lambda s: s.checkpoint_s),
+            np.minimum(_table(rows, lambda s: s.cores.waited_s), step - comm) * on_cores,
+        )
+
+    @property
+    def own(self) -> Table:
+        """The ranks' own work."""
+        waits = self.comm + self.checkpoint + self.data + self.waited
+        return np.maximum(self.step - waits, 0.0)
+
+
+def _series(tables: _Tables, straggler: Row, bubble_share: float) -> dict[str, Row]:
+    """Seconds of every step by part, the names of StepParts."""
+    times, network = tables.step.max(axis=0), tables.comm.min(axis=0)
+    # Two ranks that wait for cores at different times delay each other twice.
+    waited = np.sort(tables.waited, axis=0)
+    twice = np.minimum(network, waited[-2]) if len(waited) > 1 else np.zeros(len(times))
+    network = network - twice
+    waits = {
+        "data": tables.data.max(axis=0),
+        "checkpoint": np.median(tables.checkpoint, axis=0),
+        "straggler": straggler,
+        "core_wait": waited[-1] + twice,
+    }
+    left = times - sum(waits.values())
+    bubble = np.minimum(network, bubble_share * np.maximum(left, 0.0))
+    exchange = {"bubble": bubble, "communication": network - bubble}
+    return {"compute": left - network, **waits, **exchange}
 
 
 def _table(rows: Rows, second: Callable[[StepEvent], float | None]) -> Table:
@@ -145,13 +171,13 @@ def _table(rows: Rows, second: Callable[[StepEvent], float | None]) -> Table:
     return np.array([[second(step) or 0.0 for step in row] for row in rows], dtype=np.float64)
 
 
-def _slowest(own: Table, stages: Sequence[int]) -> tuple[int | None, npt.NDArray[np.float64]]:
+def _slowest(own: Table, stages: Sequence[int]) -> tuple[int | None, Row]:
     """The rank that the others of its stage wait for, and by step what it works longer than them.
 
     None, and nothing, where the difference is not beyond its own scatter over the steps.
     """
     zero = np.zeros(own.shape[1])
-    slowest: tuple[int | None, npt.NDArray[np.float64]] = (None, zero)
+    slowest: tuple[int | None, Row] = (None, zero)
     for rank, stage in enumerate(stages):
         others = [r for r, of in enumerate(stages) if of == stage and r != rank]
         if not others:
@@ -194,7 +220,3 @@ def _system_share(rows: Rows) -> float | None:
     ]
     user, system = (sum(pair[at] for pair in pairs) for at in (0, 1))
     return system / (user + system) if user + system > 0 else None
-
-
-def _mean(values: npt.NDArray[np.float64]) -> float:
-    return float(values.mean())

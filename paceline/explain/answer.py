@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.explain.account import Parts
+from paceline.explain.account import StepParts
 from paceline.explain.baseline import Baseline, baseline_of
-from paceline.explain.causes import NAMED_SHARE, Question, findings, recomputed_share
+from paceline.explain.causes import NAMED_SHARE, findings
 from paceline.explain.explanation import Explanation
+from paceline.explain.inquiry import Inquiry
 from paceline.explain.observed import ObservedRun, observed
+from paceline.explain.work import recomputed_share
 
 
 def explain(
@@ -32,7 +34,7 @@ def explained(run: ObservedRun, base: Baseline, profile: Mapping[str, float]) ->
 
     A run that is less than 5 % slower is as fast as that, and no cause is named.
     """
-    parts, question = run.account.parts, Question(run, base, profile)
+    parts, question = run.account.parts, Inquiry(run, base, profile)
     named = findings(question)
     lost_s = _lost(run, base)
     if base.step_s is not None and lost_s < NAMED_SHARE * parts.total:
@@ -63,10 +65,10 @@ def _lost(run: ObservedRun, base: Baseline) -> float:
     return parts.total - parts.compute * (1 - recomputed_share(run))
 
 
-def _of_work(question: Question, num_causes: int) -> tuple[str, ...]:
+def _of_work(question: Inquiry, num_causes: int) -> tuple[str, ...]:
     """That much of what is unexplained lies in the ranks' own work."""
     excess = question.excess("compute") if question.base.parts else 0.0
-    parts: Parts = question.parts
+    parts: StepParts = question.parts
     if num_causes or excess < NAMED_SHARE * parts.total:
         return ()
     return (f"the ranks' own work takes {excess:.4g} s longer, and nothing recorded says why",)

@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.estimate.answer import Estimate
 from paceline.estimate.explanation import explain as estimated
 from paceline.estimate.explanation import measured_run, question_of
-from paceline.explain.account import Parts
+from paceline.explain.account import StepParts
 from paceline.explain.explanation import Against
 from paceline.explain.observed import ObservedRun, observed
 from paceline.files.run_folder import find_run
@@ -31,7 +31,7 @@ class Baseline:
     kind: Against
     title: str
     step_s: float | None = None
-    parts: Parts | None = None
+    parts: StepParts | None = None
     """None where nobody knows where its seconds went."""
     error_s: float = 0.0
     """Standard error of its compute part."""
@@ -120,10 +120,10 @@ def _estimate(run: ObservedRun) -> Baseline:
     return Baseline("estimate", title, answer.step_time_s, _parts(answer), error_s)
 
 
-def _parts(answer: Estimate) -> Parts:
+def _parts(answer: Estimate) -> StepParts:
     communication = sum(answer.parts[name] for name in COMMUNICATION)
     bubble = answer.parts["bubble"]
-    return Parts(
+    return StepParts(
         compute=answer.step_time_s - communication - bubble,
         bubble=bubble,
         communication=communication,

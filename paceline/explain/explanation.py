@@ -23,7 +23,7 @@ CauseName = Literal[
 Against = Literal["itself", "run", "reference", "estimate"]
 
 
-class Evidence(Value):
+class CauseEvidence(Value):
     """One figure that speaks for a cause."""
 
     what: str
@@ -42,7 +42,7 @@ class Cause(Value):
     """Of the lost time, 0-1."""
     seconds: float
     """Of the mean step."""
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[CauseEvidence, ...]
     remedy: str
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.units import percent, significant
-from paceline.explain.explanation import Cause, Evidence, Explanation
+from paceline.explain.explanation import Cause, CauseEvidence, Explanation
 
 
 def explanation_lines(answer: Explanation) -> Iterator[str]:
@@ -55,7 +55,7 @@ def _cause_lines(number: int, cause: Cause) -> Iterator[str]:
     yield f"   try: {cause.remedy}"
 
 
-def evidence_text(evidence: Evidence) -> str:
+def evidence_text(evidence: CauseEvidence) -> str:
     """One figure with unit, n and source."""
     n = "" if evidence.n is None else f", n = {evidence.n}"
     unit = f" {evidence.unit}" if evidence.unit else ""

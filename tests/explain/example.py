@@ -46,31 +46,33 @@ def write_parts(
         WORK_S * noise * rank.get("work", 1.0) + rank.get("data", 0.0) + rank.get("waited", 0.0)
         for rank in ranks
     ]
-    longest = np.max(busy, axis=0)
+    counts = {"samples": global_batch / len(ranks), "global_batch": global_batch}
     for number, rank in enumerate(ranks):
-        wait = longest - busy[number] + rank.get("comm", 0.0)
-        checkpoint = rank.get("checkpoint", 0.0)
+        waits = np.max(busy, axis=0) - busy[number] + rank.get("comm", 0.0)
+        seconds = zip(busy[number].tolist(), waits.tolist(), strict=True)
         events = [
-            {
-                **STEP,
-                "step": i + 1,
-                "samples": global_batch / len(ranks),
-                "global_batch": global_batch,
-                "step_time_s": float(busy[number][i] + wait[i] + checkpoint),
-                "busy_time_s": float(busy[number][i]),
-                "comm_wait_s": float(wait[i]),
-                "data_wait_s": rank.get("data", 0.0),
-                "cores": {
-                    "user_s": 0.2,
-                    "system_s": rank.get("system", 0.0),
-                    "waited_s": rank.get("waited", 0.0),
-                    "throttled_s": rank.get("throttled", 0.0),
-                },
-                **({"checkpoint_s": checkpoint} if checkpoint else {}),
-            }
-            for i in range(STEPS)
+            {**_event(rank, *pair), **counts, "step": step} for step, pair in enumerate(seconds, 1)
         ]
         begin = {**START, "rank": number, "world_size": len(ranks), **(start or {})}
         text = "".join(lines(begin, *events, END))
         write_text(folder / "steps" / f"rank-{number:05d}.jsonl", text)
     return folder
+
+
+def _event(rank: dict[str, float], busy_s: float, wait_s: float) -> dict[str, Any]:
+    """A step line of a rank that was busy and waited for others so long."""
+    checkpoint = rank.get("checkpoint", 0.0)
+    return {
+        **STEP,
+        "step_time_s": busy_s + wait_s + checkpoint,
+        "busy_time_s": busy_s,
+        "comm_wait_s": wait_s,
+        "data_wait_s": rank.get("data", 0.0),
+        "cores": {
+            "user_s": 0.2,
+            "system_s": rank.get("system", 0.0),
+            "waited_s": rank.get("waited", 0.0),
+            "throttled_s": rank.get("throttled", 0.0),
+        },
+        **({"checkpoint_s": checkpoint} if checkpoint else {}),
+    }

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.result import ReferenceComparison
-from paceline.explain.account import Parts
+from paceline.explain.account import StepParts
 from paceline.explain.answer import explain
 from paceline.explain.answer import explained as answered
 from paceline.explain.baseline import baseline_of
@@ -140,7 +140,7 @@ def test_the_parts_add_up_to_the_step(tmp_path: Path):
     write_parts(tmp_path, "it", ({"data": 0.02, "waited": 0.03}, {"comm": 0.01, "waited": 0.02}))
     explained = answer(tmp_path)
     assert sum(explained.parts_s.values()) == pytest.approx(explained.step_s)
-    assert list(explained.parts_s) == [field.name for field in fields(Parts)]
+    assert list(explained.parts_s) == [field.name for field in fields(StepParts)]
 
 
 def write_clock(folder: Path, mhz: float) -> None:

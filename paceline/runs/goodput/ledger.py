@@ -44,7 +44,7 @@ class AttemptEntry(Value):
     seconds: dict[Account, float]
 
 
-class Ledger(Value):
+class GoodputLedger(Value):
     """What the wall time of a training went to."""
 
     schema_version: Literal[1] = 1
@@ -70,7 +70,7 @@ class Ledger(Value):
     notes: tuple[str, ...] = ()
 
 
-def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Ledger:
+def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> GoodputLedger:
     """The ledger of the attempts of one training, in the order in which they were made.
 
     A step counts as productive as far as it took a usual step's time; what is beyond is slow, and
@@ -98,7 +98,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Le
     asked = steps_asked or max((e.steps_asked for e in entries if e.steps_asked), default=None)
     done = max((row.last_step or 0 for row in rows), default=0)
     left = max(0, asked - done) if asked else None
-    return Ledger(
+    return GoodputLedger(
         attempts=tuple(rows),
         wall_s=wall,
         seconds=seconds,

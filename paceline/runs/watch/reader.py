@@ -180,7 +180,7 @@ def _times(ranks: Sequence[_Rank]) -> list[float]:
     return [max(table[number] for table in tables) for number in sorted(common)]
 
 
-class Rates(TypedDict):
+class RatesNow(TypedDict):
     """Throughput and use of the devices; None for what is not known."""
 
     tokens_per_s: float | None
@@ -189,10 +189,10 @@ class Rates(TypedDict):
     of_achievable: float | None
 
 
-def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> Rates:
+def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> RatesNow:
     """The rates at a step time."""
     facts = record.known
-    rates = Rates(tokens_per_s=None, samples_per_s=None, mfu=None, of_achievable=None)
+    rates = RatesNow(tokens_per_s=None, samples_per_s=None, mfu=None, of_achievable=None)
     steps = [rank.steps[-1] for rank in ranks]
     batch = steps[0].global_batch if steps else None
     batch = batch or facts.global_batch
