@@ -102,6 +102,8 @@ def account_of(
         return None
     numbers, rows = sorted(ranks), [[steps[number] for number in common] for steps in events]
     tables = _Tables.of(rows, on_cores)
+    if not tables.step.any():
+        return None
     slow, straggler = _slowest(tables.own, [(stages or {}).get(rank, 0) for rank in numbers])
     series = _series(tables, straggler, _bubble(layout, num_microbatches))
     return Account(

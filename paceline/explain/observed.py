@@ -131,8 +131,9 @@ def _clock(
         clocks += [gpu.sm_clock_mhz for s in inside for gpu in s.gpus if gpu.sm_clock_mhz]
         if report.facts.device == "cpu":
             clocks += [s.cpu_clock_mhz for s in inside if s.cpu_clock_mhz]
-    gpus = report.inventory.get("gpus") or [{}]
-    highest = gpus[0].get("max_sm_clock_mhz") if isinstance(gpus[0], dict) else None
+    gpus = report.inventory.get("gpus")
+    first = gpus[0] if isinstance(gpus, list) and gpus else None
+    highest = first.get("max_sm_clock_mhz") if isinstance(first, dict) else None
     limit = float(highest) if isinstance(highest, int | float) else None
     return (fmean(clocks), limit, len(clocks)) if clocks else None
 
@@ -142,6 +143,6 @@ def _blamed(root: Path) -> dict[str, str]:
     hosts: dict[str, str] = {}
     for path in sorted(root.glob(f"*/{CAMPAIGN_RESULT}")):
         flagged = read_json(path).get("flagged")
-        words = [word for word in flagged if isinstance(word, str)] if flagged else []
+        words = [w for w in flagged if isinstance(w, str)] if isinstance(flagged, list) else []
         hosts |= dict.fromkeys(words, path.parent.name)
     return hosts

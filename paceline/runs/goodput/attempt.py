@@ -18,6 +18,7 @@ from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.machines.slurm.record import RECORD_FILE
 from paceline.runs.ending import read_ranks
+from paceline.runs.outcome import evaluate
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def attempt_of_run(folder: Path) -> Attempt:
         )
     ranks = read_ranks(folder)
     steps = merge_ranks({rank: Steps.of(log.steps) for rank, log in ranks.items()})
+    if not len(steps):  # a program of somebody else, whose log alone tells
+        steps = evaluate(folder).steps
     starts = [log.start for log in ranks.values() if log.start]
     first = max((start.first_step for start in starts), default=1)
     ready = max((start.time_unix for start in starts), default=None)

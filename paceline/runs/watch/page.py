@@ -39,7 +39,10 @@ def state_page(state: WatchState) -> RenderableType:
         figures.add_row(Text(name, style="dim"), Text(value, style="red" if slow else ""))
     parts: list[RenderableType] = []
     if state.steps_asked:
-        parts.append(ProgressBar(total=state.steps_asked, completed=state.step or 0))
+        # On its own it ends no line, and what follows is cut off.
+        line = Table.grid(expand=True)
+        line.add_row(ProgressBar(total=state.steps_asked, completed=state.step or 0))
+        parts.append(line)
     parts.append(figures)
     if len(state.ranks) > 1:
         parts.append(_rank_table(state))

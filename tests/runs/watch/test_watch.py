@@ -51,7 +51,8 @@ def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
     assert state.eta_s is None and state.ended
     console = Console(width=100, record=True, file=StringIO())
     console.print(state_page(state))
-    assert "rank 1, busier than the others" in console.export_text()
+    page = console.export_text()
+    assert f"step {STEPS} of" in page and "rank 1, busier than the others" in page
     assert "it · ok" in one_line(state)
 
 
