@@ -12,7 +12,7 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.units import percent, seconds, significant
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
-from paceline.runs.goodput.attempt import Attempt, attempt_of_run, attempts_of_log
+from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
 from paceline.runs.goodput.ledger import ACCOUNTS, GoodputLedger, ledger_of
 
 
@@ -76,8 +76,8 @@ def _attempts(root: Path, name: str) -> list[Attempt]:
     if path.is_file():
         return attempts_of_log(path)
     if (path / RUN_FILE).is_file():
-        return [attempt_of_run(path)]
-    return [attempt_of_run(folder) for folder in find_runs(root, name)]
+        return attempts_of_run(path)
+    return [attempt for folder in find_runs(root, name) for attempt in attempts_of_run(folder)]
 
 
 def _sentences(ledger: GoodputLedger) -> list[str]:

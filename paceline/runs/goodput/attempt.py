@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +13,11 @@ from paceline.core.errors import UserError
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import FloatColumn, IntColumn, Steps
 from paceline.files.events import RankLog
-from paceline.files.run_folder import RunRecord, read_record
+from paceline.files.run_folder import STEPS_FOLDER, RunRecord, read_record
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.machines.slurm.record import RECORD_FILE
+from paceline.machines.slurm.script import ATTEMPTS_FOLDER
 from paceline.runs.ending import read_ranks
 from paceline.runs.outcome import evaluate
 
@@ -47,8 +48,11 @@ class Attempt:
     status: str | None = None
 
 
-def attempt_of_run(folder: Path) -> Attempt:
-    """The attempt that a run folder of Paceline is; raises UserError for one that is no such."""
+def attempts_of_run(folder: Path) -> list[Attempt]:
+    """The attempts in a run folder of Paceline: one, and those of a Slurm job before its restarts.
+
+    Raises UserError for an imported log.
+    """
     record = read_record(folder)
     if record.spec is None:
         raise UserError(
@@ -56,28 +60,57 @@ def attempt_of_run(folder: Path) -> Attempt:
             "is an imported log",
             remedy=f"name the log itself: {folder / record.log}" if record.log else None,
         )
-    ranks = read_ranks(folder)
-    steps = merge_ranks({rank: Steps.of(log.steps) for rank, log in ranks.items()})
-    if not len(steps):  # a program of somebody else, whose log alone tells
+    places = [path.parent for path in folder.glob(f"{ATTEMPTS_FOLDER}/*/{STEPS_FOLDER}")]
+    tries = [(place.name, read_ranks(place)) for place in places]
+    tries = sorted((t for t in tries if _ready_unix(t[1])), key=lambda t: _ready_unix(t[1]) or 0.0)
+    attempts: list[Attempt] = []
+    asked = datetime.fromisoformat(record.created).timestamp()
+    for name, ranks in tries:
+        attempt = _attempt(f"{folder.name}/{name}", ranks, record, asked, None)
+        # Slurm asks for the next start as soon as this one is over.
+        asked = attempt.ended_unix or asked
+        attempts.append(replace(attempt, status="failed"))
+    last = _attempt(folder.name, read_ranks(folder), record, asked, record.ended_unix)
+    if not len(last.index):  # a program of somebody else, whose log alone tells
         steps = evaluate(folder).steps
-    starts = [log.start for log in ranks.values() if log.start]
-    first = max((start.first_step for start in starts), default=1)
-    ready = max((start.time_unix for start in starts), default=None)
+        last = replace(
+            last,
+            index=steps.index,
+            seconds=np.array(steps["step_time_s"]),
+            checkpoint_s=np.zeros(len(steps)),
+        )
+    return [*attempts, replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)]
+
+
+def _attempt(
+    name: str,
+    ranks: dict[int, RankLog],
+    record: RunRecord,
+    asked: float,
+    ended: float | None,
+) -> Attempt:
+    """What the ranks of one start tell; of one without an end, until its last whole step."""
+    steps = merge_ranks({rank: Steps.of(log.steps) for rank, log in ranks.items()})
+    first = max((log.start.first_step for log in ranks.values() if log.start), default=1)
     return Attempt(
-        name=folder.name,
+        name=name,
         index=steps.index,
         seconds=_with_watched(steps, ranks),
         checkpoint_s=np.nan_to_num(steps["checkpoint_s"]),
         resumed_after=first - 1,
         evaluation_s=max((_evaluation_s(log) for log in ranks.values()), default=0.0),
-        asked_unix=datetime.fromisoformat(record.created).timestamp(),
+        asked_unix=asked,
         launched_unix=record.launched_unix,
-        ready_unix=ready,
-        ended_unix=_ended_unix(record, ranks, steps, ready),
-        queues=(folder / RECORD_FILE).exists(),
-        steps_asked=record.spec.steps_asked,
-        status=record.status,
+        ready_unix=_ready_unix(ranks),
+        ended_unix=ended or _last_sign_unix(ranks, steps),
+        queues=True,
+        steps_asked=record.spec.steps_asked if record.spec else None,
     )
+
+
+def _ready_unix(ranks: dict[int, RankLog]) -> float | None:
+    """When the slowest rank was ready to train."""
+    return max((log.start.time_unix for log in ranks.values() if log.start), default=None)
 
 
 def attempts_of_log(path: Path) -> list[Attempt]:
@@ -137,14 +170,11 @@ def _evaluation_s(log: RankLog) -> float:
     return sum(event.eval_time_s for event in log.evaluations)
 
 
-def _ended_unix(
-    record: RunRecord, ranks: dict[int, RankLog], steps: Steps, ready: float | None
-) -> float | None:
-    """When it ended; of a run that was killed, when its last whole step did."""
+def _last_sign_unix(ranks: dict[int, RankLog], steps: Steps) -> float | None:
+    """When the ranks told their end, or without that when their last whole step was over."""
     told = [log.end.time_unix for log in ranks.values() if log.end]
-    if record.ended_unix is not None or told:
-        return record.ended_unix or max(told)
-    if ready is None:
-        return None
+    ready = _ready_unix(ranks)
+    if told or ready is None:
+        return max(told, default=None)
     evaluations = max((_evaluation_s(log) for log in ranks.values()), default=0.0)
     return ready + float(np.nansum(_with_watched(steps, ranks))) + evaluations

@@ -162,7 +162,7 @@ def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
         return {}
     if entry.ready_unix is None:
         return {"initialisation": max(0.0, end - begun)}
-    before = entry.launched_unix if entry.queues and entry.launched_unix else begun
+    before = max(begun, entry.launched_unix or begun)
     start = max(0.0, entry.ready_unix - begun)
     # A batch system does not say when it let the job go: its queue and start are one figure.
     queue = max(0.0, entry.ready_unix - before) if entry.queues else 0.0

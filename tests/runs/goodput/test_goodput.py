@@ -11,7 +11,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
-from paceline.runs.goodput.attempt import attempt_of_run, attempts_of_log
+from paceline.runs.goodput.attempt import attempts_of_log, attempts_of_run
 from paceline.runs.goodput.ledger import ledger_of
 from tests.command import paceline
 from tests.example import make_spec
@@ -68,7 +68,7 @@ def write_attempt(
 def test_every_second_of_a_restarted_training_is_in_one_account(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 37, killed=True)
     ended = write_attempt(tmp_path, "b", ended + 60, 31, 60, slow=45)
-    ledger = ledger_of([attempt_of_run(tmp_path / name) for name in ("b", "a")])
+    ledger = ledger_of([a for name in ("b", "a") for a in attempts_of_run(tmp_path / name)])
     seconds = ledger.seconds
     assert ledger.wall_s == pytest.approx(ended) == pytest.approx(sum(seconds.values()))
     assert seconds["productive"] == pytest.approx(60)
@@ -84,6 +84,25 @@ def test_every_second_of_a_restarted_training_is_in_one_account(tmp_path: Path):
     assert ledger.goodput == pytest.approx(60 / ended)
     assert ledger.days_left == pytest.approx(40 * ended / 60 / 86400)
     assert ledger.days_left_at_best == pytest.approx(40 / 86400)
+
+
+def test_restarts_of_a_slurm_job_are_attempts_and_wait_in_the_queue(tmp_path: Path):
+    ended = write_attempt(tmp_path, "earlier", 0, 1, 20, killed=True)
+    ended_again = write_attempt(tmp_path, "job", ended + 40, 11, 40)
+    folder = tmp_path / "job"
+    record = json.loads((folder / RUN_FILE).read_text())
+    asked = datetime.fromtimestamp(ASKED, UTC).isoformat()
+    write_text(folder / RUN_FILE, json.dumps({**record, "created": asked, "launched_unix": ASKED}))
+    (folder / "attempts" / "17.0").mkdir(parents=True)
+    (tmp_path / "earlier" / "steps").rename(folder / "attempts" / "17.0" / "steps")
+    write_text(folder / "slurm.json", "{}")
+    first, second = attempts_of_run(folder)
+    ledger = ledger_of([first, second])
+    assert ledger.wall_s == pytest.approx(ended_again)
+    assert ledger.seconds["lost_steps"] == pytest.approx(10.5)
+    assert ledger.seconds["queue"] == pytest.approx(STARTUP_S + 40 + STARTUP_S)
+    assert ledger.seconds["initialisation"] == ledger.seconds["stopped"] == pytest.approx(0)
+    assert "one figure" in ledger.notes[0]
 
 
 def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
