@@ -20,6 +20,9 @@ BOOTSTRAP_RESAMPLES = 1000
 MOST_RESAMPLED = 5000
 """Steps; of longer series the order statistics tell the interval, which costs one sort."""
 
+MOST_DECIMALS = 6
+"""Of a printed time in seconds; finer ones are as good as exact."""
+
 STUDENT_T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16,
                  2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09)  # fmt: skip
 """97.5 % quantiles of Student's t for 1 to 20 degrees of freedom."""
@@ -149,3 +152,14 @@ def group_medians(values: FloatColumn, most: int) -> FloatColumn:
     groups = values[: len(values) // size * size].reshape(-1, size)
     # One group after the other: all at once would take a copy of millions of values.
     return np.array([np.median(group) for group in groups])
+
+
+def printed_step_s(times: FloatColumn) -> float:
+    """The decimal step in which times are printed (`29`, `28` -> 1.0), 0 if finer than 1e-6 s."""
+    if not len(times):
+        return 0.0
+    for decimals in range(MOST_DECIMALS + 1):
+        scaled = times * 10.0**decimals
+        if bool((np.abs(scaled - np.round(scaled)) <= 1e-9 * np.abs(scaled) + 1e-12).all()):
+            return 10.0**-decimals
+    return 0.0

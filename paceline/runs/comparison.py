@@ -15,13 +15,14 @@ from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.environment import environment_items
 from paceline.compare.published import nearest_row, published_side, timed
-from paceline.compare.sides import Member, Side, printed_step_s
+from paceline.compare.sides import Member, Side
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
+from paceline.core.stats import printed_step_s
 from paceline.files import references
 from paceline.files.documents import parse_json, read_text
 from paceline.files.run_folder import RUN_FILE, find_runs

@@ -28,12 +28,12 @@ from paceline.compare.over_time.timeline import (
     SeriesPoint,
     SlowDrift,
 )
-from paceline.compare.sides import printed_step_s
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result, finite_value
+from paceline.core.stats import printed_step_s
 from paceline.core.units import percent
 from paceline.files.documents import read_json, read_value
 from paceline.files.recipe import load_recipe
