@@ -59,6 +59,8 @@ def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
     for member in (m for side in sides.each for m in side.used):
         if member.window and member.window.state == "drifting" and member.window.drift is not None:
             remarks.doubt(f"{member.name} drifts by {member.window.drift:+.1%} over its window")
+        if member.window and member.window.shift:
+            remarks.doubt(f"{member.name}: {member.window.shift.sentence}")
         if member.window and member.window.state == "uneven":
             remarks.doubt(f"the steps of {member.name} keep to no one level: their mean counts")
     if sides.baseline.averaged or sides.candidate.averaged:

@@ -297,11 +297,11 @@ def _drift(
     change, noise = relative_drift(values)
     if abs(change) < max(np.log1p(margin), DRIFT_NOISES * max(noise, SMALLEST_NOISE)):
         return None, flat
-    y, rho = np.log(values), fit.correlation
+    y = np.log(values)
     line = change * np.linspace(-0.5, 0.5, len(y))
     rest = y - line
     if float(np.abs(rest - np.median(rest)).sum()) + price >= fit.cost(y, price):
         return None, flat
-    reach = 1.96 * noise * ((1 + rho) / (1 - rho)) ** 0.5
+    reach = 1.96 * noise
     ratio, low, high = (float(np.exp(change + side * reach)) for side in (0, -1, 1))
     return Drift(ratio, low, high), line
