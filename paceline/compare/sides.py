@@ -180,6 +180,20 @@ class Pair:
         return [len(side.used) for side in self.each if not side.published]
 
     @property
+    def apart(self) -> bool:
+        """Whether all runs of one side came before all of the other, from three runs a side on.
+
+        Logs were made at another time than they were imported, which tells nothing.
+        """
+        times = [
+            [m.created for m in side.used if m.created and m.facts.origin != "imported"]
+            for side in self.each
+        ]
+        if min(map(len, times)) < MIN_REPEATS:
+            return False
+        return max(times[0]) < min(times[1]) or max(times[1]) < min(times[0])
+
+    @property
     def n_a_and_b(self) -> tuple[int, int]:
         """Runs of the first and second name on the command line."""
         baseline, candidate = len(self.baseline.used), len(self.candidate.used)
