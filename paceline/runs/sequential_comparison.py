@@ -36,10 +36,6 @@ MOST_PAIRS = 16
 """Pairs over which the error is spent unless the user says otherwise."""
 FAILURES = 2
 """Runs of one side in a row without a figure, after which no more are made."""
-NOT_IN_TURNS = (
-    "the runs of a pair did not follow each other: the error is kept for pairs that ran in turns"
-)
-
 Names = tuple[str, str]
 Members = tuple[Member, ...]
 LookWatcher = Callable[[SequentialComparison], None]
@@ -92,7 +88,14 @@ def series_of(question: PairsQuestion) -> Series | None:
         raise UserError("--group", "names a new series", remedy="leave it out to go on with runs")
     if not _ran_in_turn(root, names):
         return None
-    return replace(resumed_series(root, names[0], _planned(question, names)), sequential=True)
+    return _in_whole_pairs(resumed_series(root, names[0], _planned(question, names)))
+
+
+def _in_whole_pairs(series: Series) -> Series:
+    """The series with both runs of a pair missing where one is: they must follow each other."""
+    missing = tuple(sorted({number for side in series.sides for number in side.missing}))
+    sides = tuple(replace(side, missing=missing) for side in series.sides)
+    return replace(series, sides=sides, sequential=True)
 
 
 def judged_so_far(question: PairsQuestion, names: Names | None = None) -> SequentialComparison:
@@ -113,7 +116,7 @@ def judged_so_far(question: PairsQuestion, names: Names | None = None) -> Sequen
         Design(_planned(question, names), question.gate.margin),
         allowed=allowed,
         metrics=question.gate.metrics,
-        doubts=() if _in_turns(ordered) else (NOT_IN_TURNS,),
+        in_turns=_in_turns(ordered),
         unpaired=unpaired,
     )
 
@@ -165,12 +168,16 @@ def _planned(question: PairsQuestion, names: Names) -> int:
 
 
 def _by_number(first: Side, second: Side) -> tuple[tuple[Members, Members], tuple[str, ...]]:
-    """The good runs of both sides that have the same number in their series."""
+    """The good runs of both sides that have the same number in their series, the last of each.
+
+    In the order in which the pairs were made.
+    """
     of_first, of_second = (
-        {_number(member): member for member in reversed(side.used)} for side in (first, second)
+        {_number(member): member for member in side.used} for side in (first, second)
     )
-    both = sorted(of_first.keys() & of_second.keys())
-    pairs = tuple(of_first[n] for n in both), tuple(of_second[n] for n in both)
+    both = [(of_first[n], of_second[n]) for n in of_first.keys() & of_second.keys()]
+    both.sort(key=lambda pair: max(member.created or "" for member in pair))
+    pairs = tuple(a for a, _ in both), tuple(b for _, b in both)
     return pairs, _unpaired((first, second), pairs)
 
 

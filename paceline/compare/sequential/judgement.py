@@ -30,7 +30,10 @@ Ended = Literal[
     "decided", "futile", "all pairs made", "goes on", "interrupted", "failed", "not comparable"
 ]
 """Why there are no further pairs; `goes on` asks for some."""
-FEW = "against the margin alone"
+NOT_IN_TURNS = (
+    "the runs of each pair did not follow each other, and a machine that changed meanwhile would "
+    "look the same"
+)
 
 
 class SequentialLook(Value):
@@ -92,25 +95,23 @@ def judge_pairs(
     *,
     allowed: Collection[str] = (),
     metrics: Sequence[str] = (),
-    doubts: Sequence[str] = (),
+    in_turns: bool = True,
     unpaired: Sequence[str] = (),
 ) -> SequentialComparison:
     """The verdict on sides whose n-th runs are a pair each, the oldest first.
 
-    `doubts` lower the confidence; what lies beyond the design's pairs is not looked at. Of several
-    metrics the first counts.
+    Pairs that were not made `in_turns` decide nothing, and what lies beyond the design's pairs is
+    not looked at. Of several metrics the first counts.
     """
     comparison = judge(
         sides.baseline, sides.candidate, margin=design.margin, allowed=allowed, metrics=metrics[:1]
     )
     num_pairs = min(len(sides.baseline.used), design.most_pairs)
-    low = [why for why in comparison.why_low if FEW not in why]
-    low += [doubt for doubt in doubts if doubt not in low]
     blank = SequentialComparison(
         verdict="undecided",
         ended="goes on",
-        confidence="low" if low else "normal",
-        why_low=tuple(low),
+        confidence=comparison.confidence,
+        why_low=comparison.why_low,
         sentence="",
         metric=comparison.metric,
         pairs=num_pairs,
@@ -131,6 +132,8 @@ def judge_pairs(
         made = "1 pair" if num_pairs == 1 else f"{num_pairs} pairs"
         text = f"Undecided: {made} so far, and the first look is after {FEWEST_PAIRS}."
         return blank.model_copy(update={"sentence": text})
+    if not in_turns:
+        return blank.model_copy(update={"sentence": f"Undecided: {NOT_IN_TURNS}."})
     return _looked_at(blank, sides, design, comparison)
 
 
