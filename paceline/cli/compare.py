@@ -125,9 +125,9 @@ def compare(
 ) -> None:
     """Say whether B is slower than A, faster, the same, or whether that is undecided.
 
-    From three repeats a side on it is a test over repeats (Welch's t on the runs' medians); with
-    fewer, the margin alone decides and confidence is low. Ratios are B over A, so of a step time
-    above 1 is slower; with --against they are A over the reference.
+    From three repeats a side on it is a test over repeats (Welch's t on the runs' medians); fewer
+    are undecided unless the history of the configuration tells how far its runs lie apart. Ratios
+    are B over A, so of a step time above 1 is slower; with --against they are A over the reference.
 
     Exit code 0: same or faster. 3: slower, not comparable or invalid. 4: undecided, and it says how
     many more repeats it takes.

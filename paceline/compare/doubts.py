@@ -12,7 +12,7 @@ from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.over_time.environment import environment_changes
 from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Pair, outlying
-from paceline.compare.significance import MIN_REPEATS, NO_SPREAD
+from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, power
 from paceline.core.result import finite_value
 from paceline.core.units import percent
 
@@ -126,12 +126,29 @@ def remark_on_figures(
                 and is_speed(primary.metric)
             ):
                 remarks.doubt(f"{primary.metric} of {side.name}: {IDENTICAL}")
+        remarks.notes += _power(sides, primary, margin)
         if primary.resolution >= 0.0005:
             remarks.notes.append(
                 f"{primary.metric} is printed to within {percent(primary.resolution, 2)}, which "
                 "widens the margin: only differences beyond "
                 f"{percent(margin + primary.resolution, 2)} can be told"
             )
+
+
+def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
+    """What repeats that scatter as these do would have found, where no difference was."""
+    spreads = [figures.spread for figures in (primary.baseline, primary.candidate)]
+    known = [spread for spread in spreads if spread is not None]
+    few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes) or not margin
+    if few or sides.apart or primary.verdict not in ("same", "undecided"):
+        return []
+    n, variances = min(sides.sizes), sum(spread**2 for spread in known)
+    scatter = (variances / len(known)) ** 0.5
+    found = power(variances, n, 2 * margin, margin)
+    return [
+        f"{n} runs a side that lie {100 * scatter:.2g} % apart (between runs) find a change of "
+        f"{percent(2 * margin)} in {100 * found:.0f} % of cases"
+    ]
 
 
 def suspicion(

@@ -201,6 +201,18 @@ def chance_of_decision(
     return differs + same
 
 
+def power(variances: float, n: int, change: float, margin: float) -> float:
+    """Probability that n repeats a side find a true `change` (relative) to be beyond the margin.
+
+    `variances` is the sum of both sides' variances of single repeats, taken for the truth.
+    """
+    error = (variances / n) ** 0.5
+    if error < NO_SPREAD:
+        return 1.0
+    beyond = max(log1p(margin), student_t(0.975, 2.0 * (n - 1)) * error)
+    return normal_cdf((log1p(change) - beyond) / error)
+
+
 def corrected(p_values: Sequence[float]) -> list[float]:
     """p-values corrected for their number (false discovery rate).
 

@@ -262,3 +262,12 @@ def test_with_another_sequence_length_flops_are_compared_if_they_are_known():
 
     judged = judge(*map(counted, sides), allowed=["seq_len"])
     assert judged.metric == "model_flops_per_s_per_device"
+
+
+@pytest.mark.parametrize(("deviation", "found"), [(0.004, (90, 100)), (0.01, (20, 55))])
+def test_the_power_for_the_scatter_that_was_seen_is_told(deviation: float, found: tuple[int, int]):
+    judged = judge(repeats(3, 0, deviation, name="a"), repeats(3, 0, deviation, name="b"))
+    (note,) = [note for note in judged.notes if "find a change of 2.0 %" in note]
+    assert f"lie {100 * deviation:.2g} % apart" in note
+    low, high = found
+    assert low <= int(note.split(" in ")[-1].split(" %")[0]) <= high
