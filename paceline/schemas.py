@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import SeriesResult
+from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.core.assets import Manifest
 from paceline.core.hardware import Cluster, Device, Link
 from paceline.core.layout import RULES
@@ -54,6 +55,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "batch": SubmittedScript,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
+    "sequential-comparison": SequentialComparison,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,

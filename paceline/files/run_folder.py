@@ -70,6 +70,8 @@ class Repeat(Value):
     """The groups that run in turn, the run's own among them."""
     partner: RunSpec | None = None
     """What the other group runs, which may have no run of its own yet."""
+    sequential: bool = False
+    """Whether the pairs are looked at while they are made, the error spent over all `wanted`."""
 
 
 class Trial(Value):
