@@ -12,7 +12,7 @@ from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
 
-PROFILE_FILE = "profile.json"
+PROFILE_FILE, PROFILE_PAGE = "profile.json", "profile.html"
 PROFILE_SCHEMA = 1
 
 
@@ -71,6 +71,8 @@ class Profile(Value):
     """What the end of a step waited for, each moment once."""
     overhead: Overhead | None = None
     waterfall: tuple[WaterfallLevel, ...] = ()
+    peak_source: str | None = None
+    """What the first level of the waterfall is."""
     warnings: tuple[str, ...] = ()
 
 
