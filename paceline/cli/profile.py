@@ -23,7 +23,13 @@ from paceline.files.recipe import recipe_names
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.machines.placement import Request
 from paceline.profiles.profile import PROFILE_PAGE, Profile
-from paceline.profiles.text import COLUMNS, part_rows, profile_lines
+from paceline.profiles.text import (
+    COLUMNS,
+    MEMORY_COLUMNS,
+    memory_rows,
+    part_rows,
+    profile_lines,
+)
 from paceline.profiles.tools import tool
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan, plan_again
@@ -34,6 +40,7 @@ class ToolChoice(StrEnum):
     """The profilers by name, as in `profiles.tools`."""
 
     torch = "torch"
+    memory = "memory"
 
 
 def profile(
@@ -99,6 +106,8 @@ def profile(
       paceline profile tiny-llama                         where the time of a step goes
 
       paceline profile last --ranks all --steps 10-12     the newest run again, profiled
+
+      paceline profile tiny-llama --tool memory           how memory rises and falls over a step
 
       paceline profile --from trace.json.gz               a trace of anybody's PyTorch
     """
@@ -206,4 +215,6 @@ def _print(profile: Profile, form: TableFormat) -> None:
         for line in profile_lines(profile):
             echo(line)
     else:
-        emit_table(part_rows(profile), [OutputColumn(name, name) for name in COLUMNS], form)
+        rows = memory_rows(profile) if profile.memory else part_rows(profile)
+        names = MEMORY_COLUMNS if profile.memory else COLUMNS
+        emit_table(rows, [OutputColumn(name, name) for name in names], form)

@@ -11,6 +11,7 @@ from paceline.core.profiling import ToolName
 from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
+from paceline.profiles.memory import RankCurve
 
 PROFILE_FILE, PROFILE_PAGE = "profile.json", "profile.html"
 PROFILE_SCHEMA = 1
@@ -69,6 +70,8 @@ class Profile(Value):
     """The longest first, all together."""
     critical_path: tuple[Hot, ...] = ()
     """What the end of a step waited for, each moment once."""
+    memory: tuple[RankCurve, ...] = ()
+    """Of the tool `memory`."""
     overhead: Overhead | None = None
     waterfall: tuple[WaterfallLevel, ...] = ()
     peak_source: str | None = None

@@ -17,6 +17,7 @@ from paceline.report.html import render_page
 from paceline.report.step_charts import finish
 from paceline.report.theme import ON_PAGE, Look
 from paceline.report.waterfall import waterfall_chart
+from paceline.runs.profile_memory import HEADS, memory_cards, memory_cells, memory_chart
 
 MOST_RANKS = 32
 ROW_HEIGHT = 26
@@ -53,6 +54,8 @@ def profile_charts(profile: Profile, name: str, look: Look) -> dict[str, alt.Lay
         charts["categories"] = categories_chart(profile, name, look)
     if profile.waterfall:
         charts["waterfall"] = waterfall_chart(profile.waterfall, look, name)
+    if any(curve.curve for curve in profile.memory):
+        charts["memory"] = memory_chart(profile.memory, name, look)
     return charts
 
 
@@ -136,6 +139,9 @@ def _answer(profile: Profile) -> Iterator[str]:
 
 def _cards(profile: Profile) -> Iterator[Card]:
     step_s = profile.step_time_s
+    if profile.memory:
+        yield from memory_cards(profile)
+        return
     if not step_s:
         yield unknown_card("Step", "the tool tells no times")
         return
@@ -160,6 +166,9 @@ def _tables(profile: Profile) -> Iterator[Table]:
         ]
         note = "Categories add up to the step; communication behind computation is no part of it."
         yield "The step by category", ("part", "of a step", "share", "what it is"), rows, note
+    if profile.memory:
+        note = "Parts are of the step that the run has watched; the rest no part explains."
+        yield "Peaks by part", HEADS, memory_cells(profile), note
     heads = ("name", "category", "times a step", "of a step", "share")
     if profile.kernels:
         note = "Kernels at the same time count all of them, so shares add up to more than 100 %."
