@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from paceline.core.traffic import AxisTraffic, step_traffic
 from paceline.engines import native
-from paceline.estimate.traffic import Traffic, step_traffic
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World
-from tests.estimate.test_traffic import GPT, RANKS, place, spec_of
+from tests.core.test_traffic import GPT, RANKS, place, spec_of
 from tests.trainer.example import log, train
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def total(terms: list[Traffic]) -> Counter[tuple[str, str]]:
+def total(terms: list[AxisTraffic]) -> Counter[tuple[str, str]]:
     sums: Counter[tuple[str, str]] = Counter()
     for term in terms:
         sums[term.axis, term.collective] += term.num_bytes

@@ -51,7 +51,7 @@ LOSS_NUMBERS = 3
 
 
 @dataclass(frozen=True)
-class Traffic:
+class AxisTraffic:
     """What one rank exchanges in one step over one axis for one purpose."""
 
     axis: str
@@ -61,7 +61,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """A training as one of its ranks sees it."""
 
     shape: DecoderShape
@@ -142,7 +142,7 @@ def unpredicted(shape: Shape, layout: Layout, dp: int, lora: LoraSpec | None) ->
     return None
 
 
-def step_traffic(x: Place) -> list[Traffic]:
+def step_traffic(x: RankPlace) -> list[AxisTraffic]:
     """All that a rank exchanges in a step, in bytes; nothing over axes of one rank.
 
     Assumes that every target counts: masked ones add a sum of 8 bytes. Ask `unpredicted` first.
@@ -151,7 +151,7 @@ def step_traffic(x: Place) -> list[Traffic]:
     return [term for term in terms if term.num_bytes]
 
 
-def block_weights(x: Place) -> list[Weight]:
+def block_weights(x: RankPlace) -> list[Weight]:
     """Parameters of one block on a tensor rank."""
     tp, norm = x.layout.tp, Weight(x.shape.hidden_size, 1, whole=True)
     weights = [norm] * (4 if x.shape.norm == "layernorm" else 2)
@@ -166,7 +166,7 @@ def block_weights(x: Place) -> list[Weight]:
     return weights
 
 
-def end_weights(x: Place) -> list[Weight]:
+def end_weights(x: RankPlace) -> list[Weight]:
     """Parameters outside the blocks on a tensor rank: embedding, positions, norms, head."""
     shape, h, width = x.shape, x.shape.hidden_size, x.shape.embed_dim
     table = Weight(shape.padded_vocab(x.layout.tp) // x.layout.tp, width)
@@ -187,7 +187,7 @@ def end_weights(x: Place) -> list[Weight]:
     return weights
 
 
-def _tensor(x: Place) -> Iterator[Traffic]:
+def _tensor(x: RankPlace) -> Iterator[AxisTraffic]:
     """Two regions a block: each is entered and left, forward and backward: 4 b T h a block.
 
     All-reduces, or gathers and scatters around a cut sequence. Where a block is computed again, it
@@ -206,20 +206,20 @@ def _tensor(x: Place) -> Iterator[Traffic]:
     if layout.sequence_parallel:
         gathers = (4 + (2 if again else 0)) * x.layers * stream + ends * embedded
         scatters = (4 + left_again) * x.layers * stream + ends * embedded
-        yield Traffic("tp", "all_gather", m * gathers, "activations")
-        yield Traffic("tp", "reduce_scatter", m * scatters, "activations")
+        yield AxisTraffic("tp", "all_gather", m * gathers, "activations")
+        yield AxisTraffic("tp", "reduce_scatter", m * scatters, "activations")
         shares = [*block_weights(x)] * x.layers + end_weights(x)
-        yield Traffic("tp", "all_reduce", w * sum(p.size for p in shares if p.whole), "shares")
+        yield AxisTraffic("tp", "all_reduce", w * sum(p.size for p in shares if p.whole), "shares")
     else:
         sums = (4 + left_again) * x.layers * stream + ends * embedded
-        yield Traffic("tp", "all_reduce", m * sums, "activations")
+        yield AxisTraffic("tp", "all_reduce", m * sums, "activations")
     if x.has_last:
         told = layout.tp * x.tokens * LOSS_NUMBERS * w
-        yield Traffic("tp", "all_gather", m * told, "loss")
-    yield Traffic("tp", "all_reduce", w, "norm")
+        yield AxisTraffic("tp", "all_gather", m * told, "loss")
+    yield AxisTraffic("tp", "all_reduce", w, "norm")
 
 
-def _context(x: Place) -> Iterator[Traffic]:
+def _context(x: RankPlace) -> Iterator[AxisTraffic]:
     """Keys and values of T tokens: gathered by all, changed for heads, or sent around a ring."""
     layout, shape, n = x.layout, x.shape, x.layout.cp
     if n == 1:
@@ -229,8 +229,8 @@ def _context(x: Place) -> Iterator[Traffic]:
     keys = 2 * one * shape.kv_heads
     if layout.cp_exchange == "all-gather":
         gathered = n * keys * x.compute_bytes * times
-        yield Traffic("cp", "all_gather", gathered * (1 + recomputed), "keys and values")
-        yield Traffic("cp", "reduce_scatter", gathered, "keys and values")
+        yield AxisTraffic("cp", "all_gather", gathered * (1 + recomputed), "keys and values")
+        yield AxisTraffic("cp", "reduce_scatter", gathered, "keys and values")
     elif layout.cp_exchange == "all-to-all":
         kv_heads = shape.kv_heads // layout.tp
         copies = lcm(kv_heads, n) // kv_heads
@@ -238,15 +238,15 @@ def _context(x: Place) -> Iterator[Traffic]:
         # Selective recomputation ends with attention itself.
         again = to_tokens * recomputed + to_heads * (layout.recompute == "full")
         moved = (2 * (to_tokens + to_heads) + again) * x.compute_bytes * times
-        yield Traffic("cp", "all_to_all", moved, "heads")
+        yield AxisTraffic("cp", "all_to_all", moved, "heads")
     else:
         passed = keys * x.compute_bytes * (n - 1) * (2 + recomputed)
         returned = keys * max(4, x.compute_bytes) * n
-        yield Traffic("cp", "send", (passed + returned) * times, "keys and values")
-        yield Traffic("cp", "recv", (passed + returned) * times, "keys and values")
+        yield AxisTraffic("cp", "send", (passed + returned) * times, "keys and values")
+        yield AxisTraffic("cp", "recv", (passed + returned) * times, "keys and values")
 
 
-def _pipeline(x: Place) -> Iterator[Traffic]:
+def _pipeline(x: RankPlace) -> Iterator[AxisTraffic]:
     """b T h between neighbours, forward and back; a tied embedding's gradient; norm and loss."""
     layout, stages = x.layout, x.layout.pp * x.layout.vp
     if layout.pp == 1:
@@ -258,14 +258,14 @@ def _pipeline(x: Place) -> Iterator[Traffic]:
     moved = x.num_microbatches * stream * inner
     if x.shape.tied_embeddings and (x.has_first or x.has_last):
         table = x.shape.padded_vocab(layout.tp) // layout.tp * x.shape.embed_dim * x.wide_bytes
-        yield Traffic("pp", "send", table, "tied embedding")
-        yield Traffic("pp", "recv", table, "tied embedding")
-    yield Traffic("pp", "send", moved, "activations")
-    yield Traffic("pp", "recv", moved, "activations")
-    yield Traffic("pp", "all_reduce", 2 * x.wide_bytes, "norm and loss")
+        yield AxisTraffic("pp", "send", table, "tied embedding")
+        yield AxisTraffic("pp", "recv", table, "tied embedding")
+    yield AxisTraffic("pp", "send", moved, "activations")
+    yield AxisTraffic("pp", "recv", moved, "activations")
+    yield AxisTraffic("pp", "all_reduce", 2 * x.wide_bytes, "norm and loss")
 
 
-def _data(x: Place) -> Iterator[Traffic]:
+def _data(x: RankPlace) -> Iterator[AxisTraffic]:
     """Gradients and weights of the ranks that hold the same, which context ranks do as well."""
     layout, w, ranks = x.layout, x.wide_bytes, x.dp * x.layout.cp
     if ranks == 1:
@@ -273,9 +273,9 @@ def _data(x: Place) -> Iterator[Traffic]:
     block, ends = block_weights(x), end_weights(x)
     if layout.zero_stage < 2:
         weights = w * (x.layers * sum(p.size for p in block) + sum(p.size for p in ends))
-        yield Traffic("dp", "all_reduce", weights, "gradients")
+        yield AxisTraffic("dp", "all_reduce", weights, "gradients")
         if layout.zero_stage == 1:
-            yield Traffic("dp", "broadcast", weights, "weights")
+            yield AxisTraffic("dp", "broadcast", weights, "weights")
         return
     shards, m = layout.shards(x.dp), x.num_microbatches
     axis = "dp" if shards == ranks else "dp_shard"
@@ -283,9 +283,9 @@ def _data(x: Place) -> Iterator[Traffic]:
     blocks *= x.layers
     # Embedding and head stay from the forward to the backward pass; stage 2 gathers once a step.
     gathered = m * (2 * blocks + root) if layout.zero_stage == 3 else blocks + root
-    yield Traffic(axis, "all_gather", gathered * x.compute_bytes, "weights")
-    yield Traffic(axis, "reduce_scatter", m * (blocks + root) * w, "gradients")
+    yield AxisTraffic(axis, "all_gather", gathered * x.compute_bytes, "weights")
+    yield AxisTraffic(axis, "reduce_scatter", m * (blocks + root) * w, "gradients")
     if shards < ranks:
         owned = (blocks + root) // shards * w
-        yield Traffic("dp_replicate", "all_reduce", m * owned, "gradients")
-    yield Traffic(axis, "all_reduce", w, "norm")
+        yield AxisTraffic("dp_replicate", "all_reduce", m * owned, "gradients")
+    yield AxisTraffic(axis, "all_reduce", w, "norm")

@@ -9,9 +9,9 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec, Training
 from paceline.core.shape import DecoderShape, LoraSpec, num_parameters
-from paceline.estimate.traffic import (
+from paceline.core.traffic import (
     LINK_SHARE,
-    Place,
+    RankPlace,
     block_weights,
     end_weights,
     step_traffic,
@@ -35,10 +35,10 @@ def spec_of(layout: dict[str, Any], shape: dict[str, Any]) -> RunSpec:
     )
 
 
-def place(spec: RunSpec, stage: int = 0) -> Place:
+def place(spec: RunSpec, stage: int = 0) -> RankPlace:
     assert isinstance(spec.model, DecoderShape)
     batches = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    return Place(
+    return RankPlace(
         spec.model, spec.layout, spec.dp, spec.training.seq_len, batches, spec.training.dtype, stage
     )
 
