@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from paceline.trainer.parallel.mesh import Mesh, World
 
 SCHEMA = 1
 VARIABLE = "PACELINE_TRAFFIC"
+Groups = dict[str, tuple[str, tuple[int, ...]]]
+"""(axis, world ranks) of process groups by their name."""
 Sizes = Callable[..., list[int]]
 """Bytes of each message of a call, from the arguments that follow the group."""
 
@@ -62,18 +64,16 @@ CALLS: dict[str, tuple[str, Sizes]] = {
 class TrafficLog:
     """Counts of a rank's calls by axis and step."""
 
-    def __init__(
-        self, folder: str, steps: StepClock, world: World, axes: Mapping[str, str]
-    ) -> None:
-        """`axes` names the groups."""
+    def __init__(self, folder: str, steps: StepClock, world: World, groups: Groups) -> None:
+        """`groups` are the axis and the ranks of each by its name."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self.steps, self.axes = steps, axes
+        self.steps, self.groups = steps, groups
         self._calls: Counter[tuple[str, str, int, int]] = Counter()
         self._step = 0
         self._file = (Path(folder) / f"rank-{world.rank:05d}.jsonl").open("w", encoding="utf-8")
         self._line({
             "event": "start", "schema": SCHEMA, "rank": world.rank, "world_size": world.size,
-            "backend": world.backend,
+            "backend": world.backend, "axes": dict(groups.values()),
         })  # fmt: skip
 
     def count(self, group: Any, collective: str, sizes: list[int]) -> None:
@@ -81,7 +81,7 @@ class TrafficLog:
         if self.steps.step != self._step:
             self.flush()
             self._step = self.steps.step
-        axis = self.axes.get(group.group_name, "world")
+        axis, _ = self.groups.get(group.group_name, ("world", ()))
         for size in sizes:
             self._calls[axis, collective, group.size(), size] += 1
 
@@ -105,8 +105,8 @@ class TrafficLog:
         self._file.flush()
 
 
-def group_names(mesh: Mesh) -> dict[str, str]:
-    """The axis of every group by its name, `cp+dp` where two axes have the same ranks."""
+def group_names(mesh: Mesh) -> Groups:
+    """The groups of a mesh; one that two axes share, having the same ranks, is `cp+dp`."""
     data = "dp" if mesh.replicate.size == 1 else "dp_shard"
     axes = {
         "cp": mesh.cp,
@@ -115,11 +115,12 @@ def group_names(mesh: Mesh) -> dict[str, str]:
         "pp": mesh.pp,
         "tp": mesh.tp,
     }
-    names: dict[str, list[str]] = {}
+    names: Groups = {}
     for name, axis in axes.items():
         if axis.group is not None:
-            names.setdefault(axis.group.group_name, []).append(name)
-    return {group: "+".join(shared) for group, shared in names.items()}
+            before = names.get(axis.group.group_name)
+            names[axis.group.group_name] = (f"{before[0]}+{name}" if before else name, axis.ranks)
+    return names
 
 
 def watch_traffic(steps: StepClock, world: World, mesh: Mesh) -> Callable[[], None] | None:

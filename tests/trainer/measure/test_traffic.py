@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.core.traffic import AxisTraffic, step_traffic
 from paceline.engines import native
+from paceline.profiles.nccl.contrast import contrast, differences
+from paceline.profiles.nccl.counters import read_counters
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World
-from tests.core.test_traffic import GPT, RANKS, place, spec_of
+from tests.core.test_traffic import GPT, RANKS, STEPS, spec_of
 from tests.trainer.example import log, train
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -30,13 +29,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def total(terms: list[AxisTraffic]) -> Counter[tuple[str, str]]:
-    sums: Counter[tuple[str, str]] = Counter()
-    for term in terms:
-        sums[term.axis, term.collective] += term.num_bytes
-    return sums
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_byte_that_the_trainer_exchanges_is_predicted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -45,20 +37,16 @@ def test_every_byte_that_the_trainer_exchanges_is_predicted(
     spec = spec_of(*CASES[name])
     assert train(tmp_path, {**native.settings(spec), "threads": 1}) == 0, log(tmp_path)
 
-    for rank in range(RANKS):
-        lines = (tmp_path / f"traffic/rank-{rank:05d}.jsonl").read_text().splitlines()
-        start, *steps = map(json.loads, lines)
-        counted: Counter[tuple[str, str]] = Counter()
-        for message in steps[-1]["messages"]:
-            # Without data parallelism the ranks that share keys share gradients as well.
-            axis = message["axis"]
-            if axis == "cp+dp":
-                axis = "dp" if message["collective"] == "all_reduce" else "cp"
-            counted[axis, message["collective"]] += message["bytes"] * message["calls"]
-        stage = rank if spec.layout.pp > 1 else 0
+    paths = [tmp_path / f"traffic/rank-{rank:05d}.jsonl" for rank in range(RANKS)]
+    table, ranks = read_counters(paths, first_step=STEPS, last_step=STEPS)
+    rows, reason = contrast(table, spec, ranks)
 
-        assert start["rank"] == rank and [step["step"] for step in steps] == [1, 2]
-        assert counted == total(step_traffic(place(spec, stage)))
+    assert reason is None and ranks == {0, 1} and table.steps == 1
+    # Without data parallelism the ranks that share keys share gradients as well.
+    axes = {"cp+dp"} if spec.layout.cp > 1 else {name.split()[0].replace("zero", "dp")}
+    assert {row.axis for row in rows} == {axis.replace("sp", "tp") for axis in axes}
+    assert [row.ratio for row in rows] == [1.0] * len(rows), rows
+    assert list(differences(rows)) == []
 
 
 def test_nothing_is_wrapped_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
