@@ -33,6 +33,7 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
+from paceline.profiles.profile import Profile
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
 
@@ -65,6 +66,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "mlperf-series": TrialSeries,
     "mlperf-run": SeriesAnswer,
     "calibration": Calibration,
+    "profile": Profile,
 }
 
 

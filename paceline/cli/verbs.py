@@ -125,6 +125,11 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "Measure this machine for `estimate`, `sweep` and `tune`: probes, and short "
             "trainings of 2 and 4 layers.",
         ),
+        Verb(
+            "profile",
+            "profile:profile",
+            "Say where a step's time or memory goes, by a run of its own under one profiler.",
+        ),
         Verb("probe", "group", "Measure what this machine reaches, apart from training."),
         Verb(
             "mlperf",

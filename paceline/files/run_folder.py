@@ -7,6 +7,7 @@ logs/         what the programs printed, one file a rank
 steps/        the trainer's event lines, one file a rank
 checkpoints/  what `checkpoint.every` asked for
 telemetry/    power, energy, clocks, one file a host
+profiles/     what a profiler left; profile.json and profile.html are made of it
 steps.jsonl   the ranks merged
 result.json   metrics, window, verdict
 report.html
@@ -150,6 +151,7 @@ def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
         spec.recipe,
         spec.variant,
         tag,
+        spec.profile and f"profile-{spec.profile.tool}",
         layout,
         f"{spec.world_size}x{spec.cluster.device}",
         spec.key,

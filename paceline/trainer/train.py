@@ -27,6 +27,7 @@ from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.profilers import make_profiler
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes
@@ -62,7 +63,8 @@ def train(
     replica = make_replica(config, world, mesh, steps)
     initialise(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
-    trainer = Trainer(config, replica, world, steps, events, memory)
+    profiler = make_profiler(config.profile, world, mesh)
+    trainer = Trainer(config, replica, world, steps, events, memory, profiler=profiler)
     if config.mlperf is not None:
         start_clock(trainer, config, timed, heartbeat)
     corpus = corpus or load_corpus(config)
@@ -81,6 +83,7 @@ def train(
             trainer.finish_checkpoint()
         raise
     finally:
+        profiler.close()
         loader.close()
         if undo is not None:
             undo()
