@@ -11,6 +11,8 @@ from paceline.core.profiling import ToolName
 from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
+from paceline.profiles.nccl.communication import Communication
+from paceline.profiles.nccl.contrast import TrafficContrast
 
 PROFILE_FILE = "profile.json"
 PROFILE_SCHEMA = 1
@@ -70,6 +72,12 @@ class Profile(Value):
     critical_path: tuple[Hot, ...] = ()
     """What the end of a step waited for, each moment once."""
     overhead: Overhead | None = None
+    communication: Communication | None = None
+    """What the ranks exchanged."""
+    traffic: tuple[TrafficContrast, ...] = ()
+    """The same in bytes of a step, beside what the layout asks for."""
+    traffic_why: str | None = None
+    """Why nothing stands beside it."""
     waterfall: tuple[WaterfallLevel, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.core.text import printable
 from paceline.core.units import percent, seconds
 from paceline.profiles.breakdown import CATEGORIES, OVERLAPPED
+from paceline.profiles.nccl.text import communication_lines
 from paceline.profiles.profile import Hot, Overhead, Profile
 
 TITLES: dict[str, str] = {
@@ -58,8 +59,11 @@ def profile_lines(profile: Profile) -> Iterator[str]:
                 name, _, axis = row["part"].partition(" ")
                 title = f"  {axis}" if axis else TITLES[name]
                 yield f"  {title:28}{seconds(row['seconds']):>12}{percent(row['share'] or 0):>9}"
+    if profile.communication is not None:
+        yield from communication_lines(profile.communication, profile.traffic, profile.traffic_why)
+    span = "a step" if profile.steps else "the whole capture"
     for title, hot in (
-        ("Longest kernels or operations, of a step", profile.kernels),
+        (f"Longest kernels or operations, of {span}", profile.kernels),
         ("Critical path: what the step's end waited for", profile.critical_path),
     ):
         if hot:

@@ -129,8 +129,8 @@ def watch_traffic(steps: StepClock, world: World, mesh: Mesh) -> Callable[[], No
     if not folder:
         return None
     log = TrafficLog(folder, steps, world, group_names(mesh))
-    kept = {name: getattr(dist.ProcessGroup, name, None) for name in CALLS}
-    present = {name: method for name, method in kept.items() if method is not None}
+    # As attributes of the class they would come back as functions that bind no instance.
+    present = {name: m for name, m in vars(dist.ProcessGroup).items() if name in CALLS}
     for name, method in present.items():
         setattr(dist.ProcessGroup, name, _counted(method, log, *CALLS[name]))
 
@@ -145,6 +145,6 @@ def watch_traffic(steps: StepClock, world: World, mesh: Mesh) -> Callable[[], No
 def _counted(method: Any, log: TrafficLog, collective: str, sizes: Sizes) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         log.count(group, collective, sizes(*args, **kwargs))
-        return method(group, *args, **kwargs)
+        return method.__get__(group)(*args, **kwargs)
 
     return call

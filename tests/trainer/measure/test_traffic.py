@@ -17,7 +17,6 @@ from tests.core.test_traffic import GPT, RANKS, STEPS, spec_of
 from tests.trainer.example import log, train
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "dp": ({}, {}),
     "tp": ({"tp": 2, "recompute": "full"}, {}),
     "sp": ({"tp": 2, "sequence_parallel": True}, GPT),
     "pp": ({"pp": 2, "vp": 2}, {"num_layers": 4, "tied_embeddings": True}),
@@ -49,13 +48,21 @@ def test_every_byte_that_the_trainer_exchanges_is_predicted(
     assert list(differences(rows)) == []
 
 
-def test_nothing_is_wrapped_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_wrapped_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from torch import distributed as dist
 
     monkeypatch.delenv("PACELINE_TRAFFIC", raising=False)
-    method = dist.ProcessGroup.allreduce
-    world = World(0, 0, 2, torch.device("cpu"), "gloo")
+    usual = dict(vars(dist.ProcessGroup))
+    steps, world = StepClock(HostClock()), World(0, 0, 2, torch.device("cpu"), "gloo")
 
-    assert watch_traffic(StepClock(HostClock()), world, Mesh()) is None
-    assert dist.ProcessGroup.allreduce is method
+    assert watch_traffic(steps, world, Mesh()) is None
+    assert dict(vars(dist.ProcessGroup)) == usual
+
+    monkeypatch.setenv("PACELINE_TRAFFIC", str(tmp_path))
+    undo = watch_traffic(steps, world, Mesh())
+    assert undo is not None and vars(dist.ProcessGroup)["allreduce"] is not usual["allreduce"]
+    undo()
+    assert dict(vars(dist.ProcessGroup)) == usual
