@@ -13,7 +13,7 @@ from paceline.profiles.profile import Profile
 TOOLS: dict[ToolName, str] = {
     "torch": "torch_traces",
     "nsys": "nsys.tool",
-    "nccl": "nccl.tool",
+    "nccl": "nccl_logs",
 }
 """Each with its module in this folder; runs have one tool, for each disturbs the others."""
 

@@ -13,7 +13,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.profiling import Profiling
 from paceline.core.run import Job, RunSpec
 from paceline.engines import native
-from paceline.profiles.nccl import tool as nccl
+from paceline.profiles import nccl_logs as nccl
 from paceline.profiles.nsys import tool as nsys
 from paceline.profiles.nsys.command import NsysSettings, first_words, nsys_words, output_pattern
 from paceline.profiles.wrapping import PROGRAM, wrapped
