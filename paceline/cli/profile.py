@@ -13,7 +13,7 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table, write_page
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.run import STATUS_EXIT
@@ -24,8 +24,14 @@ from paceline.files.recipe import recipe_names
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.machines.placement import Request
 from paceline.profiles.nccl.text import EXCHANGE_COLUMNS, exchange_rows
-from paceline.profiles.profile import Profile
-from paceline.profiles.text import COLUMNS, part_rows, profile_lines
+from paceline.profiles.profile import PROFILE_PAGE, Profile
+from paceline.profiles.text import (
+    COLUMNS,
+    MEMORY_COLUMNS,
+    memory_rows,
+    part_rows,
+    profile_lines,
+)
 from paceline.profiles.tools import tool
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan, plan_again
@@ -38,6 +44,7 @@ class ToolChoice(StrEnum):
     torch = "torch"
     nsys = "nsys"
     nccl = "nccl"
+    memory = "memory"
 
 
 def profile(
@@ -103,6 +110,9 @@ def profile(
         bool, typer.Option(help="Measure this machine's reachable rate first (kept for later).")
     ] = True,
     force: options.Force = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --from: also write the page.")
+    ] = None,
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
@@ -119,6 +129,8 @@ def profile(
 
       paceline profile last --ranks all --steps 10-12     the newest run again, profiled
 
+      paceline profile tiny-llama --tool memory           how memory rises and falls over a step
+
       paceline profile --from trace.json.gz               a trace of anybody's PyTorch
 
       paceline profile tiny-llama --tool nccl --devices 2  bytes by axis, beside the layout's
@@ -127,11 +139,20 @@ def profile(
     """
     form = TableFormat.json if as_json else form
     if source is not None:
-        options.refuse_unused(context, "--from", {"source", "tool_name", "form", "as_json"})
-        _print(tool(tool_name.value).read_file(source), form)
+        used = {"source", "tool_name", "html", "form", "as_json"}
+        options.refuse_unused(context, "--from", used)
+        read = tool(tool_name.value).read_file(source)
+        _print(read, form)
+        if html:
+            # Altair below it takes as long to import as the rest of the verb.
+            from paceline.runs.profile_page import profile_html
+
+            write_page(html, profile_html(read, source.name))
         return
     if name is None:
         raise typer.BadParameter("Missing argument 'RECIPE|RUN'.", param_hint="RECIPE|RUN")
+    if html:
+        raise UserError("--html", "is for --from: a run's page lies in its folder")
     request = Request(
         name,
         variant,
@@ -161,7 +182,7 @@ def profile(
     if status:
         echo(f"the run is {report.result.status}: {report.result.reason}", err=True)
     _print(write_profile(report), form)
-    echo(f"run: {report.folder}", err=True)
+    echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)
     raise typer.Exit(status)
 
 
@@ -237,4 +258,6 @@ def _print(profile: Profile, form: TableFormat) -> None:
         rows = [*exchange_rows(profile.communication, profile.traffic)]
         emit_table(rows, [OutputColumn(name, name) for name in EXCHANGE_COLUMNS], form)
     else:
-        emit_table(part_rows(profile), [OutputColumn(name, name) for name in COLUMNS], form)
+        rows = memory_rows(profile) if profile.memory else part_rows(profile)
+        names = MEMORY_COLUMNS if profile.memory else COLUMNS
+        emit_table(rows, [OutputColumn(name, name) for name in names], form)

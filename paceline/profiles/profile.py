@@ -11,10 +11,11 @@ from paceline.core.profiling import ToolName
 from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
+from paceline.profiles.memory import RankCurve
 from paceline.profiles.nccl.communication import Communication
 from paceline.profiles.nccl.contrast import TrafficContrast
 
-PROFILE_FILE = "profile.json"
+PROFILE_FILE, PROFILE_PAGE = "profile.json", "profile.html"
 PROFILE_SCHEMA = 1
 
 
@@ -71,6 +72,8 @@ class Profile(Value):
     """The longest first, all together."""
     critical_path: tuple[Hot, ...] = ()
     """What the end of a step waited for, each moment once."""
+    memory: tuple[RankCurve, ...] = ()
+    """Of the tool `memory`."""
     overhead: Overhead | None = None
     communication: Communication | None = None
     """What the ranks exchanged."""
@@ -79,6 +82,8 @@ class Profile(Value):
     traffic_why: str | None = None
     """Why nothing stands beside it."""
     waterfall: tuple[WaterfallLevel, ...] = ()
+    peak_source: str | None = None
+    """What the first level of the waterfall is."""
     warnings: tuple[str, ...] = ()
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.text import printable
-from paceline.core.units import percent, seconds
+from paceline.core.units import GIB, MIB, gib, percent, seconds
 from paceline.profiles.breakdown import CATEGORIES, OVERLAPPED
+from paceline.profiles.memory import RankCurve
 from paceline.profiles.nccl.text import communication_lines
 from paceline.profiles.profile import Hot, Overhead, Profile
 
@@ -25,6 +26,7 @@ TITLES: dict[str, str] = {
 }
 MOST_KERNELS, LONGEST_NAME = 10, 70
 COLUMNS = ("part", "seconds", "share", "in_sum", "means")
+MEMORY_COLUMNS = ("rank", "part", "bytes", "share")
 
 
 def part_rows(profile: Profile) -> list[dict[str, Any]]:
@@ -62,6 +64,8 @@ def profile_lines(profile: Profile) -> Iterator[str]:
     if profile.communication is not None:
         yield from communication_lines(profile.communication, profile.traffic, profile.traffic_why)
     span = "a step" if profile.steps else "the whole capture"
+    for curve in profile.memory:
+        yield from memory_lines(curve)
     for title, hot in (
         (f"Longest kernels or operations, of {span}", profile.kernels),
         ("Critical path: what the step's end waited for", profile.critical_path),
@@ -70,6 +74,46 @@ def profile_lines(profile: Profile) -> Iterator[str]:
             yield f"\n{title}"
             yield from map(_hot_line, hot[:MOST_KERNELS])
     yield from (f"note: {printable(warning)}" for warning in profile.warnings)
+
+
+def memory_rows(profile: Profile) -> list[dict[str, Any]]:
+    """A row a rank and part of its peak, and what of the peak no part explains; unrounded."""
+    return [
+        dict(zip(MEMORY_COLUMNS, (curve.rank, name, size, size / curve.peak_bytes), strict=True))
+        for curve in profile.memory
+        for name, size in _explained(curve).items()
+        if curve.peak_bytes
+    ]
+
+
+def memory_lines(curve: RankCurve) -> Iterator[str]:
+    """A rank's peak: when it is, what it is made of, and how much of the pool is empty."""
+    yield ""
+    peak, lowest = size_text(curve.peak_bytes), size_text(curve.lowest_bytes)
+    yield (
+        f"rank {curve.rank}: peak {peak} {curve.kind}, at {percent(curve.peak_at, 0)} of step "
+        f"{curve.peak_step}; lowest {lowest}"
+    )
+    for name, size in _explained(curve).items():
+        yield f"  {name:28}{size_text(size):>12}{percent(size / curve.peak_bytes):>9}"
+    if curve.fragmentation is not None and curve.reserved_bytes is not None:
+        yield (
+            f"  fragmentation {percent(curve.fragmentation)}: the allocator has reserved "
+            f"{size_text(curve.reserved_bytes)} and no tensor fills that share"
+        )
+    if curve.why:
+        yield f"  note: {printable(curve.why)}"
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes in GiB, small ones in MiB."""
+    return gib(num_bytes) if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
+
+
+def _explained(curve: RankCurve) -> dict[str, float]:
+    """The peak by part, the largest first, and the rest."""
+    parts = dict(sorted(curve.parts_bytes.items(), key=lambda part: -part[1]))
+    return parts | ({"not explained": curve.unexplained_bytes} if curve.unexplained_bytes else {})
 
 
 def _head(profile: Profile) -> Iterator[str]:

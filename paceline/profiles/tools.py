@@ -14,6 +14,7 @@ TOOLS: dict[ToolName, str] = {
     "torch": "torch_traces",
     "nsys": "nsys.tool",
     "nccl": "nccl_logs",
+    "memory": "memory_curves",
 }
 """Each with its module in this folder; runs have one tool, for each disturbs the others."""
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.profiling import Profiling, ToolName
+from paceline.core.result import Metric, finite_value
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.engines import engine
-from paceline.files.documents import write_value
+from paceline.files.documents import write_text, write_value
 from paceline.machines.node.binding import bound
-from paceline.profiles.profile import PROFILE_FILE, Overhead, Profile
+from paceline.profiles.profile import PROFILE_FILE, PROFILE_PAGE, Overhead, Profile
 from paceline.profiles.tools import tool
+from paceline.profiles.waterfall import waterfall
 from paceline.runs.plan import Plan
 
 STEPS_AFTER = 10
@@ -70,13 +73,29 @@ def write_profile(report: RunReport) -> Profile:
     spec, folder = report.spec, Path(report.folder)
     assert spec is not None and spec.profile is not None, "it is a profile run"
     asked = spec.profile
-    profile = (
-        tool(asked.tool)
-        .read(folder)
-        .model_copy(update={"run": folder.name, "overhead": overhead(report.steps, asked)})
-    )
+    profile = tool(asked.tool).read(folder)
+    added = {"run": folder.name, "overhead": overhead(report.steps, asked)}
+    profile = profile.model_copy(update={**added, **_from_peak(profile, report.result.metrics)})
     write_value(folder / PROFILE_FILE, profile)
+    # Altair below it takes as long to import as the rest of the verb.
+    from paceline.runs.profile_page import profile_html
+
+    write_text(folder / PROFILE_PAGE, profile_html(profile, spec.recipe))
     return profile
+
+
+def _from_peak(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """The way from the device's peak, or on a CPU from what its best matrix product reached, and
+    what that is; empty where neither is known."""
+    rate, step_s = (
+        finite_value(metrics.get(name)) for name in ("model_flops_per_s_per_device", "step_time_s")
+    )
+    name = "mfu" if finite_value(metrics.get("mfu")) else "of_achievable"
+    share = finite_value(metrics.get(name))
+    if not rate or not step_s or not share:
+        return {}
+    levels = waterfall(profile, rate * step_s, rate / share)
+    return {"waterfall": levels, "peak_source": metrics[name].source}
 
 
 def overhead(steps: Steps, asked: Profiling) -> Overhead:

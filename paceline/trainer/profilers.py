@@ -21,6 +21,10 @@ def make_profiler(config: ProfileConfig | None, world: World, mesh: Mesh) -> Pro
         from paceline.trainer.measure.nsys_profiler import NsysProfiler
 
         return NsysProfiler(config, world, group_axes(mesh))
+    if config.tool == "memory":
+        from paceline.trainer.measure.memory_profiler import MemoryProfiler
+
+        return MemoryProfiler(config, world)
     return Profiler()
 
 
