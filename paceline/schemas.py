@@ -22,6 +22,7 @@ from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.result import Result
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
 from paceline.estimate.calibrate.calibration import Calibration
+from paceline.explain.explanation import Explanation
 from paceline.files.documents import write_text
 from paceline.files.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
 from paceline.files.recipe import Recipe
@@ -35,6 +36,8 @@ from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
 from paceline.profiles.profile import Profile
+from paceline.runs.goodput.ledger import GoodputLedger
+from paceline.runs.watch.state import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
 
@@ -57,6 +60,9 @@ FORMATS: dict[str, type[BaseModel]] = {
     "parsed-log": ParsedLog,
     "comparison": Comparison,
     "sequential-comparison": SequentialComparison,
+    "explanation": Explanation,
+    "watch": WatchState,
+    "goodput": GoodputLedger,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,

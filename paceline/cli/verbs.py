@@ -202,6 +202,17 @@ VERBS: dict[str, tuple[Verb, ...]] = {
     ),
     "Judge": (
         Verb(
+            "explain",
+            "explain:explain",
+            "Say why a run is slow: causes by their share of the lost time, with evidence and "
+            "remedies.",
+        ),
+        Verb(
+            "goodput",
+            "goodput:goodput",
+            "Say what a training's wall time went to over its restarts, and the days to its end.",
+        ),
+        Verb(
             "compare",
             "compare:compare",
             "Say whether B is slower than A, faster, the same, or whether that is undecided.",
@@ -214,6 +225,12 @@ VERBS: dict[str, tuple[Verb, ...]] = {
         ),
     ),
     "Stored runs": (
+        Verb(
+            "watch",
+            "watch:watch",
+            "Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, "
+            "ETA.",
+        ),
         Verb(
             "list",
             "runs:list_runs",
