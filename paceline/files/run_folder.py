@@ -33,6 +33,7 @@ from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
+from paceline.files.home import home_path
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -136,13 +137,7 @@ class RunRecord(Value):
 
 def runs_root(option: Path | None) -> Path:
     """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
-    path = option or Path(os.environ.get("PACELINE_RUNS") or "runs")
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            str(path), "names a user without a home", remedy="give the folder's whole path"
-        ) from error
+    return home_path("", str(option or os.environ.get("PACELINE_RUNS") or "runs"))
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
