@@ -50,6 +50,14 @@ def make_tokens(files: Iterable[TokenFile], tell: Callable[[str], None]) -> None
         tokenize([file.source], file.prefix, file.how, workers=usable_cores(), progress=show)
 
 
+def texts_of(files: Iterable[TokenFile]) -> dict[str, Path]:
+    """What tokens are made of: the texts and their tokenizer, by names for a run's record."""
+    texts: dict[str, Path] = {}
+    for file, name in zip(files, ("data.text", "training.evaluation.text"), strict=False):
+        texts |= {name: file.source, "data.tokenizer": file.how.tokenizer}
+    return texts
+
+
 def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
     """The recipe with absolute paths of its data, sought from the current folder, then `beside`.
 
