@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.core.assets import Manifest
+from paceline.core.assets import AssetName, InnerPath, Manifest
 from paceline.core.value import NonNegativeInt, Value
 
 
@@ -14,9 +14,9 @@ class RunInput(Value):
     field: str
     """Dotted, as `data.path`; `data.text` is what tokens were made of before the run."""
     path: str
-    asset: str | None = None
+    asset: AssetName | None = None
     """The staged asset that it lies in."""
-    inside: str = ""
+    inside: InnerPath | Literal[""] = ""
     """Its path inside that asset."""
     revision: str | None = None
     """The asset's commit or digest, where its source told one."""

@@ -135,6 +135,18 @@ def unpack(
         raise SystemFaultError(str(path), f"cannot be unpacked: {error.strerror}") from error
 
 
+def first_name(path: Path) -> str:
+    """The path of an archive's first member, empty where there is none; raises as `unpack`."""
+    try:
+        with _stream(path) as raw:
+            stream = cast(IO[bytes], _Bounded(raw, path, MOST_HEADER_BYTES * 4))
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainHeader) as archive:
+                member = archive.next()
+                return member.name if member else ""
+    except (tarfile.TarError, OSError, EOFError, zlib.error, RecursionError) as error:
+        raise _refused(path, f"cannot be read as an archive: {error}") from error
+
+
 def _unpack_members(
     archive: tarfile.TarFile, path: Path, folder: Path, skip_links: bool, limits: ArchiveLimits
 ) -> Unpacked:
