@@ -39,6 +39,12 @@ def inputs_of(spec: RunSpec, texts: Mapping[str, Path]) -> RunInputs | None:
     return RunInputs(inputs=tuple(inputs), manifests=tuple(manifests.values())) if inputs else None
 
 
+def input_at(field: str, path: Path) -> RunInput | None:
+    """What lies at a path now, as `inputs_of` would tell it; None where nothing does."""
+    files = _files(path)
+    return _input(field, path, files, {}) if files else None
+
+
 def _paths(value: object, field: str) -> Iterator[tuple[str, str]]:
     """Each absolute path in the settings with its field."""
     if isinstance(value, Mapping):
