@@ -3,6 +3,7 @@
 run.json      the resolved spec, the command, the controller's identity, status
 job.sh        exactly what was started
 inventory.json  the machine
+inputs.json   what it reads: data, tokenizer, weights, and the manifests of what was staged
 logs/         what the programs printed, one file a rank
 steps/        the trainer's event lines, one file a rank
 checkpoints/  what `checkpoint.every` asked for
