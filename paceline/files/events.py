@@ -139,6 +139,8 @@ class StepEvent(Value):
     """Part of the step in which it waited for its checkpoint; None where none was saved."""
     tracked: bool = False
     """Its memory was watched, which takes time: the step time is no figure of the training."""
+    profiled: bool = False
+    """A profiler was attached to this rank, in a run that is for that."""
 
 
 class MemoryEvent(Value):

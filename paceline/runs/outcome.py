@@ -348,8 +348,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     warnings = list(record.warnings)
     uneven = window is not None and window.state == "uneven"
-    if window and window.state == "drifting" and window.drift is not None:
-        warnings.append(f"the step time drifts by {window.drift:+.1%} over the window")
+    warnings += window.remarks if window else ()
     padded = record.spec is not None and record.spec.data.packing == "padded"
     if padded and window and window.n < LEAST_TIMED:
         warnings.append(

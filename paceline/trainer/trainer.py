@@ -21,6 +21,7 @@ from paceline.trainer.measure.cores import CoreUse
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
 from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.outcome import NotFiniteError
+from paceline.trainer.measure.profiler import DATA, UPDATE, Profiler
 from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from paceline.trainer.parallel.collectives import sum_over
 from paceline.trainer.parallel.mesh import World
@@ -68,8 +69,10 @@ class Trainer:
         events: EventLog,
         memory: MemoryWatch | None = None,
         masked: bool = False,
+        profiler: Profiler | None = None,
     ) -> None:
         """`masked` says that ranks may count different numbers of targets."""
+        self.profiler = profiler or Profiler()
         self.memory = memory or MemoryWatch(world.device, parts=False)
         self.config, self.replica, self.world = config, replica, world
         self.steps, self.events = steps, events
@@ -120,7 +123,9 @@ class Trainer:
         self.steps.start(done + 1)
         behind = self.steps.clock.steps_behind
         for step in range(done + 1, self.config.training.steps + 1):
-            batch, data_wait_s = loader.next()
+            self.profiler.before(step)
+            with self.profiler.marked(DATA):
+                batch, data_wait_s = loader.next()
             set_rate(self.optimizer, self.rate.at(step - 1))
             with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
                 values, skipped = self.step(batch.to(self.world.device))
@@ -128,6 +133,7 @@ class Trainer:
                 self.events.write("memory", step=step, **self.memory.record())
             checkpoint_s = self._save(step, values, skipped)
             lap = self.steps.lap()
+            self.profiler.after(step)
             self._pending.append(
                 Pending(
                     step,
@@ -189,7 +195,8 @@ class Trainer:
         loss_scale = self.scaler.scale if self.scaler else 1.0
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
         norm, loss = self.replica.norm_and_loss(loss)
-        norm, skipped = self._update(norm, loss_scale)
+        with self.profiler.marked(UPDATE):
+            norm, skipped = self._update(norm, loss_scale)
         return torch.stack([loss / loss_scale, norm]).to("cpu", non_blocking=True), skipped
 
     def _mean_count(self, batch: LocalBatch) -> float:
@@ -240,6 +247,7 @@ class Trainer:
             cores=done.cores,
             **({"skipped": True} if done.skipped else {}),
             **({"tracked": True} if done.tracked else {}),
+            **({"profiled": True} if self.profiler.attached(done.step) else {}),
             **({} if done.checkpoint_s is None else {"checkpoint_s": done.checkpoint_s}),
         )
 
