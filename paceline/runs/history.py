@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from paceline.compare.over_time.environment import (
     EnvironmentChange,
     Items,
     environment_changes,
-    environment_items,
 )
 from paceline.compare.over_time.settings import distinguishing, flat_settings
 from paceline.compare.over_time.step_changes import Drift, SeriesFit, StepChange, fit_series
@@ -36,12 +33,11 @@ from paceline.core.metrics import METRICS
 from paceline.core.result import Result, finite_value
 from paceline.core.stats import printed_step_s
 from paceline.core.units import percent
-from paceline.files.documents import read_json, read_value
+from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe
-from paceline.files.run_folder import INVENTORY_FILE, RESULT_FILE, RunRecord, read_record
+from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
 from paceline.runs.outcome import evaluate
-
-PROGRAM_FILES = "*/**/*.py"
+from paceline.runs.surroundings import recorded_environment
 
 FEWEST_OCCASIONS = 6
 """With fewer days, each run counts for itself."""
@@ -376,25 +372,10 @@ class _Surroundings:
 
     def _at(self, row: int) -> Items:
         if row not in self._items:
-            self._items[row] = _recorded(self._points[row][0])
+            run = self._points[row][0]
+            self._items[row] = recorded_environment(run.folder, run.result.versions)
         return self._items[row]
-
-
-def _recorded(run: _SeriesRun) -> Items:
-    inventory: Mapping[str, Any] = read_json(run.folder / INVENTORY_FILE)
-    return environment_items(inventory, run.result.versions, _trainer(run.folder))
 
 
 def _has_machine(items: Items) -> bool:
     return any(not name.startswith("versions.") for name in items)
-
-
-def _trainer(folder: Path) -> str | None:
-    """Eight hexadecimal digits of the program's files that travelled with the run."""
-    digest, files = hashlib.sha256(), sorted(folder.glob(PROGRAM_FILES))
-    for file in files:
-        try:
-            digest.update(file.name.encode() + file.read_bytes())
-        except OSError:
-            return None
-    return digest.hexdigest()[:8] if files else None

@@ -46,6 +46,13 @@ def test_a_simulated_fault_is_named_in_words_and_fails_only_when_asked():
     assert paceline("scale", *QUICK, "--fail-on-findings").returncode == 0
 
 
+def test_a_large_simulation_says_that_it_goes_on():
+    done = paceline("scale", "--simulate", "--nodes", "512", "--sizes", "1,512", "--json")
+    assert done.stderr.startswith("  analysing 513 sub-clusters, 0 of them follow-ups\n")
+    assert json.loads(done.stdout)["base"]["nodes"] == 1
+    assert paceline("scale", *QUICK, "--json").stderr == ""
+
+
 def test_the_table_comes_as_csv_unrounded():
     done = paceline("scale", *QUICK, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
