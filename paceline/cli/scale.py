@@ -141,9 +141,10 @@ def scale(
     slow nodes.
 
     A node is flagged when it is more than 1 % and four robust standard
-    deviations below the median of at least eight nodes, or three when it also
-    slows down proven nodes. The answer says what replacing it would give, and
-    how small a fault would have been found.
+    deviations below the median of at least eight nodes, or three, and its
+    repeats, its groups or pairs with proven nodes bear it out; else it is
+    suspected. The answer says what replacing it would give, and how small a
+    fault would have been found.
 
     Examples:
 

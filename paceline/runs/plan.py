@@ -66,7 +66,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     token_files: tuple[TokenFile, ...] = ()
     if not request.command:
         recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
-        recipe, token_files = with_tokens(recipe, runs)
+        recipe, token_files = with_tokens(recipe, runs, recipe.name)
         recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
     cluster, notices = choose_cluster(on_one_device(request, recipe, machine), recipe, machine)
