@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from paceline.core.errors import UserError
 from paceline.core.quality import Evaluation
 from paceline.core.run import Data, RunSpec
+from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import usable_cores
 from paceline.staging.conversions.indexed import files_of, prefix_of
@@ -98,7 +99,7 @@ def _with_files(recipe: Recipe, where: str, part: V, beside: Path, indexed: bool
 
 def _place(recipe: Recipe, field: str, name: str, beside: Path, indexed: bool) -> str:
     """The absolute path of a file, or the prefix of an indexed data set."""
-    for path in (Path(name).expanduser(), beside / name):
+    for path in (home_path(f"{recipe.name}: {field}", name), beside / name):
         if field.endswith(".tokenizer") and path.is_dir():
             path = tokenizer_file(path)
         if indexed:

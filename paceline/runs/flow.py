@@ -47,6 +47,7 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory, oom_kills
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
+from paceline.runs.checkpoints import remove_torn_checkpoints
 from paceline.runs.data_files import make_tokens, texts_of
 from paceline.runs.ending import Ending, file_text, log_tail
 from paceline.runs.logged_run import NATIVE, ending_of, with_told_facts
@@ -241,13 +242,8 @@ def _launch_and_wait(
     local = plan.spec.cluster.launcher == "local"
     job_launcher.prepare(plan.job, folder)
     kills_before = oom_kills()
-    record = record.model_copy(
-        update={
-            "status": "running",
-            "launched_unix": time.time(),
-            "launched_monotonic_s": time.monotonic(),
-        }
-    )
+    now = {"launched_unix": time.time(), "launched_monotonic_s": time.monotonic()}
+    record = record.model_copy(update={"status": "running", **now})
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
     try:
@@ -257,6 +253,8 @@ def _launch_and_wait(
     except BaseException:
         job.stop()
         raise
+    finally:
+        remove_torn_checkpoints(folder)
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is not None and plan.spec.engine != NATIVE:
         # A program that hangs when all its work is done has done its work.
