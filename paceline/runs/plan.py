@@ -37,6 +37,8 @@ CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest
 HUB_CONFIG = "config.json"
 """In a model's folder of the hub, beside its safetensors."""
 
+OPTIMIZER_MASTERS = ("nemo", "megatron", "primus", "mlperf")
+"""What names of engines begin with whose fp32 masters are states of the optimizer."""
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
 
@@ -317,6 +319,7 @@ def _check(spec: RunSpec, force: bool) -> None:
         spec.lora,
         spec.layout.num_microbatches(spec.world_size, spec.training.global_batch),
         (device and device.context_bytes) or 0.0,
+        optimizer_masters=spec.engine.startswith(OPTIMIZER_MASTERS),
     )
     if need.total_bytes > limit:
         raise UserError(
