@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +23,7 @@ from paceline.core.run_report import RunReport
 from paceline.files.recipe import recipe_names
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.machines.placement import Request
+from paceline.profiles.nccl.text import EXCHANGE_COLUMNS, exchange_rows
 from paceline.profiles.profile import PROFILE_PAGE, Profile
 from paceline.profiles.text import (
     COLUMNS,
@@ -40,6 +42,8 @@ class ToolChoice(StrEnum):
     """The profilers by name, as in `profiles.tools`."""
 
     torch = "torch"
+    nsys = "nsys"
+    nccl = "nccl"
     memory = "memory"
 
 
@@ -59,12 +63,30 @@ def profile(
     ranks: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="0,8 or 0-3 or all; default one a pipeline stage and node."
+            metavar="LIST",
+            envvar="RUN_CONF_PROFILE_RANKS",
+            help="0,8 or 0-3 or all; default one a pipeline stage and node.",
         ),
     ] = None,
     steps: Annotated[
         str, typer.Option(metavar="A-B", help="Which steps are profiled, both included.")
     ] = "20-30",
+    gpu_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-metrics",
+            envvar="RUN_CONF_PROFILE_GPU_METRICS",
+            help="nsys: sample the GPUs' counters too, once a node.",
+        ),
+    ] = False,
+    cpu_samples: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-samples",
+            envvar="RUN_CONF_PROFILE_CPU",
+            help="nsys: sample what the CPUs do too.",
+        ),
+    ] = False,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE", help="Read what a tool has left; nothing runs."),
@@ -110,6 +132,10 @@ def profile(
       paceline profile tiny-llama --tool memory           how memory rises and falls over a step
 
       paceline profile --from trace.json.gz               a trace of anybody's PyTorch
+
+      paceline profile tiny-llama --tool nccl --devices 2  bytes by axis, beside the layout's
+
+      paceline profile --tool nccl --from nccl.log        a log of anybody's NCCL
     """
     form = TableFormat.json if as_json else form
     if source is not None:
@@ -139,10 +165,14 @@ def profile(
         place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config),
         runs_dir,
     )
-    first, last = parse_steps(steps)
+    first, last = parse_steps(_asked_steps(context, steps))
+    flags = {"gpu_metrics": gpu_metrics, "cpu_samples": cpu_samples}
+    if tool_name is not ToolChoice.nsys:
+        options.refuse_unused(context, f"--tool {tool_name.value}", {*context.params} - {*flags})
+        flags = {}
     plan = _plan(context, request)
     chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
-    plan = with_profile(plan, tool_name.value, chosen, first, last)
+    plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
     tell_notices(plan)
     if dry_run:
         print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
@@ -154,6 +184,16 @@ def profile(
     _print(write_profile(report), form)
     echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)
     raise typer.Exit(status)
+
+
+def _asked_steps(context: typer.Context, steps: str) -> str:
+    """The option's, where it was left out those of NVIDIA's variables if they are set."""
+    source = context.get_parameter_source("steps")
+    named = [os.environ.get(f"RUN_CONF_PROFILE_{edge}_STEP") for edge in ("START", "STOP")]
+    if source is None or source.name == "COMMANDLINE" or not any(named):
+        return steps
+    first, last = steps.split("-")
+    return f"{named[0] or first}-{named[1] or last}"
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -194,7 +234,7 @@ def _plan(context: typer.Context, request: Request) -> Plan:
     if record.spec is None or record.spec.bare:
         raise UserError(record.name, "was not started from a recipe, so it cannot be run again")
     used = {"name", "tool_name", "ranks", "steps", "dry_run", "tag", "probe"}
-    used |= {"runs_dir", "form", "as_json"}
+    used |= {"runs_dir", "form", "as_json", "gpu_metrics", "cpu_samples"}
     options.refuse_unused(context, f"the stored run {record.name}", used)
     return plan_again(record.spec)
 
@@ -214,6 +254,9 @@ def _print(profile: Profile, form: TableFormat) -> None:
     elif form is TableFormat.text:
         for line in profile_lines(profile):
             echo(line)
+    elif profile.communication is not None:
+        rows = [*exchange_rows(profile.communication, profile.traffic)]
+        emit_table(rows, [OutputColumn(name, name) for name in EXCHANGE_COLUMNS], form)
     else:
         rows = memory_rows(profile) if profile.memory else part_rows(profile)
         names = MEMORY_COLUMNS if profile.memory else COLUMNS

@@ -21,6 +21,10 @@ class Profiling(Value):
     first_step: PositiveInt = 20
     last_step: PositiveInt = 30
     """The last one that is profiled."""
+    gpu_metrics: bool = False
+    """nsys samples the devices' counters as well."""
+    cpu_samples: bool = False
+    """nsys samples what the CPU does as well."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -12,6 +12,8 @@ from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
 from paceline.profiles.memory import RankCurve
+from paceline.profiles.nccl.communication import Communication
+from paceline.profiles.nccl.contrast import TrafficContrast
 
 PROFILE_FILE, PROFILE_PAGE = "profile.json", "profile.html"
 PROFILE_SCHEMA = 1
@@ -73,6 +75,12 @@ class Profile(Value):
     memory: tuple[RankCurve, ...] = ()
     """Of the tool `memory`."""
     overhead: Overhead | None = None
+    communication: Communication | None = None
+    """What the ranks exchanged."""
+    traffic: tuple[TrafficContrast, ...] = ()
+    """The same in bytes of a step, beside what the layout asks for."""
+    traffic_why: str | None = None
+    """Why nothing stands beside it."""
     waterfall: tuple[WaterfallLevel, ...] = ()
     peak_source: str | None = None
     """What the first level of the waterfall is."""

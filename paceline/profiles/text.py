@@ -9,6 +9,7 @@ from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, gib, percent, seconds
 from paceline.profiles.breakdown import CATEGORIES, OVERLAPPED
 from paceline.profiles.memory import RankCurve
+from paceline.profiles.nccl.text import communication_lines
 from paceline.profiles.profile import Hot, Overhead, Profile
 
 TITLES: dict[str, str] = {
@@ -60,10 +61,13 @@ def profile_lines(profile: Profile) -> Iterator[str]:
                 name, _, axis = row["part"].partition(" ")
                 title = f"  {axis}" if axis else TITLES[name]
                 yield f"  {title:28}{seconds(row['seconds']):>12}{percent(row['share'] or 0):>9}"
+    if profile.communication is not None:
+        yield from communication_lines(profile.communication, profile.traffic, profile.traffic_why)
+    span = "a step" if profile.steps else "the whole capture"
     for curve in profile.memory:
         yield from memory_lines(curve)
     for title, hot in (
-        ("Longest kernels or operations, of a step", profile.kernels),
+        (f"Longest kernels or operations, of {span}", profile.kernels),
         ("Critical path: what the step's end waited for", profile.critical_path),
     ):
         if hot:

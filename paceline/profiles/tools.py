@@ -10,7 +10,12 @@ from paceline.core.profiling import ToolName
 from paceline.core.run import Job, RunSpec
 from paceline.profiles.profile import Profile
 
-TOOLS: dict[ToolName, str] = {"torch": "torch_traces", "memory": "memory_curves"}
+TOOLS: dict[ToolName, str] = {
+    "torch": "torch_traces",
+    "nsys": "nsys.tool",
+    "nccl": "nccl_logs",
+    "memory": "memory_curves",
+}
 """Each with its module in this folder; runs have one tool, for each disturbs the others."""
 
 

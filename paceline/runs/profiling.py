@@ -30,7 +30,12 @@ WARM_UP = 5
 
 
 def with_profile(
-    plan: Plan, name: ToolName, ranks: Sequence[int] | None, first_step: int, last_step: int
+    plan: Plan,
+    name: ToolName,
+    ranks: Sequence[int] | None,
+    first_step: int,
+    last_step: int,
+    **more: bool,
 ) -> Plan:
     """The plan of the same training under a tool, as long as that needs it.
 
@@ -43,7 +48,7 @@ def with_profile(
         raise UserError(
             f"--ranks {chosen[-1]}", "is none of the run's", allowed=f"0 to {spec.world_size - 1}"
         )
-    profile = Profiling(tool=name, ranks=chosen, first_step=first_step, last_step=last_step)
+    profile = Profiling(tool=name, ranks=chosen, first_step=first_step, last_step=last_step, **more)
     training = spec.training.model_copy(update={"steps": last_step + STEPS_AFTER})
     spec = spec.model_copy(update={"profile": profile, "training": training})
     attached = tool(name)
@@ -96,6 +101,8 @@ def _from_peak(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any
 def overhead(steps: Steps, asked: Profiling) -> Overhead:
     """Profiled steps held against the others of the same run, without those beside them, in which
     the tool begins and ends, and without the first WARM_UP ones."""
+    if asked.tool == "nccl":
+        return Overhead(fraction=None, why="every step is logged or counted")
     times, number = steps["step_time_s"], steps.index
     sound = np.isfinite(times)
     inside = sound & (number >= asked.first_step) & (number <= asked.last_step)

@@ -17,6 +17,10 @@ def make_profiler(config: ProfileConfig | None, world: World, mesh: Mesh) -> Pro
         from paceline.trainer.measure.torch_profiler import TorchProfiler  # takes 0.1 s
 
         return TorchProfiler(config, world, group_axes(mesh))
+    if config.tool == "nsys" and world.device.type == "cuda":
+        from paceline.trainer.measure.nsys_profiler import NsysProfiler
+
+        return NsysProfiler(config, world, group_axes(mesh))
     if config.tool == "memory":
         from paceline.trainer.measure.memory_profiler import MemoryProfiler
 

@@ -25,6 +25,7 @@ from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
+from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.profilers import make_profiler
 from paceline.trainer.replica.assembly import make_replica
@@ -58,6 +59,7 @@ def train(
     heartbeat.beat("while the model is made")
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
     undo = watch_waits(steps) if world.size > 1 else None
+    end_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
     initialise(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
@@ -85,6 +87,8 @@ def train(
         loader.close()
         if undo is not None:
             undo()
+        if end_traffic is not None:
+            end_traffic()
     if world.size > 1:
         # A rank that went early would break the last collective of a slower one. The group itself
         # is left to the process's end: gloo's destructor can wait forever for a thread of its own.

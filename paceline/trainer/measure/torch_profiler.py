@@ -99,7 +99,10 @@ def write_trace(running: Any, path: Path) -> None:
     packed.replace(path)
 
 
-def mark_collectives(axes: Mapping[str, str]) -> Callable[[], None]:
+def mark_collectives(
+    axes: Mapping[str, str],
+    mark: Callable[[str], AbstractContextManager[object]] = record_function,
+) -> Callable[[], None]:
     """Mark every collective with its axis while it is issued; returns the undo.
 
     gloo's own threads, which send, do not say for which group they do.
@@ -110,7 +113,7 @@ def mark_collectives(axes: Mapping[str, str]) -> Callable[[], None]:
     def marking(name: str, method: Any) -> Callable[..., Any]:
         def issue(self: Any, *args: Any, **kwargs: Any) -> Any:
             axis = axes.get(self.group_name, "world")
-            with record_function(f"{ISSUED}{axis}:{name}"):
+            with mark(f"{ISSUED}{axis}:{name}"):
                 return method.__get__(self)(*args, **kwargs)
 
         return issue
