@@ -38,6 +38,7 @@ def memory_chart(curves: Sequence[RankCurve], name: str, look: Look) -> alt.Laye
             color=alt.Color(
                 "rank:N",
                 scale=alt.Scale(domain=[f"rank {c.rank}" for c in shown], range=colours),
+                legend=alt.Legend(symbolStrokeWidth=2),
             ),
         )
     )
